@@ -1,0 +1,222 @@
+"""The events of a job: what its log `events.jsonl` holds, one JSON object a line, append-only.
+
+The coordinator's state is a fold over this log; the display, `odyssey status`, `odyssey plan` and post-mortems are
+readers of it and of nothing else. Inputs are what happened; decisions are what the coordinator made of it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from odyssey.messages import ModelSpec, Position, Result
+from odyssey.plan import Plan
+from perfmodel.profile import Profile
+from strategies.situation import Candidate
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why a rank is gone. `kind`: `exit`, `signal`, `hang`, `out-of-memory`, `drill`, `exception`, `unresponsive`.
+
+    `text` is for people: `SIGKILL`, `exit code 3`, `did not answer for 5.0 s`.
+    """
+
+    kind: str
+    text: str
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
+    """First line of a log."""
+
+    script: str
+    arguments: tuple[str, ...]
+    n_nodes: int
+    n_ranks_per_node: int
+    max_restarts: int
+    layout: str
+    strategy: str
+    mtbf_s: float | None
+    version: str
+    pid: int
+
+
+class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
+    """A process was spawned for `rank`."""
+
+    rank: int
+    pid: int
+    node: int
+
+
+class RankJoined(msgspec.Struct, frozen=True, tag="rank_joined"):
+    """The rank's script has built its Job."""
+
+    rank: int
+    model: ModelSpec
+
+
+class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
+    """The merged profile at the start; `seconds`: what it took."""
+
+    profile: Profile
+    seconds: float
+
+
+class RankLost(msgspec.Struct, frozen=True, tag="rank_lost"):
+    """`slot_lost`: nothing can be respawned there."""
+
+    rank: int
+    cause: Cause
+    slot_lost: bool
+
+
+class RankPaused(msgspec.Struct, frozen=True, tag="rank_paused"):
+    """A survivor is out of communication."""
+
+    rank: int
+    position: Position
+    phase: str
+    held: tuple[int, ...]
+
+
+class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
+    """The table of all candidates for the situation of this generation, best first."""
+
+    candidates: tuple[Candidate, ...]
+    seconds_to_change: float
+    seconds_to_change_source: str
+    search_s: float
+    ahead: bool
+
+
+class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
+    """A rank stands at the gate, with what the gate compares."""
+
+    rank: int
+    position: Position
+    digests: tuple[tuple[int, str], ...]
+    samples: tuple[tuple[int, int], ...]
+    denominator: int
+    groups_s: float
+    moves_s: float
+    moved_bytes: int
+
+
+class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):
+    """The first report of a unit's result: it is final for the job."""
+
+    rank: int
+    result: Result
+    n_samples: int
+    unit_s: float
+
+
+class RankFinished(msgspec.Struct, frozen=True, tag="rank_finished"):
+    """The rank's script ended in good order."""
+
+    rank: int
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
+    """The script raised in this rank."""
+
+    rank: int
+    error: str
+    help: str
+    traceback: str
+
+
+class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
+    """No progress for longer than the profile explains."""
+
+    reason: str
+
+
+class Tick(msgspec.Struct, frozen=True, tag="tick"):
+    """Time has passed; written only where it changes a decision (a deadline)."""
+
+
+class StopRequested(msgspec.Struct, frozen=True, tag="stop_requested"):
+    """Ctrl-C or a signal to the agent."""
+
+    reason: str
+
+
+# -- decisions and notes -----------------------------------------------------------------------------------------------
+
+
+class Pausing(msgspec.Struct, frozen=True, tag="pausing"):
+    """Decision: a new generation begins. `lost`: all ranks lost since the last one that ran."""
+
+    lost: tuple[int, ...]
+    reason: str
+
+
+class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
+    """Decision: this plan, for this reason; `results` is what every rank rolls forward to."""
+
+    plan: Plan
+    reason: str
+    results: tuple[Result, ...]
+
+
+class Went(msgspec.Struct, frozen=True, tag="go"):
+    """Decision: all ranks are ready and agree. Measured parts of the transition, seconds; None for the first start."""
+
+    detect_s: float | None
+    pause_s: float | None
+    plan_s: float | None
+    groups_s: float
+    moves_s: float
+    total_s: float | None
+
+
+class JobEnded(msgspec.Struct, frozen=True, tag="job_ended"):
+    """Decision: the last line of a log. `code`: the launcher's exit code; `help`: what to do about it, may be empty."""
+
+    code: int
+    reason: str
+    help: str
+
+
+class Note(msgspec.Struct, frozen=True, tag="note"):
+    """Something for people."""
+
+    text: str
+
+
+Input = (
+    JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
+    | UnitCommitted | RankFinished | RankFailed | Suspected | Tick | StopRequested
+)  # fmt: skip
+Decision = Pausing | PlanChosen | Went | JobEnded
+Body = (
+    JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
+    | UnitCommitted | RankFinished | RankFailed | Suspected | Tick | StopRequested
+    | Pausing | PlanChosen | Went | JobEnded | Note
+)  # fmt: skip
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A line of the log: seconds since the epoch, generation, who wrote it (`agent`, `rank 3`), and what happened."""
+
+    time: float
+    generation: int
+    origin: str
+    body: Body
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Event)
+
+
+def encode(event: Event) -> bytes:
+    """The event's line, newline included."""
+    return _encoder.encode(event) + b"\n"
+
+
+def decode(line: bytes | str) -> Event:
+    """Raises msgspec.MsgspecError for a line that is no event."""
+    return _decoder.decode(line)

@@ -1,0 +1,24 @@
+"""What a training script imports, and the Plan that ranks and agents both speak.
+
+This package imports nothing else of ours: a rank never loads `launcher`, `strategies`, `perfmodel` or `odyssey_cli`,
+so that a user's own module of such a name never clashes with ours. `odyssey.plan`, `odyssey.schedule` and
+`odyssey.messages` import no torch; the parts that need it load when `odyssey.Job` is first touched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from odyssey.job import Job, Step
+
+__version__ = "0.1.0"
+__all__ = ["Job", "Step"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from odyssey import job
+
+        return getattr(job, name)
+    raise AttributeError(f"module 'odyssey' has no attribute {name!r}")

@@ -1,0 +1,77 @@
+"""The rank's end of the socket to its agent: reports go out from any thread, one thread reads the orders.
+
+The agent passes the socket as an inherited descriptor whose number is in ODYSSEY_AGENT_FD. End of file on it means that
+the agent is gone: the rank then ends itself at once, so nothing is ever orphaned.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+
+from odyssey.errors import OdysseyError
+from odyssey.messages import Deframer, Failed, Order, Report, send
+
+AGENT_FD = "ODYSSEY_AGENT_FD"
+
+
+class Link:
+    """A connection to the agent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+
+    def report(self, message: Report) -> None:
+        """Send a report, whole. If the agent is gone this process ends, see `listen`."""
+        try:
+            with self._lock:
+                send(self._socket, message)
+        except OSError:
+            _end_self()
+
+    def listen(self, handle: Callable[[Order], None]) -> None:
+        """Start the thread that calls `handle` with every order. Only that thread calls it."""
+        threading.Thread(target=self._read, args=(handle,), name="odyssey-link", daemon=True).start()
+
+    def _read(self, handle: Callable[[Order], None]) -> None:
+        deframer = Deframer(Order)
+        while True:
+            try:
+                data = self._socket.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                _end_self()
+            for order in deframer.feed(data):
+                handle(order)
+
+
+_link: Link | None = None
+
+
+def connect() -> Link | None:
+    """The link of this process, made at the first call; None where no agent has started it."""
+    global _link
+    if _link is None and AGENT_FD in os.environ:
+        _link = Link(socket.socket(fileno=int(os.environ[AGENT_FD])))
+    return _link
+
+
+def report_failure(error: BaseException) -> None:
+    """Tell the agent, if there is one, that the script raised `error`."""
+    link = connect()
+    if link is not None:
+        text = "".join(traceback.format_exception(error))
+        help = error.help if isinstance(error, OdysseyError) else ""
+        what = error.what if isinstance(error, OdysseyError) else "".join(traceback.format_exception_only(error)).strip()
+        link.report(Failed(what, help, text))
+
+
+def _end_self() -> None:
+    """End this process now: threads in C++ waits and atexit handlers must not keep an orphan alive."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,308 @@
+"""What a rank and its agent say to each other, and how it is framed on the socket between them.
+
+Orders go to the rank, reports come back. Every message that belongs to a generation carries its number, and whoever
+receives one of an older generation drops it. A frame is a 4-byte little-endian length and msgpack.
+
+A *unit* is one transaction of the job: a training step, an evaluation, a save (odyssey/transaction.py). Its `position`
+is `(step, number of units since that step began)`; every unit ends in one tiny reduction over all workers, whose
+values are its *result*. A unit is final for the job as soon as one rank has its result.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from odyssey.plan import Plan, Stage
+
+Position = tuple[int, int]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What the final reduction of the unit at `position` gave: (loss, gradient norm or 0) of a `step`, (loss,) of an `evaluate`."""
+
+    position: Position
+    kind: str
+    values: tuple[float, ...]
+
+
+# -- what a rank tells of the model ------------------------------------------------------------------------------------
+
+
+class LayerSpec(msgspec.Struct, frozen=True):
+    """A layer as all ranks must see it alike. `digest` is over names, shapes, dtypes and which parameters are frozen."""
+
+    name: str
+    digest: str
+    parameter_bytes: int
+    trainable_bytes: int
+    buffer_bytes: int
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """What `odyssey.Job` was given. Ranks whose specs differ cannot train together.
+
+    `ties`: sets of layers that share a parameter. `tie_bytes`: bytes of each tie's shared parameters (counted in none
+    of the layers).
+    """
+
+    layers: tuple[LayerSpec, ...]
+    ties: tuple[tuple[int, ...], ...]
+    tie_bytes: tuple[int, ...]
+    global_batch: int
+    micro_batch: int
+    n_samples: int
+    seed: int
+    device: str
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """Shape and dtype (`float32`) of a tensor that passes between layers."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+
+
+class Boundary(msgspec.Struct, frozen=True):
+    """What passes from `layer` to the next one for a micro-batch of `n_samples`.
+
+    `tree` is the nesting as text: `*` a tensor, `(…)` a tuple, `{name:…}` a dict; `tensors` are its leaves in order.
+    """
+
+    layer: int
+    n_samples: int
+    tree: str
+    tensors: tuple[TensorSpec, ...]
+
+
+class LayerCost(msgspec.Struct, frozen=True):
+    """One layer measured on one micro-batch of the full size, alone on its device. Seconds of compute, bytes."""
+
+    layer: int
+    forward_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
+    optimizer_s: float
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    output_bytes: int
+
+
+# -- orders: agent -> rank ---------------------------------------------------------------------------------------------
+
+
+class Measure(msgspec.Struct, frozen=True, tag=True):
+    """Profile the model along one chain of stages over all ranks; answer Measured."""
+
+    generation: int
+    chain: tuple[Stage, ...]
+    store: str
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Abort communication in flight, keep model and optimizer state, answer Paused."""
+
+    generation: int
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """Take on `plan`: roll forward to the newest of `results`, build groups on `store` (`host:port`), move state, answer Ready.
+
+    `results`: the units that are final since the last committed step, that step's own among them, and all units before
+    the first step; a rank that is behind applies them, a rank that joins replays them. `boundaries` tell every
+    receiver what to expect between any two layers.
+    """
+
+    generation: int
+    plan: Plan
+    store: str
+    results: tuple[Result, ...]
+    boundaries: tuple[Boundary, ...]
+
+
+class Go(msgspec.Struct, frozen=True, tag=True):
+    """All ranks are ready and agree: run."""
+
+    generation: int
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """A rank has ended its script in good order and another was lost: take `results`, nothing more will be run together."""
+
+    generation: int
+    results: tuple[Result, ...]
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Answer Pong: where are you?"""
+
+    number: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End at once. `reason` is for the rank's own stderr, empty if the agent says it."""
+
+    reason: str
+    exit_code: int
+
+
+Order = Measure | Pause | Prepare | Go | Finish | Ping | Stop
+
+# -- reports: rank -> agent --------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The script has built its `odyssey.Job`. Ask for a plan."""
+
+    rank: int
+    pid: int
+    model: ModelSpec
+
+
+class Measured(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Measure: this rank's layers, and the link to its successor in the chain.
+
+    `latency_s`, `bandwidth`: None where the chain ends here. `group_s`: seconds to build the chain's group.
+    `loss_s`: seconds of loss and its gradient, from the last rank only. `runtime_bytes`: resident memory that is
+    neither model nor activations.
+    """
+
+    generation: int
+    costs: tuple[LayerCost, ...]
+    boundaries: tuple[Boundary, ...]
+    latency_s: float | None
+    bandwidth: float | None
+    group_s: float
+    loss_s: float | None
+    runtime_bytes: int
+    memory_bytes: int
+
+
+class Paused(msgspec.Struct, frozen=True, tag=True):
+    """Communication is aborted. `position` is the first unit that this rank has no result of.
+
+    `phase`: `compute` (gradients of the unit are worth nothing), `contributed` (everything of the unit is done but its
+    result), `between` (in the script's own code), `idle`. `held`: layers with full state.
+    """
+
+    generation: int
+    position: Position
+    phase: str
+    held: tuple[int, ...]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Groups are built and states moved. `digests`: per held layer, of parameters, buffers, optimizer and scheduler.
+
+    `samples`: for each micro-batch whose loss this rank computes, its number of samples; the sum over ranks is the
+    denominator. `moved`: digest of each received state as its sender announced it was checked already by the receiver.
+    """
+
+    generation: int
+    position: Position
+    digests: tuple[tuple[int, str], ...]
+    samples: tuple[tuple[int, int], ...]
+    denominator: int
+    groups_s: float
+    moves_s: float
+    moved_bytes: int
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True):
+    """A unit is final, and applied on this rank. `unit_s`: its wall time here; `done_at`: CLOCK_MONOTONIC seconds."""
+
+    generation: int
+    result: Result
+    n_samples: int
+    unit_s: float
+    done_at: float
+
+
+class OpTime(msgspec.Struct, frozen=True):
+    """Mean compute seconds of `kind` (F, B, I, W, S: optimizer) over layers `[first, stop)` in `n` runs since the last report.
+
+    Compute seconds are those of the thread's CPU clock (of the device's own clock on a GPU), so that waiting for a
+    busy core does not count.
+    """
+
+    kind: str
+    first: int
+    stop: int
+    n: int
+    mean_s: float
+
+
+class OpTimes(msgspec.Struct, frozen=True, tag=True):
+    """Refreshes the profile from real steps, about once a second."""
+
+    generation: int
+    times: tuple[OpTime, ...]
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """`where`: what the main thread does, for people (`receive 0F3 from worker 2`); `waiting`: on another rank; since when."""
+
+    number: int
+    where: str
+    waiting: bool
+    since_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The script is at fault: its exception, or a JobError about what it passed. The rank exits after this."""
+
+    error: str
+    help: str
+    traceback: str
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """The script came to its end and the rank is about to exit with 0."""
+
+    position: Position
+
+
+Report = Hello | Measured | Paused | Ready | Committed | OpTimes | Pong | Failed | Finished
+
+# -- framing -----------------------------------------------------------------------------------------------------------
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: Order | Report) -> bytes:
+    """The bytes that carry `message` on the socket."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Deframer:
+    """Collects bytes of a socket into messages of one direction."""
+
+    def __init__(self, message_type: Any) -> None:
+        """`message_type`: `Order` or `Report`."""
+        self._decoder = msgspec.msgpack.Decoder(message_type)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """All messages that `data` completes. Raises msgspec.ValidationError for a frame that is none of ours."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if len(self._buffer) < _LENGTH.size + length:
+                return
+            body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+            del self._buffer[: _LENGTH.size + length]
+            yield self._decoder.decode(body)
+
+
+def send(sock: socket.socket, message: Order | Report) -> None:
+    """Send one whole message on a blocking socket. The caller holds whatever lock keeps frames apart."""
+    sock.sendall(frame(message))

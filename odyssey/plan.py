@@ -1,0 +1,334 @@
+"""The Plan: who holds which layers and who runs which micro-batch, as small immutable data.
+
+A strategy writes a Plan, the performance model prices it, the engine of every rank executes it. Nothing else passes
+between them. This file imports no torch, so that the agent can plan before (and without) torch.
+
+Micro-batches are numbered over the whole step: micro-batch `k` is the samples at positions
+`[k * micro_batch, min((k + 1) * micro_batch, global_batch))` of the step's global batch, in every layout. A plan
+distributes these numbers among pipelines; it cannot change, invent or drop a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
+
+import msgspec
+
+from odyssey.errors import PlanError
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Layers `[first, stop)` on one worker.
+
+    `worker` is None where the worker was lost and not replaced: then every micro-batch of the stage has a route.
+    """
+
+    worker: int | None
+    first: int
+    stop: int
+
+    @property
+    def layers(self) -> range:
+        return range(self.first, self.stop)
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """Stages that together hold the whole model, and the micro-batches `[first, stop)` that they are home to."""
+
+    stages: tuple[Stage, ...]
+    first_micro_batch: int
+    stop_micro_batch: int
+
+    @property
+    def micro_batches(self) -> range:
+        return range(self.first_micro_batch, self.stop_micro_batch)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every stage has a worker of its own."""
+        return all(stage.worker is not None for stage in self.stages)
+
+
+class Route(msgspec.Struct, frozen=True):
+    """An exception: `micro_batch` runs stage number `stage` of its home pipeline on `worker`."""
+
+    micro_batch: int
+    stage: int
+    worker: int
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The explicit compute order of a worker whose order is special, as text forms of ops: `0F3`, `0B3`, `1I2`, `1W2`."""
+
+    worker: int
+    ops: tuple[str, ...]
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """The rule that orders computations (`1f1b`), and the workers that follow an order of their own."""
+
+    rule: str = "1f1b"
+    orders: tuple[Order, ...] = ()
+
+
+class ReduceGroup(msgspec.Struct, frozen=True):
+    """Workers that sum their gradients of the same layers, and of the same ties, in one collective.
+
+    Groups of one `round` share no worker (graph colouring), so a round's collectives never wait for each other.
+    """
+
+    workers: tuple[int, ...]
+    layers: tuple[int, ...]
+    ties: tuple[int, ...]
+    round: int
+
+
+class Move(msgspec.Struct, frozen=True):
+    """The state of `layer` (parameters, buffers, optimizer, scheduler) goes from `source` to `target` before `step`."""
+
+    layer: int
+    source: int
+    target: int
+
+
+class Transition(msgspec.Struct, frozen=True):
+    """Seconds from the loss to the first op of the next generation, by part."""
+
+    detect_s: float = 0.0
+    pause_s: float = 0.0
+    search_s: float = 0.0
+    spawn_s: float = 0.0
+    groups_s: float = 0.0
+    moves_s: float = 0.0
+    warm_up_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return float(sum(getattr(self, part) for part in self.__struct_fields__))
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """What the performance model says of a Plan. `objective` is useful samples per second, see perfmodel/objective.py."""
+
+    step_s: float
+    transition: Transition
+    peak_bytes: int
+    objective: float
+
+
+class Plan(msgspec.Struct, frozen=True, dict=True):
+    """One generation of the job, whole. Build it, then `validate()` it."""
+
+    generation: int
+    strategy: str
+    step: int
+    global_batch: int
+    micro_batch: int
+    n_layers: int
+    pipelines: tuple[Pipeline, ...]
+    reduce: tuple[ReduceGroup, ...]
+    ties: tuple[tuple[int, ...], ...] = ()
+    routes: tuple[Route, ...] = ()
+    schedule: Schedule = Schedule()
+    moves: tuple[Move, ...] = ()
+    spawned: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()
+    estimate: Estimate | None = None
+
+    # -- what a plan says, derived -------------------------------------------------------------------------------------
+
+    @property
+    def n_micro_batches(self) -> int:
+        return -(-self.global_batch // self.micro_batch)
+
+    def n_samples(self, micro_batch: int) -> int:
+        """Samples in a micro-batch: `micro_batch`, or fewer in the step's last one."""
+        return min(self.micro_batch, self.global_batch - micro_batch * self.micro_batch)
+
+    @cached_property
+    def home(self) -> Mapping[int, int]:
+        """Micro-batch number -> index of its home pipeline."""
+        return {k: p for p, pipeline in enumerate(self.pipelines) for k in pipeline.micro_batches}
+
+    @cached_property
+    def route_of(self) -> Mapping[tuple[int, int], int]:
+        """(micro-batch, stage) -> worker, for the exceptions only."""
+        return {(route.micro_batch, route.stage): route.worker for route in self.routes}
+
+    @cached_property
+    def held(self) -> Mapping[int, frozenset[int]]:
+        """Worker -> the layers that it holds. Workers of stages only; idle workers hold nothing."""
+        return {
+            stage.worker: frozenset(stage.layers)
+            for pipeline in self.pipelines
+            for stage in pipeline.stages
+            if stage.worker is not None
+        }
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """All workers that run ops, ascending. The position in this tuple is the rank in the generation's groups."""
+        return tuple(sorted(self.held))
+
+    @cached_property
+    def place(self) -> Mapping[int, tuple[int, int]]:
+        """Worker -> (pipeline, stage) of its own."""
+        return {
+            stage.worker: (p, s)
+            for p, pipeline in enumerate(self.pipelines)
+            for s, stage in enumerate(pipeline.stages)
+            if stage.worker is not None
+        }
+
+    @property
+    def leader(self) -> int:
+        """The worker that speaks for the job: the lowest one."""
+        return self.workers[0]
+
+    def holders(self, layer: int) -> tuple[int, ...]:
+        """Workers that hold `layer`, ascending."""
+        return tuple(worker for worker in self.workers if layer in self.held[worker])
+
+    def runner(self, micro_batch: int, stage: int) -> int:
+        """The worker that runs `micro_batch` at stage number `stage` of its home pipeline."""
+        routed = self.route_of.get((micro_batch, stage))
+        if routed is not None:
+            return routed
+        pipeline = self.home[micro_batch]
+        worker = self.pipelines[pipeline].stages[stage].worker
+        if worker is None:
+            raise PlanError(f"pipeline {pipeline} stage {stage} micro-batch {micro_batch}: no worker and no route")
+        return worker
+
+    def layer_range(self, micro_batch: int, stage: int) -> Stage:
+        """The stage of the home pipeline that `micro_batch` passes at stage number `stage`."""
+        return self.pipelines[self.home[micro_batch]].stages[stage]
+
+    def layout(self) -> str:
+        """`2x4` for equal pipelines, `3+2+3` for unequal ones (the length of each); `*` marks one with a stage lost."""
+        lengths = [len(pipeline.stages) for pipeline in self.pipelines]
+        lost = sum(stage.worker is None for pipeline in self.pipelines for stage in pipeline.stages)
+        text = f"{len(lengths)}x{lengths[0]}" if len(set(lengths)) == 1 else "+".join(map(str, lengths))
+        return f"{text} -{lost}" if lost else text
+
+    # -- proof ---------------------------------------------------------------------------------------------------------
+
+    def validate(self, held_before: Mapping[int, Collection[int]] | None = None) -> Plan:
+        """Prove that the plan is executable and exact, and return it.
+
+        `held_before`: worker -> layers it holds now, to prove that moves start at holders and that whoever holds a
+        layer afterwards has it or receives it. Raises PlanError naming pipeline, stage, micro-batch or layer.
+        """
+        for problem in self._problems():
+            raise PlanError(problem)
+        if held_before is not None:
+            for problem in self._move_problems(held_before):
+                raise PlanError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        if not self.pipelines:
+            yield "a plan needs at least one pipeline"
+        for name in ("global_batch", "micro_batch", "n_layers"):
+            if getattr(self, name) < 1:
+                yield f"{name} must be at least 1, got {getattr(self, name)}"
+        seen: dict[int, str] = {}
+        next_micro_batch = 0
+        for p, pipeline in enumerate(self.pipelines):
+            if not pipeline.stages:
+                yield f"pipeline {p} has no stages"
+            if pipeline.first_micro_batch != next_micro_batch:
+                yield f"pipeline {p}: its micro-batches start at {pipeline.first_micro_batch}, expected {next_micro_batch}"
+            if pipeline.stop_micro_batch <= pipeline.first_micro_batch:
+                yield f"pipeline {p} has no micro-batch"
+            next_micro_batch = pipeline.stop_micro_batch
+            next_layer = 0
+            for s, stage in enumerate(pipeline.stages):
+                if stage.first != next_layer or stage.stop <= stage.first:
+                    yield (f"pipeline {p} stage {s}: layers [{stage.first}, {stage.stop}) do not follow layer {next_layer - 1}")
+                next_layer = stage.stop
+                if stage.worker is None:
+                    missing = [k for k in pipeline.micro_batches if (k, s) not in self.route_of]
+                    if missing:
+                        yield f"pipeline {p} stage {s} micro-batch {missing[0]}: no worker and no route"
+                    continue
+                where = f"pipeline {p} stage {s}"
+                if stage.worker in seen:
+                    yield f"worker {stage.worker} is used twice: {seen[stage.worker]} and {where}"
+                seen[stage.worker] = where
+            if next_layer != self.n_layers:
+                yield f"pipeline {p} holds layers up to {next_layer}, the model has {self.n_layers}"
+        if next_micro_batch != self.n_micro_batches:
+            yield f"the pipelines run {next_micro_batch} micro-batches, a step has {self.n_micro_batches}"
+        for worker in self.idle:
+            if worker in seen:
+                yield f"worker {worker} is idle and in {seen[worker]}"
+        for layer in range(self.n_layers):
+            if not self.holders(layer):
+                yield f"layer {layer} has no holder"
+        yield from self._route_problems()
+        yield from self._reduce_problems()
+
+    def _route_problems(self) -> Iterator[str]:
+        if len(self.route_of) != len(self.routes):
+            yield "a micro-batch has two routes at one stage"
+        for route in self.routes:
+            where = f"route of micro-batch {route.micro_batch} at stage {route.stage}"
+            pipeline = self.home.get(route.micro_batch)
+            if pipeline is None or not 0 <= route.stage < len(self.pipelines[pipeline].stages):
+                yield f"{where}: no such micro-batch or stage"
+                continue
+            layers = self.pipelines[pipeline].stages[route.stage].layers
+            lacking = set(layers) - self.held.get(route.worker, frozenset())
+            if lacking:
+                yield f"{where} (pipeline {pipeline}): worker {route.worker} does not hold layer {min(lacking)}"
+
+    def _reduce_problems(self) -> Iterator[str]:
+        for kind, n_units in (("layer", self.n_layers), ("tie", len(self.ties))):
+            groups: dict[int, tuple[int, ...]] = {}
+            for group in self.reduce:
+                for unit in group.layers if kind == "layer" else group.ties:
+                    if unit in groups:
+                        yield f"{kind} {unit} is in two reduce groups"
+                    groups[unit] = group.workers
+            for unit in range(n_units):
+                holders = self.holders(unit) if kind == "layer" else self.tie_holders(unit)
+                if groups.get(unit) != holders:
+                    yield f"{kind} {unit} is reduced by {groups.get(unit)}, but held by {holders}"
+        for number in {group.round for group in self.reduce}:
+            workers = [worker for group in self.reduce if group.round == number for worker in group.workers]
+            if len(workers) != len(set(workers)):
+                yield f"a worker is in two reductions of round {number}"
+
+    def tie_holders(self, tie: int) -> tuple[int, ...]:
+        """Workers that hold any layer of a tie (layers that share a parameter), ascending."""
+        return tuple(worker for worker in self.workers if self.held[worker] & set(self.ties[tie]))
+
+    def _move_problems(self, held_before: Mapping[int, Collection[int]]) -> Iterator[str]:
+        arriving: set[tuple[int, int]] = set()
+        for move in self.moves:
+            if move.layer not in held_before.get(move.source, ()):
+                yield f"move of layer {move.layer} to worker {move.target}: worker {move.source} does not hold it"
+            if move.layer not in self.held.get(move.target, frozenset()):
+                yield f"move of layer {move.layer} to worker {move.target}, which has no use for it"
+            if (move.layer, move.target) in arriving:
+                yield f"layer {move.layer} is moved to worker {move.target} twice"
+            arriving.add((move.layer, move.target))
+        for worker, layers in self.held.items():
+            for layer in sorted(layers):
+                if layer not in held_before.get(worker, ()) and (layer, worker) not in arriving:
+                    yield f"worker {worker} needs layer {layer} and nobody sends it"
+
+
+def encode(plan: Plan) -> bytes:
+    """JSON, one line."""
+    return msgspec.json.encode(plan)
+
+
+def decode(data: bytes | str) -> Plan:
+    """Read what `encode` wrote. Raises PlanError naming the field that is wrong."""
+    try:
+        return msgspec.json.decode(data, type=Plan)
+    except msgspec.MsgspecError as error:
+        raise PlanError(f"not a plan: {error}") from None

@@ -1,0 +1,334 @@
+"""From a Plan to the list of ops of one worker: the single source of op order for engine and simulator.
+
+    program(plan, worker) = compute order -> + transfers -> + reductions, commit, step -> + drops
+
+Each pass is a pure function from list to richer list. An op has a text form that round-trips:
+
+    1F5    forward of micro-batch 5 at stage 1 of its home pipeline       1F5>3  send its output to worker 3
+    1B5    full backward (1I5 input-gradient, 1W5 weight-gradient)        1B5>0  send its input-gradient to worker 0
+    0F5<2  at stage 1: receive from worker 2 what 0F5 sent                2B5<3  at stage 1: receive what 2B5 sent
+    1D5    free what micro-batch 5 keeps at stage 1
+    G2     start the gradient reduction of group 2      C  commit point      S  optimizer step
+
+The gradient that an `I` produces is sent as `B` too: what travels is the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from odyssey.errors import PlanError
+from odyssey.plan import Plan
+
+ComputeKind = Literal["F", "B", "I", "W"]
+TransferKind = Literal["F", "B"]
+
+
+class Compute(msgspec.Struct, frozen=True):
+    """`F`, `B`, `I` or `W` of a micro-batch at a stage of its home pipeline."""
+
+    kind: ComputeKind
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send what `kind` at `stage` gave for `micro_batch` to worker `peer`, without waiting."""
+
+    kind: TransferKind
+    stage: int
+    micro_batch: int
+    peer: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}>{self.peer}"
+
+
+class Receive(msgspec.Struct, frozen=True):
+    """Wait for what `kind` at `stage` gave for `micro_batch` on worker `peer`."""
+
+    kind: TransferKind
+    stage: int
+    micro_batch: int
+    peer: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}<{self.peer}"
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Free the activations that `micro_batch` keeps at `stage`."""
+
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}D{self.micro_batch}"
+
+
+class Reduce(msgspec.Struct, frozen=True):
+    """Start the gradient reduction of `plan.reduce[group]`."""
+
+    group: int
+
+    def __str__(self) -> str:
+        return f"G{self.group}"
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """Wait for all reductions, then the tiny global reduction that makes the step final."""
+
+    def __str__(self) -> str:
+        return "C"
+
+
+class Step(msgspec.Struct, frozen=True):
+    """The optimizer step of all layers held."""
+
+    def __str__(self) -> str:
+        return "S"
+
+
+Op = Compute | Send | Receive | Drop | Reduce | Commit | Step
+
+_TEXT = re.compile(r"(\d+)([FBIWD])(\d+)(?:([<>])(\d+))?|G(\d+)|(C)|(S)")
+
+
+def parse(text: str) -> Op:
+    """The op whose text form is `text`. Raises PlanError for anything else."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise PlanError(f"not an op: {text!r}")
+    stage, kind, micro_batch, direction, peer, group, commit, step = match.groups()
+    if group is not None:
+        return Reduce(int(group))
+    if commit:
+        return Commit()
+    if step:
+        return Step()
+    if direction:
+        if kind not in ("F", "B"):
+            raise PlanError(f"not an op: {text!r}: only F and B are transferred")
+        make = Send if direction == ">" else Receive
+        return make(kind, int(stage), int(micro_batch), int(peer))  # type: ignore[arg-type]
+    if kind == "D":
+        return Drop(int(stage), int(micro_batch))
+    return Compute(kind, int(stage), int(micro_batch))  # type: ignore[arg-type]
+
+
+def program(plan: Plan, worker: int) -> list[Op]:
+    """All ops of one step of `worker`, in the order in which it issues them.
+
+    Raises PlanError if an explicit order leaves out or repeats a computation.
+    """
+    ops = add_transfers(plan, worker, compute_order(plan, worker))
+    return add_drops(add_reductions(plan, worker, ops))
+
+
+# -- pass 1: the order of computations ---------------------------------------------------------------------------------
+
+
+def compute_order(plan: Plan, worker: int) -> list[Compute]:
+    """The explicit order of the plan where there is one, else the plan's rule (1F1B) over the worker's own stage."""
+    for order in plan.schedule.orders:
+        if order.worker == worker:
+            return _explicit(plan, worker, order.ops)
+    if plan.schedule.rule != "1f1b":
+        raise PlanError(f"unknown schedule rule {plan.schedule.rule!r}")
+    if any(route.worker == worker for route in plan.routes):
+        raise PlanError(f"worker {worker} runs micro-batches of other pipelines and has no explicit order")
+    if worker not in plan.place:
+        return []
+    p, s = plan.place[worker]
+    own = [k for k in plan.pipelines[p].micro_batches if (k, s) not in plan.route_of]
+    return one_forward_one_backward(s, len(plan.pipelines[p].stages), own)
+
+
+def one_forward_one_backward(stage: int, n_stages: int, micro_batches: Sequence[int]) -> list[Compute]:
+    """Warm-up of `n_stages - stage - 1` forwards, then one forward and one backward in turn, then the rest backward.
+
+    PipeDream-Flush, 1F1B (Narayanan et al. 2021): at most `n_stages - stage` micro-batches are in flight.
+    """
+    n_warm_up = min(n_stages - stage - 1, len(micro_batches))
+    warm_up = [Compute("F", stage, k) for k in micro_batches[:n_warm_up]]
+    steady: list[Compute] = []
+    for i in range(n_warm_up, len(micro_batches)):
+        steady += [Compute("F", stage, micro_batches[i]), Compute("B", stage, micro_batches[i - n_warm_up])]
+    cool_down = [Compute("B", stage, k) for k in micro_batches[len(micro_batches) - n_warm_up :]]
+    return warm_up + steady + cool_down
+
+
+def _explicit(plan: Plan, worker: int, texts: Iterable[str]) -> list[Compute]:
+    ops = [parse(text) for text in texts]
+    done: dict[tuple[int, int], str] = {}
+    for op in ops:
+        if not isinstance(op, Compute):
+            raise PlanError(f"worker {worker}: {op} is no computation, an explicit order lists only these")
+        key = (op.stage, op.micro_batch)
+        done[key] = done.get(key, "") + op.kind
+        if done[key] not in ("F", "FB", "FI", "FIW"):
+            raise PlanError(f"worker {worker}: {op} stands where micro-batch {op.micro_batch} has run {done[key][:-1]!r}")
+    expected = {
+        (s, k)
+        for p, pipeline in enumerate(plan.pipelines)
+        for s in range(len(pipeline.stages))
+        for k in pipeline.micro_batches
+        if plan.runner(k, s) == worker
+    }
+    unfinished = {key for key, kinds in done.items() if kinds not in ("FB", "FIW")}
+    for what, keys in (("misses", expected - set(done)), ("has foreign", set(done) - expected), ("ends inside", unfinished)):
+        if keys:
+            stage, micro_batch = min(keys)
+            raise PlanError(f"worker {worker}: its order {what} micro-batch {micro_batch} at stage {stage}")
+    return ops  # type: ignore[return-value]
+
+
+# -- pass 2: transfers -------------------------------------------------------------------------------------------------
+
+
+def add_transfers(plan: Plan, worker: int, ops: Sequence[Compute]) -> list[Op]:
+    """Put a send behind each computation whose result is needed elsewhere, and a receive before each that needs one.
+
+    Messages of one kind between two workers are received in the order in which they are sent, so a receive that is
+    needed early brings those before it along. Transports without tags (NCCL) need this.
+    """
+    sent_by: dict[tuple[TransferKind, int], list[Receive]] = {}
+    arrived: set[Receive] = set()
+    result: list[Op] = []
+    for op in ops:
+        needed = _needs(plan, worker, op)
+        if needed is not None and needed not in arrived:
+            channel = (needed.kind, needed.peer)
+            if channel not in sent_by:
+                sent_by[channel] = _sent(plan, needed.peer, worker, needed.kind)
+            queue = sent_by[channel]
+            while needed not in arrived:
+                if not queue:
+                    raise PlanError(f"worker {worker}: {op} waits for {needed}, which worker {needed.peer} never sends")
+                arrived.add(queue[0])
+                result.append(queue.pop(0))
+        result.append(op)
+        if (send := _gives(plan, worker, op)) is not None:
+            result.append(send)
+    return result
+
+
+def _needs(plan: Plan, worker: int, op: Compute) -> Receive | None:
+    n_stages = len(plan.pipelines[plan.home[op.micro_batch]].stages)
+    if op.kind == "F" and op.stage > 0:
+        peer, kind, stage = plan.runner(op.micro_batch, op.stage - 1), "F", op.stage - 1
+    elif op.kind in ("B", "I") and op.stage < n_stages - 1:
+        peer, kind, stage = plan.runner(op.micro_batch, op.stage + 1), "B", op.stage + 1
+    else:
+        return None
+    return None if peer == worker else Receive(kind, stage, op.micro_batch, peer)  # type: ignore[arg-type]
+
+
+def _gives(plan: Plan, worker: int, op: Compute) -> Send | None:
+    n_stages = len(plan.pipelines[plan.home[op.micro_batch]].stages)
+    if op.kind == "F" and op.stage < n_stages - 1:
+        peer, kind = plan.runner(op.micro_batch, op.stage + 1), "F"
+    elif op.kind in ("B", "I") and op.stage > 0:
+        peer, kind = plan.runner(op.micro_batch, op.stage - 1), "B"
+    else:
+        return None
+    return None if peer == worker else Send(kind, op.stage, op.micro_batch, peer)  # type: ignore[arg-type]
+
+
+def _sent(plan: Plan, sender: int, receiver: int, kind: TransferKind) -> list[Receive]:
+    """What `receiver` gets from `sender` on the channel of `kind`, in the sender's order."""
+    sends = (_gives(plan, sender, op) for op in compute_order(plan, sender))
+    return [
+        Receive(send.kind, send.stage, send.micro_batch, sender)
+        for send in sends
+        if send is not None and send.peer == receiver and send.kind == kind
+    ]
+
+
+# -- pass 3 and 4: reductions, commit, step, drops ---------------------------------------------------------------------
+
+
+def add_reductions(plan: Plan, worker: int, ops: Sequence[Op]) -> list[Op]:
+    """Start each group's reduction right behind the last computation that adds to its gradients; then commit and step."""
+    last: dict[int, int] = {}
+    for i, op in enumerate(ops):
+        if isinstance(op, Compute) and op.kind in ("B", "W"):
+            layers = set(plan.layer_range(op.micro_batch, op.stage).layers)
+            for g, group in enumerate(plan.reduce):
+                tied = {layer for tie in group.ties for layer in plan.ties[tie]}
+                if worker in group.workers and layers & (set(group.layers) | tied):
+                    last[g] = i
+    mine = [g for g, group in enumerate(plan.reduce) if worker in group.workers]
+    behind: dict[int, list[int]] = {}
+    for g in sorted(mine, key=lambda g: (plan.reduce[g].round, g)):
+        behind.setdefault(last.get(g, -1), []).append(g)
+    result: list[Op] = [Reduce(g) for g in behind.get(-1, [])]
+    for i, op in enumerate(ops):
+        result.append(op)
+        result += [Reduce(g) for g in behind.get(i, [])]
+    return [*result, Commit(), Step()] if worker in plan.place else result
+
+
+def add_drops(ops: Sequence[Op]) -> list[Op]:
+    """Free a micro-batch's activations right behind its last computation (`B` or `W`) on this worker."""
+    result: list[Op] = []
+    for op in ops:
+        result.append(op)
+        if isinstance(op, Compute) and op.kind in ("B", "W"):
+            result.append(Drop(op.stage, op.micro_batch))
+    return result
+
+
+# -- checks and pictures -----------------------------------------------------------------------------------------------
+
+
+def dependency_order(programs: Mapping[int, Sequence[Op]]) -> list[tuple[int, Op]]:
+    """All ops of all workers in one order that respects every program and every transfer.
+
+    Raises PlanError naming the ops at which the workers wait for each other, with the grid of what has run, if the
+    programs and transfers have a cycle, or a receive that nobody sends.
+    """
+    position = dict.fromkeys(programs, 0)
+    sent: set[tuple[TransferKind, int, int, int, int]] = set()
+    order: list[tuple[int, Op]] = []
+    moving = True
+    while moving:
+        moving = False
+        for worker, ops in programs.items():
+            while position[worker] < len(ops):
+                op = ops[position[worker]]
+                if isinstance(op, Receive) and (op.kind, op.stage, op.micro_batch, op.peer, worker) not in sent:
+                    break
+                if isinstance(op, Send):
+                    sent.add((op.kind, op.stage, op.micro_batch, worker, op.peer))
+                order.append((worker, op))
+                position[worker] += 1
+                moving = True
+    stuck = {worker: position[worker] for worker, ops in programs.items() if position[worker] < len(ops)}
+    if stuck:
+        waits = ", ".join(f"worker {worker} at {programs[worker][i]}" for worker, i in stuck.items())
+        raise PlanError(f"the workers wait for each other: {waits}\n{grid(programs, stuck)}")
+    return order
+
+
+def grid(programs: Mapping[int, Sequence[Op]], marks: Mapping[int, int] | None = None) -> str:
+    """Worker x time picture of the computations, one column a slot; `marks`: worker -> index of an op to point at."""
+    marks = marks or {}
+    lines = []
+    width = max((len(str(op)) for ops in programs.values() for op in ops if isinstance(op, Compute)), default=1) + 1
+    for worker, ops in programs.items():
+        cells = []
+        for i, op in enumerate(ops):
+            if i == marks.get(worker):
+                cells.append(f"{op} <-- here ")
+            elif isinstance(op, Compute):
+                cells.append(str(op).ljust(width))
+        lines.append(f"worker {worker:<4} {''.join(cells)}".rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""The Profile: what was measured of a model on a cluster, and the file `profile.json` that keeps it.
+
+All times are seconds of compute for one micro-batch of `micro_batch` samples, alone on a device (the CPU clock of the
+thread on a CPU, so that sharing cores is the timeline's business, not the measurement's). All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from odyssey.errors import ProfileError
+from odyssey.messages import Boundary
+
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class LayerProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Costs of one layer. `activation_bytes`: kept from F to B of a micro-batch; `output_bytes`: passed on."""
+
+    name: str
+    digest: str
+    forward_s: Annotated[float, msgspec.Meta(gt=0)]
+    input_gradient_s: Seconds
+    weight_gradient_s: Seconds
+    optimizer_s: Seconds
+    parameter_bytes: Bytes
+    gradient_bytes: Bytes
+    optimizer_bytes: Bytes
+    buffer_bytes: Bytes
+    activation_bytes: Bytes
+    output_bytes: Bytes
+
+    @property
+    def backward_s(self) -> float:
+        return self.input_gradient_s + self.weight_gradient_s
+
+    @property
+    def state_bytes(self) -> int:
+        """What a move of the layer transfers."""
+        return self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A transfer of n bytes takes `latency_s + n / bandwidth` (bytes per second)."""
+
+    latency_s: Seconds
+    bandwidth: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the workers run. `cores`: processors of a host that its ranks share; None where each rank computes on a device
+    of its own. `memory_bytes`: what one worker may take."""
+
+    ranks_per_node: Annotated[int, msgspec.Meta(ge=1)]
+    nodes_per_host: Annotated[int, msgspec.Meta(ge=1)]
+    cores: Annotated[int, msgspec.Meta(ge=1)] | None
+    memory_bytes: Annotated[int, msgspec.Meta(gt=0)]
+    intra_host: Link
+    inter_host: Link
+
+
+class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parts of a transition as measured (or the stated defaults before the first one).
+
+    Groups take `groups_base_s + groups_member_s * (sum over groups of their members)`.
+    """
+
+    detect_s: Seconds = 0.01
+    pause_s: Seconds = 0.01
+    spawn_s: Seconds = 1.0
+    groups_base_s: Seconds = 0.01
+    groups_member_s: Seconds = 0.001
+    warm_up_s: Seconds = 0.0
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that the performance model knows of a job."""
+
+    model: str
+    micro_batch: Annotated[int, msgspec.Meta(ge=1)]
+    global_batch: Annotated[int, msgspec.Meta(ge=1)]
+    layers: Annotated[tuple[LayerProfile, ...], msgspec.Meta(min_length=1)]
+    ties: tuple[tuple[int, ...], ...]
+    tie_bytes: tuple[int, ...]
+    loss_s: Seconds
+    op_overhead_s: Seconds
+    commit_s: Seconds
+    runtime_bytes: Bytes
+    cluster: Cluster
+    recovery: Recovery
+    boundaries: tuple[Boundary, ...] = ()
+
+
+def write(profile: Profile, path: Path) -> None:
+    """Write the profile as indented JSON, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+    temporary.replace(path)
+
+
+def read(path: Path) -> Profile:
+    """Read a profile. Raises ProfileError that names file and field."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror}", "measure one with `odyssey profile train.py`") from None
+    except msgspec.MsgspecError as error:
+        raise ProfileError(f"{path}: {error}", "measure it again with `odyssey profile train.py`") from None
