@@ -186,9 +186,40 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """The worker that speaks for the job: the lowest one."""
         return self.workers[0]
 
+    @cached_property
+    def _holders(self) -> tuple[tuple[int, ...], ...]:
+        by_layer: list[list[int]] = [[] for _ in range(self.n_layers)]
+        for worker in self.workers:
+            for layer in self.held[worker]:
+                if 0 <= layer < self.n_layers:
+                    by_layer[layer].append(worker)
+        return tuple(tuple(workers) for workers in by_layer)
+
     def holders(self, layer: int) -> tuple[int, ...]:
         """Workers that hold `layer`, ascending."""
-        return tuple(worker for worker in self.workers if layer in self.held[worker])
+        return self._holders[layer]
+
+    @cached_property
+    def order_of(self) -> Mapping[int, Order]:
+        """Worker -> its explicit order, for those that have one."""
+        return {order.worker: order for order in self.schedule.orders}
+
+    @cached_property
+    def routed_to(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
+        """Worker -> the (stage, micro-batch) that exceptions bring to it."""
+        routed: dict[int, list[tuple[int, int]]] = {}
+        for (micro_batch, stage), worker in self.route_of.items():
+            routed.setdefault(worker, []).append((stage, micro_batch))
+        return {worker: tuple(sorted(jobs)) for worker, jobs in routed.items()}
+
+    @cached_property
+    def groups_of(self) -> Mapping[int, tuple[int, ...]]:
+        """Worker -> indices of the reduce groups that it is in."""
+        groups: dict[int, list[int]] = {}
+        for g, group in enumerate(self.reduce):
+            for worker in group.workers:
+                groups.setdefault(worker, []).append(g)
+        return {worker: tuple(indices) for worker, indices in groups.items()}
 
     def runner(self, micro_batch: int, stage: int) -> int:
         """The worker that runs `micro_batch` at stage number `stage` of its home pipeline."""
@@ -303,7 +334,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     def tie_holders(self, tie: int) -> tuple[int, ...]:
         """Workers that hold any layer of a tie (layers that share a parameter), ascending."""
-        return tuple(worker for worker in self.workers if self.held[worker] & set(self.ties[tie]))
+        return tuple(sorted({worker for layer in self.ties[tie] for worker in self.holders(layer)}))
 
     def _move_problems(self, held_before: Mapping[int, Collection[int]]) -> Iterator[str]:
         arriving: set[tuple[int, int]] = set()

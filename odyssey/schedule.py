@@ -16,8 +16,10 @@ The gradient that an `I` produces is sent as `B` too: what travels is the same.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import msgspec
 
@@ -101,6 +103,7 @@ Op = Compute | Send | Receive | Drop | Reduce | Commit | Step
 _TEXT = re.compile(r"(\d+)([FBIWD])(\d+)(?:([<>])(\d+))?|G(\d+)|(C)|(S)")
 
 
+@lru_cache(maxsize=1 << 16)
 def parse(text: str) -> Op:
     """The op whose text form is `text`. Raises PlanError for anything else."""
     match = _TEXT.fullmatch(text)
@@ -137,12 +140,24 @@ def program(plan: Plan, worker: int) -> list[Op]:
 
 def compute_order(plan: Plan, worker: int) -> list[Compute]:
     """The explicit order of the plan where there is one, else the plan's rule (1F1B) over the worker's own stage."""
-    for order in plan.schedule.orders:
-        if order.worker == worker:
-            return _explicit(plan, worker, order.ops)
+    known: dict[int, list[Compute]] = _memory(plan, "compute_order")
+    if worker not in known:
+        known[worker] = _ordered(plan, worker)
+    return known[worker]
+
+
+def _memory(plan: Plan, name: str) -> dict[Any, Any]:
+    """What was derived of this plan already: expanding one worker asks for the orders of all that send to it."""
+    memory: dict[Any, Any] = plan.__dict__.setdefault(f"_{name}", {})
+    return memory
+
+
+def _ordered(plan: Plan, worker: int) -> list[Compute]:
+    if worker in plan.order_of:
+        return _explicit(plan, worker, plan.order_of[worker].ops)
     if plan.schedule.rule != "1f1b":
         raise PlanError(f"unknown schedule rule {plan.schedule.rule!r}")
-    if any(route.worker == worker for route in plan.routes):
+    if worker in plan.routed_to:
         raise PlanError(f"worker {worker} runs micro-batches of other pipelines and has no explicit order")
     if worker not in plan.place:
         return []
@@ -175,13 +190,10 @@ def _explicit(plan: Plan, worker: int, texts: Iterable[str]) -> list[Compute]:
         done[key] = done.get(key, "") + op.kind
         if done[key] not in ("F", "FB", "FI", "FIW"):
             raise PlanError(f"worker {worker}: {op} stands where micro-batch {op.micro_batch} has run {done[key][:-1]!r}")
-    expected = {
-        (s, k)
-        for p, pipeline in enumerate(plan.pipelines)
-        for s in range(len(pipeline.stages))
-        for k in pipeline.micro_batches
-        if plan.runner(k, s) == worker
-    }
+    expected = set(plan.routed_to.get(worker, ()))
+    if worker in plan.place:
+        p, s = plan.place[worker]
+        expected |= {(s, k) for k in plan.pipelines[p].micro_batches if (k, s) not in plan.route_of}
     unfinished = {key for key, kinds in done.items() if kinds not in ("FB", "FIW")}
     for what, keys in (("misses", expected - set(done)), ("has foreign", set(done) - expected), ("ends inside", unfinished)):
         if keys:
@@ -199,7 +211,7 @@ def add_transfers(plan: Plan, worker: int, ops: Sequence[Compute]) -> list[Op]:
     Messages of one kind between two workers are received in the order in which they are sent, so a receive that is
     needed early brings those before it along. Transports without tags (NCCL) need this.
     """
-    sent_by: dict[tuple[TransferKind, int], list[Receive]] = {}
+    sent_by: dict[tuple[TransferKind, int], deque[Receive]] = {}
     arrived: set[Receive] = set()
     result: list[Op] = []
     for op in ops:
@@ -207,13 +219,13 @@ def add_transfers(plan: Plan, worker: int, ops: Sequence[Compute]) -> list[Op]:
         if needed is not None and needed not in arrived:
             channel = (needed.kind, needed.peer)
             if channel not in sent_by:
-                sent_by[channel] = _sent(plan, needed.peer, worker, needed.kind)
+                sent_by[channel] = deque(_sent(plan, needed.peer, worker, needed.kind))
             queue = sent_by[channel]
             while needed not in arrived:
                 if not queue:
                     raise PlanError(f"worker {worker}: {op} waits for {needed}, which worker {needed.peer} never sends")
                 arrived.add(queue[0])
-                result.append(queue.pop(0))
+                result.append(queue.popleft())
         result.append(op)
         if (send := _gives(plan, worker, op)) is not None:
             result.append(send)
@@ -244,12 +256,15 @@ def _gives(plan: Plan, worker: int, op: Compute) -> Send | None:
 
 def _sent(plan: Plan, sender: int, receiver: int, kind: TransferKind) -> list[Receive]:
     """What `receiver` gets from `sender` on the channel of `kind`, in the sender's order."""
-    sends = (_gives(plan, sender, op) for op in compute_order(plan, sender))
-    return [
-        Receive(send.kind, send.stage, send.micro_batch, sender)
-        for send in sends
-        if send is not None and send.peer == receiver and send.kind == kind
-    ]
+    known: dict[int, dict[tuple[TransferKind, int], list[Receive]]] = _memory(plan, "sent")
+    if sender not in known:
+        channels: dict[tuple[TransferKind, int], list[Receive]] = {}
+        for op in compute_order(plan, sender):
+            if (send := _gives(plan, sender, op)) is not None:
+                receive = Receive(send.kind, send.stage, send.micro_batch, sender)
+                channels.setdefault((send.kind, send.peer), []).append(receive)
+        known[sender] = channels
+    return known[sender].get((kind, receiver), [])
 
 
 # -- pass 3 and 4: reductions, commit, step, drops ---------------------------------------------------------------------
@@ -257,15 +272,18 @@ def _sent(plan: Plan, sender: int, receiver: int, kind: TransferKind) -> list[Re
 
 def add_reductions(plan: Plan, worker: int, ops: Sequence[Op]) -> list[Op]:
     """Start each group's reduction right behind the last computation that adds to its gradients; then commit and step."""
+    mine = plan.groups_of.get(worker, ())
+    covered = {g: {*plan.reduce[g].layers, *(layer for tie in plan.reduce[g].ties for layer in plan.ties[tie])} for g in mine}
+    touched: dict[tuple[int, int], list[int]] = {}
     last: dict[int, int] = {}
     for i, op in enumerate(ops):
         if isinstance(op, Compute) and op.kind in ("B", "W"):
-            layers = set(plan.layer_range(op.micro_batch, op.stage).layers)
-            for g, group in enumerate(plan.reduce):
-                tied = {layer for tie in group.ties for layer in plan.ties[tie]}
-                if worker in group.workers and layers & (set(group.layers) | tied):
-                    last[g] = i
-    mine = [g for g, group in enumerate(plan.reduce) if worker in group.workers]
+            stage = plan.layer_range(op.micro_batch, op.stage)
+            layers = (stage.first, stage.stop)
+            if layers not in touched:
+                touched[layers] = [g for g in mine if not covered[g].isdisjoint(stage.layers)]
+            for g in touched[layers]:
+                last[g] = i
     behind: dict[int, list[int]] = {}
     for g in sorted(mine, key=lambda g: (plan.reduce[g].round, g)):
         behind.setdefault(last.get(g, -1), []).append(g)
