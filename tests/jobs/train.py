@@ -1,0 +1,86 @@
+"""The training script of the process tests: `odyssey run … tests/jobs/train.py --steps 20 --out /tmp/result.pt`.
+
+The leader prints `step 3 loss 2.345678901234567` for every step, and at the end writes losses and state in one piece.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+import odyssey
+from tests import models
+
+
+def main() -> None:
+    options = parse_arguments()
+    dtype = getattr(torch, options.dtype)
+    job = odyssey.Job(
+        layers=partial(models.build_layers, options.model, n_blocks=options.blocks, dropout=options.dropout, dtype=dtype),
+        loss=models.loss_for(options.model),
+        optimizer=make_optimizer,
+        data=models.data_for(options.model, options.samples, dtype),
+        global_batch=options.global_batch,
+        micro_batch=options.micro_batch,
+        seed=options.seed,
+        scheduler=make_scheduler if options.schedule else None,
+        clip_norm=options.clip,
+        autocast=torch.bfloat16 if options.autocast else None,
+    )
+    losses: dict[int, float] = {}
+    for step in job.steps(options.steps):
+        losses[step.index] = step.loss
+        if job.is_leader:
+            print(f"step {step.index} loss {step.loss!r}", flush=True)
+        if options.pause:
+            time.sleep(options.pause)
+        if options.eval_every and (step.index + 1) % options.eval_every == 0:
+            mean = job.evaluate(models.data_for(options.model, 24, dtype))
+            if job.is_leader:
+                print(f"evaluate {step.index} loss {mean!r}", flush=True)
+    state = job.state_dict()
+    if job.is_leader and options.out is not None:
+        temporary = options.out.with_name(f".{options.out.name}.{os.getpid()}")
+        torch.save({"losses": losses, "state": state}, temporary)
+        temporary.replace(options.out)
+
+
+def make_optimizer(params):
+    return torch.optim.AdamW(params, lr=3e-3)
+
+
+def make_scheduler(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5) * 0.98**step)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=models.VARIANTS, default="gpt")
+    parser.add_argument("--tied", dest="model", action="store_const", const="tied", help="the same as --model tied")
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--global-batch", type=int, default=16)
+    parser.add_argument("--micro-batch", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=96, help="size of the data set")
+    parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--clip", type=float)
+    parser.add_argument("--schedule", action="store_true", help="with a learning rate that changes at every step")
+    parser.add_argument("--autocast", action="store_true", help="bfloat16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep after each step")
+    parser.add_argument("--eval-every", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
