@@ -30,6 +30,16 @@ class Result(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
 
 
+def position_after(result: Result) -> Position:
+    """The position of the unit that follows `result`. A `load` goes on at the step that the checkpoint was saved at."""
+    step, n_units = result.position
+    if result.kind == "step":
+        return (step + 1, 0)
+    if result.kind == "load":
+        return (int(result.values[0]), n_units + 1)
+    return (step, n_units + 1)
+
+
 # -- what a rank tells of the model ------------------------------------------------------------------------------------
 
 
@@ -71,7 +81,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 class Boundary(msgspec.Struct, frozen=True):
     """What passes from `layer` to the next one for a micro-batch of `n_samples`.
 
-    `tree` is the nesting as text: `*` a tensor, `(…)` a tuple, `{name:…}` a dict; `tensors` are its leaves in order.
+    `tree` is the nesting as torch's pytree writes it; `tensors` are its leaves in order.
     """
 
     layer: int
@@ -133,6 +143,13 @@ class Go(msgspec.Struct, frozen=True, tag=True):
     generation: int
 
 
+class Follow(msgspec.Struct, frozen=True, tag=True):
+    """To an idle rank: the other ranks have finished a unit; its script goes on by one unit too."""
+
+    generation: int
+    result: Result
+
+
 class Finish(msgspec.Struct, frozen=True, tag=True):
     """A rank has ended its script in good order and another was lost: take `results`, nothing more will be run together."""
 
@@ -153,7 +170,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
-Order = Measure | Pause | Prepare | Go | Finish | Ping | Stop
+Order = Measure | Pause | Prepare | Go | Follow | Finish | Ping | Stop
 
 # -- reports: rank -> agent --------------------------------------------------------------------------------------------
 
@@ -255,6 +272,13 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     since_s: float
 
 
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """A connection to another rank ended and no Pause has come: a peer has died, or the network between us."""
+
+    generation: int
+    what: str
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The script is at fault: its exception, or a JobError about what it passed. The rank exits after this."""
 
@@ -269,7 +293,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     position: Position
 
 
-Report = Hello | Measured | Paused | Ready | Committed | OpTimes | Pong | Failed | Finished
+Report = Hello | Measured | Paused | Ready | Committed | OpTimes | Pong | Broken | Failed | Finished
 
 # -- framing -----------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,207 @@
+"""The process groups of one generation, and the cut that frees a rank from any wait on them.
+
+Torch's collectives block in C++, and a Gloo wait on a peer that is alive but silent lasts until the group's time-out.
+So the thread that owns the model never waits there itself: a thread of the generation waits, and the owner waits for
+"done or cut". The link's thread cuts by shutting the group's sockets (Gloo's `abort` does nothing; NCCL's works).
+A cut generation is abandoned: its thread and groups end on their own in the background.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# A group that is cut in the middle of a wait may, rarely, wait on until this: nobody waits for it any more.
+TIMEOUT = timedelta(seconds=60)
+
+
+class Cut(Exception):
+    """The generation's communication ended before this wait did: `reason` says by what."""
+
+
+class Groups:
+    """The groups of one generation as one rank sees them: all workers, and each set of workers that reduce together.
+
+    `members`: workers in the order of their ranks in the group. `subsets`: for each reduction, the workers of its
+    group. All members must build with the same arguments. One owner thread calls everything but `cut`.
+    """
+
+    def __init__(
+        self,
+        store: str,
+        generation: int,
+        members: Sequence[int],
+        subsets: Sequence[Sequence[int]],
+        me: int,
+        device: torch.device,
+    ) -> None:
+        self.members = tuple(members)
+        self.rank_of = {worker: rank for rank, worker in enumerate(members)}
+        self.me = me
+        self.device = device
+        self._arguments = (store, generation, [tuple(subset) for subset in subsets])
+        self.by_subset: dict[tuple[int, ...], Any] = {}
+        self.world: Any = None
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] | None = None
+        self._cut: str | None = None
+        self._requests: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._before = _sockets()
+        threading.Thread(target=self._serve, name=f"odyssey-wait-{generation}", daemon=True).start()
+
+    # -- the owner's side ---------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Connect all groups. Raises Cut if that ends early."""
+        if len(self.members) > 1:
+            self.wait(self._build)
+
+    def wait(self, blocking: Callable[[], Any]) -> Any:
+        """Run `blocking` on the generation's thread and return its result. Raises Cut as soon as `cut` is called.
+
+        Connection errors of the transport are raised as Cut too: a peer is gone, or has been cut before us.
+        """
+        if self._cut is not None:
+            raise Cut(self._cut)
+        self._requests.put(blocking)
+        kind, value = self._outcomes.get()  # ended by `_serve` when done, by `cut` at any time
+        if kind == "done":
+            return value
+        if kind == "raised" and not isinstance(value, RuntimeError):
+            raise value
+        raise Cut(str(value))
+
+    def all_reduce(self, tensor: torch.Tensor, group: Any = None) -> Any:
+        """Start a sum of `tensor` over `group` (default: all workers) in place; wait for the work it returns by `wait`."""
+        return (group or self.world).allreduce([tensor])
+
+    def send(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
+        """Start sending; keep tensor and the returned work until the step is committed."""
+        return self.world.send([tensor], self.rank_of[worker], tag)
+
+    def receive(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
+        """Start receiving into `tensor`."""
+        return self.world.recv([tensor], self.rank_of[worker], tag)
+
+    def release(self) -> None:
+        """Let go of a generation that is over. Peers that still wait for us are cut by it."""
+        self.cut("the generation is over")
+        self._requests.put(None)
+
+    # -- any thread ---------------------------------------------------------------------------------------------------
+
+    def cut(self, reason: str) -> None:
+        """End every wait of this generation now. Safe from any thread, and more than once."""
+        with self._lock:
+            if self._cut is None:
+                self._cut = reason
+                self._outcomes.put(("cut", reason))
+            if self._sockets is None:  # still building: whatever has been opened since
+                for inode, descriptor in _sockets().items():
+                    if inode not in self._before:
+                        _shut(descriptor)
+            else:
+                for connection in self._sockets:
+                    _shut(connection.fileno())
+                    connection.close()
+                self._sockets = []
+
+    # -- the waiting thread -------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (blocking := self._requests.get()) is not None:
+            try:
+                outcome = ("done", blocking())
+            except Exception as error:  # handed to the owner, whole
+                outcome = ("raised", error)
+            self._outcomes.put(outcome)
+            del blocking, outcome
+        # Destroying a Gloo group joins a thread that polls every 10 ms; here nobody waits for that.
+        self.by_subset.clear()
+        self.world = None
+
+    def _build(self) -> None:
+        store, generation, subsets = self._arguments
+        host, port = store.rsplit(":", 1)
+        client = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+        prefix = dist.PrefixStore(f"generation-{generation}", client)
+        local = _gloo_device(host)
+        world = _gloo(dist.PrefixStore("world", prefix), self.members, self.me, local)
+        by_subset: dict[tuple[int, ...], Any] = {self.members: world}
+        for subset in subsets:
+            if self.me in subset and len(subset) > 1 and subset not in by_subset:
+                name = "-".join(map(str, subset))
+                by_subset[subset] = _gloo(dist.PrefixStore(name, prefix), subset, self.me, local)
+        opened = [descriptor for inode, descriptor in _sockets().items() if inode not in self._before]
+        with self._lock:
+            if self._cut is not None:
+                raise Cut(self._cut)
+            self.world, self.by_subset = world, by_subset
+            # Our own duplicates: Gloo may close its descriptors, and the numbers may be reused, at any time.
+            self._sockets = [socket.socket(fileno=os.dup(descriptor)) for descriptor in opened if _is_connection(descriptor)]
+            self._before = {}
+
+
+_devices: dict[str, Any] = {}
+
+
+def _gloo_device(store_host: str) -> Any:
+    """One transport device (a listening socket and its thread) for all generations of this process."""
+    if store_host not in _devices:
+        make = dist.ProcessGroupGloo
+        if "GLOO_SOCKET_IFNAME" in os.environ:
+            _devices[store_host] = make.create_device(interface=os.environ["GLOO_SOCKET_IFNAME"])
+        elif store_host in ("127.0.0.1", "localhost", "::1"):
+            _devices[store_host] = make.create_device(hostname="127.0.0.1")
+        else:
+            _devices[store_host] = make.create_default_device()
+    return _devices[store_host]
+
+
+def _gloo(store: Any, members: Sequence[int], me: int, device: Any) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [device]
+    options._timeout = TIMEOUT
+    options._threads = 1
+    return dist.ProcessGroupGloo(store, tuple(members).index(me), len(members), options)
+
+
+def _sockets() -> dict[str, int]:
+    """Open sockets of this process: inode text -> descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # closed since the listing
+            continue
+        if target.startswith("socket:"):
+            found[target] = int(name)
+    return found
+
+
+def _is_connection(descriptor: int) -> bool:
+    """Whether it is a connected TCP socket. Shutting a listener of Gloo would end the process."""
+    view = socket.socket(fileno=os.dup(descriptor))
+    with view:
+        if view.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        return not view.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def _shut(descriptor: int) -> None:
+    try:
+        if _is_connection(descriptor):
+            view = socket.socket(fileno=os.dup(descriptor))
+            with view:
+                view.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # closed, or never connected: nobody waits on it
