@@ -66,7 +66,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parts of a transition as measured (or the stated defaults before the first one).
 
-    Groups take `groups_base_s + groups_member_s * (sum over groups of their members)`.
+    Groups take `groups_base_s + groups_member_s * (sum over groups of their members)`. Moves take `moves_scale` times what
+    bytes and links alone would.
     """
 
     detect_s: Seconds = 0.01
@@ -75,6 +76,7 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups_base_s: Seconds = 0.01
     groups_member_s: Seconds = 0.001
     warm_up_s: Seconds = 0.0
+    moves_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

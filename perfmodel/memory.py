@@ -1,0 +1,75 @@
+"""Peak bytes of a worker: what it holds, and the high-water mark of activations along its program.
+
+    parameters + gradients + optimizer + buffers of held layers and their ties
+    + activations that live at once, from F to the Drop behind B or W, by walking the program
+    + two messages of the largest size in each direction, in flight
+    + what the runtime itself takes (measured)
+
+Conservative where the engine may do better: `I` releases nothing until its `W`, and keeps the gradients of the layers'
+outputs alive until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from odyssey.plan import Plan
+from odyssey.schedule import Compute, Drop, Op, Receive, Send
+from perfmodel.cells import Cell
+from perfmodel.costs import Costs
+
+MESSAGES_IN_FLIGHT = 2
+
+
+def peaks(plan: Plan, costs: Costs, expanded: Sequence[Cell]) -> Mapping[int, int]:
+    """Worker -> peak bytes, for every simulated worker."""
+    profile = costs.profile
+    activations = costs.sums(lambda layer: layer.activation_bytes)
+    outputs = costs.sums(lambda layer: layer.output_bytes)
+    states = costs.sums(lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes)
+    result: dict[int, int] = {}
+    for cell in expanded:
+        for worker, ops in cell.programs.items():
+            p, s = plan.place[worker]
+            own = plan.pipelines[p].stages[s]
+            ties = sum(
+                round(size * (1 + costs.state_per_parameter))
+                for tie, size in zip(profile.ties, profile.tie_bytes, strict=True)
+                if any(own.first <= layer < own.stop for layer in tie)
+            )
+            state = states[own.stop] - states[own.first] + ties
+            live = live_bytes(plan, ops, activations, outputs, profile.micro_batch)
+            result[worker] = profile.runtime_bytes + state + live + _messages(plan, ops, costs)
+    return result
+
+
+def live_bytes(plan: Plan, ops: Sequence[Op], activations: Sequence[int], outputs: Sequence[int], micro_batch: int) -> int:
+    """High-water mark of activations along a program; `activations`, `outputs`: prefix sums over the layers."""
+    live = peak = 0.0
+    kept: dict[tuple[int, int], float] = {}
+    for op in ops:
+        if isinstance(op, Compute) and op.kind in ("F", "I"):
+            stage = plan.layer_range(op.micro_batch, op.stage)
+            sums = activations if op.kind == "F" else outputs
+            size = (sums[stage.stop] - sums[stage.first]) * plan.n_samples(op.micro_batch) / micro_batch
+            key = (op.stage, op.micro_batch)
+            kept[key] = kept.get(key, 0.0) + size
+            live += size
+            peak = max(peak, live)
+        elif isinstance(op, Drop):
+            live -= kept.pop((op.stage, op.micro_batch))
+    return round(peak)
+
+
+def _messages(plan: Plan, ops: Sequence[Op], costs: Costs) -> int:
+    layers = costs.profile.layers
+    largest_in = largest_out = 0
+    for op in ops:
+        if isinstance(op, Send | Receive):
+            stage = plan.layer_range(op.micro_batch, op.stage)
+            size = layers[stage.stop - 1 if op.kind == "F" else stage.first - 1].output_bytes
+            if isinstance(op, Send):
+                largest_out = max(largest_out, size)
+            else:
+                largest_in = max(largest_in, size)
+    return MESSAGES_IN_FLIGHT * (largest_in + largest_out)

@@ -1,0 +1,146 @@
+"""From what ranks measured to the Profile of the job.
+
+A layer measured by several ranks gets the median. What nobody measured is a ProfileError, never 0; only what a profile run
+cannot measure has a stated default here, which real steps replace (perfmodel/refine.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from odyssey.errors import ProfileError
+from odyssey.messages import Boundary, LayerCost, Measured, ModelSpec
+from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+
+OP_OVERHEAD_S = 30e-6
+"""Default: Python and dispatch around one op of the engine."""
+LONE_LINK = Link(1e-4, 1e9)
+"""Default for a link that no two ranks of the job use."""
+HELP = "measure it again with `odyssey profile train.py`"
+
+
+def merge(
+    model: ModelSpec,
+    measured: Sequence[Measured],
+    *,
+    ranks_per_node: int,
+    nodes_per_host: int,
+    cores: int | None,
+    model_name: str,
+) -> Profile:
+    """The profile of `model`. `measured`: the answers of all ranks of the chain, in the chain's order (rank order).
+
+    Raises ProfileError naming a layer or link without a measurement.
+    """
+    if not measured:
+        raise ProfileError("no rank has measured anything", HELP)
+    by_layer: dict[int, list[LayerCost]] = {}
+    for report in measured:
+        for cost in report.costs:
+            by_layer.setdefault(cost.layer, []).append(cost)
+    missing = [i for i in range(len(model.layers)) if i not in by_layer]
+    if missing:
+        raise ProfileError(f"{model_name}: layers {_list(missing)} have no measurement", HELP)
+    losses = [report.loss_s for report in measured if report.loss_s is not None]
+    if not losses:
+        raise ProfileError(f"{model_name}: loss_s has no measurement", HELP)
+    intra, inter = _links(measured, ranks_per_node * nodes_per_host)
+    n_ranks = len(measured)
+    slowest = max(intra.latency_s, inter.latency_s) if n_ranks > ranks_per_node * nodes_per_host else intra.latency_s
+    group_s = median(report.group_s for report in measured)
+    return Profile(
+        model=model_name,
+        micro_batch=model.micro_batch,
+        global_batch=model.global_batch,
+        layers=tuple(_layer(model, i, by_layer[i]) for i in range(len(model.layers))),
+        ties=model.ties,
+        tie_bytes=model.tie_bytes,
+        loss_s=median(losses),
+        op_overhead_s=OP_OVERHEAD_S,
+        # a tiny all-reduce: as many hops as a ring of the ranks takes, both ways round a tree for many of them
+        commit_s=2 * math.ceil(math.log2(n_ranks)) * slowest if n_ranks > 1 else slowest,
+        runtime_bytes=round(median(report.runtime_bytes for report in measured)),
+        cluster=Cluster(
+            ranks_per_node=ranks_per_node,
+            nodes_per_host=nodes_per_host,
+            cores=cores,
+            memory_bytes=min(report.memory_bytes for report in measured),
+            intra_host=intra,
+            inter_host=inter,
+        ),
+        recovery=Recovery(groups_member_s=group_s / n_ranks),
+        boundaries=_boundaries(measured),
+    )
+
+
+def check_model(profile: Profile, model: ModelSpec) -> None:
+    """Raise ProfileError if the profile was measured on another model."""
+    expected, got = len(model.layers), len(profile.layers)
+    if expected != got:
+        raise ProfileError(f"the profile of {profile.model} has {got} layers, the model has {expected}", HELP)
+    for i, (measured, layer) in enumerate(zip(profile.layers, model.layers, strict=True)):
+        if measured.digest != layer.digest:
+            raise ProfileError(
+                f"layers[{i}] of the profile of {profile.model} is {measured.name!r} with other parameters than the "
+                f"model's {layer.name!r}",
+                HELP,
+            )
+    for name in ("micro_batch", "ties"):
+        if getattr(profile, name) != getattr(model, name):
+            raise ProfileError(
+                f"{name} of the profile of {profile.model} is {getattr(profile, name)}, the model's is {getattr(model, name)}",
+                HELP,
+            )
+
+
+def _layer(model: ModelSpec, index: int, costs: Sequence[LayerCost]) -> LayerProfile:
+    spec = model.layers[index]
+    forward_s = median(cost.forward_s for cost in costs)
+    if not forward_s > 0:
+        raise ProfileError(f"layers[{index}].forward_s: expected a number > 0, got {forward_s:g}", HELP)
+    return LayerProfile(
+        name=spec.name,
+        digest=spec.digest,
+        forward_s=forward_s,
+        input_gradient_s=median(cost.input_gradient_s for cost in costs),
+        weight_gradient_s=median(cost.weight_gradient_s for cost in costs),
+        optimizer_s=median(cost.optimizer_s for cost in costs),
+        parameter_bytes=round(median(cost.parameter_bytes for cost in costs)),
+        gradient_bytes=round(median(cost.gradient_bytes for cost in costs)),
+        optimizer_bytes=round(median(cost.optimizer_bytes for cost in costs)),
+        buffer_bytes=spec.buffer_bytes,
+        activation_bytes=round(median(cost.activation_bytes for cost in costs)),
+        output_bytes=round(median(cost.output_bytes for cost in costs)),
+    )
+
+
+def _links(measured: Sequence[Measured], ranks_per_host: int) -> tuple[Link, Link]:
+    """Median links within and between hosts; the i-th report measured the link from the i-th to the next."""
+    kinds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for i, report in enumerate(measured[:-1]):
+        if report.latency_s is None or report.bandwidth is None:
+            raise ProfileError(f"the link from rank {i} to its successor has no measurement", HELP)
+        kinds[i // ranks_per_host == (i + 1) // ranks_per_host].append((report.latency_s, report.bandwidth))
+    found = {
+        same_host: Link(median(latency for latency, _ in links), median(bandwidth for _, bandwidth in links))
+        for same_host, links in kinds.items()
+        if links
+    }
+    either = next(iter(found.values()), LONE_LINK)
+    return found.get(True, either), found.get(False, either)
+
+
+def _boundaries(measured: Sequence[Measured]) -> tuple[Boundary, ...]:
+    found: dict[tuple[int, int], Boundary] = {}
+    for report in measured:
+        for boundary in report.boundaries:
+            key = (boundary.layer, boundary.n_samples)
+            if found.setdefault(key, boundary) != boundary:
+                raise ProfileError(f"two ranks see different outputs of layer {boundary.layer}", HELP)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,50 @@
+"""The one place that prices a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from odyssey.plan import Estimate, Plan
+from perfmodel.cells import cells
+from perfmodel.costs import Costs
+from perfmodel.memory import peaks
+from perfmodel.objective import objective
+from perfmodel.profile import Profile
+from perfmodel.timeline import simulate_cells
+from perfmodel.transition import transition
+
+
+class Price(msgspec.Struct, frozen=True):
+    """An estimate, and the worker that needs the most memory."""
+
+    estimate: Estimate
+    peak_worker: int
+
+
+def price(
+    plan: Plan,
+    profile: Profile,
+    *,
+    seconds_to_change: float,
+    search_s: float = 0.0,
+    node_of: Mapping[int, int] | None = None,
+) -> Estimate:
+    """Step time, memory and transition of `plan` at the costs of `profile`.
+
+    Says nothing about whether the memory suffices: compare `peak_bytes` with `profile.cluster.memory_bytes`.
+    Raises PlanError if a worker's program waits for an op that no one runs.
+    """
+    return price_in_detail(plan, Costs(profile, node_of), seconds_to_change=seconds_to_change, search_s=search_s).estimate
+
+
+def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float) -> Price:
+    """As `price`, with the worker that needs the most memory."""
+    expanded = cells(plan, costs)
+    timeline = simulate_cells(plan, costs, expanded)
+    peak_of = peaks(plan, costs, expanded)
+    peak_worker = max(peak_of, key=lambda worker: (peak_of[worker], -worker))
+    parts = transition(plan, costs, search_s)
+    value = objective(plan.global_batch, timeline.step_s, parts.total_s, seconds_to_change)
+    return Price(Estimate(timeline.step_s, parts, peak_of[peak_worker], value), peak_worker)

@@ -1,0 +1,91 @@
+"""A profile that learns: from real op times while the job runs, and from each real transition.
+
+Every measurement moves an estimate by a stated part of the way (exponential smoothing), so that one odd sample does not
+turn a decision, and a machine that has become slower is known after a few reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from odyssey.messages import OpTime
+from odyssey.plan import Plan
+from perfmodel.costs import Costs
+from perfmodel.profile import LayerProfile, Profile
+from perfmodel.transition import group_members, moves_s
+
+STEP_WEIGHT = 0.3
+"""Part of the way that one report of op times moves the layers of its range."""
+TRANSITION_WEIGHT = 0.5
+"""Part of the way that one transition moves the parts of Recovery: transitions are rare and vary less."""
+FIELDS = {
+    "F": ("forward_s",),
+    "B": ("input_gradient_s", "weight_gradient_s"),
+    "I": ("input_gradient_s",),
+    "W": ("weight_gradient_s",),
+    "S": ("optimizer_s",),
+}
+
+
+def refresh(profile: Profile, op_times: Sequence[OpTime]) -> Profile:
+    """The profile after a report of real op times over ranges of layers.
+
+    The layers of a range keep their proportions; their sum moves towards what was measured less `op_overhead_s` (and
+    less the loss where the range ends the model).
+    """
+    layers = list(profile.layers)
+    for time in op_times:
+        fields = FIELDS[time.kind]
+        known = sum(getattr(layer, field) for layer in layers[time.first : time.stop] for field in fields)
+        extra = profile.op_overhead_s
+        if time.kind == "F" and time.stop == len(layers):
+            extra += profile.loss_s
+        measured = time.mean_s - extra
+        if known <= 0 or measured <= 0 or time.n < 1:
+            continue
+        scale = 1 + STEP_WEIGHT * (measured / known - 1)
+        for i in range(time.first, time.stop):
+            layers[i] = _scaled(layers[i], fields, scale)
+    return msgspec.structs.replace(profile, layers=tuple(layers))
+
+
+def _scaled(layer: LayerProfile, fields: Sequence[str], scale: float) -> LayerProfile:
+    changes: dict[str, Any] = {field: getattr(layer, field) * scale for field in fields}
+    return msgspec.structs.replace(layer, **changes)
+
+
+def calibrate(
+    profile: Profile,
+    plan: Plan,
+    *,
+    detect_s: float | None,
+    pause_s: float | None,
+    groups_s: float,
+    moves_s: float,
+) -> Profile:
+    """The profile after a real transition to `plan` with these measured parts; None where a part did not take place."""
+    recovery = profile.recovery
+    members_s = max(0.0, groups_s - recovery.groups_base_s) / group_members(plan)
+    expected_moves_s = _expected_moves_s(profile, plan)
+    moves_scale = recovery.moves_scale
+    if expected_moves_s > 0 and moves_s > 0:
+        moves_scale = _towards(moves_scale, moves_s / expected_moves_s)
+    refined = msgspec.structs.replace(
+        recovery,
+        detect_s=_towards(recovery.detect_s, detect_s),
+        pause_s=_towards(recovery.pause_s, pause_s),
+        groups_member_s=_towards(recovery.groups_member_s, members_s),
+        moves_scale=moves_scale,
+    )
+    return msgspec.structs.replace(profile, recovery=refined)
+
+
+def _towards(old: float, new: float | None) -> float:
+    return old if new is None else old + TRANSITION_WEIGHT * (new - old)
+
+
+def _expected_moves_s(profile: Profile, plan: Plan) -> float:
+    return moves_s(plan.moves, Costs(profile))
