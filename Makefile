@@ -1,0 +1,52 @@
+# The first `make` of anything sets up .venv; after that it is quick.
+#
+#   make demo      train on 4 ranks, lose one on purpose, compare with the undisturbed loss (about a minute)
+#   make test      everything but the long tests
+#   make soak      the long tests: many losses at random moments (minutes)
+#   make lint      ruff and mypy
+#   make bench     the benchmarks, written to docs/benchmarks.md
+#   make picture   draw docs/picture.svg from a real job
+#   make gpu-test  the tests that need a GPU
+
+PYTHON ?= python3
+# Named exactly, in this one place: whatever pip would choose for a plain `torch` may bring gigabytes of CUDA along.
+TORCH ?= torch==2.13.0
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test soak lint format bench picture gpu-test
+.DEFAULT_GOAL := test
+
+demo: $(READY)
+	@$(BIN)/python examples/demo.py
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+soak: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
+
+gpu-test: $(READY)
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+picture: $(READY)
+	$(BIN)/python -m odyssey_cli.picture --output docs/picture.svg
+
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	touch $@
