@@ -1,0 +1,48 @@
+"""The one place that prints errors, and the exit codes of `odyssey`."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import traceback
+
+from odyssey.errors import OdysseyError, UsageError
+
+
+class ExitCode(enum.IntEnum):
+    """What `odyssey` exits with. A job's own code comes from the agent, see `launcher.events.JobEnded`."""
+
+    OK = 0
+    FAILED = 1
+    """The job, or what a command was to do, failed for a reason that is told."""
+    USAGE = 2
+    """The command line cannot be meant."""
+    INTERNAL = 70
+    """An error of Odyssey itself: the traceback is printed, please report it."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
+
+def print_error(what: str, help: str = "") -> None:
+    """`error: …` and `help: …` on stderr, in colour where that is a terminal."""
+    red, cyan, reset = ("\033[1;31m", "\033[36m", "\033[0m") if sys.stderr.isatty() else ("", "", "")
+    lines = [f"{red}error:{reset} {what}"]
+    if help:
+        lines.append(f"{cyan}help:{reset} {help}")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def report(error: OdysseyError) -> ExitCode:
+    """Print a known error; returns the code to exit with."""
+    print_error(error.what, error.help)
+    return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
+
+
+def report_internal(error: BaseException) -> ExitCode:
+    """Print an error that is ours, with its traceback; returns the code to exit with."""
+    traceback.print_exception(error)
+    print_error(
+        f"odyssey itself failed: {type(error).__name__}: {error}",
+        "this is a bug of Odyssey, please report it with the lines above",
+    )
+    return ExitCode.INTERNAL

@@ -1,0 +1,73 @@
+"""Events as plain lines on stderr: for pipes, batch logs, and `--no-display`. No colour, no cursor, one line an event."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from launcher.events import (
+    Event,
+    JobStarted,
+    Note,
+    Pausing,
+    PlanChosen,
+    Profiled,
+    RankFailed,
+    RankLost,
+    Suspected,
+    Went,
+)
+from odyssey_cli import quantities
+from odyssey_cli.board import Board
+
+
+class PlainLog:
+    """Writes a line for each event that people care about. Steps are the script's own to print."""
+
+    def __init__(self, board: Board, stream: TextIO | None = None) -> None:
+        """`board` is fed by `watch`, for the summary at the end."""
+        self._board = board
+        self._stream = stream if stream is not None else sys.stderr
+
+    def watch(self, event: Event) -> None:
+        """Take in an event; called by the agent, so it only formats and writes one line."""
+        self._board.apply(event)
+        text = _text(event)
+        if text:
+            clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+            print(f"odyssey {clock} {text}", file=self._stream, flush=True)
+
+
+def _text(event: Event) -> str:
+    match event.body:
+        case JobStarted() as job:
+            ranks = quantities.plural(job.n_nodes * job.n_ranks_per_node, "rank")
+            return f"start {' '.join((job.script, *job.arguments))} on {ranks}"
+        case Profiled(seconds=seconds):
+            return f"profile measured in {quantities.seconds(seconds)}"
+        case RankLost() as lost:
+            return f"rank {lost.rank} lost: {lost.cause.text}{', its slot is gone' if lost.slot_lost else ''}"
+        case RankFailed() as failed:
+            return f"rank {failed.rank} failed: {failed.error}"
+        case Pausing(reason=reason):
+            return f"generation {event.generation}: pause: {reason}"
+        case PlanChosen(plan=plan, reason=reason):
+            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.layout()}: {reason}"
+        case Went() as went:
+            return _went(event.generation, went)
+        case Suspected(reason=reason):
+            return f"no progress: {reason}"
+        case Note(text=text):
+            return text
+        case _:
+            return ""
+
+
+def _went(generation: int, went: Went) -> str:
+    if went.total_s is None:
+        return f"generation {generation}: go"
+    named = (("detect", went.detect_s), ("pause", went.pause_s), ("plan", went.plan_s))
+    parts = [f"{name} {quantities.seconds(value)}" for name, value in named if value is not None]
+    parts += [f"groups {quantities.seconds(went.groups_s)}", f"move {quantities.seconds(went.moves_s)}"]
+    return f"generation {generation}: go, recovered in {quantities.seconds(went.total_s)} ({', '.join(parts)})"

@@ -1,0 +1,122 @@
+"""The arrows between packages, what may be loaded when, and the lists of names that others rely on."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = {"odyssey", "perfmodel", "strategies", "launcher", "odyssey_cli", "configs"}
+PLAN_SIDE = {"odyssey.plan", "odyssey.schedule", "odyssey.errors", "odyssey.messages"}
+"""What both sides speak: the parts of `odyssey` that planning may import."""
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "odyssey": set(),
+    "perfmodel": PLAN_SIDE,
+    "strategies": {"perfmodel", *PLAN_SIDE},
+    "launcher": {"strategies", "perfmodel", "odyssey", "configs", *PLAN_SIDE},
+    "odyssey_cli": {"launcher", "strategies", "perfmodel", "odyssey", "configs", *PLAN_SIDE},
+}
+HEAVY = {"torch", "numpy", "scipy", "networkx"}
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import in the file, those inside functions and `if TYPE_CHECKING` included."""
+    package = path.relative_to(ROOT).parent.as_posix().replace("/", ".")
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def is_allowed(module: str, package: str) -> bool:
+    parts = module.split(".")
+    if parts[0] not in OURS or parts[0] == package:
+        return True
+    prefixes = {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
+    return bool(prefixes & MAY_IMPORT[package]) or module == "odyssey.__version__"
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_imports_point_down(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, module in imports_of(path)
+        if not is_allowed(module, package)
+    ]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_no_file_is_named_for_being_a_leftover(package: str) -> None:
+    names = {path.stem for path in (ROOT / package).rglob("*.py")}
+
+    assert not names & {"utils", "helpers", "common", "misc", "util", "base"}
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level packages in memory after `statement` in a fresh interpreter."""
+    code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import odyssey",
+        "import odyssey.plan, odyssey.schedule, odyssey.messages, odyssey.errors",
+        "import odyssey_cli.__main__",
+        "import odyssey_cli.run, odyssey_cli.screen, launcher.events, launcher.options",
+        "import launcher.agent",
+    ],
+)
+def test_the_way_to_the_first_rank_loads_nothing_heavy(statement: str) -> None:
+    assert not loaded_after(statement) & HEAVY
+
+
+def test_a_training_script_loads_none_of_the_launcher() -> None:
+    loaded = loaded_after("import odyssey, odyssey.plan, odyssey.schedule; odyssey.Job")
+
+    assert not loaded & (OURS - {"odyssey"})
+
+
+def test_exports_of_odyssey_are_these() -> None:
+    import odyssey
+
+    assert sorted(odyssey.__all__) == ["Job", "Step"]
+
+
+COMMANDS = {
+    "run": {
+        "--drill", "--help", "--layout", "--log-dir", "--master-addr", "--master-port", "--max-restarts", "--mtbf",
+        "--no-display", "--nodes", "--nproc-per-node", "--profile", "--strategy",
+    },
+    "profile": {"--help", "--log-dir", "--master-addr", "--master-port", "--nodes", "--nproc-per-node", "--output"},
+    "plan": {"--fail", "--fail-ranks", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node"},
+}  # fmt: skip
+
+
+def test_commands_and_options_are_these() -> None:
+    import typer
+
+    from odyssey_cli.__main__ import app
+
+    commands = typer.main.get_group(app).commands
+
+    assert {
+        name: {option for param in command.params for option in param.opts if option.startswith("--")} | {"--help"}
+        for name, command in commands.items()
+    } == COMMANDS
