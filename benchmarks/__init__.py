@@ -1,0 +1,6 @@
+"""Measurements of the finished product: `python -m benchmarks.NAME`.
+
+Each prints a table and writes benchmarks/results/NAME.json; `python -m benchmarks.summary` makes docs/benchmarks.md of
+these files. They start real jobs as a user would and read what the jobs leave (`events.jsonl`, the ranks' own time
+stamps), so this package imports only `launcher.events` and what that needs.
+"""

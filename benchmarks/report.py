@@ -1,0 +1,122 @@
+"""A benchmark's result: what it found, on which machine, and every row behind it; as a table and as a JSON file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+Cell = str | int | float | None
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where and when it was measured. `commit`: of this repository, with `+` if files differed from it."""
+
+    cpu: str
+    n_cores: int
+    memory_bytes: int
+    system: str
+    python: str
+    torch: str
+    date: str
+    commit: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """`about`: a paragraph for the reader of the numbers. `rows` have the same columns each."""
+
+    name: str
+    about: str
+    machine: Machine
+    summary: dict[str, float]
+    rows: list[dict[str, Cell]]
+
+
+def this_machine() -> Machine:
+    """Facts of the machine that this process runs on."""
+    return Machine(
+        cpu=_cpu_model(),
+        n_cores=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        torch=version("torch"),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        commit=_commit(),
+    )
+
+
+def publish(report: Report, folder: Path = RESULTS) -> Path:
+    """Print the report and write `folder/NAME.json`, whole or not at all."""
+    console = Console()
+    console.print(table(report.rows, report.name))
+    for metric, value in report.summary.items():
+        console.print(f"{metric} = {number(value)}")
+    path = write(report, folder)
+    console.print(f"written to {path}", style="dim")
+    return path
+
+
+def write(report: Report, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{report.name}.json"
+    temporary = folder / f".{report.name}.tmp"
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    temporary.replace(path)
+    return path
+
+
+def read(path: Path) -> Report:
+    """Read what `write` wrote. Raises msgspec.MsgspecError for anything else."""
+    return msgspec.json.decode(path.read_bytes(), type=Report)
+
+
+def table(rows: list[dict[str, Cell]], title: str) -> Table:
+    """The rows as a rich table, numbers to the right."""
+    result = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else []:
+        is_number = any(isinstance(row[column], int | float) for row in rows)
+        result.add_column(column, justify="right" if is_number else "left")
+    for row in rows:
+        result.add_row(*(number(cell) for cell in row.values()))
+    return result
+
+
+def number(cell: Cell) -> str:
+    """Three significant digits of a float, `-` for nothing, anything else as it is."""
+    if cell is None:
+        return "-"
+    if not isinstance(cell, float):
+        return str(cell)
+    return f"{cell:.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    root = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")

@@ -1,0 +1,177 @@
+"""One run of a launcher with a benchmark job in it: start it, watch the marks of its ranks, kill one, end it all.
+
+The ranks note each finished step with CLOCK_MONOTONIC in a file of their own (benchmarks/jobs/gpt.py), so that both
+launchers are measured by the same means, from outside. Nothing of a trial outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+
+import msgspec
+import psutil
+
+from benchmarks import joblog
+from launcher.events import Event
+
+ROOT = Path(__file__).resolve().parents[1]
+JOBS = ROOT / "benchmarks" / "jobs"
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A rank's process has finished `step` at `time` (CLOCK_MONOTONIC)."""
+
+    pid: int
+    rank: int
+    step: int
+    time: float
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """SIGKILL was sent to `rank`; the same moment on both clocks."""
+
+    rank: int
+    pid: int
+    monotonic: float
+    epoch: float
+
+
+class TrialError(Exception):
+    """The launcher ended or hung where it should have gone on; carries the end of its output."""
+
+
+class Trial:
+    """A launcher in a folder of its own. Use it as a context manager."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: Path) -> None:
+        self.folder = folder
+        self.marks_folder = folder / "marks"
+        self.marks_folder.mkdir()
+        self._output = (folder / "output").open("wb")
+        self._known: dict[int, psutil.Process] = {}
+        self._process = subprocess.Popen(
+            [*command, "--marks", str(self.marks_folder)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._note_children()
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._output.close()
+        for child in self._known.values():
+            try:
+                child.kill()
+            except psutil.NoSuchProcess:
+                pass
+
+    def marks(self) -> list[Mark]:
+        """All marks so far, by time."""
+        found = []
+        for path in self.marks_folder.glob("*.marks"):
+            data = path.read_text()
+            for line in data[: data.rfind("\n") + 1].splitlines():
+                rank, step, moment = line.split()
+                found.append(Mark(int(path.stem), int(rank), int(step), float(moment)))
+        return sorted(found, key=lambda mark: mark.time)
+
+    def events(self) -> list[Event]:
+        """The job's log so far; empty where there is none."""
+        logs = list((self.folder / "logs").glob("*/events.jsonl"))
+        return joblog.read_events(logs[0]) if logs else []
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+        """Look every 20 ms. Raises TrialError if the launcher ends first or the time is up."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self._process.poll() is not None:
+                raise TrialError(f"the launcher ended with {self._process.returncode} before {what}\n{self.output_end()}")
+            if time.monotonic() > deadline:
+                raise TrialError(f"no {what} within {timeout_s:.0f} s\n{self.output_end()}")
+            time.sleep(0.02)
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """Let the job come to its own end. Raises TrialError if that is not exit code 0."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TrialError(f"not at its end within {timeout_s:.0f} s\n{self.output_end()}") from None
+        if code != 0:
+            raise TrialError(f"the launcher ended with {code}\n{self.output_end()}")
+
+    def wait_for_step(self, step: int, timeout_s: float = 120.0) -> None:
+        self.wait_until(lambda: any(mark.step >= step for mark in self.marks()), f"step {step}", timeout_s)
+
+    def kill(self, generator: random.Random) -> Kill:
+        """SIGKILL a rank drawn by `generator` at a moment drawn within a step."""
+        self._note_children()
+        marks = self.marks()
+        rank, pid = generator.choice(sorted({(mark.rank, mark.pid) for mark in marks}))
+        time.sleep(generator.random() * step_s(marks))
+        now = Kill(rank, pid, time.monotonic(), time.time())
+        os.kill(pid, signal.SIGKILL)
+        return now
+
+    def output_end(self) -> str:
+        """The last 30 lines that launcher and ranks wrote."""
+        return "\n".join((self.folder / "output").read_text(errors="replace").splitlines()[-30:])
+
+    def _note_children(self) -> None:
+        """Remember what to end: ranks of a launcher that is killed may be left running."""
+        try:
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                self._known[child.pid] = child
+        except psutil.NoSuchProcess:
+            pass
+
+
+def step_s(marks: Sequence[Mark], n_warm_up: int = 2) -> float:
+    """Median time from mark to mark of the rank's process that has most of them, its first `n_warm_up` left out."""
+    of_pid: dict[int, list[float]] = {}
+    for mark in marks:
+        of_pid.setdefault(mark.pid, []).append(mark.time)
+    times = max(of_pid.values(), key=len)[n_warm_up:]
+    return median(late - early for early, late in pairwise(times))
+
+
+def new_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for one trial, in memory where the system offers that."""
+    shared = Path("/dev/shm")
+    return tempfile.TemporaryDirectory(prefix="odyssey-bench-", dir=shared if shared.is_dir() else None)
+
+
+def odyssey(folder: Path, n_ranks: int, flags: Sequence[str], arguments: Sequence[str]) -> Trial:
+    """`odyssey run` with the benchmarks' model."""
+    run = [sys.executable, "-m", "odyssey_cli", "run", "--nodes", str(n_ranks), "--log-dir", str(folder / "logs"), *flags]
+    return Trial([*run, str(JOBS / "odyssey_gpt.py"), *arguments], {"PYTHONPATH": str(ROOT)}, folder)
+
+
+def torchrun(folder: Path, n_ranks: int, script: str, flags: Sequence[str], arguments: Sequence[str]) -> Trial:
+    """torchrun with `script` of benchmarks/jobs.
+
+    Without the variable restarts never succeed: ranks would read addresses of dead ones from the shared store.
+    """
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks), *flags]
+    return Trial([*run, str(JOBS / script), *arguments], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, folder)
