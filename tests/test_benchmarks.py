@@ -1,0 +1,150 @@
+"""What the benchmarks make of a job's log, and what they write; the demo's verdict."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from benchmarks import accuracy, joblog, recovery, report, summary, trial
+from examples import demo
+from launcher.events import Body, Cause, Event, PlanChosen, RankLost, RankPaused, RankStarted, UnitCommitted, Went, encode
+from odyssey.messages import Result
+from odyssey.plan import Estimate, Transition
+from tests import job_events
+
+MACHINE = report.Machine("cpu", 2, 2**33, "Linux", "3.12", "2.13", "2026-01-01", "abc")
+
+
+def at(time: float, body: Body, generation: int = 1) -> Event:
+    return Event(time, generation, "agent", body)
+
+
+def committed(step: int, rank: int = 0, unit_s: float = 0.1) -> UnitCommitted:
+    return UnitCommitted(rank, Result((step, 0), "step", (2.0, 1.0)), 32, unit_s)
+
+
+def estimate(step_s: float, moves_s: float = 0.0) -> Estimate:
+    return Estimate(step_s, Transition(0.01, 0.01, 0.0, 0.0, 0.02, moves_s), 1 << 20, 100.0)
+
+
+def a_job_that_loses_rank_3() -> list[Event]:
+    """Steps of 0.1 s; rank 3 is lost at 11.05; the new generation goes at 11.2 and makes steps of 0.2 s from step 10."""
+    first = job_events.plan(1, None, estimate(0.11))
+    second = msgspec.structs.replace(job_events.plan(2, 3, estimate(0.18, moves_s=0.06)), step=10)
+    return [
+        *[at(9.0, RankStarted(rank, 100 + rank, rank)) for rank in range(4)],
+        at(9.9, PlanChosen(first, "the start", ())),
+        at(10.0, Went(None, None, None, 0.01, 0.0, None)),
+        *[at(10.1 + step * 0.1, committed(step)) for step in range(9)],
+        at(11.05, RankLost(3, Cause("signal", "SIGKILL"), True), 1),
+        at(11.06, committed(9)),
+        *[at(11.07 + rank / 100, RankPaused(rank, (10, 0), "compute", (0,)), 2) for rank in range(3)],
+        at(11.1, PlanChosen(second, "best objective", ()), 2),
+        at(11.2, Went(0.01, 0.04, 0.01, 0.05, 0.03, 0.16), 2),
+        *[at(11.4 + i * 0.2, committed(10 + i), 2) for i in range(6)],
+    ]
+
+
+def test_generations_have_their_own_steps_and_the_moments_of_their_transition():
+    first, second = joblog.generations(a_job_that_loses_rank_3())
+
+    assert [commit.step for commit in first.commits] == list(range(9))
+    assert [commit.step for commit in second.commits] == list(range(10, 16))
+    assert (first.lost_at, second.lost_at) == (None, 11.05)
+    assert second.paused_at == pytest.approx(11.09)
+    assert first.step_s() == pytest.approx(0.1)
+    assert second.step_s() == pytest.approx(0.2)
+
+
+def test_log_that_ends_inside_a_line_is_read_up_to_it(tmp_path):
+    path = tmp_path / "events.jsonl"
+    lines = [encode(event) for event in a_job_that_loses_rank_3()]
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:10])
+    assert len(joblog.read_events(path)) == 3
+
+
+def test_parts_of_a_recovery_add_up_to_the_whole():
+    parts = recovery.parts_of(joblog.generations(a_job_that_loses_rank_3())[1], killed_at=11.03, finished_at=11.42)
+    in_turn = (parts.detect_s, parts.pause_s, parts.plan_s, parts.ready_s, parts.first_step_s)
+    assert in_turn == pytest.approx((0.02, 0.04, 0.01, 0.1, 0.22))
+    assert sum(in_turn) == pytest.approx(11.42 - 11.03)
+
+
+def test_accuracy_compares_each_generation_with_its_own_estimate():
+    first, second = accuracy.samples_of("", joblog.generations(a_job_that_loses_rank_3()))
+    assert (first.case, second.case) == ("fault-free 2x2", "after a loss: reroute")
+    assert accuracy.step_error(first) == pytest.approx(0.1)
+    assert accuracy.step_error(second) == pytest.approx(0.1)
+    assert accuracy.transition_error(first) is None
+    assert accuracy.transition_error(second) == pytest.approx(1 - 0.1 / 0.16)
+    assert accuracy.summarise([first, second])["transition_median_error"] == pytest.approx(1 - 0.1 / 0.16)
+
+
+def test_recovery_summary_quotes_the_automatic_choice_and_the_ratio_to_torchrun():
+    def one(case: str, n_ranks: int, raw_s: float) -> recovery.Recovery:
+        return recovery.Recovery(case, n_ranks, "reroute", raw_s, 0.1, 0.1, None)
+
+    measured = [
+        *[one("odyssey-auto", 4, raw_s) for raw_s in (0.2, 0.3, 0.4)],
+        one("odyssey-shrink", 4, 0.15),
+        one("torchrun", 4, 6.1),
+        one("odyssey-auto", 8, 0.5),
+    ]
+    found = recovery.summarise(measured)
+    assert found == pytest.approx(
+        {
+            "kill_to_step_s_4": 0.2,
+            "kill_to_step_raw_s_4": 0.3,
+            "speedup_vs_torchrun_4": 30.0,
+            "kill_to_step_s_8": 0.4,
+            "kill_to_step_raw_s_8": 0.5,
+        }
+    )
+    assert [(row["ranks"], row["case"]) for row in recovery.rows(measured)] == [
+        (4, "odyssey-auto"),
+        (4, "odyssey-shrink"),
+        (4, "torchrun"),
+        (8, "odyssey-auto"),
+    ]
+
+
+def test_step_time_of_marks_is_that_of_the_process_with_most_of_them():
+    marks = [trial.Mark(7, 0, step, 5.0 + step * 0.5) for step in range(6)] + [trial.Mark(8, 1, 0, 1.0)]
+    assert trial.step_s(marks) == pytest.approx(0.5)
+
+
+def test_report_is_read_as_written_and_names_the_machine(tmp_path):
+    written = report.Report(
+        "recovery", "About.", report.this_machine(), {"kill_to_step_s_4": 0.05}, [{"ranks": 4, "raw s": None}]
+    )
+    assert report.read(report.write(written, tmp_path)) == written
+    assert written.machine.n_cores >= 1
+    assert written.machine.torch
+
+
+def test_page_has_every_metric_and_every_row():
+    rows: list[dict[str, report.Cell]] = [{"case": "torchrun", "kills": 4, "raw s": 5.912345, "groups s": None}]
+    text = summary.page([report.Report("recovery", "About kills.", MACHINE, {"kill_to_step_s_4": 0.0512}, rows)])
+    assert "| `kill_to_step_s_4` | 0.0512 | 4 ranks: SIGKILL to the next step on all, less one step, seconds |" in text
+    assert "| case | kills | raw s | groups s |\n|---|---:|---:|---|\n| torchrun | 4 | 5.91 | - |" in text
+    assert "2 cores of cpu" in text
+
+
+def test_page_without_results_says_how_to_get_some():
+    assert "python -m benchmarks.recovery" in summary.page([])
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "equal", "words"),
+    [
+        ({0: 5.0, 1: 4.0, 2: 3.0}, True, "no step was lost"),
+        ({0: 5.0, 1: 4.00001, 2: 3.0}, True, "no step was lost"),
+        ({1: 4.0, 2: 3.0}, True, "of 2 steps"),
+        ({0: 5.0, 1: 4.1, 2: 3.0}, False, "not the same training"),
+        ({0: 5.0, 1: 4.0}, False, "missing"),
+    ],
+)
+def test_demo_tells_the_same_curve_from_another(disturbed, equal, words):
+    text, is_equal = demo.verdict(disturbed, {0: 5.0, 1: 4.0, 2: 3.0}, n_steps=3)
+    assert is_equal == equal
+    assert words in text
