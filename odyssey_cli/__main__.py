@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,9 +32,9 @@ app = typer.Typer(
     context_settings=_SETTINGS,
 )
 
-Script = Annotated[str | None, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)]
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)]
 Arguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Everything behind the script is the script's.")
+    list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Everything behind the script is the script's.")
 ]
 Nodes = Annotated[int, typer.Option("--nodes", metavar="N", help="Nodes: failure domains of --nproc-per-node ranks each.")]
 RanksPerNode = Annotated[int, typer.Option("--nproc-per-node", metavar="N", help="Ranks of a node.")]
@@ -67,10 +68,10 @@ def _odyssey(
         raise typer.Exit
 
 
-@app.command(context_settings=_SCRIPT_SETTINGS)
+@app.command(context_settings=_SCRIPT_SETTINGS, short_help="Train, and go on when ranks are lost.")
 def run(
     context: typer.Context,
-    script: Script = None,
+    script: Script,
     arguments: Arguments = None,
     nodes: Nodes = 1,
     nproc_per_node: RanksPerNode = 1,
@@ -112,10 +113,10 @@ def run(
     raise typer.Exit(command.run(options, display=not no_display))
 
 
-@app.command(context_settings=_SCRIPT_SETTINGS)
+@app.command(context_settings=_SCRIPT_SETTINGS, short_help="Measure a script's layers and links.")
 def profile(
     context: typer.Context,
-    script: Script = None,
+    script: Script,
     arguments: Arguments = None,
     nodes: Nodes = 1,
     nproc_per_node: RanksPerNode = 1,
@@ -141,7 +142,7 @@ def profile(
     raise typer.Exit(command.profile(options, output))
 
 
-@app.command(context_settings=_SETTINGS)
+@app.command(context_settings=_SETTINGS, short_help="Say what would be done if ranks were lost.")
 def plan(
     source: Annotated[
         str | None,
@@ -205,27 +206,33 @@ def _has_options(context: typer.Context) -> bool:
 
 
 def _usage_error(error: typer.TyperException) -> UsageError:
-    """Typer's error in our words: lower case, no full stop, the way out apart."""
+    """Typer's error in our words: what is wrong, lower case, no full stop, and the way out apart from it."""
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "odyssey"
+    help = f"see `{context.command_path if context is not None else 'odyssey'} --help`"
     what = error.format_message().strip().rstrip(".")
-    what = what[:1].lower() + what[1:]
-    help = f"see `{command} --help`"
     wrong = getattr(error, "option_name", None)
-    if wrong is not None and what.startswith("no such option"):
-        what = f"no such option: {wrong}"
+    named = re.search(r"'([^']+)'", what)
+    name = named[1] if named is not None else ""
+    if what.startswith("Missing argument 'SCRIPT"):
+        return UsageError("no script given", "for example: odyssey run --nodes 4 train.py")
+    if what.startswith("No such command"):
+        if name.endswith(".py"):
+            return UsageError(f"no such command: {name}", f"to train with it: odyssey run {name}")
+        return UsageError(f"no such command: {name}", _did_you_mean(name, ["run", "profile", "plan"], help))
+    if what.startswith("No such option"):
         known = [option for param in context.command.params for option in param.opts] if context is not None else []
-        near = difflib.get_close_matches(str(wrong).replace("_", "-"), known, 1, 0.6)
-        help = f"did you mean {near[0]}? {help}" if near else help
-    elif what.startswith("no such command"):
-        near = difflib.get_close_matches(what.split("'")[1], ["run", "profile", "plan"], 1, 0.5)
-        script = what.split("'")[1]
-        what = what.partition(".")[0]
-        if script.endswith(".py"):
-            help = f"to train with it: odyssey run {script}"
-        else:
-            help = f"did you mean `odyssey {near[0]}`?" if near else help
-    return UsageError(what, help)
+        return UsageError(f"no such option: {wrong}", _did_you_mean(str(wrong).replace("_", "-"), known, help))
+    if "requires an argument" in what:
+        return UsageError(f"{name} needs a value", help)
+    if what.startswith("Invalid value"):
+        kind = "a whole number" if "integer" in what else "another value"
+        return UsageError(f"{name}: expected {kind}", help)
+    return UsageError(what[:1].lower() + what[1:], help)
+
+
+def _did_you_mean(name: str, known: Sequence[str], help: str) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"did you mean {near[0]}? {help}" if near else help
 
 
 if __name__ == "__main__":

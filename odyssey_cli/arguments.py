@@ -110,8 +110,6 @@ def script(text: str) -> str:
     near = difflib.get_close_matches(path.name, names, 3, 0.6)
     if near:
         help = f"did you mean {' or '.join(str(parent / name) for name in near)}?"
-    elif text.startswith("-"):
-        help = "see `odyssey run --help`"
     else:
         help = f"there is no such file in {parent.resolve()}"
     raise UsageError(f"no such script: {text}", help)

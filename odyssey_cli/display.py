@@ -31,11 +31,11 @@ _PHASES = (
 def render(board: Board, now: float, width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
     """The live area. `now`: seconds since the epoch; `height`: lines that it may take."""
     parts: list[RenderableType] = [Rule(style="bright_black", characters="-" if ascii_only else "─"), header(board, now, width)]
-    room = height - 4
+    room = height - 3
     recovery = board.recovery
     shows_recovery = recovery is not None and (recovery.ended is None or now - recovery.ended < SHOW_RECOVERY_S)
     if board.plan is not None:
-        rows = max(2, min(16, room - (12 if shows_recovery else 5)))
+        rows = max(2, min(16, room - (12 if shows_recovery else 6)))
         grid = plan_grid(board.plan, board.ranks, width, rows, ascii_only=ascii_only)
         outside = idle_line(board.plan, board.ranks, ascii_only=ascii_only)
         parts += ["", grid, *([outside] if outside else [])]
@@ -43,11 +43,11 @@ def render(board: Board, now: float, width: int, height: int, *, ascii_only: boo
     elif board.ranks:
         parts += ["", waiting(board)]
         room -= 2
-    if recovery is not None and shows_recovery:
-        n_candidates = max(1, min(6, room - 8))
-        part = render_recovery(recovery, board, width, n_candidates, ascii_only=ascii_only)
-        parts += ["", *part]
-        room -= 5 + n_candidates
+    if recovery is not None and shows_recovery and room >= 5:
+        n_candidates = min(6, room - 7)
+        parts += ["", *render_recovery(recovery, board, width, n_candidates, ascii_only=ascii_only)]
+        n_rows = len(recovery.proposed.candidates) if recovery.proposed is not None else 0
+        room -= 5 + (2 + min(n_candidates + 1, n_rows) if n_candidates > 0 and n_rows else 0)
     n_recent = max(0, min(5, room - 1))
     if board.recent and n_recent:
         parts += ["", recent(board, n_recent, width)]
@@ -66,7 +66,7 @@ def header(board: Board, now: float, width: int) -> RenderableType:
     title.truncate(max(10, width - len(right) - 2), overflow="ellipsis")
     title.append(" " * max(2, width - title.cell_len - len(right)))
     title.append(right, style="dim")
-    return Group(title, Text("  ", style="dim").join(figures(board, now)))
+    return Group(title, Text("  ", no_wrap=True, overflow="ellipsis").join(figures(board, now)))
 
 
 def figures(board: Board, now: float) -> Iterator[Text]:
@@ -100,7 +100,7 @@ def waiting(board: Board) -> Text:
 def render_recovery(
     recovery: Recovery, board: Board, width: int, n_candidates: int, *, ascii_only: bool = False
 ) -> Iterator[RenderableType]:
-    """What was lost, how long each phase took, and which plans were to choose from."""
+    """What was lost, how long each phase took, and which plans were to choose from (none shown for `n_candidates` <= 0)."""
     causes = {board.causes[rank] for rank in recovery.lost if rank in board.causes}
     title = Text(no_wrap=True, overflow="ellipsis")
     what = f"loss of {quantities.ranks(recovery.lost)}" if recovery.lost else recovery.reason
@@ -116,7 +116,7 @@ def render_recovery(
     yield title
     if recovery.went is not None:
         yield phases(recovery.went, min(width, 76), ascii_only=ascii_only)
-    if recovery.proposed is not None:
+    if recovery.proposed is not None and n_candidates > 0:
         profile = board.profile
         before = profile.global_batch / recovery.step_before_s if profile and recovery.step_before_s else None
         table = candidate_table(
@@ -134,7 +134,7 @@ def phases(went: Went, width: int, *, ascii_only: bool = False) -> RenderableTyp
     """The parts of a transition as one bar, each as wide as it was long, and their milliseconds."""
     parts = [(name, value, style) for name, key, style in _PHASES if (value := getattr(went, key)) is not None]
     total = sum(value for _, value, _ in parts)
-    bar, legend = Text(no_wrap=True), Text()
+    bar, legend = Text(no_wrap=True), Text(no_wrap=True, overflow="ellipsis")
     for name, value, style in parts:
         cells = round(width * value / total) if total > 0 else 0
         bar.append(("=" if ascii_only else "━") * max(1, cells), style=style)

@@ -11,7 +11,7 @@ import msgspec
 
 from launcher.events import Event
 from launcher.options import RunOptions
-from odyssey.errors import UsageError
+from odyssey.errors import ProfileError, UsageError
 from odyssey_cli import arguments as text
 from odyssey_cli.board import Board
 from odyssey_cli.errors import print_error
@@ -23,7 +23,7 @@ Agent = Callable[[RunOptions, Callable[[Event], None], Callable[[int, str, bytes
 
 def options(
     *,
-    script: str | None,
+    script: str,
     arguments: tuple[str, ...],
     options_before_script: bool,
     nodes: int,
@@ -38,9 +38,7 @@ def options(
     master_addr: str,
     master_port: int,
 ) -> RunOptions:
-    """Check everything that can be checked before a process is started. Raises UsageError or ProfileError."""
-    if script is None:
-        raise UsageError("no script given", "for example: odyssey run --nodes 4 train.py")
+    """Check everything that can be checked before a process is started. Raises UsageError."""
     text.script(script)
     if not options_before_script:
         value, rest = text.nodes_behind_script(arguments)
@@ -69,7 +67,10 @@ def options(
     if profile is not None:
         from perfmodel.profile import read
 
-        read(profile)
+        try:
+            read(profile)
+        except ProfileError as error:
+            raise UsageError(f"--profile: {error.what}", error.help) from None
     if log_dir.exists() and not log_dir.is_dir():
         raise UsageError(f"--log-dir: {log_dir} is not a directory", "name a directory, it is created if need be")
     return RunOptions(

@@ -42,7 +42,12 @@ class Screen:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._draw_until_stopped, name="odyssey-display", daemon=True)
         self._live = Live(
-            console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
         )
         self._switch_interval = sys.getswitchinterval()
 

@@ -1,0 +1,151 @@
+"""`odyssey run` and `odyssey profile` with a stand-in for the agent: what it is asked for, and what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.events import Event, JobEnded
+from launcher.options import RunOptions
+from odyssey_cli import profile as profile_command
+from odyssey_cli import run as run_command
+from odyssey_cli.__main__ import main
+from perfmodel.profile import write
+from tests.job_events import job, profile
+
+Watch = Callable[[Event], None]
+Output = Callable[[int, str, bytes], None]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunOptions]:
+    """What the agent was asked for; it does nothing and ends well."""
+    asked: list[RunOptions] = []
+    real = run_command.run
+
+    def agent(options: RunOptions, watch: Watch, output: Output) -> int:
+        asked.append(options)
+        return 0
+
+    def run(options: RunOptions, *, display: bool) -> int:
+        return real(options, display=display, agent=agent)
+
+    monkeypatch.setattr("odyssey_cli.run.run", run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return asked
+
+
+def test_options_reach_the_agent(asked: list[RunOptions]) -> None:
+    argv = ["--nodes", "4", "--nproc_per_node", "2", "--max-restarts", "3", "--layout", "2x4", "--strategy", "reroute"]
+    argv += ["--mtbf", "6h", "--log-dir", "logs", "--drill", "step=5 kill=2", "--drill", "step=9 lose=1"]
+    argv += ["--master-addr", "10.0.0.1", "--master-port", "29500", "--no-display"]
+
+    code = main(["run", *argv, "train.py", "--steps", "5", "--nodes", "7"])
+
+    assert code == 0
+    assert asked == [
+        RunOptions(
+            script="train.py",
+            arguments=("--steps", "5", "--nodes", "7"),
+            n_nodes=4,
+            n_ranks_per_node=2,
+            max_restarts=3,
+            layout="2x4",
+            strategy="reroute",
+            mtbf_s=21600.0,
+            log_dir=Path("logs"),
+            drills=("step=5 kill=2", "step=9 lose=1"),
+            master_addr="10.0.0.1",
+            master_port=29500,
+        )
+    ]
+
+
+def test_nodes_behind_the_script_is_ours_if_no_option_stands_before_it(
+    asked: list[RunOptions], capfd: pytest.CaptureFixture[str]
+) -> None:
+    main(["run", "train.py", "--steps", "5", "--nodes", "4", "--", "-x"])
+
+    assert (asked[0].n_nodes, asked[0].arguments) == (4, ("--steps", "5", "--", "-x"))
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith("odyssey: took --nodes 4 as the launcher's")
+
+
+def test_other_options_behind_the_script_are_the_scripts(asked: list[RunOptions]) -> None:
+    main(["run", "train.py", "--layout", "x", "--help"])
+
+    assert asked[0].arguments == ("--layout", "x", "--help")
+
+
+def replay(options: RunOptions, watch: Watch, output: Output) -> int:
+    for event in job():
+        watch(event)
+    return 0
+
+
+def test_without_a_terminal_events_are_plain_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = run_command.run(RunOptions("train.py", log_dir=tmp_path), display=True, agent=replay)
+
+    out, err = capfd.readouterr()
+    assert (code, out) == (0, "")
+    said = [line.split(" ", 2)[2] if line.startswith("odyssey ") else line for line in err.splitlines()]
+    assert said == [
+        "start train.py --steps 40 on 4 ranks",
+        "profile measured in 200 ms",
+        "generation 1: plan start, layout 2x2: the start",
+        "generation 1: go",
+        "rank 3 lost: SIGKILL, its slot is gone",
+        "generation 2: pause: rank 3 lost: SIGKILL",
+        "generation 2: plan reroute, layout 2x2 -1: best of 2 candidates",
+        "generation 2: go, recovered in 88 ms (detect 2.0 ms, pause 11 ms, plan 4.0 ms, groups 61 ms, move 10 ms)",
+        "odyssey: 40 steps in 0:04; recovered from the loss of 1 rank in 88 ms; 130 ms lost in all",
+    ]
+
+
+def test_a_failed_job_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def agent(options: RunOptions, watch: Watch, output: Output) -> int:
+        watch(Event(1.0, 1, "agent", JobEnded(1, "rank 0 failed: ValueError: bad", "see its traceback above")))
+        return 1
+
+    code = run_command.run(RunOptions("train.py", log_dir=tmp_path), display=False, agent=agent)
+
+    assert code == 1
+    assert capfd.readouterr().err.splitlines()[:2] == [
+        "error: rank 0 failed: ValueError: bad",
+        "help: see its traceback above",
+    ]
+
+
+def test_the_newest_job_is_the_one_written_last(tmp_path: Path) -> None:
+    import os
+
+    for name, written in (("b", 100), ("a", 200)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").write_text("")
+        os.utime(tmp_path / name / "events.jsonl", (written, written))
+
+    assert run_command.newest_job(tmp_path) == tmp_path / "a"
+    assert run_command.newest_job(tmp_path, since=300) is None
+
+
+def test_a_profile_is_written_and_shown_as_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def agent(options: RunOptions, watch: Watch, output: Output) -> int:
+        assert options.write_profile is not None
+        write(profile(), options.write_profile)
+        return 0
+
+    code = profile_command.profile(RunOptions("train.py"), tmp_path / "p.json", agent=agent)
+
+    out = capfd.readouterr().out
+    assert code == 0
+    assert "Block7" in out and "weight-grad" in out and "2.0 ms" in out and "groups" in out
+
+
+def test_a_script_that_cannot_be_measured_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from odyssey.errors import OdysseyError
+
+    with pytest.raises(OdysseyError, match="ended without a profile"):
+        profile_command.profile(RunOptions("train.py"), tmp_path / "p.json", agent=lambda *_: 0)

@@ -1,0 +1,189 @@
+"""The display as people see it: boards folded from recorded events, printed at a fixed width."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from launcher.events import Event
+from odyssey_cli.board import Board
+from odyssey_cli.display import SHOW_RECOVERY_S, render
+from odyssey_cli.grid import plan_grid
+from odyssey_cli.rank_state import RankState
+from odyssey_cli.screen import Screen
+from tests import job_events
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def board_after(kind: str, nth: int = 1) -> Board:
+    """The board when the `nth` event of `kind` has been applied."""
+    board = Board()
+    for event in job_events.job():
+        board.apply(event)
+        nth -= type(event.body).__name__ == kind
+        if nth == 0:
+            break
+    return board
+
+
+def text_of(board: Board, width: int = 80, height: int = 30, after: float = 0.0, ascii_only: bool = False) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), record=True, highlight=False)
+    console.print(render(board, board.now + after, width, height, ascii_only=ascii_only))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def test_while_the_ranks_start_it_says_how_far_they_are() -> None:
+    assert text_of(board_after("RankStarted", 3)) == [
+        "─" * 80,
+        "odyssey  train.py --steps 40                                            starting",
+        "step 0  lost 0 ranks  time 0:00",
+        "",
+        "3 of 4 ranks started",
+    ]
+
+
+def test_a_running_job_shows_its_layout_and_its_speed() -> None:
+    assert text_of(board_after("UnitCommitted", 20)) == [
+        "─" * 80,
+        "odyssey  train.py --steps 40                                        generation 1",
+        "step 20  loss 3.0500  samples/s 640  lost 0 ranks  time 0:02",
+        "",
+        "             stage 0           stage 1",
+        "pipeline 0   ● 0  layers 0-3   ● 1  layers 4-7",
+        "pipeline 1   ● 2  layers 0-3   ● 3  layers 4-7",
+        "",
+        "22:13:21  profile measured in 200 ms",
+        "22:13:21  started: layout 2x2",
+    ]
+
+
+def test_a_lost_rank_is_marked_before_there_is_a_plan() -> None:
+    lines = text_of(board_after("RankPaused", 2))
+
+    assert "recovering" in lines[2]
+    assert lines[5:7] == [
+        "pipeline 0   ‖ 0  layers 0-3   ‖ 1  layers 4-7",
+        "pipeline 1   ● 2  layers 0-3   ✕ 3  layers 4-7",
+    ]
+    assert "loss of rank 3 (SIGKILL)" in lines
+
+
+def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
+    board = board_after("UnitCommitted", 30)
+
+    assert text_of(board)[4:18] == [
+        "             stage 0           stage 1",
+        "pipeline 0   ● 0  layers 0-3   ● 1  layers 4-7",
+        "pipeline 1   ● 2  layers 0-3   ✕ → 1  layers 4-7",
+        "outside      ✕ 3 lost",
+        "",
+        "loss of rank 3 (SIGKILL)  recovered in 88 ms  cost 130 ms",
+        "━" * 76,
+        "■ detect 2.0 ms   ■ pause 11 ms   ■ plan 4.0 ms   ■ groups 61 ms   ■ move 10 ms",
+        "",
+        "   strategy  layout   step  rate  transition   memory  score",
+        "▸  reroute   2x2 -1  62 ms  81 %       83 ms  312 MiB    410",
+        "   shrink    2x2     71 ms  70 %      163 ms  420 MiB    380",
+        "   respawn   -           -     -           -        -      -",
+        "",
+    ]
+    assert "loss of rank 3 (SIGKILL)  recovered in 88 ms  cost 130 ms" not in text_of(board, after=SHOW_RECOVERY_S)
+
+
+def test_a_wide_terminal_has_room_for_the_reasons() -> None:
+    lines = text_of(board_after("UnitCommitted", 30), width=120)
+
+    assert any("no restarts are left (--max-restarts 0)" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("height", [8, 12, 24, 50])
+def test_it_never_outgrows_the_terminal(width: int, height: int) -> None:
+    for event_number in range(0, len(job_events.job()), 5):
+        board = Board()
+        for event in job_events.job()[: event_number + 1]:
+            board.apply(event)
+        lines = text_of(board, width, height)
+
+        assert max(map(len, lines)) <= width
+        assert len(lines) <= max(height, 9)
+
+
+def test_it_reads_without_unicode() -> None:
+    for line in text_of(board_after("UnitCommitted", 30), ascii_only=True):
+        assert line.isascii()
+
+
+def test_any_beginning_of_a_log_gives_a_picture() -> None:
+    board = Board()
+    for event in job_events.job():
+        board.apply(event)
+        assert text_of(board)
+
+
+def test_a_large_layout_is_cut_and_shows_the_pipelines_in_trouble() -> None:
+    from odyssey.plan import Pipeline, Plan, Stage
+
+    n_pipelines, n_stages = 64, 16
+    pipelines = tuple(
+        Pipeline(tuple(Stage(p * n_stages + s, 2 * s, 2 * s + 2) for s in range(n_stages)), p, p + 1)
+        for p in range(n_pipelines)
+    )
+    plan = Plan(1, "start", 0, 64, 1, 32, pipelines, ())
+    console = Console(width=80, file=io.StringIO(), record=True)
+
+    console.print(plan_grid(plan, {50 * n_stages: RankState.LOST}, 80, 6))
+
+    lines = console.export_text().splitlines()
+    assert len(lines) == 7
+    assert any(line.startswith("pipeline 50   ✕") for line in lines)
+    assert lines[-1].strip() == "and 58 more"
+
+
+def test_the_summary_of_a_job_counts_what_was_lost() -> None:
+    from odyssey_cli.summary import summary
+
+    board = board_after("JobEnded")
+
+    assert summary(board, None) == ("40 steps in 0:04; recovered from the loss of 1 rank in 88 ms; 130 ms lost in all")
+
+
+def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, height=30, color_system=None, legacy_windows=False)
+
+    with Screen(Board(), console) as screen:
+        for event in job_events.job():
+            screen.watch(event)
+        for i in range(200):
+            screen.output(i % 4, "stdout", f"line {i} of ".encode())
+        for i in range(4):
+            screen.output(i, "stdout", b"the end\n")
+        screen.output(2, "stderr", b"half a line")
+        time.sleep(0.3)
+
+    printed = file.getvalue()
+    assert printed.count("the end") == 4
+    assert "[rank 2] half a line" in printed
+    assert "step 40" in printed
+
+
+def test_watching_costs_the_agent_nothing() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
+    event: Event = job_events.job()[0]
+
+    with Screen(Board(), console) as screen:
+        began = time.perf_counter()
+        for _ in range(1000):
+            screen.watch(event)
+        took = time.perf_counter() - began
+
+    assert took < 0.1
