@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -59,7 +60,10 @@ def this_machine() -> Machine:
 def publish(report: Report, folder: Path = RESULTS) -> Path:
     """Print the report and write `folder/NAME.json`, whole or not at all."""
     console = Console()
-    console.print(table(report.rows, report.name))
+    rows = table(report.rows, report.name)
+    # A row is read as a row: better cut by the terminal's edge than folded into columns of two letters.
+    console.width = max(console.width, Console(width=1000).measure(rows).maximum)
+    console.print(rows)
     for metric, value in report.summary.items():
         console.print(f"{metric} = {number(value)}")
     path = write(report, folder)
@@ -83,7 +87,7 @@ def read(path: Path) -> Report:
 
 def table(rows: list[dict[str, Cell]], title: str) -> Table:
     """The rows as a rich table, numbers to the right."""
-    result = Table(title=title, title_justify="left")
+    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for column in rows[0] if rows else []:
         is_number = any(isinstance(row[column], int | float) for row in rows)
         result.add_column(column, justify="right" if is_number else "left")
