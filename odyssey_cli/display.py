@@ -135,12 +135,11 @@ def phases(went: Went, width: int, *, ascii_only: bool = False) -> RenderableTyp
     parts = [(name, value, style) for name, key, style in _PHASES if (value := getattr(went, key)) is not None]
     total = sum(value for _, value, _ in parts)
     bar, legend = Text(no_wrap=True), Text(no_wrap=True, overflow="ellipsis")
-    for name, value, style in parts:
+    for i, (name, value, style) in enumerate(parts):
         cells = round(width * value / total) if total > 0 else 0
         bar.append(("=" if ascii_only else "━") * max(1, cells), style=style)
-        legend.append(f"{'#' if ascii_only else '■'} ", style=style)
-        legend.append(f"{name} ", style="dim")
-        legend.append(f"{quantities.seconds(value)}   ")
+        legend.append("   " if i else "").append("# " if ascii_only else "■ ", style=style)
+        legend.append(f"{name} ", style="dim").append(quantities.seconds(value))
     bar.truncate(width)
     return Group(bar, legend)
 

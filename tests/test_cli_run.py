@@ -101,7 +101,8 @@ def test_without_a_terminal_events_are_plain_lines(tmp_path: Path, capfd: pytest
         "generation 2: pause: rank 3 lost: SIGKILL",
         "generation 2: plan reroute, layout 2x2 -1: best of 2 candidates",
         "generation 2: go, recovered in 88 ms (detect 2.0 ms, pause 11 ms, plan 4.0 ms, groups 61 ms, move 10 ms)",
-        "odyssey: 40 steps in 0:04; recovered from the loss of 1 rank in 88 ms; 130 ms lost in all",
+        "odyssey: 40 steps in 0:04",
+        "odyssey: recovered from the loss of 1 rank in 88 ms; 130 ms lost in all",
     ]
 
 
