@@ -26,7 +26,7 @@ from benchmarks.report import Cell
 STRATEGIES = ("auto", "reroute", "repartition", "shrink", "respawn")
 N_STEPS_BEFORE, N_STEPS_AFTER = 12, 8
 ABOUT = (
-    "SIGKILL of one random rank at a random moment, until every rank has finished the first step that the new generation "
+    "All times in seconds. SIGKILL of one random rank at a random moment, until every rank has finished the first step that the new generation "
     "ran (raw), and the same less the median time of a step in the new layout (beyond the step). Medians over the kills "
     "of a case, each in a job of its own, cases alternating. The parts are medians, too, and need not add up exactly. "
     "torchrun restarts all ranks from a checkpoint in memory that is never more than one step old."
@@ -174,15 +174,15 @@ def rows(recoveries: Sequence[Recovery]) -> list[dict[str, Cell]]:
         chosen = sorted({each.strategy for each in group})
         row: dict[str, Cell] = {"ranks": n_ranks, "case": case, "strategy": ", ".join(chosen), "kills": len(group)}
         row |= {
-            "beyond the step s": median(each.beyond_step_s for each in group),
-            "worst s": max(each.beyond_step_s for each in group),
-            "raw s": median(each.raw_s for each in group),
+            "beyond the step": median(each.beyond_step_s for each in group),
+            "worst": max(each.beyond_step_s for each in group),
+            "raw": median(each.raw_s for each in group),
         }
         for part in Parts.__struct_fields__:
             values = [getattr(each.parts, part) for each in group if each.parts is not None]
-            row[part.removesuffix("_s").replace("_", " ") + " s"] = median(values) if values else None
-        row["step before s"] = median(each.step_before_s for each in group)
-        row["step after s"] = median(each.step_after_s for each in group)
+            row[part.removesuffix("_s").replace("_", " ")] = median(values) if values else None
+        row["step before"] = median(each.step_before_s for each in group)
+        row["step after"] = median(each.step_after_s for each in group)
         result.append(row)
     return result
 
