@@ -27,7 +27,7 @@ def cells(plan: Plan, costs: Costs) -> list[Cell]:
     """The distinct cells of a plan, expanded. The first of a cell's copies is the one that was expanded."""
     found: list[Cell] = []
     alike: dict[object, list[tuple[int, ...]]] = {}
-    for members in _joined(plan, together=costs.profile.cluster.cores is not None):
+    for members in joined(plan, together=costs.profile.cluster.cores is not None):
         stages = [stage for p in members for stage in plan.pipelines[p].stages]
         workers = tuple(stage.worker for stage in stages if stage.worker is not None)
         key = _signature(plan, members, workers, costs)
@@ -40,7 +40,7 @@ def cells(plan: Plan, costs: Costs) -> list[Cell]:
     return found
 
 
-def _joined(plan: Plan, together: bool) -> list[list[int]]:
+def joined(plan: Plan, together: bool) -> list[list[int]]:
     """Pipelines, those joined by a route together."""
     if together:
         return [list(range(len(plan.pipelines)))]

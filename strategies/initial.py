@@ -1,0 +1,53 @@
+"""The first layout of a job: the one the user asks for, or the fastest among those that survive a loss.
+
+Consecutive workers form a pipeline, so that the copies of a stage sit on different nodes wherever they can. A single
+pipeline keeps one copy of each layer; `auto` takes it only where no other layout exists.
+"""
+
+from __future__ import annotations
+
+from odyssey.errors import UsageError
+from strategies.compose import n_micro_batches_of
+from strategies.layouts import layouts, parse_layout, shapes_of
+from strategies.repartition import Draft, no_layout, realise
+from strategies.situation import Proposal, Situation
+
+NAME = "initial"
+N_PRICED = 6
+
+
+def propose(situation: Situation, layout: str) -> list[Proposal]:
+    """Plans for `layout`, or the best few for `auto`. Raises UsageError for a layout that cannot be meant."""
+    n_workers, n_micro_batches = len(situation.alive), n_micro_batches_of(situation)
+    n_layers = len(situation.profile.layers)
+    shapes = shapes_of(situation.profile, n_micro_batches)
+    lengths = parse_layout(layout)
+    if lengths is None:
+        chosen = layouts(shapes, n_workers, N_PRICED, min_pipelines=2) or layouts(shapes, n_workers, N_PRICED)
+    else:
+        if sum(lengths) > n_workers:
+            raise UsageError(
+                f"layout {layout} needs {sum(lengths)} workers, there are {n_workers}", "leave some idle, or use `auto`"
+            )
+        if max(lengths) > n_layers:
+            raise UsageError(f"layout {layout} has more stages than the model has layers ({n_layers})", "use fewer stages")
+        if len(lengths) > n_micro_batches:
+            raise UsageError(
+                f"layout {layout} has {len(lengths)} pipelines for {n_micro_batches} micro-batches",
+                "use a smaller micro-batch, or fewer pipelines",
+            )
+        chosen = [lengths]
+    proposals = []
+    for row in chosen:
+        draft: Draft = []
+        for n_stages in row:
+            shape = shapes.of(n_stages)
+            if shape is None:
+                limit = situation.profile.cluster.memory_bytes / 1e9
+                reason = f"no split of {n_layers} layers in {n_stages} stages fits {limit:.1f} GB each"
+                proposals.append(Proposal(NAME, None, reason))
+                break
+            draft.append((shape.ranges, [None] * n_stages))
+        else:
+            proposals.append(realise(situation, NAME, shapes, draft))
+    return proposals or [Proposal(NAME, None, no_layout(situation, n_workers))]

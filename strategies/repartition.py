@@ -1,0 +1,128 @@
+"""Repartition (Odyssey's dynamic parallelism, Oobleck): the survivors in pipelines of possibly unequal length.
+
+Two sources of layouts. *Repair*: pipelines that are whole stay as they are; idle workers take lost places, and a pipeline
+that is still short becomes a shorter one (Oobleck). *Renew*: the best few of all layouts for this many workers. In both,
+survivors go where the fewest bytes move, and splits in force are kept where they are nearly as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from odyssey.errors import PlanError
+from odyssey.plan import Pipeline, Plan, Stage
+from strategies.compose import Slot, assign, batch_of, compose, n_micro_batches_of
+from strategies.layouts import Ranges, Shapes, distribute, layouts, shapes_of
+from strategies.situation import Proposal, Situation
+
+NAME = "repartition"
+N_RENEWED = 4
+"""Layouts that are priced exactly."""
+NEARLY = 1.01
+"""A split in force is kept if its slowest stage takes at most this many times the best one's."""
+
+Draft = list[tuple[Ranges, list[int | None]]]
+"""Pipelines as layer ranges, and for each stage the worker that has it now."""
+
+
+def propose(situation: Situation) -> list[Proposal]:
+    """Repaired and renewed layouts of all survivors."""
+    plan = situation.plan
+    if plan is None:
+        return []
+    n_micro_batches = n_micro_batches_of(situation)
+    shapes = shapes_of(situation.profile, n_micro_batches)
+    drafts: list[Draft] = []
+    repaired = _repair(situation, plan, shapes)
+    if repaired is not None:
+        drafts.append(repaired)
+    drafts += [_renew(situation, plan, shapes, lengths) for lengths in layouts(shapes, len(situation.alive), N_RENEWED)]
+    if not drafts:
+        return [Proposal(NAME, None, no_layout(situation, len(situation.alive)))]
+    proposals = []
+    seen = set()
+    for draft in drafts:
+        key = tuple(sorted(ranges for ranges, _ in draft))
+        if key not in seen:
+            seen.add(key)
+            proposals.append(realise(situation, NAME, shapes, draft))
+    return proposals
+
+
+def no_layout(situation: Situation, n_workers: int) -> str:
+    """Why no layout of `n_workers` exists."""
+    profile = situation.profile
+    if n_workers == 0:
+        return "no worker is left"
+    limit = profile.cluster.memory_bytes / 1e9
+    return f"no split of {len(profile.layers)} layers over at most {n_workers} workers fits {limit:.1f} GB each"
+
+
+def realise(situation: Situation, strategy: str, shapes: Shapes, draft: Draft) -> Proposal:
+    """A plan of a draft: shares by speed, workers by bytes."""
+    text = "+".join(str(len(ranges)) for ranges, _ in draft)
+    shares = distribute([shapes.shape(ranges) for ranges, _ in draft], shapes.n_micro_batches)
+    if shares is None:
+        pipelines = f"{len(draft)} pipelines for {shapes.n_micro_batches} micro-batches of {batch_of(situation)[1]}"
+        return Proposal(strategy, None, pipelines)
+    slots: list[Slot] = [
+        (first, stop, worker) for ranges, workers in draft for (first, stop), worker in zip(ranges, workers, strict=True)
+    ]
+    if len(slots) > len(situation.alive):
+        return Proposal(strategy, None, f"{text} needs {len(slots)} workers, {len(situation.alive)} are left")
+    workers = iter(assign(situation, slots, sorted(situation.alive)))
+    pipelines_of = [[Stage(next(workers), first, stop) for first, stop in ranges] for ranges, _ in draft]
+    try:
+        return Proposal(strategy, compose(situation, strategy, pipelines_of, shares), "")
+    except PlanError as error:
+        return Proposal(strategy, None, error.what)
+
+
+def _ranges(pipeline: Pipeline) -> Ranges:
+    return tuple((stage.first, stage.stop) for stage in pipeline.stages)
+
+
+def _workers(pipeline: Pipeline, alive: set[int]) -> list[int | None]:
+    return [stage.worker if stage.worker in alive else None for stage in pipeline.stages]
+
+
+def _repair(situation: Situation, plan: Plan, shapes: Shapes) -> Draft | None:
+    """Whole pipelines stay; lost places go to idle workers while there are any, then pipelines become shorter."""
+    alive = set(situation.alive)
+    n_spare = len(alive) - sum(worker in alive for worker in plan.workers)
+    draft: Draft = []
+    for pipeline in plan.pipelines:
+        workers = _workers(pipeline, alive)
+        n_lost = workers.count(None)
+        n_filled = min(n_lost, n_spare)
+        n_spare -= n_filled
+        n_stages = len(workers) - n_lost + n_filled
+        if n_filled == n_lost:
+            draft.append((_ranges(pipeline), workers))
+            continue
+        shape = shapes.of(n_stages)
+        if shape is None:
+            n_spare += n_stages
+            continue
+        draft.append((shape.ranges, [None] * n_stages))
+    return draft or None
+
+
+def _renew(situation: Situation, plan: Plan, shapes: Shapes, lengths: Sequence[int]) -> Draft:
+    """Pipelines of these lengths; those in force with such a length come first, with their splits where they are good."""
+    alive = set(situation.alive)
+    kept: dict[int, list[Pipeline]] = {}
+    for pipeline in plan.pipelines:
+        kept.setdefault(len(pipeline.stages), []).append(pipeline)
+    for pipelines in kept.values():
+        pipelines.sort(key=lambda pipeline: _workers(pipeline, alive).count(None), reverse=True)
+    draft: Draft = []
+    for n_stages in lengths:
+        best = shapes.of(n_stages)
+        assert best is not None
+        old = kept[n_stages].pop() if kept.get(n_stages) else None
+        if old is not None and shapes.shape(_ranges(old)).bottleneck_s <= NEARLY * best.bottleneck_s:
+            draft.append((_ranges(old), _workers(old, alive)))
+        else:
+            draft.append((best.ranges, [None] * n_stages))
+    return draft

@@ -1,0 +1,44 @@
+"""Respawn: the lost process comes back on its healthy slot, into its old place; its state comes from a peer.
+
+Needs another holder of each of its layers. Stages whose workers cannot come back are routed as in `reroute`.
+"""
+
+from __future__ import annotations
+
+from odyssey.plan import Stage
+from strategies.reroute import routed
+from strategies.situation import Proposal, Situation
+
+NAME = "respawn"
+
+
+def propose(situation: Situation) -> list[Proposal]:
+    """The plan in force, with every lost worker that can come back in its place."""
+    plan = situation.plan
+    if plan is None:
+        return []
+    alive, back = set(situation.alive), set(situation.respawnable)
+    lost = [
+        (p, s, stage.worker)
+        for p, pipeline in enumerate(plan.pipelines)
+        for s, stage in enumerate(pipeline.stages)
+        if stage.worker is not None and stage.worker not in alive
+    ]
+    returning = [worker for _, _, worker in lost if worker in back]
+    if not lost:
+        return [Proposal(NAME, None, "no worker of the plan is lost")]
+    if not returning:
+        who = f"worker {lost[0][2]}" if len(lost) == 1 else "any of the lost workers"
+        return [Proposal(NAME, None, f"the slot of {who} is gone or has no restarts left (--max-restarts)")]
+    copies = {layer for worker in alive for layer in situation.held.get(worker, ())}
+    for p, s, _ in lost:
+        if lacking := [layer for layer in plan.pipelines[p].stages[s].layers if layer not in copies]:
+            return [Proposal(NAME, None, f"pipeline {p} stage {s} has no other holder of layer {lacking[0]}")]
+    stages = [
+        [
+            stage if stage.worker in alive or stage.worker in back else Stage(None, stage.first, stage.stop)
+            for stage in pipeline.stages
+        ]
+        for pipeline in plan.pipelines
+    ]
+    return routed(situation, NAME, stages, spawned=returning)

@@ -1,0 +1,145 @@
+"""The search: every strategy proposes, the performance model prices, the whole table comes back, best first.
+
+A candidate whose `plan` is None cannot be taken: its strategy has none, or it needs more memory than there is (then it
+still has an estimate). Equal objectives: fewer bytes moved, then the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from odyssey.errors import PlanError, StateLost, UsageError
+from odyssey.plan import Estimate, Transition
+from perfmodel.costs import Costs
+from perfmodel.objective import objective
+from perfmodel.price import price_in_detail
+from strategies import initial, repartition, reroute, respawn, shrink
+from strategies.situation import Candidate, Proposal, Situation
+
+Strategy = Callable[[Situation], list[Proposal]]
+STRATEGIES: Mapping[str, Strategy] = {strategy.NAME: strategy.propose for strategy in (reroute, repartition, respawn, shrink)}
+
+
+def search(situation: Situation, only: str | None = None) -> list[Candidate]:
+    """All candidates for a change, best first. `only`: the one strategy that may propose.
+
+    Raises StateLost naming all layers without a holder.
+    """
+    if only is not None and only not in STRATEGIES:
+        raise UsageError(f"unknown strategy {only!r}", f"one of {', '.join(STRATEGIES)}")
+    check_holders(situation)
+    names = list(STRATEGIES) if only is None else [only]
+    return _ranked(situation, [proposal for name in names for proposal in STRATEGIES[name](situation)])
+
+
+def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
+    """The candidates for the first plan of a job, best first. Raises UsageError for a layout that cannot be meant."""
+    return _ranked(situation, initial.propose(situation, layout))
+
+
+def best(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The one to take, if there is one."""
+    return candidates[0] if candidates and candidates[0].plan is not None else None
+
+
+def rescore(candidates: Sequence[Candidate], *, seconds_to_change: float, search_s: float) -> list[Candidate]:
+    """A table that was computed ahead, ranked anew with today's D and with the time that the look-up took."""
+    rescored = []
+    for candidate in candidates:
+        estimate = candidate.estimate
+        if estimate is not None and candidate.plan is not None:
+            parts = msgspec.structs.replace(estimate.transition, search_s=search_s)
+            value = objective(candidate.plan.global_batch, estimate.step_s, parts.total_s, seconds_to_change)
+            estimate = msgspec.structs.replace(estimate, transition=parts, objective=value)
+            candidate = msgspec.structs.replace(
+                candidate, estimate=estimate, plan=msgspec.structs.replace(candidate.plan, estimate=estimate)
+            )
+        rescored.append(candidate)
+    return _with_reasons(rescored)
+
+
+def check_holders(situation: Situation) -> None:
+    """Raise StateLost if some layer has no holder among the survivors."""
+    kept = {layer for worker in situation.alive for layer in situation.held.get(worker, ())}
+    gone = [layer for layer in range(len(situation.profile.layers)) if layer not in kept]
+    if gone:
+        names = ", ".join(f"{layer} ({situation.profile.layers[layer].name})" for layer in gone)
+        plural = "layers" if len(gone) > 1 else "layer"
+        raise StateLost(
+            f"every holder of {plural} {names} is lost",
+            "start again from a checkpoint; a layout with more pipelines keeps more copies",
+        )
+
+
+def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candidate]:
+    costs = Costs(situation.profile, situation.node_of)
+    return _with_reasons([_priced(situation, costs, proposal) for proposal in proposals])
+
+
+def _priced(situation: Situation, costs: Costs, proposal: Proposal) -> Candidate:
+    plan = proposal.plan
+    if plan is None:
+        return Candidate(proposal.strategy, None, None, proposal.reason)
+    try:
+        priced = price_in_detail(plan, costs, seconds_to_change=situation.seconds_to_change, search_s=situation.search_s)
+    except PlanError as error:
+        return Candidate(proposal.strategy, None, None, error.what)
+    estimate = priced.estimate
+    if situation.plan is None:
+        estimate = _at_start(estimate, plan.global_batch, situation.seconds_to_change)
+    limit = situation.profile.cluster.memory_bytes
+    if estimate.peak_bytes > limit:
+        reason = f"needs {_gigabytes(estimate.peak_bytes)} on worker {priced.peak_worker}, it may take {_gigabytes(limit)}"
+        return Candidate(proposal.strategy, None, estimate, reason)
+    return Candidate(proposal.strategy, msgspec.structs.replace(plan, estimate=estimate), estimate, "")
+
+
+def _at_start(estimate: Estimate, global_batch: int, seconds_to_change: float) -> Estimate:
+    """Nothing was lost, so nothing is detected, paused or searched: only groups are built."""
+    parts = Transition(groups_s=estimate.transition.groups_s, warm_up_s=estimate.transition.warm_up_s)
+    value = objective(global_batch, estimate.step_s, parts.total_s, seconds_to_change)
+    return msgspec.structs.replace(estimate, transition=parts, objective=value)
+
+
+def _with_reasons(candidates: Sequence[Candidate]) -> list[Candidate]:
+    ranked = sorted(candidates, key=_rank)
+    winner = best(ranked)
+    if winner is None:
+        return ranked
+    return [_explained(candidate, winner) for candidate in ranked]
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float, float, float, int, str]:
+    """Best first. Where nothing is worth anything before the next change, the shortest transition is the best there is."""
+    plan, estimate = candidate.plan, candidate.estimate
+    if estimate is None:
+        return (True, 1.0, 0.0, 0.0, 0, candidate.strategy)
+    wait_s = estimate.transition.total_s if estimate.objective == 0 else 0.0
+    moves_s, n_moves = estimate.transition.moves_s, len(plan.moves) if plan else 0
+    return (plan is None, -estimate.objective, wait_s, moves_s, n_moves, candidate.strategy)
+
+
+def _explained(candidate: Candidate, winner: Candidate) -> Candidate:
+    mine, its = candidate.estimate, winner.estimate
+    if candidate.plan is None or mine is None or its is None:
+        return candidate
+    if candidate is winner:
+        reason = (
+            f"best objective: {mine.objective:.4g} samples/s, step {_seconds(mine.step_s)}, "
+            f"transition {_seconds(mine.transition.total_s)}"
+        )
+    elif mine.objective == its.objective:
+        reason = f"as good as {winner.strategy}, and moves more" if mine.objective > 0 else "its transition is longer"
+    else:
+        reason = f"objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
+    return msgspec.structs.replace(candidate, reason=reason)
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
