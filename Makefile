@@ -43,7 +43,9 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 picture: $(READY)
-	$(BIN)/python -m odyssey_cli.picture --output docs/picture.svg
+	$(BIN)/odyssey run --no-display --nodes 8 --layout 2x4 --log-dir build/picture --drill 'step=25 lose=5' \
+		examples/train_gpt.py --steps 40
+	$(BIN)/python -m odyssey_cli.picture build/picture --output docs/picture.svg
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

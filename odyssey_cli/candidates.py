@@ -62,15 +62,16 @@ def _numbers(candidate: Candidate, now_samples_per_s: float | None) -> list[str]
     """Layout, step time, rate, transition, memory, score; `-` where there is nothing to price."""
     layout = candidate.plan.layout() if candidate.plan is not None else "-"
     estimate = candidate.estimate
-    if estimate is None or candidate.plan is None:
+    if estimate is None:
         return [layout, "-", "-", "-", "-", "-"]
-    samples_per_s = candidate.plan.global_batch / estimate.step_s
-    relative = quantities.percent(samples_per_s / now_samples_per_s) if now_samples_per_s else "-"
+    relative = "-"
+    if candidate.plan is not None and now_samples_per_s:
+        relative = quantities.percent(candidate.plan.global_batch / estimate.step_s / now_samples_per_s)
     return [
         layout,
         quantities.seconds(estimate.step_s),
         relative,
         quantities.seconds(estimate.transition.total_s),
         quantities.size(estimate.peak_bytes),
-        quantities.rate(estimate.objective),
+        quantities.rate(estimate.objective) if candidate.plan is not None else "-",
     ]
