@@ -28,7 +28,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
-    """First line of a log."""
+    """First line of a log. `profile_only`: measure the model, write the profile, and end."""
 
     script: str
     arguments: tuple[str, ...]
@@ -40,6 +40,7 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     mtbf_s: float | None
     version: str
     pid: int
+    profile_only: bool = False
 
 
 class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
@@ -119,6 +120,12 @@ class RankFinished(msgspec.Struct, frozen=True, tag="rank_finished"):
     rank: int
 
 
+class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
+    """The rank's process ended with exit code 0."""
+
+    rank: int
+
+
 class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
     """The script raised in this rank."""
 
@@ -134,14 +141,21 @@ class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
     reason: str
 
 
+class StoreLost(msgspec.Struct, frozen=True, tag="store_lost"):
+    """The process that served the store is gone; another one serves a fresh store at the same address."""
+
+    reason: str
+
+
 class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed; written only where it changes a decision (a deadline)."""
 
 
 class StopRequested(msgspec.Struct, frozen=True, tag="stop_requested"):
-    """Ctrl-C or a signal to the agent."""
+    """Ctrl-C or a signal to the agent; `code` is what the launcher exits with."""
 
     reason: str
+    code: int = 130
 
 
 # -- decisions and notes -----------------------------------------------------------------------------------------------
@@ -189,12 +203,12 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 Input = (
     JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
-    | UnitCommitted | RankFinished | RankFailed | Suspected | Tick | StopRequested
+    | UnitCommitted | RankFinished | RankExited | RankFailed | Suspected | StoreLost | Tick | StopRequested
 )  # fmt: skip
 Decision = Pausing | PlanChosen | Went | JobEnded
 Body = (
     JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
-    | UnitCommitted | RankFinished | RankFailed | Suspected | Tick | StopRequested
+    | UnitCommitted | RankFinished | RankExited | RankFailed | Suspected | StoreLost | Tick | StopRequested
     | Pausing | PlanChosen | Went | JobEnded | Note
 )  # fmt: skip
 
