@@ -1,0 +1,183 @@
+"""What would happen if: the answers of `odyssey plan` about losses that have not happened.
+
+Placements of losses that differ only in which of several alike pipelines they hit have one answer; each such class is
+searched once and weighs as many placements as it stands for. Where even the classes are too many, a seeded sample of
+placements stands for all, and the result says so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations, pairwise
+from math import comb
+
+import msgspec
+
+from odyssey.errors import StateLost, UsageError
+from odyssey.plan import Plan
+from perfmodel.profile import Profile
+from strategies.search import best, search
+from strategies.situation import Candidate, Situation
+
+MOST_PLACEMENTS = 20_000
+"""Placements that are sorted into classes; beyond it they are sampled."""
+MOST_SEARCHES = 24
+"""Classes that are searched; beyond it they are sampled."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One placement of losses: the table, best first; `lost_state` says which layers are gone, then the table is empty."""
+
+    ranks: tuple[int, ...]
+    n_alike: int
+    candidates: tuple[Candidate, ...]
+    lost_state: str
+
+    @property
+    def step_s(self) -> float | None:
+        """Step time of the best candidate; None if training cannot go on."""
+        chosen = best(self.candidates)
+        return None if chosen is None or chosen.estimate is None else chosen.estimate.step_s
+
+
+class DryRun(msgspec.Struct, frozen=True):
+    """All outcomes for `n_lost` losses, fastest step first. `method` says how placements were chosen.
+
+    `best_s`, `mean_s`, `worst_s` are over the placements that training survives; None if it survives none.
+    """
+
+    n_lost: int
+    n_placements: int
+    method: str
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def n_fatal(self) -> int:
+        """Placements, of those looked at, after which training cannot go on."""
+        return sum(outcome.n_alike for outcome in self.outcomes if outcome.step_s is None)
+
+    @property
+    def best_s(self) -> float | None:
+        return min(self._steps, default=None)
+
+    @property
+    def worst_s(self) -> float | None:
+        return max(self._steps, default=None)
+
+    @property
+    def mean_s(self) -> float | None:
+        weights = [outcome.n_alike for outcome in self.outcomes if outcome.step_s is not None]
+        steps = self._steps
+        return sum(w * s for w, s in zip(weights, steps, strict=True)) / sum(weights) if steps else None
+
+    @property
+    def _steps(self) -> list[float]:
+        return [outcome.step_s for outcome in self.outcomes if outcome.step_s is not None]
+
+
+def fail_ranks(
+    profile: Profile,
+    plan: Plan,
+    ranks: Collection[int],
+    *,
+    node_of: Mapping[int, int] | None = None,
+    seconds_to_change: float,
+    respawnable: Collection[int] = (),
+    only: str | None = None,
+) -> Outcome:
+    """The loss of these ranks at once."""
+    known = set(plan.workers) | set(plan.idle)
+    unknown = sorted(set(ranks) - known)
+    if unknown:
+        raise UsageError(f"there is no rank {unknown[0]}", f"ranks are {min(known)} to {max(known)}")
+    alive = tuple(sorted(known - set(ranks)))
+    situation = Situation(
+        generation=plan.generation + 1,
+        step=plan.step,
+        plan=plan,
+        alive=alive,
+        lost=tuple(sorted(ranks)),
+        respawnable=tuple(sorted(set(respawnable) & set(ranks))),
+        held={worker: plan.held.get(worker, frozenset()) for worker in alive},
+        node_of=node_of or {worker: worker // profile.cluster.ranks_per_node for worker in known},
+        profile=profile,
+        seconds_to_change=seconds_to_change,
+    )
+    try:
+        return Outcome(tuple(sorted(ranks)), 1, tuple(search(situation, only)), "")
+    except StateLost as error:
+        return Outcome(tuple(sorted(ranks)), 1, (), error.what)
+
+
+def fail_any(
+    profile: Profile,
+    plan: Plan,
+    n_lost: int,
+    *,
+    node_of: Mapping[int, int] | None = None,
+    seconds_to_change: float,
+    only: str | None = None,
+    seed: int = 0,
+) -> DryRun:
+    """Every way to lose `n_lost` ranks at once."""
+    workers = sorted({*plan.workers, *plan.idle})
+    if not 0 < n_lost <= len(workers):
+        raise UsageError(f"cannot lose {n_lost} of {len(workers)} ranks", f"give 1 to {len(workers)}")
+    n_placements = comb(len(workers), n_lost)
+    draw = random.Random(seed)
+    if n_placements <= MOST_PLACEMENTS:
+        placements: Sequence[tuple[int, ...]] = list(combinations(workers, n_lost))
+        method = "every placement"
+    else:
+        placements = [tuple(sorted(draw.sample(workers, n_lost))) for _ in range(MOST_PLACEMENTS)]
+        method = f"{MOST_PLACEMENTS} placements drawn with seed {seed}"
+    kinds = _kinds(profile, plan, node_of)
+    classes: dict[object, list[tuple[int, ...]]] = {}
+    for placement in placements:
+        classes.setdefault(_class(placement, kinds), []).append(placement)
+    chosen = list(classes.values())
+    if len(chosen) > MOST_SEARCHES:
+        method += f", {MOST_SEARCHES} of {len(chosen)} kinds drawn with seed {seed}"
+        chosen = draw.sample(chosen, MOST_SEARCHES)
+    elif len(chosen) < len(placements):
+        method += f", in {len(chosen)} kinds"
+    outcomes = []
+    for alike in chosen:
+        outcome = fail_ranks(profile, plan, alike[0], node_of=node_of, seconds_to_change=seconds_to_change, only=only)
+        outcomes.append(msgspec.structs.replace(outcome, n_alike=len(alike)))
+    outcomes.sort(key=lambda outcome: (outcome.step_s is None, outcome.step_s or 0.0, outcome.ranks))
+    return DryRun(n_lost, n_placements, method, tuple(outcomes))
+
+
+def _kinds(profile: Profile, plan: Plan, node_of: Mapping[int, int] | None) -> dict[int, tuple[int, object, int]]:
+    """Worker -> (pipeline, kind of pipeline, stage). Pipelines of one kind may be exchanged; each idle worker is alone."""
+    kinds: dict[int, tuple[int, object, int]] = {}
+    cluster = profile.cluster
+    routed = {plan.place[route.worker][0] for route in plan.routes}
+    for p, pipeline in enumerate(plan.pipelines):
+        workers = [stage.worker for stage in pipeline.stages if stage.worker is not None]
+        hosts = [(node_of or {}).get(worker, worker // cluster.ranks_per_node) // cluster.nodes_per_host for worker in workers]
+        kind: object = (
+            tuple((stage.first, stage.stop) for stage in pipeline.stages),
+            len(pipeline.micro_batches),
+            plan.n_samples(pipeline.stop_micro_batch - 1),
+            tuple(a == b for a, b in pairwise(hosts)),
+        )
+        if p in routed or not pipeline.is_complete or any(worker in plan.order_of for worker in workers):
+            kind = p
+        for s, stage in enumerate(pipeline.stages):
+            if stage.worker is not None:
+                kinds[stage.worker] = (p, kind, s)
+    for worker in plan.idle:
+        kinds[worker] = (-1, "idle", 0)
+    return kinds
+
+
+def _class(placement: Sequence[int], kinds: Mapping[int, tuple[int, object, int]]) -> object:
+    """Equal for placements that lose the same stages of as many pipelines of each kind."""
+    hit: dict[int, tuple[object, list[int]]] = {}
+    for worker in placement:
+        p, kind, stage = kinds[worker]
+        hit.setdefault(p, (kind, []))[1].append(stage)
+    return tuple(sorted(((repr(kind), tuple(stages)) for kind, stages in hit.values())))
