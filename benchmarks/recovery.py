@@ -26,10 +26,10 @@ from benchmarks.report import Cell
 STRATEGIES = ("auto", "reroute", "repartition", "shrink", "respawn")
 N_STEPS_BEFORE, N_STEPS_AFTER = 12, 8
 ABOUT = (
-    "All times in seconds. SIGKILL of one random rank at a random moment, until every rank has finished the first step that the new generation "
-    "ran (raw), and the same less the median time of a step in the new layout (beyond the step). Medians over the kills "
-    "of a case, each in a job of its own, cases alternating. The parts are medians, too, and need not add up exactly. "
-    "torchrun restarts all ranks from a checkpoint in memory that is never more than one step old."
+    "All times in seconds. SIGKILL of one random rank at a random moment, until every rank has finished the first step that "
+    "the new generation ran (raw), and the same less the median time of a step in the new layout (beyond the step). Medians "
+    "over the kills of a case, each in a job of its own, cases alternating. The parts are medians, too, and need not add up "
+    "exactly. torchrun restarts all ranks from a checkpoint in memory that is never more than one step old."
 )
 
 
