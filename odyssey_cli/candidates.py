@@ -51,7 +51,7 @@ def reasons(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bo
     """Why each candidate won, lost or is infeasible, whole."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
-    table.add_column(ratio=1)
+    table.add_column()
     for candidate in candidates:
         name = candidate.strategy if candidate.plan is None else f"{candidate.strategy} {candidate.plan.layout()}"
         table.add_row(Text(name, style="green" if is_chosen(candidate) else ""), Text(candidate.reason, style="dim"))

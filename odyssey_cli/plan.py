@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
 
 import msgspec
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
 
-from odyssey.errors import UsageError
+from odyssey.errors import OdysseyError, UsageError
 from odyssey.plan import Plan
 from odyssey_cli import arguments as text
 from odyssey_cli import quantities, source
-from odyssey_cli.candidates import candidate_table, reasons
 from odyssey_cli.errors import ExitCode
-from odyssey_cli.grid import idle_line, plan_grid
-from odyssey_cli.rank_state import RankState
-from strategies.situation import Candidate
+from perfmodel.reliability import ExpectedChange, seconds_to_change
+from strategies.dryrun import Outcome, fail_any, fail_ranks
+from strategies.search import best, initial_plan
+from strategies.situation import Candidate, Situation
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What `odyssey plan` says. `after`: the plan of the best candidate, None where nothing can go on.
+    """What `odyssey plan` says: the layout now, and every kind of loss that was asked for, the fastest outcome first.
 
-    `n_cases`: how many sets of lost ranks were looked at; `lost` is the worst of them.
+    `method`: which of the `n_placements` ways to lose ranks were looked at. `step_s`, `seconds_to_change`: seconds.
     """
 
     source: str
+    model: str
     now: Plan
-    lost: tuple[int, ...]
-    n_cases: int
-    after: Plan | None
-    candidates: tuple[Candidate, ...]
-    seconds_to_change: float
+    step_s: float
+    expected_change: ExpectedChange
+    n_placements: int
+    method: str
+    outcomes: tuple[Outcome, ...]
     search_s: float
 
-    def is_chosen(self, candidate: Candidate) -> bool:
-        return candidate.plan is not None and candidate.plan == self.after
+    @property
+    def shown(self) -> Outcome:
+        """The worst outcome that training survives; if it survives none, the first."""
+        survived = [outcome for outcome in self.outcomes if outcome.step_s is not None]
+        return survived[-1] if survived else self.outcomes[0]
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The best candidate of the outcome shown."""
+        return best(self.shown.candidates)
 
 
 def plan(
@@ -50,82 +57,64 @@ def plan(
     mtbf: str | None,
     as_json: bool,
 ) -> int:
-    """Answer on stdout; returns the exit code: FAILED if no plan survives the loss."""
+    """Answer on stdout; returns the exit code: FAILED if training survives none of the losses."""
     if fail is not None and fail_ranks is not None:
         raise UsageError("--fail and --fail-ranks exclude each other", "give one of them")
-    if fail is not None:
-        text.count(fail, "--fail", 1)
-    ranks = text.ranks(fail_ranks, "--fail-ranks") if fail_ranks is not None else None
+    lost: int | tuple[int, ...] = text.count(fail, "--fail", 1) if fail is not None else 1
+    if fail_ranks is not None:
+        lost = text.ranks(fail_ranks, "--fail-ranks")
     text.layout(layout)
     mtbf_s = text.duration_s(mtbf, "--mtbf") if mtbf is not None else None
-    found = source.find(source_text)
-    answer = _ask(found, fail or 1, ranks, layout, nodes, nproc_per_node, mtbf_s)
+    for value, option in ((nodes, "--nodes"), (nproc_per_node, "--nproc-per-node")):
+        if value is not None:
+            text.count(value, option, 1)
+    found = source.find(source_text).resized(nodes, nproc_per_node)
+    answer = ask(found, lost, layout, mtbf_s)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     else:
-        console = Console(highlight=False)
-        ascii_only = not console.encoding.lower().startswith("utf")
-        console.print(render(answer, console.width, ascii_only=ascii_only))
-    return ExitCode.OK if answer.after is not None else ExitCode.FAILED
+        from odyssey_cli.answer import show
+
+        show(answer)
+    return ExitCode.OK if answer.chosen is not None else ExitCode.FAILED
 
 
-def render(answer: Answer, width: int, *, ascii_only: bool = False) -> RenderableType:
-    """The layout now and after, the table of candidates, and the reasons."""
-    now = answer.now
-    now_rate = _samples_per_s(now)
-    lost_states = dict.fromkeys(answer.lost, RankState.LOST)
-    parts: list[RenderableType] = [
-        Text.assemble(("now", "bold"), "  ", ", ".join(_facts(now)), (f"  {answer.source}", "dim")),
-        plan_grid(now, {}, width, ascii_only=ascii_only),
-        "",
-    ]
-    what = f"without {quantities.ranks(answer.lost)}"
-    worst = f"  (the worst of {quantities.plural(answer.n_cases, 'case')})" if answer.n_cases > 1 else ""
-    title = Text.assemble((what, "bold"), "  ")
-    if answer.after is not None:
-        title.append(", ".join(_facts(answer.after, now_rate)))
+def ask(found: source.Source, lost: int | tuple[int, ...], layout: str, mtbf_s: float | None) -> Answer:
+    """Search for the answer: after the loss of these ranks, or of any so many."""
+    began = time.perf_counter()
+    change = seconds_to_change(found.n_losses, found.observed_s, mtbf_s=mtbf_s if mtbf_s is not None else found.mtbf_s)
+    now = _plan_now(found, layout, change.seconds)
+    assert now.estimate is not None
+    if isinstance(lost, int):
+        run = fail_any(found.profile, now, lost, seconds_to_change=change.seconds)
+        n_placements, method, outcomes = run.n_placements, run.method, run.outcomes
     else:
-        title.append("no plan survives this", style="bold red")
-    title.append(worst, style="dim")
-    parts.append(title)
-    if answer.after is not None:
-        outside = idle_line(answer.after, lost_states, ascii_only=ascii_only)
-        parts += [plan_grid(answer.after, lost_states, width, ascii_only=ascii_only), *([outside] if outside else [])]
-    table = candidate_table(answer.candidates, answer.is_chosen, now_rate, with_reasons=False, ascii_only=ascii_only)
-    expects = f"next change expected in {quantities.seconds(answer.seconds_to_change)}"
-    parts += ["", table, "", reasons(answer.candidates, answer.is_chosen), "", Text(_footer(answer, expects), style="dim")]
-    return Group(*parts)
+        outcomes = (fail_ranks(found.profile, now, lost, seconds_to_change=change.seconds),)
+        n_placements, method = 1, quantities.ranks(lost)
+    took = time.perf_counter() - began
+    return Answer(found.name, found.profile.model, now, now.estimate.step_s, change, n_placements, method, outcomes, took)
 
 
-def _footer(answer: Answer, expects: str) -> str:
-    score = "score: useful samples a second until then"
-    return f"{expects}; {score}; searched in {quantities.seconds(answer.search_s)}"
-
-
-def _facts(plan: Plan, now_samples_per_s: float | None = None) -> Sequence[str]:
-    facts = [f"layout {plan.layout()}"]
-    if now_samples_per_s is not None:
-        facts.insert(0, plan.strategy)
-    rate = _samples_per_s(plan)
-    if plan.estimate is not None and rate is not None:
-        facts += [f"{quantities.seconds(plan.estimate.step_s)} a step", f"{quantities.rate(rate)} samples/s"]
-        if now_samples_per_s:
-            facts.append(f"{quantities.percent(rate / now_samples_per_s)} of now")
-            facts.append(f"after {quantities.seconds(plan.estimate.transition.total_s)}")
-    return facts
-
-
-def _samples_per_s(plan: Plan) -> float | None:
-    return plan.global_batch / plan.estimate.step_s if plan.estimate is not None else None
-
-
-def _ask(
-    found: source.Source,
-    fail: int,
-    ranks: tuple[int, ...] | None,
-    layout: str,
-    nodes: int | None,
-    nproc_per_node: int | None,
-    mtbf_s: float | None,
-) -> Answer:
-    raise NotImplementedError
+def _plan_now(found: source.Source, layout: str, change_s: float) -> Plan:
+    """The job's own plan, or else the one that a job would start with."""
+    if found.plan is not None and found.plan.estimate is not None and layout == "auto":
+        return found.plan
+    ranks = range(found.n_nodes * found.ranks_per_node)
+    situation = Situation(
+        generation=1,
+        step=0,
+        plan=None,
+        alive=tuple(ranks),
+        lost=(),
+        respawnable=(),
+        held={},
+        node_of={rank: rank // found.ranks_per_node for rank in ranks},
+        profile=found.profile,
+        seconds_to_change=change_s,
+    )
+    candidates = initial_plan(situation, layout)
+    chosen = best(candidates)
+    if chosen is None or chosen.plan is None:
+        why = candidates[0].reason if candidates else "no layout"
+        raise OdysseyError(f"no layout for {quantities.plural(len(ranks), 'rank')}: {why}", "try other --nodes or --layout")
+    return chosen.plan

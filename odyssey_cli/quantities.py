@@ -13,7 +13,7 @@ def seconds(value: float) -> str:
         return f"{value:.2f} s"
     if value < 120:
         return f"{value:.0f} s"
-    if value < 7200:
+    if value < 3600:
         return f"{value / 60:.0f} min"
     if value < 48 * 3600:
         return f"{value / 3600:.1f} h"

@@ -17,7 +17,10 @@ _HOW = "measure one with `odyssey profile train.py`, or name a job's log directo
 
 
 class Source(msgspec.Struct, frozen=True):
-    """`plan`: the newest one of the job, None for a mere profile. `mtbf_s`: as the job was told, if it was."""
+    """`plan`: the newest one of the job, None for a mere profile. `mtbf_s`: as the job was told, if it was.
+
+    `n_losses` in `observed_s` seconds: what the job's log knows of changes.
+    """
 
     name: str
     profile: Profile
@@ -25,6 +28,22 @@ class Source(msgspec.Struct, frozen=True):
     ranks_per_node: int
     plan: Plan | None = None
     mtbf_s: float | None = None
+    n_losses: int = 0
+    observed_s: float = 0.0
+
+    def resized(self, n_nodes: int | None, ranks_per_node: int | None) -> Source:
+        """The same model on more or fewer ranks; then a job's own plan means nothing any more."""
+        if n_nodes is None and ranks_per_node is None:
+            return self
+        per_node = ranks_per_node if ranks_per_node is not None else self.ranks_per_node
+        cluster = msgspec.structs.replace(self.profile.cluster, ranks_per_node=per_node)
+        return msgspec.structs.replace(
+            self,
+            n_nodes=n_nodes if n_nodes is not None else self.n_nodes,
+            ranks_per_node=per_node,
+            profile=msgspec.structs.replace(self.profile, cluster=cluster),
+            plan=None,
+        )
 
 
 def find(text: str | None) -> Source:
@@ -69,23 +88,27 @@ def of_job(folder: Path) -> Source:
     profile: Profile | None = None
     plan: Plan | None = None
     started: events.JobStarted | None = None
+    n_losses, first, last = 0, 0.0, 0.0
     for number, line in enumerate((folder / "events.jsonl").read_bytes().splitlines(), 1):
         try:
-            body = events.decode(line).body
+            event = events.decode(line)
         except msgspec.MsgspecError as error:
             raise UsageError(f"{folder / 'events.jsonl'}: line {number}: {error}", "is it of another version?") from None
-        match body:
-            case events.JobStarted():
-                started = body
+        last = event.time
+        match event.body:
+            case events.JobStarted() as started:
+                first = event.time
             case events.Profiled():
-                profile = body.profile
+                profile = event.body.profile
             case events.PlanChosen():
-                plan = body.plan
+                plan = event.body.plan
+            case events.RankLost():
+                n_losses += 1
             case _:
                 pass
     if started is None or profile is None:
         raise UsageError(f"{folder}: the job ended before its model was measured", _HOW)
-    return Source(str(folder), profile, started.n_nodes, started.n_ranks_per_node, plan, started.mtbf_s)
+    return Source(str(folder), profile, started.n_nodes, started.n_ranks_per_node, plan, started.mtbf_s, n_losses, last - first)
 
 
 def of_config(name: str) -> Source:

@@ -94,6 +94,13 @@ WRONG = [
     (["run", "--master-port", "99999", "train.py"], "--master-port: expected 0 to 65535, got 99999", "free port"),
     (["rnu", "train.py"], "no such command: rnu", "did you mean run?"),
     (["train.py"], "no such command: train.py", "odyssey run train.py"),
+    (["plan", "--fail", "0"], "--fail: expected at least 1, got 0", "--fail 1"),
+    (["plan", "--fail", "1", "--fail-ranks", "2"], "--fail and --fail-ranks exclude each other", "one of them"),
+    (["plan", "--fail-ranks", "x"], "--fail-ranks: expected rank numbers, got 'x'", "--fail-ranks 1,5"),
+    (["plan", "--nodes", "0"], "--nodes: expected at least 1, got 0", "--nodes 1"),
+    (["plan", "nowhere.json"], "nowhere.json: no such file", "odyssey profile train.py"),
+    (["plan", "folder"], "folder: no events.jsonl in it or below it", "odyssey profile train.py"),
+    (["plan"], "nothing to plan with: no profile.json and no job in odyssey-logs here", "odyssey profile train.py"),
 ]
 
 

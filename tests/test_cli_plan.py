@@ -1,0 +1,120 @@
+"""`odyssey plan`: where it takes its measurements from, and what it says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.events import encode
+from odyssey_cli import source
+from odyssey_cli.__main__ import main
+from perfmodel.profile import write
+from tests import job_events
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, 80 columns wide."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def write_job(folder: Path, name: str, n_events: int | None = None) -> Path:
+    (folder / "odyssey-logs" / name).mkdir(parents=True)
+    lines = b"".join(encode(event) for event in job_events.job()[:n_events])
+    (folder / "odyssey-logs" / name / "events.jsonl").write_bytes(lines)
+    return folder / "odyssey-logs" / name
+
+
+def test_without_a_source_it_takes_the_profile_here(folder: Path) -> None:
+    write(job_events.profile(), folder / "profile.json")
+    write_job(folder, "job")
+
+    found = source.find(None)
+
+    assert (found.name, found.n_nodes, found.ranks_per_node, found.plan) == ("profile.json", 4, 1, None)
+
+
+def test_without_a_profile_it_takes_the_newest_job(folder: Path) -> None:
+    job = write_job(folder, "job")
+
+    found = source.find(None)
+
+    assert found.name == str(job.relative_to(folder))
+    assert found.profile == job_events.profile()
+    assert found.plan is not None and found.plan.strategy == "reroute"
+    assert found.n_losses == 1 and found.observed_s == pytest.approx(4.4)
+
+
+def test_a_job_that_was_never_measured_is_an_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = write_job(folder, "job", n_events=5)
+
+    assert main(["plan", str(job)]) == 2
+    assert "the job ended before its model was measured" in capfd.readouterr().err
+
+
+def test_it_shows_the_layout_now_and_after_and_all_candidates(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    code = main(["plan", "--fail-ranks", "3", "--layout", "2x2", "--mtbf", "1h"])
+
+    out = capfd.readouterr().out
+    assert code == 0
+    assert out.startswith("now  layout 2x2, ")
+    assert "without rank 3  " in out
+    assert "▸" in out
+    for strategy in ("reroute", "repartition", "shrink", "respawn"):
+        assert strategy in out
+    assert "next change expected in 1.0 h (--mtbf 3600 s)" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_any_loss_is_shown_by_kinds_and_at_its_worst(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    code = main(["plan", "--fail", "2", "--nodes", "8", "--layout", "2x4"])
+
+    out = capfd.readouterr().out
+    assert code == 0
+    assert "cannot go on" in out
+    assert "kinds between" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_loss_that_ends_the_job_says_which_layers_are_gone(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    code = main(["plan", "--fail-ranks", "1,3", "--layout", "2x2"])
+
+    assert code == 1
+    assert "every holder of layers 4 (Block4), 5" in capfd.readouterr().out
+
+
+def test_json_holds_everything(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    code = main(["plan", "--fail", "1", "--json"])
+
+    answer = json.loads(capfd.readouterr().out)
+    assert code == 0
+    assert answer["n_placements"] == 4
+    assert {"strategy", "plan", "estimate", "reason"} == set(answer["outcomes"][0]["candidates"][0])
+
+
+def test_it_answers_within_a_second(folder: Path) -> None:
+    write(job_events.profile(), folder / "profile.json")
+    command = [sys.executable, "-m", "odyssey_cli", "plan", "--fail", "1"]
+
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, env={"PYTHONPATH": str(Path(__file__).parents[1])})
+        took.append(time.perf_counter() - began)
+
+    assert min(took) < 1.0
