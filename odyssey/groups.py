@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 # A group that is cut in the middle of a wait may, rarely, wait on until this: nobody waits for it any more.
 TIMEOUT = timedelta(seconds=60)
@@ -31,7 +32,8 @@ class Groups:
     """The groups of one generation as one rank sees them: all workers, and each set of workers that reduce together.
 
     `members`: workers in the order of their ranks in the group. `subsets`: for each reduction, the workers of its
-    group. All members must build with the same arguments. One owner thread calls everything but `cut`.
+    group. `movers`: who takes part in moves of state, the members and perhaps workers that have no work any more. All
+    must build with the same arguments. One owner thread calls everything but `cut`.
     """
 
     def __init__(
@@ -40,16 +42,18 @@ class Groups:
         generation: int,
         members: Sequence[int],
         subsets: Sequence[Sequence[int]],
+        movers: Sequence[int],
         me: int,
         device: torch.device,
     ) -> None:
         self.members = tuple(members)
-        self.rank_of = {worker: rank for rank, worker in enumerate(members)}
+        self._movers = tuple(movers) or self.members
         self.me = me
         self.device = device
         self._arguments = (store, generation, [tuple(subset) for subset in subsets])
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self.world: Any = None
+        self._moving: Any = None
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] | None = None
         self._cut: str | None = None
@@ -62,7 +66,7 @@ class Groups:
 
     def build(self) -> None:
         """Connect all groups. Raises Cut if that ends early."""
-        if len(self.members) > 1:
+        if len(self._movers) > 1:
             self.wait(self._build)
 
     def wait(self, blocking: Callable[[], Any]) -> Any:
@@ -80,17 +84,44 @@ class Groups:
             raise value
         raise Cut(str(value))
 
+    def check(self) -> None:
+        """Raise Cut if the generation has been cut: between two computations nobody else would notice."""
+        if self._cut is not None:
+            raise Cut(self._cut)
+
     def all_reduce(self, tensor: torch.Tensor, group: Any = None) -> Any:
         """Start a sum of `tensor` over `group` (default: all workers) in place; wait for the work it returns by `wait`."""
         return (group or self.world).allreduce([tensor])
 
     def send(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed."""
-        return self.world.send([tensor], self.rank_of[worker], tag)
+        group, rank = self._way_to(worker)
+        return group.send([tensor], rank, tag)
 
     def receive(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
         """Start receiving into `tensor`."""
-        return self.world.recv([tensor], self.rank_of[worker], tag)
+        group, rank = self._way_to(worker)
+        return group.recv([tensor], rank, tag)
+
+    def _way_to(self, worker: int) -> tuple[Any, int]:
+        if worker in self.members and self.me in self.members:
+            return self.world, self.members.index(worker)
+        return self._moving, self._movers.index(worker)
+
+    # Gloo sends and receives from host memory only; a rank that computes on a device passes its tensors through there.
+
+    @property
+    def wire_device(self) -> torch.device:
+        """Where tensors must live to be sent or received."""
+        return torch.device("cpu")
+
+    def to_wire(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as the transport takes it: contiguous, on `wire_device`."""
+        return tensor.to(self.wire_device).contiguous()
+
+    def from_wire(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A received tensor where the model computes."""
+        return tensor.to(self.device)
 
     def release(self) -> None:
         """Let go of a generation that is over. Peers that still wait for us are cut by it."""
@@ -127,25 +158,30 @@ class Groups:
             del blocking, outcome
         # Destroying a Gloo group joins a thread that polls every 10 ms; here nobody waits for that.
         self.by_subset.clear()
-        self.world = None
+        self.world = self._moving = None
 
     def _build(self) -> None:
         store, generation, subsets = self._arguments
         host, port = store.rsplit(":", 1)
-        client = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-        prefix = dist.PrefixStore(f"generation-{generation}", client)
+        client = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+        prefix = PrefixStore(f"generation-{generation}", client)
         local = _gloo_device(host)
-        world = _gloo(dist.PrefixStore("world", prefix), self.members, self.me, local)
+        moving = None
+        if self._movers != self.members:
+            moving = _gloo(PrefixStore("moving", prefix), self._movers, self.me, local)
+        world = None
+        if self.me in self.members:
+            world = _gloo(PrefixStore("world", prefix), self.members, self.me, local)
         by_subset: dict[tuple[int, ...], Any] = {self.members: world}
         for subset in subsets:
             if self.me in subset and len(subset) > 1 and subset not in by_subset:
                 name = "-".join(map(str, subset))
-                by_subset[subset] = _gloo(dist.PrefixStore(name, prefix), subset, self.me, local)
+                by_subset[subset] = _gloo(PrefixStore(name, prefix), subset, self.me, local)
         opened = [descriptor for inode, descriptor in _sockets().items() if inode not in self._before]
         with self._lock:
             if self._cut is not None:
                 raise Cut(self._cut)
-            self.world, self.by_subset = world, by_subset
+            self.world, self._moving, self.by_subset = world, moving, by_subset
             # Our own duplicates: Gloo may close its descriptors, and the numbers may be reused, at any time.
             self._sockets = [socket.socket(fileno=os.dup(descriptor)) for descriptor in opened if _is_connection(descriptor)]
             self._before = {}
@@ -168,7 +204,7 @@ def _gloo_device(store_host: str) -> Any:
 
 
 def _gloo(store: Any, members: Sequence[int], me: int, device: Any) -> Any:
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device]
     options._timeout = TIMEOUT
     options._threads = 1

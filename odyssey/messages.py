@@ -23,7 +23,7 @@ Position = tuple[int, int]
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What the final reduction of the unit at `position` gave: (loss, gradient norm or 0) of a `step`, (loss,) of an `evaluate`."""
+    """What the last reduction of the unit at `position` gave: (loss, gradient norm or 0) of a `step`, (loss,) of `evaluate`."""
 
     position: Position
     kind: str

@@ -350,3 +350,19 @@ def grid(programs: Mapping[int, Sequence[Op]], marks: Mapping[int, int] | None =
                 cells.append(str(op).ljust(width))
         lines.append(f"worker {worker:<4} {''.join(cells)}".rstrip())
     return "\n".join(lines)
+
+
+# -- evaluation -----------------------------------------------------------------------------------------------------------
+
+
+def forward_route(plan: Plan, micro_batch: int) -> list[tuple[int, range]]:
+    """The (worker, layers) that run micro-batch number `micro_batch` of an evaluation, stage by stage.
+
+    Micro-batches go round the pipelines; where a stage has lost its worker, one of those that its routes name runs it.
+    """
+    p = micro_batch % len(plan.pipelines)
+    route = []
+    for s, stage in enumerate(plan.pipelines[p].stages):
+        worker = stage.worker if stage.worker is not None else plan.runner(plan.pipelines[p].first_micro_batch, s)
+        route.append((worker, stage.layers))
+    return route

@@ -1,0 +1,51 @@
+"""A session without a launcher: one process that trains alone, so that `python train.py` works as it is."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from odyssey.engine import Engine
+from odyssey.groups import Groups
+from odyssey.messages import Position, Result, position_after
+from odyssey.model import Model
+from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage
+from odyssey.recipe import Recipe
+from odyssey.session import Values, Work
+
+
+class LocalSession:
+    """What `Session` is, for a job of one process."""
+
+    def __init__(self, model: Model, recipe: Recipe) -> None:
+        spec = recipe.spec
+        n_layers, n_micro_batches = len(spec.layers), -(-spec.global_batch // spec.micro_batch)
+        layers, ties = tuple(range(n_layers)), tuple(range(len(spec.ties)))
+        self.plan = Plan(
+            generation=1,
+            strategy="alone",
+            step=0,
+            global_batch=spec.global_batch,
+            micro_batch=spec.micro_batch,
+            n_layers=n_layers,
+            pipelines=(Pipeline((Stage(0, 0, n_layers),), 0, n_micro_batches),),
+            reduce=(ReduceGroup((0,), layers, ties, 0),),
+            ties=spec.ties,
+        ).validate()
+        self.rank = 0
+        self.model = model
+        self.position: Position = (0, 0)
+        self.replaying: deque[Result] = deque()
+        self.is_idle = False
+        model.hold_built(layers)
+        groups = Groups("", 1, (0,), (), (), 0, model.device)
+        self._engine = Engine(self.plan, 0, model, recipe, recipe.prefetcher(self.plan), groups, ())
+
+    def run(self, work: Work) -> Values:
+        """Run one unit."""
+        sums = torch.tensor(list(work.body(self._engine)), dtype=torch.float64)
+        values = work.conclude(sums.tolist())
+        work.take(self._engine, values)
+        self.position = position_after(Result(self.position, work.kind, values))
+        return values

@@ -1,0 +1,267 @@
+"""The layers that a rank holds: parameters, buffers, optimizers and schedulers, and what of it moves.
+
+A rank knows every layer as a skeleton on the meta device and has the real tensors only of those it holds. State is cut
+into *units*: one for each layer (unit number = layer number), and one for each tie (number of layers + number of the
+tie): parameters that several layers share, held by whoever holds any of these layers. Every unit has an optimizer and
+a scheduler of its own, so that it can move by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from odyssey.errors import JobError
+from odyssey.messages import LayerSpec
+
+LayerFactory = Callable[[], nn.Module]
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory = Callable[[torch.optim.Optimizer], Any]
+Occurrence = tuple[int, str]  # layer number and the parameter's name in it
+
+META = torch.device("meta")
+
+
+class Unit:
+    """Parameters that are reduced, stepped and moved together. `named`: `layers.3.attention.weight` -> parameter."""
+
+    def __init__(self, named: dict[str, nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None) -> None:
+        self.named = named
+        self.trainable = [parameter for parameter in named.values() if parameter.requires_grad]
+        self.optimizer = optimizer(self.trainable) if self.trainable else None
+        self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
+
+    def progress(self) -> dict[str, Any]:
+        """State of optimizer and scheduler."""
+        return {
+            "optimizer": self.optimizer.state_dict() if self.optimizer else None,
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+        }
+
+    def load_progress(self, progress: dict[str, Any]) -> None:
+        """Take on what `progress` gave."""
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(progress["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(progress["scheduler"])
+
+
+class Model:
+    """All layers of the job, as far as this rank holds them: `held` is which, `units` what they consist of."""
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module | LayerFactory],
+        optimizer: OptimizerFactory,
+        scheduler: SchedulerFactory | None,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """`layers` as the script gave them: modules, or functions that build one and are called only where it is held."""
+        if not layers:
+            raise JobError("layers() returned no layers", "return the list of nn.Module that the model consists of")
+        self.device = device
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._seed = seed
+        self._factories: dict[int, LayerFactory] = {}
+        self.layers: list[nn.Module] = [self._skeleton(i, layer) for i, layer in enumerate(layers)]
+        for i, layer in enumerate(self.layers):
+            if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
+                what = f"layers()[{i}] has a BatchNorm with running statistics, which differ between pipelines"
+                raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False")
+        self._shared = _find_shared(self.layers)
+        self.ties = tuple(sorted({tuple(sorted({i for i, _ in shared})) for shared in self._shared}))
+        self.specs = tuple(self._spec(i) for i in range(len(layers)))
+        self.tie_bytes = tuple(
+            sum(size_bytes(_parameter(self.layers, shared[0])) for shared in self._shared_of(t)) for t in range(len(self.ties))
+        )
+        self.held: frozenset[int] = frozenset()
+        self.units: dict[int, Unit] = {}
+        self.is_as_built = True
+
+    def _skeleton(self, index: int, layer: nn.Module | LayerFactory) -> nn.Module:
+        if isinstance(layer, nn.Module):
+            return layer
+        if not callable(layer):
+            what = f"layers()[{index}] is a {type(layer).__name__}"
+            raise JobError(what, "return modules, or functions that build one")
+        self._factories[index] = layer
+        with META:
+            return layer()
+
+    def _spec(self, index: int) -> LayerSpec:
+        layer = self.layers[index]
+        tied = {name for shared in self._shared for i, name in shared if i == index}
+        own = [p for name, p in layer.named_parameters() if name not in tied]
+        tensors = [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers()]
+        facts = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
+        return LayerSpec(
+            name=f"{index}.{type(layer).__name__}",
+            digest=hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest(),
+            parameter_bytes=sum(map(size_bytes, own)),
+            trainable_bytes=sum(size_bytes(p) for p in own if p.requires_grad),
+            buffer_bytes=sum(map(size_bytes, layer.buffers())),
+        )
+
+    def _shared_of(self, tie: int) -> list[tuple[Occurrence, ...]]:
+        return [shared for shared in self._shared if tuple(sorted({i for i, _ in shared})) == self.ties[tie]]
+
+    # -- holding ------------------------------------------------------------------------------------------------------
+
+    def units_of(self, layers: Iterable[int]) -> list[int]:
+        """Unit numbers of `layers` and of the ties that they take part in."""
+        wanted = set(layers)
+        ties = [len(self.layers) + t for t, tie in enumerate(self.ties) if wanted & set(tie)]
+        return [*sorted(wanted), *ties]
+
+    def hold_built(self, layers: Iterable[int]) -> None:
+        """Hold exactly `layers`, with the values that the script built them with. Possible once."""
+        if not self.is_as_built:
+            raise RuntimeError("layers can be taken as built only once")
+        self.is_as_built = False
+        wanted = frozenset(layers)
+        for i in wanted & set(self._factories):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self._seed + i)
+                self.layers[i] = self._factories[i]()
+        for i, layer in enumerate(self.layers):
+            target = self.device if i in wanted else META
+            _replace(layer, lambda t, target=target: t.detach().to(target))  # type: ignore[misc]
+        self._take(wanted)
+
+    def copies(self, layers: Iterable[int]) -> list[nn.Module]:
+        """Copies of layers on the device, with their values as built, for measuring: nothing done to them lasts."""
+        result = []
+        for i in layers:
+            with torch.random.fork_rng(devices=[]):
+                layer = self._factories[i]() if i in self._factories else copy.deepcopy(self.layers[i])
+            result.append(layer.to(self.device))
+        return result
+
+    def adopt(self, layer: int, state: dict[str, Any]) -> None:
+        """Hold one layer more, with the state that another rank exported."""
+        self.is_as_built = False
+        module = self.layers[layer]
+        _replace(module, lambda t: torch.empty_like(t, device=self.device))
+        values = state["parameters"] | state["buffers"]
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                tensor.copy_(values[name])
+        known = set(self.units)
+        self._take(self.held | {layer})
+        for number, progress in state["progress"].items():
+            if number not in known:
+                self.units[number].load_progress(progress)
+
+    def keep_only(self, layers: Iterable[int]) -> None:
+        """Free all layers that are not among `layers`."""
+        wanted = self.held & frozenset(layers)
+        for i in self.held - wanted:
+            _replace(self.layers[i], lambda t: t.detach().to(META))
+        self._take(wanted)
+
+    def export(self, layer: int) -> dict[str, Any]:
+        """All state of a held layer, as `adopt` takes it: parameters, buffers (of both kinds), optimizer, scheduler."""
+        module = self.layers[layer]
+        return {
+            "parameters": {name: p.detach() for name, p in module.named_parameters()},
+            "buffers": dict(module.named_buffers()),
+            "progress": {number: self.units[number].progress() for number in self.units_of([layer])},
+        }
+
+    def unit_state(self, number: int) -> dict[str, Any]:
+        """Everything of a unit that ranks must agree on: parameters, a layer's buffers, optimizer, scheduler."""
+        unit = self.units[number]
+        buffers = dict(self.layers[number].named_buffers()) if number < len(self.layers) else {}
+        parameters = {name: parameter.detach() for name, parameter in unit.named.items()}
+        return {"parameters": parameters, "buffers": buffers, "progress": unit.progress()}
+
+    def _take(self, layers: frozenset[int]) -> None:
+        """Make `layers` the held ones: one parameter object for each tie, and a unit for each layer and tie."""
+        for shared in self._shared:
+            here = [occurrence for occurrence in shared if occurrence[0] in layers]
+            if here:
+                known = [occurrence for occurrence in here if occurrence[0] in self.held]
+                parameter = _parameter(self.layers, (known or here)[0])
+                for layer, name in here:
+                    owner, leaf = _owner(self.layers[layer], name)
+                    owner._parameters[leaf] = parameter
+        numbers = self.units_of(layers)
+        self.units = {number: self.units[number] for number in numbers if number in self.units}
+        for number in numbers:
+            if number not in self.units:
+                self.units[number] = Unit(self._named(number, layers), self._optimizer, self._scheduler)
+        self.held = layers
+
+    def _named(self, number: int, layers: frozenset[int]) -> dict[str, nn.Parameter]:
+        if number >= len(self.layers):
+            result = {}
+            for shared in self._shared_of(number - len(self.layers)):
+                here = next(occurrence for occurrence in shared if occurrence[0] in layers)
+                result[full_name(*shared[0])] = _parameter(self.layers, here)
+            return result
+        tied = {name for shared in self._shared for i, name in shared if i == number}
+        named = self.layers[number].named_parameters()
+        return {full_name(number, name): parameter for name, parameter in named if name not in tied}
+
+    # -- the whole model by names -------------------------------------------------------------------------------------
+
+    def named_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and persistent buffers of the held layers by full name; a tied parameter under each of its names."""
+        return {
+            full_name(i, name): tensor
+            for i in sorted(self.held)
+            for name, tensor in self.layers[i].state_dict(keep_vars=True).items()
+        }
+
+
+def full_name(layer: int, name: str) -> str:
+    """The name of a parameter or buffer in a state dict: `layers.3.attention.weight`."""
+    return f"layers.{layer}.{name}"
+
+
+def size_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _find_shared(layers: Sequence[nn.Module]) -> list[tuple[Occurrence, ...]]:
+    """Parameters that occur in more than one layer, each with its occurrences in layer order."""
+    seen: dict[int, list[Occurrence]] = {}
+    for i, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            seen.setdefault(id(parameter), []).append((i, name))
+    return [tuple(occurrences) for occurrences in seen.values() if len(occurrences) > 1]
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def _parameter(layers: Sequence[nn.Module], occurrence: Occurrence) -> nn.Parameter:
+    layer, name = occurrence
+    return layers[layer].get_parameter(name)
+
+
+def _replace(module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Put new tensors in the place of all parameters and buffers; one that occurs twice in the module stays one."""
+    made: dict[int, torch.Tensor] = {}
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in made:
+                    made[id(parameter)] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
+                child._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
+        for name, buffer in child._buffers.items():
+            if buffer is not None:
+                if id(buffer) not in made:
+                    made[id(buffer)] = make(buffer)
+                child._buffers[name] = made[id(buffer)]

@@ -1,0 +1,340 @@
+"""A rank's life between units: transactions, and recovery when one of them is interrupted.
+
+Everything that ranks do together is a *unit*: a body (compute, communicate), a commit point (one tiny reduction over all
+workers), and a local effect. A rank passes the commit point only if every rank contributed, and contributes only when its
+own part is complete. So after a loss either some rank has the unit's result, and then all others hold all they need to
+take it over (roll forward), or none has, and all redo the body under the next plan.
+
+Two threads: the script's main thread owns model, engine and position; the link's thread receives orders, cuts
+communication at once on Pause, and answers for a main thread that is in the script's own code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import torch
+
+from odyssey.data import Prefetcher
+from odyssey.engine import Engine
+from odyssey.errors import JobError
+from odyssey.groups import Cut, Groups
+from odyssey.link import Link
+from odyssey.measure import measure
+from odyssey.messages import (
+    Broken,
+    Committed,
+    Finish,
+    Follow,
+    Go,
+    Hello,
+    Measure,
+    OpTimes,
+    Order,
+    Pause,
+    Paused,
+    Ping,
+    Pong,
+    Position,
+    Prepare,
+    Ready,
+    Result,
+    Stop,
+    position_after,
+)
+from odyssey.model import Model
+from odyssey.moves import move_layers
+from odyssey.plan import Plan
+from odyssey.recipe import Recipe
+from odyssey.schedule import Receive
+from odyssey.state import digest
+
+OP_TIMES_EVERY_S = 1.0
+Values = tuple[float, ...]
+
+
+class Work(NamedTuple):
+    """A unit. `body(engine)`: run it, give what this rank adds to the final sum, Cut may interrupt it. `conclude(sums)`:
+    the result's values, the same on all ranks. `take(engine, values)`: the local effect, which cannot be interrupted."""
+
+    kind: str
+    body: Callable[[Engine], Sequence[float]]
+    conclude: Callable[[Sequence[float]], Values]
+    take: Callable[[Engine, Values], None]
+    n_samples: int = 0
+
+
+class Session:
+    """One rank's part in the job. `plan` is the one in force, `position` that of the next unit.
+
+    `replaying`: on a rank that has joined, the results of the units that its script has still to pass.
+    """
+
+    def __init__(self, link: Link, rank: int, model: Model, recipe: Recipe) -> None:
+        self.rank = rank
+        self.model = model
+        self.plan: Plan | None = None
+        self.position: Position = (0, 0)
+        self.replaying: deque[Result] = deque()
+        self._recipe = recipe
+        self._link = link
+        self._engine: Engine | None = None
+        self._data: Prefetcher | None = None
+        self._work: Work | None = None
+        self._finished = False
+        self._prepared = 0  # the newest generation that this rank is ready for
+        self._times_sent_s = time.monotonic()
+        self._orders: SimpleQueue[Order] = SimpleQueue()
+        # Shared with the link's thread, under the lock:
+        self._lock = threading.Lock()
+        self._phase = "compute"
+        self._groups: Groups | None = None
+        self._inside = True  # the main thread is in a unit, or starting: it answers Pause itself
+        self._running: int | None = None  # the generation that runs; None until the next Go
+        self._paused_for = 0  # the newest generation that a Pause announced
+        self._answered_for = 0  # the newest one for which Paused was reported
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the plan has no work for this rank."""
+        return self.plan is not None and self.rank not in self.plan.held
+
+    def start(self) -> None:
+        """Report to the agent, and wait until a generation runs."""
+        self._link.listen(self._handle)
+        self._link.report(Hello(self.rank, os.getpid(), self._recipe.spec))
+        self._obey()
+        self._leave()
+
+    # -- units --------------------------------------------------------------------------------------------------------
+
+    def run(self, work: Work) -> Values:
+        """Run one unit to its end, through any number of losses, and return its result's values.
+
+        On a rank that rejoins, the units that others did meanwhile are not run again: their results are returned.
+        """
+        if self.replaying:
+            return self._replay(work.kind)
+        if self._finished:
+            raise JobError(f"{work.kind}: another rank has already ended its script", "let all ranks make the same calls")
+        with self._lock:
+            self._inside, self._work, self._phase = True, work, "compute"
+        started_s = time.monotonic()
+        try:
+            while True:
+                if self._running is None or self._paused_for > self._running or self.is_idle:
+                    values = self._obey()
+                    if values is not None:
+                        return values
+                    continue
+                try:
+                    values = self._transact(work)
+                except Cut as cut:
+                    self._stand_still(str(cut))
+                    continue
+                self._commit(work, values, started_s)
+                return values
+        finally:
+            self._leave()
+
+    def _transact(self, work: Work) -> Values:
+        engine = self._engine
+        assert engine is not None
+        self._phase = "compute"
+        sums = torch.tensor(list(work.body(engine)), dtype=torch.float64)
+        self._phase = "contributed"
+        if len(engine.groups.members) > 1:
+            engine.groups.wait(engine.groups.all_reduce(sums).wait)
+        return work.conclude(sums.tolist())
+
+    def _commit(self, work: Work, values: Values, started_s: float) -> None:
+        """The unit is final: tell the agent before anything else, so that its result outlives this rank."""
+        result = Result(self.position, work.kind, values)
+        done_s = time.monotonic()
+        self._link.report(Committed(self._running or 0, result, work.n_samples, done_s - started_s, done_s))
+        self._take(work, result)
+
+    def _take(self, work: Work, result: Result) -> None:
+        """Give a final unit its effect here. Nothing interrupts this."""
+        if self._engine is not None and not self.is_idle:
+            work.take(self._engine, result.values)
+        with self._lock:
+            self.position, self._phase = position_after(result), "compute"
+        self._report_times()
+
+    def _roll_forward(self, results: Sequence[Result]) -> Values | None:
+        """Take over the unit at hand if it is among `results`: others passed its commit point, and we had contributed."""
+        for result in results:
+            if result.position == self.position and self._work is not None:
+                self._take(self._work, result)
+                return result.values
+        return None
+
+    def _replay(self, kind: str) -> Values:
+        result = self.replaying.popleft()
+        if result.kind != kind:
+            what = f"after rejoining, the script calls {kind} where the other ranks called {result.kind}"
+            raise JobError(what, "let the script's course depend on the step only")
+        return result.values
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._inside, self._work, self._phase = False, None, "between"
+            self._answer_pause()
+
+    def _stand_still(self, reason: str) -> None:
+        """Communication has ended. If no Pause says why, the agent should know."""
+        with self._lock:
+            self._running = None
+            unexplained = self._paused_for <= self._prepared
+        if unexplained:
+            self._link.report(Broken(self._prepared, reason))
+
+    # -- orders, as the main thread obeys them ------------------------------------------------------------------------
+
+    def _obey(self) -> Values | None:
+        """Obey orders until the unit at hand has a result (returned), or a generation runs in which this rank has work."""
+        values: Values | None = None
+        while True:
+            with self._lock:
+                self._answer_pause()
+            order = self._orders.get()  # ended by the agent's next order; without an agent the link ends the process
+            try:
+                if isinstance(order, Follow):
+                    values = self._roll_forward((order.result,))
+                    if values is not None:
+                        return values
+                elif isinstance(order, Finish):
+                    self._finished = True
+                    values = self._roll_forward(order.results) or values
+                    if values is None and self._work is not None:
+                        what = f"the other ranks ended their script while this one was in {self._work.kind}"
+                        raise JobError(what, "let all ranks make the same calls")
+                    return values
+                elif isinstance(order, Measure) and order.generation >= self._paused_for:
+                    self._measure(order)
+                elif isinstance(order, Prepare) and order.generation >= self._paused_for:
+                    values = self._prepare(order) or values
+                elif isinstance(order, Go) and order.generation == self._prepared and order.generation >= self._paused_for:
+                    self._go(order.generation)
+                    if values is not None or self._work is None or not self.is_idle:
+                        return values
+            except Cut as cut:
+                self._stand_still(str(cut))
+
+    def _new_groups(self, groups: Groups, generation: int) -> None:
+        """Make `groups` the ones that a Pause cuts. Raises Cut if it has come already."""
+        with self._lock:
+            old, self._groups = self._groups, groups
+            too_late = self._paused_for > generation
+        if old is not None:
+            old.release()
+        if too_late:
+            raise Cut("a newer generation")
+
+    def _measure(self, order: Measure) -> None:
+        members = [stage.worker for stage in order.chain if stage.worker is not None]
+        groups = Groups(order.store, order.generation, members, (), (), self.rank, self.model.device)
+        self._prepared = order.generation
+        self._new_groups(groups, order.generation)
+        if self.rank in members:
+            self._link.report(measure(order, self.rank, self.model, self._recipe, groups))
+
+    def _prepare(self, order: Prepare) -> Values | None:
+        plan, me = order.plan, self.rank
+        values = None
+        if self.plan is None and order.results:
+            self.replaying = deque(order.results)
+            self.position = position_after(order.results[-1])
+        else:
+            values = self._roll_forward(order.results)
+        started_s = time.monotonic()
+        movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
+        subsets = [group.workers for group in plan.reduce]
+        groups = Groups(order.store, order.generation, plan.workers, subsets, movers, me, self.model.device)
+        self._prepared = order.generation
+        self._new_groups(groups, order.generation)
+        if me in movers:
+            groups.build()
+        built_s = time.monotonic()
+        if self.model.is_as_built and not order.results and not any(move.target == me for move in plan.moves):
+            self.model.hold_built(plan.held.get(me, ()))
+        moved_bytes = move_layers(plan.moves, me, self.model, groups) if me in movers else 0
+        moved_s = time.monotonic()
+        self.plan = plan
+        if self._data is None:
+            self._data = self._recipe.prefetcher(plan)
+        self._engine = Engine(plan, me, self.model, self._recipe, self._data, groups, order.boundaries)
+        units = self.model.units_of(plan.held.get(me, ()))
+        self._link.report(
+            Ready(
+                generation=order.generation,
+                position=self.position,
+                digests=tuple((number, digest(self.model.unit_state(number))) for number in units),
+                samples=self._engine.samples,
+                denominator=plan.global_batch,
+                groups_s=built_s - started_s,
+                moves_s=moved_s - built_s,
+                moved_bytes=moved_bytes,
+            )
+        )
+        return values
+
+    def _go(self, generation: int) -> None:
+        with self._lock:
+            self._running = generation
+        assert self.plan is not None
+        self.model.keep_only(self.plan.held.get(self.rank, ()))
+
+    def _report_times(self) -> None:
+        now_s = time.monotonic()
+        if self._engine is not None and now_s - self._times_sent_s >= OP_TIMES_EVERY_S:
+            self._times_sent_s = now_s
+            times = self._engine.clock.take(self._engine.plan.micro_batch)
+            if times:
+                self._link.report(OpTimes(self._running or 0, times))
+
+    # -- orders, as the link's thread handles them --------------------------------------------------------------------
+
+    def _handle(self, order: Order) -> None:
+        if isinstance(order, Ping):
+            self._link.report(Pong(order.number, *self._where()))
+        elif isinstance(order, Stop):
+            if order.reason:
+                print(order.reason, file=sys.stderr, flush=True)
+            os._exit(order.exit_code)
+        else:
+            if isinstance(order, Pause):
+                with self._lock:
+                    self._paused_for = max(self._paused_for, order.generation)
+                    if self._groups is not None:
+                        self._groups.cut(f"paused for generation {order.generation}")
+                    if not self._inside:
+                        self._answer_pause()
+            self._orders.put(order)
+
+    def _answer_pause(self) -> None:
+        """Report Paused if a Pause is unanswered. Under the lock; by the main thread, or while that is not inside."""
+        if self._paused_for > self._answered_for:
+            self._answered_for = self._paused_for
+            phase = "idle" if self.is_idle else self._phase
+            held = tuple(sorted(self.model.held))
+            self._link.report(Paused(self._paused_for, self.position, phase, held))
+
+    def _where(self) -> tuple[str, bool, float]:
+        """What the main thread does, for people; whether it waits for another rank; and for how long, seconds."""
+        engine = self._engine
+        if engine is None:
+            return ("building the job", False, 0.0)
+        if not self._inside:
+            return ("in the script's own code", False, time.monotonic() - engine.now[1])
+        what, since_s = engine.now
+        waiting = isinstance(what, Receive) or what == "commit" or self._running is None
+        return (str(what), waiting, time.monotonic() - since_s)

@@ -1,0 +1,116 @@
+"""State as bytes: packed for a transfer, digested for a comparison.
+
+A packed state is a header (the nesting, pickled, with a place for each tensor) and one flat buffer with the tensors'
+bytes. Both come from ranks of the same job and never from a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+_ALIGNMENT = 16
+
+
+def pack(state: Any, device: torch.device) -> tuple[bytes, torch.Tensor]:
+    """Header and flat uint8 buffer on `device` of any nesting of tensors and plain values."""
+    tensors: list[torch.Tensor] = []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return None
+            tensors.append(value)
+            return (len(tensors) - 1, str(value.dtype).removeprefix("torch."), tuple(value.shape), str(value.device.type))
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(state)
+    offsets = _offsets([t.numel() * t.element_size() for t in tensors])
+    flat = torch.zeros(offsets[-1], dtype=torch.uint8, device=device)
+    for tensor, start in zip(tensors, offsets, strict=False):
+        _view(flat, start, tensor.dtype, tuple(tensor.shape)).copy_(tensor.detach())
+    return pickle.dumps((buffer.getvalue(), offsets)), flat
+
+
+def unpack(header: bytes, flat: torch.Tensor) -> Any:
+    """The state whose `pack` gave these two. Tensors are views of `flat`; copy what is to be kept."""
+    body, offsets = pickle.loads(header)
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> torch.Tensor:
+            number, dtype, shape, device = pid
+            view = _view(flat, offsets[number], getattr(torch, dtype), shape)
+            return view.to(device)
+
+    return Unpickler(io.BytesIO(body)).load()
+
+
+def _offsets(sizes: list[int]) -> list[int]:
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    return offsets
+
+
+def _view(flat: torch.Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    n_bytes = dtype.itemsize
+    for extent in shape:
+        n_bytes *= extent
+    return flat[start : start + n_bytes].view(dtype).view(shape)
+
+
+def digest_bytes(flat: torch.Tensor) -> int:
+    """64 bits over a flat uint8 tensor whose length is a multiple of 16: sums of its words by row and by column, weighted.
+
+    A change of any word, and any exchange of two words, changes it (up to chance). It runs where the tensor lives.
+    """
+    words = flat.view(torch.int64)
+    n_columns = 1024
+    n_rows = words.numel() // n_columns
+    square = words[: n_rows * n_columns].view(n_rows, n_columns)
+    parts = (square.sum(0), square.sum(1), words[n_rows * n_columns :])
+    total = words.numel()
+    for i, part in enumerate(parts):
+        weights = torch.arange(1, part.numel() + 1, device=flat.device) * 0x9E3779B97F4A7C1 + i
+        total = total * 1_000_003 + int((part * weights).sum())
+    return total & (1 << 64) - 1
+
+
+def digest(state: Any) -> str:
+    """Hex digest of a nesting of tensors and plain values: equal for equal values, wherever and however they came about.
+
+    Of values that are neither tensors nor numbers, strings or None only the type counts.
+    """
+    facts: list[tuple[str, str]] = []
+    tensors: list[torch.Tensor] = []
+    for path, value in sorted(_leaves(state, ""), key=lambda leaf: leaf[0]):
+        if isinstance(value, torch.Tensor):
+            facts.append((path, f"{value.dtype}{tuple(value.shape)}"))
+            tensors.append(value)
+        elif isinstance(value, bool | int | float | str | None):
+            facts.append((path, repr(value)))
+        else:
+            facts.append((path, type(value).__name__))
+    contents = [digest_bytes(pack(on_device, device)[1]) for device, on_device in _by_device(tensors)]
+    return hashlib.blake2b(repr((facts, contents)).encode(), digest_size=16).hexdigest()
+
+
+def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from _leaves(value, f"{path}/{key}")
+    elif isinstance(state, list | tuple):
+        for i, value in enumerate(state):
+            yield from _leaves(value, f"{path}/{i}")
+    else:
+        yield path, state
+
+
+def _by_device(tensors: list[torch.Tensor]) -> list[tuple[torch.device, list[torch.Tensor]]]:
+    devices = sorted({tensor.device for tensor in tensors}, key=str)
+    return [(device, [tensor for tensor in tensors if tensor.device == device]) for device in devices]
