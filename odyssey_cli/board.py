@@ -19,6 +19,7 @@ from launcher.events import (
     PlanChosen,
     Profiled,
     Proposed,
+    RankExited,
     RankFailed,
     RankFinished,
     RankJoined,
@@ -26,6 +27,7 @@ from launcher.events import (
     RankPaused,
     RankReady,
     RankStarted,
+    StoreLost,
     Suspected,
     UnitCommitted,
     Went,
@@ -151,10 +153,12 @@ class Board:
                 self.ranks[rank] = RankState.PAUSED
             case RankReady(rank=rank):
                 self.ranks[rank] = RankState.READY
-            case RankFinished(rank=rank):
+            case RankFinished(rank=rank) | RankExited(rank=rank):
                 self.ranks[rank] = RankState.FINISHED
             case RankFailed(rank=rank):
                 self._say(time, f"rank {rank} failed: {body.error}", "red")
+            case StoreLost():
+                self._say(time, f"store lost: {body.reason}", "yellow")
             case Suspected():
                 self._say(time, f"no progress: {body.reason}", "yellow")
             case Proposed():
@@ -207,13 +211,13 @@ class Board:
         for rank in self.plan.idle:
             if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
                 self.ranks[rank] = RankState.IDLE
-        what = f"{self.plan.strategy}, layout {self.plan.layout()}"
+        what = f"{self.plan.strategy}, layout {quantities.layout(self.plan.layout())}"
         if self.recovering and self.recovery is not None:
             self.recovery.went, self.recovery.ended = body, time
             took = body.total_s if body.total_s is not None else time - self.recovery.began
             self._say(time, f"recovered in {quantities.seconds(took)}: {what}", "green")
         else:
-            self._say(time, f"started: layout {self.plan.layout()}")
+            self._say(time, f"started: layout {quantities.layout(self.plan.layout())}")
 
     def _committed(self, time: float, body: UnitCommitted) -> None:
         if body.result.kind != "step":

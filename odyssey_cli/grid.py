@@ -82,7 +82,8 @@ def _cells(plan: Plan, p: int, states: Mapping[int, RankState], form: int, ascii
             cell = Text(glyph(RankState.LOST, ascii_only), style=style(RankState.LOST))
             if form < 3:
                 arrow = "->" if ascii_only else "→"
-                what = f" {arrow} {','.join(map(str, by))}"
+                names = ",".join(map(str, by)) if len(by) <= 3 else f"{by[0]},{by[1]} and {len(by) - 2} more"
+                what = f" {arrow} {names}" if form < 2 else f" {arrow} {by[0]}{'…' if len(by) > 1 and not ascii_only else ''}"
                 cell.append(what, style="yellow")
         else:
             state = states.get(stage.worker, RankState.RUNNING)

@@ -15,6 +15,7 @@ from launcher.events import (
     Profiled,
     RankFailed,
     RankLost,
+    StoreLost,
     Suspected,
     Went,
 )
@@ -53,9 +54,11 @@ def _text(event: Event) -> str:
         case Pausing(reason=reason):
             return f"generation {event.generation}: pause: {reason}"
         case PlanChosen(plan=plan, reason=reason):
-            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.layout()}: {reason}"
+            return f"generation {event.generation}: plan {plan.strategy}, layout {quantities.layout(plan.layout())}: {reason}"
         case Went() as went:
             return _went(event.generation, went)
+        case StoreLost(reason=reason):
+            return f"store lost: {reason}"
         case Suspected(reason=reason):
             return f"no progress: {reason}"
         case Note(text=text):

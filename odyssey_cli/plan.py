@@ -112,7 +112,7 @@ def _plan_now(found: source.Source, layout: str, change_s: float) -> Plan:
         profile=found.profile,
         seconds_to_change=change_s,
     )
-    candidates = initial_plan(situation, layout)
+    candidates = initial_plan(situation, layout if layout != "auto" else found.layout)
     chosen = best(candidates)
     if chosen is None or chosen.plan is None:
         why = candidates[0].reason if candidates else "no layout"

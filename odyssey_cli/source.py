@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from launcher import events
-from odyssey.errors import UsageError
+from odyssey.errors import ProfileError, UsageError
 from odyssey.plan import Plan
 from odyssey_cli.run import newest_job
 from perfmodel.profile import Profile, read
@@ -19,7 +19,7 @@ _HOW = "measure one with `odyssey profile train.py`, or name a job's log directo
 class Source(msgspec.Struct, frozen=True):
     """`plan`: the newest one of the job, None for a mere profile. `mtbf_s`: as the job was told, if it was.
 
-    `n_losses` in `observed_s` seconds: what the job's log knows of changes.
+    `layout`: the one to start with where none is asked for. `n_losses` in `observed_s` seconds: what the log knows of changes.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Source(msgspec.Struct, frozen=True):
     ranks_per_node: int
     plan: Plan | None = None
     mtbf_s: float | None = None
+    layout: str = "auto"
     n_losses: int = 0
     observed_s: float = 0.0
 
@@ -43,6 +44,7 @@ class Source(msgspec.Struct, frozen=True):
             ranks_per_node=per_node,
             profile=msgspec.structs.replace(self.profile, cluster=cluster),
             plan=None,
+            layout="auto",
         )
 
 
@@ -108,9 +110,26 @@ def of_job(folder: Path) -> Source:
                 pass
     if started is None or profile is None:
         raise UsageError(f"{folder}: the job ended before its model was measured", _HOW)
-    return Source(str(folder), profile, started.n_nodes, started.n_ranks_per_node, plan, started.mtbf_s, n_losses, last - first)
+    return Source(
+        str(folder),
+        profile,
+        started.n_nodes,
+        started.n_ranks_per_node,
+        plan,
+        started.mtbf_s,
+        started.layout,
+        n_losses,
+        last - first,
+    )
 
 
 def of_config(name: str) -> Source:
-    """A model or cluster of `configs/`, by name or file."""
-    raise UsageError(f"{name}: no such profile, job or model", _HOW)
+    """A job of `configs/` by name or file, or `model@cluster`."""
+    from perfmodel.catalog import load_job
+
+    try:
+        job = load_job(name)
+    except ProfileError as error:
+        raise UsageError(error.what, error.help) from None
+    per_node = min(job.profile.cluster.ranks_per_node, job.n_ranks)
+    return Source(job.name, job.profile, -(-job.n_ranks // per_node), per_node, layout=job.layout)

@@ -17,7 +17,7 @@ PLAN_SIDE = {"odyssey.plan", "odyssey.schedule", "odyssey.errors", "odyssey.mess
 
 MAY_IMPORT: dict[str, set[str]] = {
     "odyssey": set(),
-    "perfmodel": PLAN_SIDE,
+    "perfmodel": {"configs", *PLAN_SIDE},
     "strategies": {"perfmodel", *PLAN_SIDE},
     "launcher": {"strategies", "perfmodel", "odyssey", "configs", *PLAN_SIDE},
     "odyssey_cli": {"launcher", "strategies", "perfmodel", "odyssey", "configs", *PLAN_SIDE},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from odyssey.errors import UsageError
-from odyssey_cli import arguments
+from odyssey_cli import arguments, quantities
 from odyssey_cli.__main__ import main
 
 
@@ -59,6 +59,14 @@ def test_wrong_ranks_are_explained(text: str) -> None:
 )
 def test_nodes_behind_the_script_are_found(given: list[str], value: str | None, rest: tuple[str, ...]) -> None:
     assert arguments.nodes_behind_script(given) == (value, rest)
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [("2x4", "2x4"), ("3+2+3", "3+2+3"), ("3+4+4+4", "3+3x4"), ("2x4 -1", "2x4 -1"), ("1+1+1+2 -2", "3x1+2 -2")],
+)
+def test_long_layouts_are_written_short(text: str, short: str) -> None:
+    assert quantities.layout(text) == short
 
 
 @pytest.fixture

@@ -107,6 +107,16 @@ def test_json_holds_everything(folder: Path, capfd: pytest.CaptureFixture[str]) 
     assert {"strategy", "plan", "estimate", "reason"} == set(answer["outcomes"][0]["candidates"][0])
 
 
+def test_a_job_of_configs_can_be_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt-tiny-two-cores", "--fail-ranks", "3"]) == 0
+    assert capfd.readouterr().out.startswith("now  layout 2x2, ")
+
+
+def test_an_unknown_name_is_told_the_known_ones(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt5"]) == 2
+    assert "gpt-tiny-two-cores" in capfd.readouterr().err
+
+
 def test_it_answers_within_a_second(folder: Path) -> None:
     write(job_events.profile(), folder / "profile.json")
     command = [sys.executable, "-m", "odyssey_cli", "plan", "--fail", "1"]
