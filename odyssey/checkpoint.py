@@ -7,6 +7,7 @@ scheduler. `step`: number of committed steps.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def save(engine: Engine, model: Model, step: int, folder: Path) -> None:
     plan, me, groups = engine.plan, engine.worker, engine.groups
     own = {layer for layer in model.held if plan.holders(layer)[0] == me}
     is_leader = me == plan.leader
-    planner, writer = DefaultSavePlanner(), FileSystemWriter(folder)
+    planner, writer = DefaultSavePlanner(flatten_state_dict=False), FileSystemWriter(folder, overwrite=True)
     planner.set_up_planner(_flat(local_state(model, own, step)), writer.storage_meta(), is_leader)
     writer.set_up_storage_writer(is_leader)
     local_plan = writer.prepare_local_plan(planner.create_local_plan())
@@ -164,7 +165,8 @@ def load(model: Model, folder: Path) -> dict[str, Any]:
                 wanted[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
             else:
                 wanted[key] = None
-    load_into(wanted, storage_reader=FileSystemReader(folder), no_dist=True)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # it says that each rank reads by itself
+        load_into(wanted, storage_reader=FileSystemReader(folder), no_dist=True)
     state = _nested(wanted)
     check(model, state, model.held)
     return state
