@@ -152,10 +152,11 @@ class Tick(msgspec.Struct, frozen=True, tag="tick"):
 
 
 class StopRequested(msgspec.Struct, frozen=True, tag="stop_requested"):
-    """Ctrl-C or a signal to the agent; `code` is what the launcher exits with."""
+    """Ctrl-C, a signal to the agent, or an error that leaves no way on; `code` is what the launcher exits with."""
 
     reason: str
     code: int = 130
+    help: str = ""
 
 
 # -- decisions and notes -----------------------------------------------------------------------------------------------

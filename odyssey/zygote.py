@@ -104,6 +104,8 @@ def main(fd: int) -> int:
         control.send(_encoder.encode(Imported(time.monotonic() - started, threads)))
     except OSError:
         return 0
+    if threads > 1:
+        return 1  # the agent starts ranks in another way
     gc.collect()
     gc.freeze()  # forks share these pages until they write to them; no collection of theirs looks at them
     request, descriptors = _serve(control)

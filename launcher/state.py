@@ -1,0 +1,100 @@
+"""What the coordinator knows: a fold over the event log."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from launcher.events import RankPaused, RankReady
+from odyssey.messages import ModelSpec, Position, Result
+from odyssey.plan import Plan
+from perfmodel.profile import Profile
+
+
+class Status(enum.StrEnum):
+    """Where the job is, see design/3-recovery.md. RESTARTING is for scripts that build no Job: all ranks end and start anew."""
+
+    STARTING = "starting"
+    MEASURING = "measuring"
+    PAUSING = "pausing"
+    PLANNING = "planning"
+    MOVING = "moving"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    RESTARTING = "restarting"
+    ENDED = "ended"
+
+
+class State(msgspec.Struct, frozen=True):
+    """`alive`: ranks with a process. `arriving`: those of them that no running generation has had yet since their spawn.
+
+    `models`: what each rank that has joined was given. `lost`: gone since the generation in `plan` (the last that ran)
+    began. `first_failure`: of a script without a Job, what failed first. `results`: the units before the first committed step,
+    and those since the last one, itself included. `loss_at`, `paused_at`, `chosen_at`: event times of this recovery.
+    """
+
+    n_ranks: int = 0
+    max_restarts: int = 0
+    profile_only: bool = False
+    status: Status = Status.STARTING
+    generation: int = 0
+    n_restarts: int = 0
+    alive: frozenset[int] = frozenset()
+    arriving: frozenset[int] = frozenset()
+    models: Mapping[int, ModelSpec] = {}
+    lost: tuple[int, ...] = ()
+    slots_lost: frozenset[int] = frozenset()
+    profile: Profile | None = None
+    plan: Plan | None = None
+    next_plan: Plan | None = None
+    paused: Mapping[int, RankPaused] = {}
+    ready: Mapping[int, RankReady] = {}
+    results: tuple[Result, ...] = ()
+    finished: frozenset[int] = frozenset()
+    exited: frozenset[int] = frozenset()
+    first_failure: str = ""
+    started_at: float = 0.0
+    joined_after_s: float = 0.0
+    loss_at: float | None = None
+    paused_at: float = 0.0
+    chosen_at: float = 0.0
+
+    @property
+    def joined(self) -> frozenset[int]:
+        return self.alive & frozenset(self.models)
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Living ranks that the generation in force, or the start, counts on."""
+        return self.alive - self.arriving
+
+    @property
+    def end(self) -> Position | None:
+        """The position behind the newest result: where every rank has to be before the next generation."""
+        return after(self.results[-1]) if self.results else None
+
+
+def after(result: Result) -> Position:
+    """The position behind a unit."""
+    step, unit = result.position
+    return (step + 1, 0) if result.kind == "step" else (step, unit + 1)
+
+
+def with_result(results: tuple[Result, ...], new: Result) -> tuple[Result, ...]:
+    """Append a newer result, and forget what no rank can need: units between the first and the last step."""
+    if results and new.position < after(results[-1]):
+        return results
+    if new.kind != "step":
+        return (*results, new)
+    first = next((i for i, result in enumerate(results) if result.kind == "step"), len(results))
+    return (*results[:first], new)
+
+
+def ranks_text(ranks: frozenset[int] | tuple[int, ...] | list[int]) -> str:
+    """`rank 3`, `ranks 1, 2 and 5`."""
+    ordered = [str(rank) for rank in sorted(ranks)]
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    return f"ranks {', '.join(ordered[:-1])} and {ordered[-1]}" if ordered else "no rank"
