@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from launcher.events import (
     Body,
     Event,
@@ -61,12 +63,13 @@ class Recovery:
     """From the last committed step before to the first one after, less one step: what the loss cost."""
 
     def is_chosen(self, candidate: Candidate) -> bool:
-        return (
-            self.plan is not None
-            and candidate.plan is not None
-            and candidate.strategy == self.plan.strategy
-            and candidate.plan.pipelines == self.plan.pipelines
+        """Whether the coordinator took this one: it only fills in generation and step."""
+        if self.plan is None or candidate.plan is None:
+            return False
+        taken = msgspec.structs.replace(
+            candidate.plan, generation=self.plan.generation, step=self.plan.step, estimate=self.plan.estimate
         )
+        return taken == self.plan
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def candidate_table(
     for name in ("step", "rate", "transition", "memory", "score"):
         table.add_column(name, justify="right", no_wrap=True)
     if with_reasons:
-        table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column("")
     for candidate in candidates[:max_rows]:
         chosen = is_chosen(candidate)
         mark = Text((">" if ascii_only else "▸") if chosen else "", style="green")
@@ -40,7 +40,7 @@ def candidate_table(
         cells = [mark, Text(candidate.strategy, style="bold green" if chosen else row_style)]
         cells += [Text(cell, style=row_style) for cell in _numbers(candidate, now_samples_per_s)]
         if with_reasons:
-            cells.append(Text(candidate.reason, style="dim"))
+            cells.append(Text(candidate.reason, style="dim", no_wrap=True, overflow="ellipsis"))
         table.add_row(*cells)
     if len(candidates) > max_rows:
         table.add_row("", Text(f"and {len(candidates) - max_rows} more", style="dim"))

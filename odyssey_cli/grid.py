@@ -51,7 +51,7 @@ def idle_line(plan: Plan, states: Mapping[int, RankState], *, ascii_only: bool =
     outside = sorted({*plan.idle, *(rank for rank, state in states.items() if rank not in used)})
     if not outside:
         return None
-    line = Text("outside      ", style="dim")
+    line = Text().append("outside      ", style="dim")
     for rank in outside[:16]:
         state = states.get(rank, RankState.IDLE)
         line.append(f"{glyph(state, ascii_only)} {rank}", style=style(state))
@@ -79,7 +79,7 @@ def _cells(plan: Plan, p: int, states: Mapping[int, RankState], form: int, ascii
         layers = quantities.layers(stage.first, stage.stop)
         if stage.worker is None:
             by = sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches})
-            cell = Text(glyph(RankState.LOST, ascii_only), style=style(RankState.LOST))
+            cell = Text().append(glyph(RankState.LOST, ascii_only), style=style(RankState.LOST))
             if form < 3:
                 arrow = "->" if ascii_only else "→"
                 names = ",".join(map(str, by)) if len(by) <= 3 else f"{by[0]},{by[1]} and {len(by) - 2} more"
@@ -87,7 +87,7 @@ def _cells(plan: Plan, p: int, states: Mapping[int, RankState], form: int, ascii
                 cell.append(what, style="yellow")
         else:
             state = states.get(stage.worker, RankState.RUNNING)
-            cell = Text(glyph(state, ascii_only), style=style(state))
+            cell = Text().append(glyph(state, ascii_only), style=style(state))
             if form < 3:
                 cell.append(f" {stage.worker}", style="bold red" if state is RankState.LOST else "bold")
         if form == 0:
