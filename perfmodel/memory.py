@@ -47,15 +47,21 @@ def live_bytes(plan: Plan, ops: Sequence[Op], activations: Sequence[int], output
     """High-water mark of activations along a program; `activations`, `outputs`: prefix sums over the layers."""
     live = peak = 0.0
     kept: dict[tuple[int, int], float] = {}
+    sizes: dict[tuple[str, int, int, int], float] = {}
+    home, n_samples = plan.home, plan.n_samples
     for op in ops:
         if isinstance(op, Compute) and op.kind in ("F", "I"):
-            stage = plan.layer_range(op.micro_batch, op.stage)
-            sums = activations if op.kind == "F" else outputs
-            size = (sums[stage.stop] - sums[stage.first]) * plan.n_samples(op.micro_batch) / micro_batch
+            kind = (op.kind, home[op.micro_batch], op.stage, n_samples(op.micro_batch))
+            size = sizes.get(kind)
+            if size is None:
+                stage = plan.layer_range(op.micro_batch, op.stage)
+                sums = activations if op.kind == "F" else outputs
+                size = sizes[kind] = (sums[stage.stop] - sums[stage.first]) * kind[3] / micro_batch
             key = (op.stage, op.micro_batch)
             kept[key] = kept.get(key, 0.0) + size
             live += size
-            peak = max(peak, live)
+            if live > peak:
+                peak = live
         elif isinstance(op, Drop):
             live -= kept.pop((op.stage, op.micro_batch))
     return round(peak)
@@ -63,13 +69,9 @@ def live_bytes(plan: Plan, ops: Sequence[Op], activations: Sequence[int], output
 
 def _messages(plan: Plan, ops: Sequence[Op], costs: Costs) -> int:
     layers = costs.profile.layers
-    largest_in = largest_out = 0
-    for op in ops:
-        if isinstance(op, Send | Receive):
-            stage = plan.layer_range(op.micro_batch, op.stage)
-            size = layers[stage.stop - 1 if op.kind == "F" else stage.first - 1].output_bytes
-            if isinstance(op, Send):
-                largest_out = max(largest_out, size)
-            else:
-                largest_in = max(largest_in, size)
-    return MESSAGES_IN_FLIGHT * (largest_in + largest_out)
+    kinds = {(op.kind, plan.home[op.micro_batch], op.stage, type(op)) for op in ops if isinstance(op, Send | Receive)}
+    largest = {Send: 0, Receive: 0}
+    for kind, p, s, way in kinds:
+        stage = plan.pipelines[p].stages[s]
+        largest[way] = max(largest[way], layers[stage.stop - 1 if kind == "F" else stage.first - 1].output_bytes)
+    return MESSAGES_IN_FLIGHT * sum(largest.values())

@@ -8,6 +8,7 @@ costs). Layouts are ranked by this; the timeline then prices the best few exactl
 from __future__ import annotations
 
 import heapq
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -61,8 +62,9 @@ class Shapes:
     def __init__(self, profile: Profile, n_micro_batches: int) -> None:
         self.profile = profile
         self.n_micro_batches = n_micro_batches
-        costs = Costs(profile)
+        self._costs = costs = Costs(profile)
         layers = profile.layers
+        self._gradients = costs.sums(lambda layer: layer.gradient_bytes)
         self._seconds = [0.0, *accumulate(costs.layer_s())]
         tied = [0] * len(layers)
         for tie, size in zip(profile.ties, profile.tie_bytes, strict=True):
@@ -93,6 +95,25 @@ class Shapes:
         """What given ranges cost."""
         times = [self._stage_s(first, stop) for first, stop in ranges]
         return Shape(ranges, sum(times) + self._hop_s * (len(ranges) - 1), max(times))
+
+    def closed_s(self, pipelines: Sequence[Shape]) -> float:
+        """Closed form of a step of these pipelines: the slowest, then the reduction of what is done last, the first stage.
+
+        Infinite if there are fewer micro-batches than pipelines.
+        """
+        shares = distribute(pipelines, self.n_micro_batches)
+        if shares is None:
+            return math.inf
+        slowest = max(shape.seconds(share) for shape, share in zip(pipelines, shares, strict=True))
+        return slowest + self.reduce_s(pipelines)
+
+    def reduce_s(self, pipelines: Sequence[Shape]) -> float:
+        """The all-reduce of the largest first stage, over the link between hosts if the workers need several."""
+        cluster = self.profile.cluster
+        n_workers = sum(len(shape.ranges) for shape in pipelines)
+        one_host = n_workers <= cluster.ranks_per_node * cluster.nodes_per_host
+        size = self._gradients[max(shape.ranges[0][1] for shape in pipelines)]
+        return self._costs.ring_s(cluster.intra_host if one_host else cluster.inter_host, len(pipelines), size)
 
     def _stage_s(self, first: int, stop: int) -> float:
         return self._seconds[stop] - self._seconds[first] + 2 * self.profile.op_overhead_s
@@ -211,7 +232,11 @@ def distribute(shapes: Sequence[Shape], n_micro_batches: int) -> list[int] | Non
 
 
 def layouts(shapes: Shapes, n_workers: int, n_best: int, min_pipelines: int = 1) -> list[tuple[int, ...]]:
-    """Lengths of pipelines for at most `n_workers` workers, best closed form first; longest pipeline first in each."""
+    """Lengths of pipelines for at most `n_workers` workers, best closed form first; longest pipeline first in each.
+
+    The few are unlike each other: of layouts that mix the same lengths in other numbers (for many workers: that have the
+    same most frequent length) only the best is given.
+    """
     n_micro_batches = shapes.n_micro_batches
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
     candidates = [c for c in _lengths(usable, n_workers, n_micro_batches) if len(c) >= min_pipelines]
@@ -219,13 +244,19 @@ def layouts(shapes: Shapes, n_workers: int, n_best: int, min_pipelines: int = 1)
         candidates = heapq.nsmallest(200, candidates, key=lambda lengths: _fluid_s(shapes, lengths))
     scored = []
     for lengths in candidates:
-        chosen = [shapes.of(n) for n in lengths]
-        known = [shape for shape in chosen if shape is not None]
-        shares = distribute(known, n_micro_batches)
-        if shares is not None:
-            seconds = max(shape.seconds(share) for shape, share in zip(known, shares, strict=True))
-            scored.append((max(seconds, _cores_s(shapes, n_workers)), seconds, lengths))
-    return [lengths for _, _, lengths in heapq.nsmallest(n_best, scored)]
+        known = [shape for shape in map(shapes.of, lengths) if shape is not None]
+        seconds = shapes.closed_s(known)
+        scored.append((max(seconds, _cores_s(shapes, n_workers)), seconds, lengths))
+    chosen: list[tuple[int, ...]] = []
+    seen: set[object] = set()
+    for _, _, lengths in sorted(scored):
+        kind = frozenset(lengths) if n_workers <= EXHAUSTIVE_WORKERS else max(lengths, key=lengths.count)
+        if kind not in seen:
+            seen.add(kind)
+            chosen.append(lengths)
+            if len(chosen) == n_best:
+                break
+    return chosen
 
 
 def _lengths(usable: Sequence[int], n_workers: int, n_micro_batches: int) -> Iterator[tuple[int, ...]]:

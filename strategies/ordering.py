@@ -21,10 +21,14 @@ FINISH, ARRIVE = 0, 1
 
 @dataclass(frozen=True)
 class Ordered:
-    """Orders of all workers that exceptions touch, directly or through their pipeline; `makespan_s` of the slowest."""
+    """Orders of all workers that exceptions touch, directly or through their pipeline.
+
+    `makespan_s` until the last is done; `busiest_s`: what the busiest computes, which no order can beat.
+    """
 
     orders: tuple[Order, ...]
     makespan_s: float
+    busiest_s: float
 
 
 def order(plan: Plan, costs: Costs, *, split: bool, caps: Mapping[int, float]) -> Ordered:
@@ -33,15 +37,16 @@ def order(plan: Plan, costs: Costs, *, split: bool, caps: Mapping[int, float]) -
     `split`: B as I and a deferred W. `caps`: worker -> bytes of activations.
     """
     orders: list[Order] = []
-    makespan = 0.0
+    makespan = busiest = 0.0
     touched = {plan.place[route.worker][0] for route in plan.routes} | {plan.home[route.micro_batch] for route in plan.routes}
     for members in joined(plan, together=False):
         if touched.intersection(members):
             run = _Run(plan, costs, members, split, caps)
             run.play()
             makespan = max(makespan, run.now)
+            busiest = max(busiest, *run.worked.values())
             orders += [Order(worker, tuple(ops)) for worker, ops in sorted(run.orders.items())]
-    return Ordered(tuple(sorted(orders, key=lambda order: order.worker)), makespan)
+    return Ordered(tuple(sorted(orders, key=lambda order: order.worker)), makespan, busiest)
 
 
 class _Run:
@@ -104,6 +109,7 @@ class _Run:
                     previous = worker
         self.workers = sorted(set(self.worker))
         self.live = dict.fromkeys(self.workers, 0.0)
+        self.worked = dict.fromkeys(self.workers, 0.0)
         self.busy = dict.fromkeys(self.workers, False)
         self.forwards: dict[int, list[tuple[tuple[int, int], int]]] = {worker: [] for worker in self.workers}
         self.backwards: dict[int, list[tuple[tuple[int, int], int]]] = {worker: [] for worker in self.workers}
@@ -155,7 +161,9 @@ class _Run:
             self.live[worker] += self.keeps[task]
         elif kind == "I":
             self.live[worker] += self.defers[task]
-        heapq.heappush(self.events, (self.now + self.seconds[kind][task], FINISH, task, kind))
+        seconds = self.seconds[kind][task]
+        self.worked[worker] += seconds
+        heapq.heappush(self.events, (self.now + seconds, FINISH, task, kind))
 
     def _finish(self, task: int, kind: str, touched: set[int]) -> None:
         worker = self.worker[task]

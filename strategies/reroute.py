@@ -2,12 +2,13 @@
 
 The micro-batches of a lost worker run on workers of other pipelines that hold the same layers, and fill their bubbles.
 `B` may be split in `I` on the critical path and a deferred `W`; orders come from list scheduling with measured durations
-under two caps of memory (1F1B's, and twice that), and the best that fits is proposed. A further loss is the same question
-asked again: all stages without a worker are routed anew.
+under caps of memory: twice what 1F1B keeps, and all that is left on the worker. The fastest is proposed. A further loss is
+the same question asked again: all stages without a worker are routed anew.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -20,8 +21,13 @@ from strategies.ordering import Ordered, order
 from strategies.situation import Proposal, Situation
 
 NAME = "reroute"
-CAPS = (1.0, 2.0)
-"""Multiples of the activations that 1F1B keeps."""
+WAYS = ((True, 2.0), (True, math.inf), (False, 2.0), (False, math.inf))
+"""Whether B is split, and the cap in multiples of the activations that 1F1B keeps, best expectation first."""
+MANY_TASKS = 1500
+"""Beyond this many computations only the split ways are tried, and only until one is `CLOSE` to what no order can beat."""
+CLOSE = 1.1
+WORTH = 0.99
+"""A later way is taken only if it is faster than this part of an earlier one: it keeps more, or splits less."""
 
 
 def propose(situation: Situation) -> list[Proposal]:
@@ -58,16 +64,17 @@ def routed(
         return [Proposal(strategy, None, error.what)]
     if not routes:
         return [Proposal(strategy, draft, "")]
-    ways: dict[bool, Ordered] = {}
-    for split in (False, True):
-        for factor in CAPS:
-            caps = _caps(draft, costs, factor)
-            way = order(draft, costs, split=split, caps=caps)
-            if split not in ways or way.makespan_s < ways[split].makespan_s * (1 - 1e-9):
-                ways[split] = way
-    chosen = sorted(ways.values(), key=lambda way: way.makespan_s)
-    if costs.profile.cluster.cores is None:
-        chosen = chosen[:1]
+    n_tasks = sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in draft.pipelines)
+    fastest: dict[bool, Ordered] = {}
+    for split, factor in WAYS if n_tasks <= MANY_TASKS else WAYS[:2]:
+        way = order(draft, costs, split=split, caps=_caps(draft, costs, factor))
+        if split not in fastest or way.makespan_s < fastest[split].makespan_s * WORTH:
+            fastest[split] = way
+        if n_tasks > MANY_TASKS and way.makespan_s < CLOSE * way.busiest_s:
+            break
+    chosen = list(fastest.values())
+    if costs.profile.cluster.cores is None and len(chosen) > 1:
+        chosen = [chosen[0] if chosen[0].makespan_s <= chosen[1].makespan_s else chosen[1]]
     return [
         Proposal(strategy, msgspec.structs.replace(draft, schedule=Schedule(draft.schedule.rule, way.orders)), "")
         for way in chosen
