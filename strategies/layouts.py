@@ -28,6 +28,8 @@ MANY = 4000
 """Beyond this many pairs of lengths only neighbouring lengths are tried."""
 EXHAUSTIVE_WORKERS = 10
 """Up to this many workers every partition is tried."""
+MOST_DISTRIBUTED = 150
+"""Of more candidates than this only the best by fluid time get whole micro-batches."""
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -240,8 +242,8 @@ def layouts(shapes: Shapes, n_workers: int, n_best: int, min_pipelines: int = 1)
     n_micro_batches = shapes.n_micro_batches
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
     candidates = [c for c in _lengths(usable, n_workers, n_micro_batches) if len(c) >= min_pipelines]
-    if len(candidates) > 200:
-        candidates = heapq.nsmallest(200, candidates, key=lambda lengths: _fluid_s(shapes, lengths))
+    if len(candidates) > MOST_DISTRIBUTED:
+        candidates = heapq.nsmallest(MOST_DISTRIBUTED, candidates, key=lambda lengths: _fluid_s(shapes, lengths))
     scored = []
     for lengths in candidates:
         known = [shape for shape in map(shapes.of, lengths) if shape is not None]

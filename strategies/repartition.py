@@ -16,7 +16,7 @@ from strategies.layouts import EXHAUSTIVE_WORKERS, Ranges, Shapes, distribute, l
 from strategies.situation import Proposal, Situation
 
 NAME = "repartition"
-N_RENEWED = 4
+N_RENEWED = 3
 """Layouts that are priced exactly."""
 NEARLY = 1.01
 """A split in force is kept if its slowest stage takes at most this many times the best one's."""

@@ -23,7 +23,7 @@ from strategies.situation import Proposal, Situation
 NAME = "reroute"
 WAYS = ((True, 2.0), (True, math.inf), (False, 2.0), (False, math.inf))
 """Whether B is split, and the cap in multiples of the activations that 1F1B keeps, best expectation first."""
-MANY_TASKS = 1500
+MANY_TASKS = 400
 """Beyond this many computations only the split ways are tried, and only until one is `CLOSE` to what no order can beat."""
 CLOSE = 1.1
 WORTH = 0.99
