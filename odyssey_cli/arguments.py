@@ -62,25 +62,6 @@ def count(number: int, option: str, least: int) -> int:
     return number
 
 
-def drill(text: str, n_ranks: int, n_nodes: int) -> str:
-    """`step=20 kill=2`: at a random moment of step 20, kill rank 2. Also `lose`, `hang`, `return`; `node1` for a node."""
-    help = "for example --drill 'step=20 kill=2'; actions are kill, lose, hang and return, of a rank (2) or a node (node1)"
-    fields = [word.partition("=") for word in text.split()]
-    names = [name for name, _, _ in fields]
-    actions = [name for name in names if name in ("kill", "lose", "hang", "return")]
-    if not fields or set(names) - {"step", *actions} or names.count("step") != 1 or not actions:
-        raise UsageError(f"--drill: expected 'step=N ACTION=RANK', got {text!r}", help)
-    for name, _, value in fields:
-        for part in value.split(","):
-            match = re.fullmatch(r"(node)?(\d+)", part) if name != "step" else re.fullmatch(r"()(\d+)", part)
-            if match is None:
-                raise UsageError(f"--drill: {name}: expected a number, got {value!r}", help)
-            limit, what = (n_nodes, "node") if match[1] else (n_ranks, "rank")
-            if name != "step" and int(match[2]) >= limit:
-                raise UsageError(f"--drill: no {what} {match[2]}, there are {limit}", f"count from 0 to {limit - 1}")
-    return text
-
-
 def ranks(text: str, option: str) -> tuple[int, ...]:
     """`1,5` or `1-3,7`: distinct rank numbers, in the order given."""
     numbers: list[int] = []

@@ -6,6 +6,7 @@ python -m odyssey_cli.picture [JOB] --output docs/picture.svg
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +15,10 @@ import typer
 from rich.console import Console
 
 from launcher.events import Event, UnitCommitted, Went, decode
-from odyssey.errors import UsageError
+from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.board import Board
 from odyssey_cli.display import render
+from odyssey_cli.errors import report
 from odyssey_cli.run import newest_job
 
 N_STEPS_AFTER = 8
@@ -62,4 +64,7 @@ def draw(
 
 
 if __name__ == "__main__":
-    typer.run(draw)
+    try:
+        typer.run(draw)
+    except OdysseyError as error:
+        sys.exit(report(error))

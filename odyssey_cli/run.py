@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from launcher.drill import parse as parse_drill
 from launcher.events import Event
 from launcher.options import RunOptions
 from odyssey.errors import ProfileError, UsageError
@@ -63,7 +63,7 @@ def options(
             f"start more ranks, for example --nodes {-(-text.layout_ranks(layout) // nproc_per_node)}",
         )
     for drill in drills:
-        text.drill(drill, n_ranks, nodes)
+        parse_drill(drill, n_nodes=nodes, n_ranks_per_node=nproc_per_node)
     if profile is not None:
         from perfmodel.profile import read
 
@@ -97,7 +97,6 @@ def run(options: RunOptions, *, display: bool, agent: Agent | None = None) -> in
 
         agent = launch
     board = Board()
-    began = time.time()
     if display and sys.stderr.isatty() and sys.stdout.isatty():
         from odyssey_cli.screen import Screen
 
@@ -106,7 +105,10 @@ def run(options: RunOptions, *, display: bool, agent: Agent | None = None) -> in
     else:
         log = PlainLog(board)
         code = agent(msgspec.structs.replace(options, capture_output=False), log.watch, _no_output)
-    _say_end(board, code, newest_job(options.log_dir, began))
+    if code != 0:
+        end_with_error(board)
+    for line in summary(board, _folder(board, options.log_dir)).splitlines():
+        print(f"odyssey: {line}", file=sys.stderr)
     return code
 
 
@@ -114,11 +116,10 @@ def _no_output(rank: int, stream: str, data: bytes) -> None:
     """Ranks write to the launcher's own streams."""
 
 
-def _say_end(board: Board, code: int, log_dir: Path | None) -> None:
-    if code != 0:
-        end_with_error(board)
-    for line in summary(board, log_dir).splitlines():
-        print(f"odyssey: {line}", file=sys.stderr)
+def _folder(board: Board, log_dir: Path) -> Path | None:
+    """The job's own folder, which ends in the agent's process number."""
+    folders = sorted(log_dir.glob(f"*-{board.job.pid}")) if board.job is not None else []
+    return folders[-1] if folders else None
 
 
 def end_with_error(board: Board) -> None:
@@ -127,8 +128,7 @@ def end_with_error(board: Board) -> None:
         print_error(board.ended.reason, board.ended.help)
 
 
-def newest_job(log_dir: Path, since: float = 0.0) -> Path | None:
-    """The folder below `log_dir` whose event log was written last, not before `since` (seconds since the epoch)."""
+def newest_job(log_dir: Path) -> Path | None:
+    """The folder below `log_dir` whose event log was written last."""
     logs = [(log.stat().st_mtime, log) for log in log_dir.glob("*/events.jsonl")]
-    logs = [(written, log) for written, log in logs if written >= since - 1.0]
     return max(logs)[1].parent if logs else None

@@ -106,6 +106,15 @@ def test_without_a_terminal_events_are_plain_lines(tmp_path: Path, capfd: pytest
     ]
 
 
+def test_the_end_names_the_jobs_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "20231114-221320-100").mkdir()
+    (tmp_path / "20231114-221320-101").mkdir()
+
+    run_command.run(RunOptions("train.py", log_dir=tmp_path), display=False, agent=replay)
+
+    assert capfd.readouterr().err.splitlines()[-1] == f"odyssey: log: {tmp_path}/20231114-221320-100"
+
+
 def test_a_failed_job_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def agent(options: RunOptions, watch: Watch, output: Output) -> int:
         watch(Event(1.0, 1, "agent", JobEnded(1, "rank 0 failed: ValueError: bad", "see its traceback above")))
@@ -129,7 +138,7 @@ def test_the_newest_job_is_the_one_written_last(tmp_path: Path) -> None:
         os.utime(tmp_path / name / "events.jsonl", (written, written))
 
     assert run_command.newest_job(tmp_path) == tmp_path / "a"
-    assert run_command.newest_job(tmp_path, since=300) is None
+    assert run_command.newest_job(tmp_path / "a") is None
 
 
 def test_a_profile_is_written_and_shown_as_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
