@@ -95,7 +95,7 @@ def gather(engine: Engine, model: Model, step: int) -> dict[str, Any]:
         return {}
     whole: dict[str, Any] = _copied(local_state(model, sources.pop(me, set()), step))
     for source in sorted(sources):
-        part = receive_state(source, engine.groups, "state")[0]
+        part = _copied(receive_state(source, engine.groups, "state")[0])
         whole["model"].update(part["model"])
         whole["optimizer"].update(part["optimizer"])
     return whole

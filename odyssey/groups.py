@@ -91,17 +91,23 @@ class Groups:
 
     def all_reduce(self, tensor: torch.Tensor, group: Any = None) -> Any:
         """Start a sum of `tensor` over `group` (default: all workers) in place; wait for the work it returns by `wait`."""
-        return (group or self.world).allreduce([tensor])
+        return self._start(lambda: (group or self.world).allreduce([tensor]))
 
     def send(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed."""
         group, rank = self._way_to(worker)
-        return group.send([tensor], rank, tag)
+        return self._start(lambda: group.send([tensor], rank, tag))
 
     def receive(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
         """Start receiving into `tensor`."""
         group, rank = self._way_to(worker)
-        return group.recv([tensor], rank, tag)
+        return self._start(lambda: group.recv([tensor], rank, tag))
+
+    def _start(self, operation: Callable[[], Any]) -> Any:
+        try:
+            return operation()
+        except RuntimeError as error:  # the connection has ended already
+            raise Cut(str(error)) from None
 
     def _way_to(self, worker: int) -> tuple[Any, int]:
         if worker in self.members and self.me in self.members:
