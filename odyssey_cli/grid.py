@@ -26,9 +26,9 @@ def plan_grid(
     """
     n_stages = max(len(pipeline.stages) for pipeline in plan.pipelines)
     shown = _rows_to_show(plan, states, max_rows)
-    forms = [[_cells(plan, p, states, form, ascii_only) for p in shown] for form in range(_N_FORMS)]
     label = len(f"pipeline {max(shown)}")
-    for form, rows in enumerate(forms):
+    for form in range(_N_FORMS):
+        rows = [_cells(plan, p, states, form, ascii_only) for p in shown]
         widths = [max((row[s].cell_len for row in rows if s < len(row)), default=0) for s in range(n_stages)]
         if form == _N_FORMS - 1 or label + sum(column + 3 for column in widths) <= width:
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from typing import TextIO
 
 from launcher.events import (
@@ -29,15 +30,25 @@ class PlainLog:
     def __init__(self, board: Board, stream: TextIO | None = None) -> None:
         """`board` is fed by `watch`, for the summary at the end."""
         self._board = board
+        self._failed = False
         self._stream = stream if stream is not None else sys.stderr
 
     def watch(self, event: Event) -> None:
-        """Take in an event; called by the agent, so it only formats and writes one line."""
-        self._board.apply(event)
-        text = _text(event)
-        if text:
-            clock = time.strftime("%H:%M:%S", time.localtime(event.time))
-            print(f"odyssey {clock} {text}", file=self._stream, flush=True)
+        """Take in an event; called by the agent, so it only formats and writes one line, and never raises."""
+        if self._failed:
+            return
+        try:
+            self._board.apply(event)
+            text = _text(event)
+            if text:
+                clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+                print(f"odyssey {clock} {text}", file=self._stream, flush=True)
+        except OSError:
+            self._failed = True  # nobody reads any more
+        except Exception:
+            self._failed = True
+            traceback.print_exc(file=self._stream)
+            print("odyssey: the lines above are a bug of Odyssey, please report it; the job goes on", file=self._stream)
 
 
 def _text(event: Event) -> str:

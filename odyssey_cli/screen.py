@@ -12,7 +12,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import traceback
 from collections import deque
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -49,6 +51,7 @@ class Screen:
             redirect_stderr=False,
             vertical_overflow="crop",
         )
+        self._failed = False
         self._switch_interval = sys.getswitchinterval()
 
     def watch(self, event: Event) -> None:
@@ -78,7 +81,7 @@ class Screen:
             recovery = self._board.recovery
             if self._board.recovering and recovery is not None and time.time() - recovery.began < _HOLD_BACK_S:
                 continue
-            if changed or int(time.time()) != second:
+            if not self._failed and (changed or int(time.time()) != second):
                 second = int(time.time())
                 self._draw()
 
@@ -90,7 +93,8 @@ class Screen:
             entry = self._queue.popleft()
             changed = True
             if isinstance(entry, Event):
-                self._board.apply(entry)
+                if not self._failed:
+                    self._apply(entry)
             else:
                 lines += self._cutter.feed(*entry)
         self._print(lines)
@@ -100,13 +104,31 @@ class Screen:
         if not lines:
             return
         text = Text()
+        digits = len(str(max(self._board.ranks, default=0)))
         for i, (rank, line) in enumerate(lines):
-            text.append(f"[rank {rank}] ", style=_RANK_STYLES[rank % len(_RANK_STYLES)])
+            text.append(f"[rank {rank}]".ljust(8 + digits), style=_RANK_STYLES[rank % len(_RANK_STYLES)])
             text.append_text(Text.from_ansi(line) if "\x1b" in line else Text(line))
             if i < len(lines) - 1:
                 text.append("\n")
         self._console.print(text, soft_wrap=True)
 
+    def _apply(self, event: Event) -> None:
+        try:
+            self._board.apply(event)
+        except Exception as error:
+            self._give_up(error)
+
     def _draw(self) -> None:
         width, height = self._console.size
-        self._live.update(render(self._board, time.time(), width, height - 1, ascii_only=self._ascii), refresh=True)
+        try:
+            self._live.update(render(self._board, time.time(), width, height - 1, ascii_only=self._ascii), refresh=True)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """A picture that cannot be drawn must not end a job: the ranks' lines go on, the live area does not."""
+        self._failed = True
+        self._live.stop()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        self._console.print(f"odyssey: the display failed, the job goes on: {what}", markup=False)

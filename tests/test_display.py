@@ -176,6 +176,20 @@ def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order() -> None
     assert "step 40" in printed
 
 
+def test_a_display_that_fails_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=120, height=30, color_system=None)
+    monkeypatch.setattr("odyssey_cli.screen.render", lambda *_, **__: 1 / 0)
+
+    with Screen(Board(), console) as screen:
+        screen.watch(job_events.job()[0])
+        time.sleep(0.3)
+        screen.output(1, "stdout", b"still here\n")
+
+    assert "the display failed, the job goes on: ZeroDivisionError" in file.getvalue()
+    assert "[rank 1] still here" in file.getvalue()
+
+
 def test_watching_costs_the_agent_nothing() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
     event: Event = job_events.job()[0]
