@@ -48,7 +48,7 @@ class Gradients:
         members = groups.by_subset.get(self._workers[group])
         if members is None:  # the worker holds these layers alone
             return []
-        return [groups.all_reduce(flat, members) for flat in self._flats[group]]
+        return [groups.all_reduce(flat, members) for flat in self._flats[group]]  # Gloo's collectives take device tensors
 
     def square_sum(self) -> float:
         """Squares of the reduced gradient sums, of each group by its first worker only: over all workers, the global norm's."""

@@ -53,6 +53,8 @@ class Groups:
         self._arguments = (store, generation, [tuple(subset) for subset in subsets])
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self.world: Any = None
+        self._has_device_groups = _has_own_device(device)
+        self._on_device: dict[str, Any] = {}
         self._moving: Any = None
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] | None = None
@@ -60,7 +62,8 @@ class Groups:
         self._requests: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._before = _sockets()
-        threading.Thread(target=self._serve, name=f"odyssey-wait-{generation}", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name=f"odyssey-wait-{generation}", daemon=True)
+        self._thread.start()
 
     # -- the owner's side ---------------------------------------------------------------------------------------------
 
@@ -95,12 +98,12 @@ class Groups:
 
     def send(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed."""
-        group, rank = self._way_to(worker)
+        group, rank = self._way_to(tensor, worker, tag)
         return self._start(lambda: group.send([tensor], rank, tag))
 
     def receive(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
         """Start receiving into `tensor`."""
-        group, rank = self._way_to(worker)
+        group, rank = self._way_to(tensor, worker, tag)
         return self._start(lambda: group.recv([tensor], rank, tag))
 
     def _start(self, operation: Callable[[], Any]) -> Any:
@@ -109,17 +112,20 @@ class Groups:
         except RuntimeError as error:  # the connection has ended already
             raise Cut(str(error)) from None
 
-    def _way_to(self, worker: int) -> tuple[Any, int]:
+    def _way_to(self, tensor: torch.Tensor, worker: int, tag: int) -> tuple[Any, int]:
         if worker in self.members and self.me in self.members:
+            if tensor.device.type != "cpu":
+                return self._on_device["gradients" if tag % 2 else "outputs"], self.members.index(worker)
             return self.world, self.members.index(worker)
         return self._moving, self._movers.index(worker)
 
-    # Gloo sends and receives from host memory only; a rank that computes on a device passes its tensors through there.
+    # Gloo sends and receives from host memory only: a rank that computes on a device but has no communicator of its own
+    # there (ranks that share one GPU) passes its tensors through the host.
 
     @property
     def wire_device(self) -> torch.device:
-        """Where tensors must live to be sent or received."""
-        return torch.device("cpu")
+        """Where tensors must live to be sent, received or reduced."""
+        return self.device if self._has_device_groups else torch.device("cpu")
 
     def to_wire(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as the transport takes it: contiguous, on `wire_device`."""
@@ -133,6 +139,11 @@ class Groups:
         """Let go of a generation that is over. Peers that still wait for us are cut by it."""
         self.cut("the generation is over")
         self._requests.put(None)
+
+    def close(self) -> None:
+        """Release, and give the groups a moment to end: they must not outlive the interpreter."""
+        self.release()
+        self._thread.join(1.0)
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
@@ -151,6 +162,9 @@ class Groups:
                     _shut(connection.fileno())
                     connection.close()
                 self._sockets = []
+            for group in {id(g): g for g in [*self._on_device.values(), *self.by_subset.values()]}.values():
+                if self._has_device_groups and group is not self.world:
+                    group.abort()
 
     # -- the waiting thread -------------------------------------------------------------------------------------------
 
@@ -164,6 +178,7 @@ class Groups:
             del blocking, outcome
         # Destroying a Gloo group joins a thread that polls every 10 ms; here nobody waits for that.
         self.by_subset.clear()
+        self._on_device.clear()
         self.world = self._moving = None
 
     def _build(self) -> None:
@@ -181,16 +196,35 @@ class Groups:
         by_subset: dict[tuple[int, ...], Any] = {self.members: world}
         for subset in subsets:
             if self.me in subset and len(subset) > 1 and subset not in by_subset:
-                name = "-".join(map(str, subset))
-                by_subset[subset] = _gloo(PrefixStore(name, prefix), subset, self.me, local)
+                own = PrefixStore("-".join(map(str, subset)), prefix)
+                make = self._nccl if self._has_device_groups else lambda store, members: _gloo(store, members, self.me, local)
+                by_subset[subset] = make(own, subset)
+        on_device = {}
+        if self._has_device_groups and self.me in self.members:
+            # Two communicators: what goes down the pipeline never queues behind what comes up.
+            on_device = {way: self._nccl(PrefixStore(way, prefix), self.members) for way in ("outputs", "gradients")}
+            by_subset[self.members] = on_device["outputs"]
         opened = [descriptor for inode, descriptor in _sockets().items() if inode not in self._before]
         with self._lock:
             if self._cut is not None:
                 raise Cut(self._cut)
             self.world, self._moving, self.by_subset = world, moving, by_subset
+            self._on_device = on_device
             # Our own duplicates: Gloo may close its descriptors, and the numbers may be reused, at any time.
             self._sockets = [socket.socket(fileno=os.dup(descriptor)) for descriptor in opened if _is_connection(descriptor)]
             self._before = {}
+
+    def _nccl(self, store: Any, members: Sequence[int]) -> Any:
+        options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
+        options._timeout = TIMEOUT
+        return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)  # type: ignore[attr-defined]
+
+
+def _has_own_device(device: torch.device) -> bool:
+    """Whether each rank of this host has a GPU to itself: NCCL refuses two ranks on one."""
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return False
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
 
 
 _devices: dict[str, Any] = {}

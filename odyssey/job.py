@@ -30,7 +30,7 @@ from odyssey.engine import Engine
 from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
 from odyssey.evaluation import evaluate_body
 from odyssey.local import LocalSession
-from odyssey.messages import Finished, ModelSpec
+from odyssey.messages import ModelSpec
 from odyssey.model import LayerFactory, Model, OptimizerFactory, SchedulerFactory
 from odyssey.plan import Plan
 from odyssey.recipe import Recipe
@@ -129,7 +129,7 @@ class Job:
         else:
             self._session = Session(connection, int(os.environ["RANK"]), self._model, recipe)
             self._session.start()
-            _report_end(connection, self._session)
+            atexit.register(self._session.finish)
 
     # -- who and where ------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,3 @@ def _report_uncaught_errors() -> None:
             before(kind, error, trace)
 
     sys.excepthook = report
-
-
-def _report_end(connection: link.Link, session: Session) -> None:
-    atexit.register(lambda: connection.report(Finished(session.position)))

@@ -25,6 +25,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
+        self.has_failed = False
 
     def report(self, message: Report) -> None:
         """Send a report, whole. If the agent is gone this process ends, see `listen`."""
@@ -69,6 +70,7 @@ def report_failure(error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
         help = error.help if isinstance(error, OdysseyError) else ""
         what = error.what if isinstance(error, OdysseyError) else "".join(traceback.format_exception_only(error)).strip()
+        link.has_failed = True
         link.report(Failed(what, help, text))
 
 

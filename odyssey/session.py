@@ -32,6 +32,7 @@ from odyssey.messages import (
     Broken,
     Committed,
     Finish,
+    Finished,
     Follow,
     Go,
     Hello,
@@ -100,6 +101,13 @@ class Session:
         self._running: int | None = None  # the generation that runs; None until the next Go
         self._paused_for = 0  # the newest generation that a Pause announced
         self._answered_for = 0  # the newest one for which Paused was reported
+
+    def finish(self) -> None:
+        """The script has come to its end: say so if it is a good one, and let go of the groups."""
+        if not self._link.has_failed:
+            self._link.report(Finished(self.position))
+        if self._groups is not None:
+            self._groups.close()
 
     @property
     def is_idle(self) -> bool:
