@@ -12,7 +12,7 @@ TAIL_BYTES = 4000
 
 
 class JobFolder:
-    """Appends whole lines at once, unbuffered: what is written survives the agent. No fsync: it survives a process, not a host."""
+    """Appends whole lines at once, unbuffered. No fsync: what is written survives the agent, not the host."""
 
     def __init__(self, log_dir: Path, now: float, pid: int) -> None:
         self.job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{pid}"

@@ -53,7 +53,7 @@ class ForkRank(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkStore(msgspec.Struct, frozen=True, tag=True):
-    """Serve a TCPStore in a fork. Descriptors: the listening socket; what to write one byte to when it serves."""
+    """Serve a TCPStore in a fork. Descriptor: the listening socket, in whose queue early connections wait."""
 
     number: int
     host: str
@@ -290,13 +290,11 @@ def _run_store(request: ForkStore, descriptors: Sequence[int]) -> NoReturn:
     """Serve the store on the agent's listening socket until killed; the agent's end ends it (PDEATHSIG)."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    listener, ready = descriptors
+    (listener,) = descriptors
     quiet = os.open(os.devnull, os.O_RDWR)
     for target in range(3):
         os.dup2(quiet, target)
     store = TCPStore(request.host, request.port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
-    os.write(ready, b"1")
-    os.close(ready)
     while store is not None:
         signal.pause()
     os._exit(0)
