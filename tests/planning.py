@@ -1,0 +1,100 @@
+"""Small builders for tests of plans, the performance model and the strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from odyssey.plan import Plan
+from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from strategies.search import initial_plan
+from strategies.situation import Situation
+
+FREE = Link(0.0, 1e30)
+
+
+def layer(name: str = "layer", forward: float = 1.0, i: float = 1.0, w: float = 1.0, **sizes: int) -> LayerProfile:
+    """A layer of unit costs, without bytes unless they are given."""
+    fields = {
+        "parameter_bytes": 0,
+        "gradient_bytes": 0,
+        "optimizer_bytes": 0,
+        "buffer_bytes": 0,
+        "activation_bytes": 0,
+        "output_bytes": 0,
+        **sizes,
+    }
+    return LayerProfile(name, f"digest of {name}", forward, i, w, 0.0, **fields)
+
+
+def profile(
+    layers: int | Sequence[LayerProfile],
+    global_batch: int,
+    micro_batch: int = 1,
+    *,
+    cores: int | None = None,
+    memory_bytes: int = 10**15,
+    ranks_per_node: int = 1000,
+    intra: Link = FREE,
+    inter: Link = FREE,
+    ties: tuple[tuple[int, ...], ...] = (),
+    tie_bytes: tuple[int, ...] = (),
+    loss_s: float = 0.0,
+    op_overhead_s: float = 0.0,
+    commit_s: float = 0.0,
+    runtime_bytes: int = 0,
+    recovery: Recovery | None = None,
+) -> Profile:
+    """A profile whose transfers, overheads and memory are free unless they are given."""
+    rows = [layer(f"layer {i}") for i in range(layers)] if isinstance(layers, int) else layers
+    return Profile(
+        model="toy",
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        layers=tuple(rows),
+        ties=ties,
+        tie_bytes=tie_bytes,
+        loss_s=loss_s,
+        op_overhead_s=op_overhead_s,
+        commit_s=commit_s,
+        runtime_bytes=runtime_bytes,
+        cluster=Cluster(ranks_per_node, 1, cores, memory_bytes, intra, inter),
+        recovery=recovery or Recovery(),
+    )
+
+
+def situation(
+    of: Profile,
+    plan: Plan | None,
+    alive: Sequence[int],
+    *,
+    respawnable: Sequence[int] = (),
+    seconds_to_change: float = 3600.0,
+    held: Mapping[int, frozenset[int]] | None = None,
+) -> Situation:
+    """`alive` are left of the workers of `plan`, each with the layers that it holds there."""
+    known = () if plan is None else (*plan.workers, *plan.idle)
+    holds = {} if plan is None else {worker: plan.held.get(worker, frozenset()) for worker in alive}
+    return Situation(
+        generation=0 if plan is None else plan.generation + 1,
+        step=0 if plan is None else plan.step + 1,
+        plan=plan,
+        alive=tuple(alive),
+        lost=tuple(worker for worker in known if worker not in alive),
+        respawnable=tuple(respawnable),
+        held=holds if held is None else held,
+        node_of={worker: worker // of.cluster.ranks_per_node for worker in alive},
+        profile=of,
+        seconds_to_change=seconds_to_change,
+    )
+
+
+def first_plan(of: Profile, layout: str, n_workers: int) -> Plan:
+    """The first plan of a job with this layout."""
+    chosen = initial_plan(situation(of, None, range(n_workers)), layout)[0]
+    assert chosen.plan is not None, chosen.reason
+    return chosen.plan
+
+
+def without(plan: Plan, *lost: int) -> list[int]:
+    """The workers of a plan, idle ones too, but for some."""
+    return sorted({*plan.workers, *plan.idle} - set(lost))

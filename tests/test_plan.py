@@ -1,0 +1,129 @@
+"""Plans: what they derive, and that no wrong one passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from odyssey.errors import PlanError
+from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Stage, decode, encode
+
+
+def two_by_two() -> Plan:
+    return Plan(
+        generation=1,
+        strategy="initial",
+        step=0,
+        global_batch=8,
+        micro_batch=2,
+        n_layers=4,
+        pipelines=(
+            Pipeline((Stage(0, 0, 2), Stage(1, 2, 4)), 0, 2),
+            Pipeline((Stage(2, 0, 2), Stage(3, 2, 4)), 2, 4),
+        ),
+        reduce=(ReduceGroup((0, 2), (0, 1), (), 0), ReduceGroup((1, 3), (2, 3), (), 0)),
+    )
+
+
+def change(plan: Plan, **fields: object) -> Plan:
+    return msgspec.structs.replace(plan, **fields)  # type: ignore[arg-type]
+
+
+def with_stage(plan: Plan, pipeline: int, stage: int, value: Stage) -> Plan:
+    pipelines = list(plan.pipelines)
+    stages = list(pipelines[pipeline].stages)
+    stages[stage] = value
+    pipelines[pipeline] = msgspec.structs.replace(pipelines[pipeline], stages=tuple(stages))
+    return change(plan, pipelines=tuple(pipelines))
+
+
+def test_a_plan_survives_json() -> None:
+    plan = two_by_two().validate()
+    assert decode(encode(plan)) == plan
+
+
+def test_a_broken_document_is_a_plan_error_that_names_the_field() -> None:
+    with pytest.raises(PlanError, match="global_batch"):
+        decode(encode(two_by_two()).replace(b'"global_batch":8', b'"global_batch":"8"'))
+
+
+def test_a_plan_says_who_holds_and_who_runs() -> None:
+    plan = two_by_two()
+    assert plan.workers == (0, 1, 2, 3)
+    assert plan.holders(0) == (0, 2) and plan.holders(3) == (1, 3)
+    assert [plan.runner(k, 1) for k in range(4)] == [1, 1, 3, 3]
+    assert plan.layout() == "2x2"
+
+
+def test_samples_of_the_last_micro_batch_are_what_is_left() -> None:
+    plan = change(two_by_two(), global_batch=7)
+    assert [plan.n_samples(k) for k in range(plan.n_micro_batches)] == [2, 2, 2, 1]
+
+
+def test_tied_layers_are_reduced_by_the_union_of_their_holders() -> None:
+    plan = change(two_by_two(), ties=((0, 3),), reduce=(*two_by_two().reduce, ReduceGroup((0, 1, 2, 3), (), (0,), 1)))
+    assert plan.validate().tie_holders(0) == (0, 1, 2, 3)
+
+
+@dataclass
+class Corruption:
+    says: str
+    plan: Plan
+
+
+P = two_by_two()
+CORRUPTIONS = [
+    Corruption("at least one pipeline", change(P, pipelines=())),
+    Corruption("micro_batch must be at least 1", change(P, micro_batch=0)),
+    Corruption("worker 0 is used twice", with_stage(P, 1, 0, Stage(0, 0, 2))),
+    Corruption("pipeline 1 stage 1: layers", with_stage(P, 1, 1, Stage(3, 3, 4))),
+    Corruption("pipeline 0 holds layers up to 3", with_stage(P, 0, 1, Stage(1, 2, 3))),
+    Corruption("no worker and no route", with_stage(P, 1, 0, Stage(None, 0, 2))),
+    Corruption(
+        "pipeline 1: its micro-batches start at 3", change(P, pipelines=(P.pipelines[0], Pipeline(P.pipelines[1].stages, 3, 4)))
+    ),
+    Corruption("pipeline 1 has no micro-batch", change(P, pipelines=(P.pipelines[0], Pipeline(P.pipelines[1].stages, 2, 2)))),
+    Corruption("the pipelines run 4 micro-batches, a step has 5", change(P, global_batch=9)),
+    Corruption("worker 3 is idle and in pipeline 1 stage 1", change(P, idle=(3,))),
+    Corruption("two routes", change(P, routes=(Route(0, 0, 2), Route(0, 0, 0)))),
+    Corruption("no such micro-batch or stage", change(P, routes=(Route(0, 2, 2),))),
+    Corruption("worker 3 does not hold layer 0", change(P, routes=(Route(0, 0, 3),))),
+    Corruption("layer 0 is in two reduce groups", change(P, reduce=(*P.reduce, ReduceGroup((0, 2), (0,), (), 1)))),
+    Corruption("layer 2 is reduced by None", change(P, reduce=P.reduce[:1])),
+    Corruption("but held by \\(1, 3\\)", change(P, reduce=(P.reduce[0], ReduceGroup((1,), (2, 3), (), 0)))),
+    Corruption("tie 0 is reduced by None", change(P, ties=((0, 3),))),
+    Corruption(
+        "two reductions of round 0",
+        change(P, ties=((0, 3),), reduce=(*P.reduce, ReduceGroup((0, 1, 2, 3), (), (0,), 0))),
+    ),
+]
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS, ids=lambda corruption: corruption.says)
+def test_validate_names_what_is_wrong(corruption: Corruption) -> None:
+    with pytest.raises(PlanError, match=corruption.says):
+        corruption.plan.validate()
+
+
+HELD = {0: {0, 1}, 1: {2, 3}, 2: {0, 1}}
+MOVES = (Move(2, 1, 3), Move(3, 1, 3))
+
+
+def test_moves_that_complete_what_workers_hold_are_valid() -> None:
+    change(P, moves=MOVES).validate(HELD)
+
+
+@pytest.mark.parametrize(
+    ("moves", "says"),
+    [
+        ((), "worker 3 needs layer 2 and nobody sends it"),
+        ((Move(2, 0, 3), MOVES[1]), "layer 2"),
+        ((*MOVES, MOVES[0]), "layer 2 is moved to worker 3 twice"),
+        ((*MOVES, Move(2, 1, 0)), "no use for it"),
+    ],
+)
+def test_moves_must_start_at_holders_and_bring_what_is_needed_once(moves: tuple[Move, ...], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        change(P, moves=moves).validate(HELD)
