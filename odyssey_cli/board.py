@@ -134,6 +134,8 @@ class Board:
     def apply(self, event: Event) -> None:
         """Take in the next event of the log."""
         self.now = max(self.now, event.time)
+        if self.ended is not None:
+            return  # the ranks that the agent ends are no losses
         self._apply(event.time, event.generation, event.body)
 
     def _apply(self, time: float, generation: int, body: Body) -> None:
@@ -165,10 +167,8 @@ class Board:
             case Suspected():
                 self._say(time, f"no progress: {body.reason}", "yellow")
             case Proposed():
-                if self.recovering and self.recovery is not None and not body.ahead:
+                if self.recovering and self.recovery is not None:
                     self.recovery.proposed = body
-                elif self.recovering and self.recovery is not None:
-                    self.recovery.proposed = self.recovery.proposed or body
             case Pausing():
                 self._pausing(time, generation, body)
             case PlanChosen():

@@ -39,7 +39,7 @@ class PlainLog:
             return
         try:
             self._board.apply(event)
-            text = _text(event)
+            text = _text(event) if self._board.ended is None else ""  # what we end ourselves is no loss
             if text:
                 clock = time.strftime("%H:%M:%S", time.localtime(event.time))
                 print(f"odyssey {clock} {text}", file=self._stream, flush=True)
