@@ -41,6 +41,7 @@ from launcher.actions import (
 from launcher.events import (
     Body,
     Cause,
+    ConnectionLost,
     Event,
     JobEnded,
     JobStarted,
@@ -66,10 +67,10 @@ from launcher.loop import Loop, Timer
 from launcher.options import RunOptions
 from launcher.progress import Progress
 from launcher.spawn import RankProcess, Zygote
-from launcher.state import State, Status, after
+from launcher.state import State, Status
 from odyssey import messages
 from odyssey.errors import OdysseyError, UsageError
-from odyssey.messages import Measure, Measured, Ping, Prepare
+from odyssey.messages import Measure, Measured, Ping, Prepare, position_after
 from odyssey.zygote import Forked, Imported
 
 
@@ -91,6 +92,9 @@ _SIGNALS = {
     signal.SIGTERM: ("terminated by SIGTERM", ExitCode.TERMINATED),
     signal.SIGHUP: ("terminated by SIGHUP", ExitCode.TERMINATED),
 }
+
+CONNECTION_GRACE_S = 1.0
+"""A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
 Watch = Callable[[Event], None]
 Output = Callable[[int, str, bytes], None]
@@ -537,10 +541,12 @@ class Agent:
         is_current = self._ranks.get(process.rank) is process
         if process.killed_by == "unwanted" or not is_current:
             pass
+        elif self._code is not None:
+            pass  # its end was asked for; the log has ended
         elif status == 0:
             self._feed(RankExited(process.rank))
         elif process.killed_by in (None, "ended", "drill"):
-            self._n_losses += status < 0
+            self._n_losses += status < 0 and process.killed_by != "ended"
             self._feed(RankLost(process.rank, self._cause(process, status), process.slot_lost))
         process.kill()  # what is left of its session
         self._drain_pipes(process)
@@ -549,6 +555,8 @@ class Agent:
     def _cause(self, process: RankProcess, status: int) -> Cause:
         if process.killed_by == "drill":
             return Cause("drill", f"{_how(status)} by drill")
+        if process.killed_by == "ended":
+            return Cause("ended", f"ended with the others, {_how(status)}")
         if status > 0:
             return Cause("exit", _how(status))
         if status == -signal.SIGKILL and (now := _oom_kills()) > self._oom_kills:
@@ -633,7 +641,7 @@ class Agent:
         match report:
             case messages.Committed(generation=generation, result=result, n_samples=n_samples, unit_s=unit_s):
                 results = self._state.results
-                if not results or result.position >= after(results[-1]):
+                if not results or result.position == position_after(results[-1]):
                     self._feed(UnitCommitted(rank, result, n_samples, unit_s), origin, generation)
                     self._unit_is_final(result, unit_s)
             case messages.Paused(generation=generation, position=position, phase=phase, held=held):
@@ -643,6 +651,8 @@ class Agent:
                 self._feed(RankReady(rank, **fields), origin, ready.generation)
             case messages.Pong() as pong:
                 self._progress.pong(rank, pong)
+            case messages.Broken(generation=generation, what=what):
+                self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, what, generation))
             case messages.OpTimes() as times:
                 self._refresh(times)
             case messages.Measured() as measured:
@@ -655,6 +665,10 @@ class Agent:
             case messages.Finished():
                 process.has_finished = True
                 self._feed(RankFinished(rank), origin)
+
+    def _still_broken(self, rank: int, what: str, generation: int) -> None:
+        if generation == self._state.generation:
+            self._feed(ConnectionLost(rank, what), generation=generation)
 
     def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
         self._progress.made()

@@ -31,6 +31,7 @@ from launcher.actions import (
 )
 from launcher.events import (
     Cause,
+    ConnectionLost,
     Event,
     JobEnded,
     JobStarted,
@@ -55,7 +56,7 @@ from launcher.events import (
 )
 from launcher.state import State, Status, ranks_text, with_result
 from odyssey.errors import PlanError, ProfileError
-from odyssey.messages import Finish, Go, Pause, Prepare
+from odyssey.messages import Finish, Follow, Go, Pause, Prepare
 from odyssey.plan import Plan, Stage
 
 PAUSE_DEADLINE_S = 5.0
@@ -262,6 +263,11 @@ def _propose(state: State, event: Event) -> Step:
         for rank in sorted(state.lost)
         if rank not in state.slots_lost and (rank in state.alive or state.n_restarts < state.max_restarts)
     )
+    if not state.lost and all(state.plan.held[worker] <= held.get(worker, frozenset()) for worker in state.plan.workers):
+        state, actions = _choose(
+            state, event, replace(state.plan, moves=(), spawned=()), "no rank is lost: the same plan again"
+        )
+        return state, (SetDeadline(None), *actions)
     position = gate.final_position(survivors, state.results)
     action = Propose(state.generation, position[0], state.plan, members, tuple(sorted(state.lost)), respawnable, held)
     return replace(state, status=Status.PLANNING), (SetDeadline(None), action)
@@ -398,7 +404,13 @@ def _went(state: State, event: Event) -> Went:
 
 
 def _committed(state: State, event: Event, body: UnitCommitted) -> Step:
-    return replace(state, results=with_result(state.results, body.result)), ()
+    results = with_result(state.results, body.result)
+    if results is state.results:
+        return state, ()
+    plan = state.plan
+    followers = state.joined & frozenset(plan.idle if plan is not None else ())
+    order = Follow(state.generation, body.result)
+    return replace(state, results=results), tuple(SendOrder(rank, order) for rank in sorted(followers))
 
 
 def _rank_finished(state: State, event: Event, body: RankFinished) -> Step:
@@ -515,6 +527,13 @@ def _store_lost(state: State, event: Event, body: StoreLost) -> Step:
     return state, ()
 
 
+def _connection_lost(state: State, event: Event, body: ConnectionLost) -> Step:
+    """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
+    if state.status not in (Status.MEASURING, Status.MOVING, Status.RUNNING):
+        return state, ()
+    return _pause(replace(state, loss_at=event.time), f"rank {body.rank} lost its connection to another ({body.what})")
+
+
 def _stop_requested(state: State, event: Event, body: StopRequested) -> Step:
     return _end(state, body.code, body.reason, body.help)
 
@@ -537,6 +556,7 @@ _HANDLERS: dict[type, Callable[[State, Event, Any], Step]] = {
     RankExited: _rank_exited,
     RankFailed: _rank_failed,
     StoreLost: _store_lost,
+    ConnectionLost: _connection_lost,
     Tick: _tick,
     StopRequested: _stop_requested,
 }

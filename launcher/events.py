@@ -15,7 +15,8 @@ from strategies.situation import Candidate
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why a rank is gone. `kind`: `exit`, `signal`, `hang`, `out-of-memory`, `drill`, `exception`, `unresponsive`.
+    """Why a rank is gone. `kind`: `exit`, `signal`, `hang`, `out-of-memory`, `drill`, `unresponsive`,
+    `ended` (by the agent, because another rank failed).
 
     `text` is for people: `SIGKILL`, `exit code 3`, `did not answer for 5.0 s`.
     """
@@ -147,6 +148,13 @@ class StoreLost(msgspec.Struct, frozen=True, tag="store_lost"):
     reason: str
 
 
+class ConnectionLost(msgspec.Struct, frozen=True, tag="connection_lost"):
+    """`rank` cannot talk to another one although no rank was lost."""
+
+    rank: int
+    what: str
+
+
 class Tick(msgspec.Struct, frozen=True, tag="tick"):
     """Time has passed; written only where it changes a decision (a deadline)."""
 
@@ -204,12 +212,12 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 Input = (
     JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
-    | UnitCommitted | RankFinished | RankExited | RankFailed | Suspected | StoreLost | Tick | StopRequested
+    | UnitCommitted | RankFinished | RankExited | RankFailed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
 )  # fmt: skip
 Decision = Pausing | PlanChosen | Went | JobEnded
 Body = (
     JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
-    | UnitCommitted | RankFinished | RankExited | RankFailed | Suspected | StoreLost | Tick | StopRequested
+    | UnitCommitted | RankFinished | RankExited | RankFailed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
     | Pausing | PlanChosen | Went | JobEnded | Note
 )  # fmt: skip
 

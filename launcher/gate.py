@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from launcher.events import RankPaused, RankReady
-from launcher.state import after, ranks_text
-from odyssey.messages import ModelSpec, Position, Result
+from launcher.state import ranks_text
+from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
 
 
@@ -47,7 +47,7 @@ def roll_forward_problem(paused: Mapping[int, RankPaused], results: tuple[Result
         if report.position > end:
             return f"rank {rank} is at {_at(report.position)}, but no result before {_at(report.position)} was reported"
         newest = results[-1] if results else None
-        if newest is None or report.position != newest.position or after(newest) != end:
+        if newest is None or report.position != newest.position or position_after(newest) != end:
             return f"rank {rank} is at {_at(report.position)}, more than one unit behind {_at(end)}"
         if report.phase != "contributed":
             return f"rank {rank} has not contributed to {_at(report.position)}, which others report as final ({report.phase})"
@@ -57,7 +57,7 @@ def roll_forward_problem(paused: Mapping[int, RankPaused], results: tuple[Result
 def final_position(paused: Mapping[int, RankPaused], results: tuple[Result, ...]) -> Position:
     """Behind the newest result; where there is none yet, where the ranks are."""
     if results:
-        return after(results[-1])
+        return position_after(results[-1])
     return max((report.position for report in paused.values()), default=(0, 0))
 
 
@@ -80,14 +80,14 @@ def _gate_problems(plan: Plan, ready: Mapping[int, RankReady], end: Position | N
     digests: dict[int, dict[int, str]] = {}
     for worker in plan.workers:
         mine = dict(ready[worker].digests)
-        for layer in sorted(set(mine) ^ plan.held[worker]):
-            yield f"rank {worker} {'holds' if layer in mine else 'lacks'} layer {layer}, against the plan"
-        for layer, digest in mine.items():
-            digests.setdefault(layer, {})[worker] = digest
-    for layer, by_rank in sorted(digests.items()):
+        for unit in sorted(set(mine) ^ _units(plan, worker)):
+            yield f"rank {worker} {'holds' if unit in mine else 'lacks'} {_name(plan, unit)}, against the plan"
+        for unit, digest in mine.items():
+            digests.setdefault(unit, {})[worker] = digest
+    for unit, by_rank in sorted(digests.items()):
         if len(set(by_rank.values())) > 1:
             texts = ", ".join(f"rank {rank} {digest}" for rank, digest in sorted(by_rank.items()))
-            yield f"layer {layer} differs between its holders: {texts}"
+            yield f"{_name(plan, unit)} differs between its holders: {texts}"
     owner: dict[int, int] = {}
     for worker in plan.workers:
         for micro_batch, n_samples in ready[worker].samples:
@@ -101,6 +101,16 @@ def _gate_problems(plan: Plan, ready: Mapping[int, RankReady], end: Position | N
     for micro_batch in range(plan.n_micro_batches):
         if micro_batch not in owner:
             yield f"micro-batch {micro_batch} is run by no rank"
+
+
+def _units(plan: Plan, worker: int) -> set[int]:
+    """What a worker's digests are of: its layers, and the ties that these take part in, numbered behind all layers."""
+    held = plan.held[worker]
+    return {*held, *(plan.n_layers + t for t, tie in enumerate(plan.ties) if held & set(tie))}
+
+
+def _name(plan: Plan, unit: int) -> str:
+    return f"layer {unit}" if unit < plan.n_layers else f"tie {unit - plan.n_layers}"
 
 
 def _at(position: Position) -> str:

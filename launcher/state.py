@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from launcher.events import RankPaused, RankReady
-from odyssey.messages import ModelSpec, Position, Result
+from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
 
@@ -73,18 +73,15 @@ class State(msgspec.Struct, frozen=True):
     @property
     def end(self) -> Position | None:
         """The position behind the newest result: where every rank has to be before the next generation."""
-        return after(self.results[-1]) if self.results else None
-
-
-def after(result: Result) -> Position:
-    """The position behind a unit."""
-    step, unit = result.position
-    return (step + 1, 0) if result.kind == "step" else (step, unit + 1)
+        return position_after(self.results[-1]) if self.results else None
 
 
 def with_result(results: tuple[Result, ...], new: Result) -> tuple[Result, ...]:
-    """Append a newer result, and forget what no rank can need: units between the first and the last step."""
-    if results and new.position < after(results[-1]):
+    """Append the next unit's result, and forget what no rank can need: units between the first and the last step.
+
+    Every rank reports every unit, in order: whatever is not the next unit was reported by another rank before.
+    """
+    if results and new.position != position_after(results[-1]):
         return results
     if new.kind != "step":
         return (*results, new)
