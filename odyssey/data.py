@@ -30,8 +30,8 @@ _MASK = (1 << 64) - 1
 
 def layer_seed(seed: int, step: int, micro_batch: int, layer: int) -> int:
     """Seed of the generator before `layer` runs forward on `micro_batch` of `step`: 63 bits, mixed by splitmix64."""
-    value = seed & _MASK
-    for part in (step, micro_batch, layer):
+    value = 0
+    for part in (seed, step, micro_batch, layer):
         value = (value ^ (part & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
         value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
         value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK

@@ -215,9 +215,9 @@ class Groups:
             self._before = {}
 
     def _nccl(self, store: Any, members: Sequence[int]) -> Any:
-        options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
+        options = dist.ProcessGroupNCCL.Options()
         options._timeout = TIMEOUT
-        return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)  # type: ignore[attr-defined]
+        return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)
 
 
 def _has_own_device(device: torch.device) -> bool:

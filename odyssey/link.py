@@ -64,9 +64,9 @@ def connect() -> Link | None:
 
 
 def report_failure(error: BaseException) -> None:
-    """Tell the agent, if there is one, that the script raised `error`."""
+    """Tell the agent, if there is one, that the script raised `error`. Only the first time counts."""
     link = connect()
-    if link is not None:
+    if link is not None and not link.has_failed:
         text = "".join(traceback.format_exception(error))
         help = error.help if isinstance(error, OdysseyError) else ""
         what = error.what if isinstance(error, OdysseyError) else "".join(traceback.format_exception_only(error)).strip()

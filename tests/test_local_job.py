@@ -1,0 +1,130 @@
+"""A job of one process, without a launcher, against a training loop that has none of our engine."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import odyssey
+from odyssey.errors import JobError, NonFiniteLoss
+from tests import models, reference
+from tests.jobs.train import make_optimizer, make_scheduler
+
+
+def arguments(variant, **changes):
+    dropout = 0.0 if variant == "mlp" else 0.1
+    given = {
+        "layers": partial(models.build_layers, variant, n_blocks=3, dropout=dropout),
+        "loss": models.loss_for(variant),
+        "optimizer": make_optimizer,
+        "data": models.data_for(variant, 40, torch.float64),
+        "global_batch": 15,
+        "micro_batch": 2,
+        "seed": 3,
+        "scheduler": make_scheduler,
+        "clip_norm": 0.5,
+    }
+    return given | changes
+
+
+def reference_of(given, steps):
+    given = dict(given)
+    layers, loss, optimizer, data = (given.pop(name) for name in ("layers", "loss", "optimizer", "data"))
+    return reference.train(layers, loss, optimizer, data, steps=steps, **given)
+
+
+@pytest.mark.parametrize("variant", models.VARIANTS)
+def test_training_equals_a_plain_loop(variant):
+    given = arguments(variant)
+    job = odyssey.Job(**given)
+    losses = [step.loss for step in job.steps(6)]
+    expected_losses, expected = reference_of(given, 6)
+    assert losses == pytest.approx(expected_losses, abs=1e-12)
+    state = job.state_dict()["model"]
+    assert set(state) == set(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-10)
+
+
+def test_a_saved_job_goes_on_as_if_it_had_not_stopped(tmp_path):
+    job = odyssey.Job(**arguments("tied"))
+    list(job.steps(3))
+    job.save(tmp_path / "checkpoint")
+    state = job.state_dict()
+    expected = [step.loss for step in job.steps(6)]
+
+    loaded = odyssey.Job(**arguments("tied"))
+    loaded.load(tmp_path / "checkpoint")
+    assert loaded.next_step == 3
+    assert [step.loss for step in loaded.steps(6)] == expected
+
+    taken = odyssey.Job(**arguments("tied"))
+    taken.load_state_dict(state)
+    assert [step.loss for step in taken.steps(6)] == expected
+
+
+def test_a_state_of_another_model_is_refused(tmp_path):
+    state = odyssey.Job(**arguments("mlp")).state_dict()
+    with pytest.raises(JobError, match=r"layers\.0"):
+        odyssey.Job(**arguments("gpt")).load_state_dict(state)
+    with pytest.raises(JobError, match="no checkpoint"):
+        odyssey.Job(**arguments("gpt")).load(tmp_path)
+
+
+def test_evaluation_is_the_mean_over_all_samples_without_dropout():
+    given = arguments("gpt")
+    job = odyssey.Job(**given)
+    data = models.data_for("gpt", 7, torch.float64)
+    with torch.random.fork_rng():
+        torch.manual_seed(given["seed"])
+        layers = torch.nn.Sequential(*given["layers"]()).eval()
+    with torch.no_grad():
+        losses = [given["loss"](layers(data[i][0][None]), data[i][1][None]).item() for i in range(7)]
+    assert job.evaluate(data) == pytest.approx(sum(losses) / 7, abs=1e-12)
+    first = next(job.steps(1)).loss
+    assert first == pytest.approx(reference_of(given, 1)[0][0], abs=1e-12), "training mode is back after an evaluation"
+
+
+def test_a_nan_loss_stops_before_it_is_applied():
+    job = odyssey.Job(**arguments("mlp", loss=lambda output, target: output.mean() * float("nan")))
+    before = job.state_dict()["model"]
+    with pytest.raises(NonFiniteLoss, match="the loss of step 0 is nan"):
+        next(job.steps(5))
+    after = job.state_dict()["model"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_bfloat16_autocast_keeps_parameters_in_float32():
+    given = arguments(
+        "gpt", layers=partial(models.build_layers, "gpt", n_blocks=1, dtype=torch.float32), autocast=torch.bfloat16
+    )
+    job = odyssey.Job(**given)
+    losses = [step.loss for step in job.steps(4)]
+    expected, _ = reference_of(given, 4)
+    assert losses == pytest.approx(expected, rel=2e-3)
+    assert all(t.dtype != torch.bfloat16 for t in job.state_dict()["model"].values())
+
+
+def test_layers_given_as_functions_are_built_and_trained():
+    given = arguments("mlp", layers=lambda: [partial(torch.nn.Linear, 16, 16, dtype=torch.float64)] * 3)
+    job = odyssey.Job(**given)
+    losses = [step.loss for step in job.steps(20)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"global_batch": 0}, "global_batch is 0"),
+        ({"micro_batch": -1}, "micro_batch is -1"),
+        ({"layers": list}, "layers\\(\\) returned no layers"),
+        ({"layers": lambda: [torch.nn.Linear(2, 2), 3]}, "layers\\(\\)\\[1\\] is a int"),
+        ({"layers": lambda: [torch.nn.BatchNorm1d(16)]}, "BatchNorm"),
+        ({"data": []}, "data has no samples"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_at_once(change, message):
+    with pytest.raises(JobError, match=message):
+        odyssey.Job(**arguments("mlp", **change))

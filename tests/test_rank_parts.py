@@ -1,0 +1,266 @@
+"""The parts that a rank is made of: samples and seeds, state as bytes, held layers, the split backward, boundaries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odyssey.boundary import Expectation, describe, flatten
+from odyssey.data import Prefetcher, Sampler, layer_seed
+from odyssey.errors import JobError
+from odyssey.gradients import backward, backward_input, backward_weight
+from odyssey.model import Model
+from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage
+from odyssey.state import digest, digest_bytes, pack, unpack
+from tests import models
+from tests.jobs.train import make_optimizer, make_scheduler
+
+CPU = torch.device("cpu")
+
+
+# -- samples and seeds ----------------------------------------------------------------------------------------------------
+
+
+@given(n_samples=st.integers(1, 40), global_batch=st.integers(1, 50), seed=st.integers(0, 5))
+def test_every_epoch_uses_every_sample_once(n_samples, global_batch, seed):
+    sampler = Sampler(n_samples, seed)
+    n_epochs = 3
+    used: list[int] = []
+    step = 0
+    while len(used) < n_epochs * n_samples:
+        used += sampler.ids(step * global_batch, (step + 1) * global_batch)
+        step += 1
+    for epoch in range(n_epochs):
+        assert Counter(used[epoch * n_samples : (epoch + 1) * n_samples]) == Counter(range(n_samples))
+
+
+def test_going_back_to_an_earlier_step_gives_the_same_samples():
+    sampler = Sampler(10, 1)
+    first = sampler.ids(0, 10)
+    sampler.ids(95, 105)
+    assert sampler.ids(0, 10) == first
+
+
+def test_layer_seeds_differ_in_every_coordinate_and_never_change():
+    seeds = {layer_seed(s, t, k, layer) for s in range(3) for t in range(5) for k in range(7) for layer in range(11)}
+    assert len(seeds) == 3 * 5 * 7 * 11
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+    assert layer_seed(0, 0, 0, 0) == 1195769770526638388, "checkpoints of older versions must redo steps with the same masks"
+
+
+def one_stage_plan(n_layers=3, global_batch=8, micro_batch=2):
+    stage = Stage(0, 0, n_layers)
+    n = -(-global_batch // micro_batch)
+    group = ReduceGroup((0,), tuple(range(n_layers)), (), 0)
+    return Plan(1, "test", 0, global_batch, micro_batch, n_layers, (Pipeline((stage,), 0, n),), (group,)).validate()
+
+
+class Failing:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise OSError("disk is gone")
+        return torch.tensor(index), torch.tensor(index)
+
+
+def test_the_error_of_a_dataset_reaches_who_asks_for_the_sample_and_nobody_else():
+    sampler, plan = Sampler(8, 0), one_stage_plan()
+    bad = next(k for k in range(4) if 5 in sampler.ids(2 * k, 2 * k + 2))
+    data = Prefetcher(Failing(), sampler, plan)
+    data.request(0, range(4))
+    for k in range(4):
+        if k == bad:
+            with pytest.raises(OSError, match="disk is gone"):
+                data.get(0, k)
+        else:
+            assert data.get(0, k)[0].tolist() == sampler.ids(2 * k, 2 * k + 2)
+
+
+def test_a_redone_step_finds_its_samples_again():
+    sampler, plan = Sampler(8, 0), one_stage_plan()
+    data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], sampler, plan)
+    for _ in range(2):
+        data.request(0, range(4))
+        data.request(1, range(4))
+        assert [data.get(0, k)[1].tolist() for k in range(4)] == [[-i for i in sampler.ids(2 * k, 2 * k + 2)] for k in range(4)]
+    data.keep_only(1)
+    assert data.get(1, 0)[0].tolist() == sampler.ids(8, 10)
+
+
+# -- state as bytes -------------------------------------------------------------------------------------------------------
+
+tensors = st.builds(
+    lambda n, dtype, seed: (torch.randn(n, 3, generator=torch.Generator().manual_seed(seed)) * 5).to(dtype),
+    st.integers(0, 700),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8]),
+    st.integers(0, 1000),
+)
+states = st.recursive(
+    tensors | st.integers() | st.text(max_size=5) | st.none() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    return a == b and type(a) is type(b)
+
+
+@given(states)
+def test_what_is_packed_unpacks_equal_and_has_the_same_digest(state):
+    copy = unpack(*pack(state, CPU))
+    assert equal(state, copy)
+    assert digest(copy) == digest(state)
+
+
+@given(st.integers(1, 5000), st.data())
+def test_a_digest_notices_any_changed_or_exchanged_word(n_words, data):
+    words = torch.randint(-(2**62), 2**62, (2 * n_words,), generator=torch.Generator().manual_seed(n_words))
+    before = digest_bytes(words.view(torch.uint8))
+    i, j = data.draw(st.integers(0, 2 * n_words - 1)), data.draw(st.integers(0, 2 * n_words - 1))
+    changed = words.clone()
+    changed[i] += 1
+    assert digest_bytes(changed.view(torch.uint8)) != before
+    exchanged = words.clone()
+    exchanged[i], exchanged[j] = words[j], words[i]
+    assert (digest_bytes(exchanged.view(torch.uint8)) == before) == (words[i] == words[j]).item()
+
+
+def test_a_digest_does_not_depend_on_the_order_of_a_dict():
+    a, b = torch.ones(3), torch.zeros(3)
+    assert digest({"a": a, "b": b}) == digest({"b": b, "a": a}) != digest({"a": b, "b": a})
+
+
+# -- held layers ----------------------------------------------------------------------------------------------------------
+
+
+def model_of(variant, held):
+    torch.manual_seed(0)
+    layers = models.build_layers(variant, n_blocks=2)
+    model = Model(layers, make_optimizer, make_scheduler, CPU, 0)
+    model.hold_built(held)
+    return model
+
+
+def train_a_little(model):
+    for unit in model.units.values():
+        for parameter in unit.trainable:
+            parameter.grad = torch.ones_like(parameter)
+        if unit.optimizer:
+            unit.optimizer.step()
+            unit.scheduler.step()
+
+
+@pytest.mark.parametrize("variant", models.VARIANTS)
+def test_a_layer_that_moved_is_the_same_in_every_bit(variant):
+    source, target = model_of(variant, range(4)), model_of(variant, ())
+    train_a_little(source)
+    for layer in (3, 0, 1):
+        target.adopt(layer, unpack(*pack(source.export(layer), CPU)))
+    assert target.held == {0, 1, 3}
+    for number in target.units_of(target.held):
+        assert digest(target.unit_state(number)) == digest(source.unit_state(number))
+    train_a_little(source)
+    train_a_little(target)
+    for number in target.units_of(target.held):
+        assert digest(target.unit_state(number)) == digest(source.unit_state(number)), "and it goes on the same way"
+
+
+def test_a_tied_parameter_is_one_object_wherever_both_layers_are_held():
+    model = model_of("tied", range(4))
+    assert model.ties == ((0, 3),)
+    tie = len(model.layers)
+    name = next(iter(model.units[tie].named))
+    model.keep_only((3,))
+    assert set(model.units) == {3, tie}
+    assert list(model.units[tie].named) == [name], "its name does not depend on which of its layers is held"
+    other = model_of("tied", range(4))
+    train_a_little(other)
+    model.adopt(0, other.export(0))
+    shared = [p for layer in (0, 3) for p in model.layers[layer].parameters() if p is model.units[tie].named[name]]
+    assert len(shared) == 2
+
+
+def test_layers_that_are_not_held_take_no_memory():
+    model = model_of("gpt", (1,))
+    for i, layer in enumerate(model.layers):
+        devices = {tensor.device.type for tensor in [*layer.parameters(), *layer.buffers()]}
+        assert devices == ({"cpu"} if i == 1 else {"meta"})
+
+
+def test_factories_are_called_only_where_their_layer_is_held():
+    calls: list[str] = []
+
+    def make(name):
+        layer = torch.nn.Linear(4, 4)
+        calls.append(f"{name} on {layer.weight.device.type}")
+        return layer
+
+    model = Model([partial(make, "a"), partial(make, "b")], make_optimizer, None, CPU, 7)
+    model.hold_built((1,))
+    assert calls == ["a on meta", "b on meta", "b on cpu"]
+
+
+# -- backward in two halves -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["gpt", "frozen", "mlp"])
+def test_the_split_backward_gives_the_gradients_of_the_full_one(variant):
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(*models.build_layers(variant, n_blocks=2)[1:3])
+    weights = [p for p in layers.parameters() if p.requires_grad]
+    sample = torch.stack([models.data_for(variant, 4, torch.float64)[i][0] for i in range(4)])
+    with torch.no_grad():
+        value = models.build_layers(variant, n_blocks=2)[0](sample)
+    inputs = [value.detach().clone().requires_grad_() for _ in range(2)]
+    found = []
+    for split, leaf in zip((False, True), inputs, strict=True):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, 0.25)  # what earlier micro-batches left
+        output = layers(leaf)
+        gradient = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+        if split:
+            work = backward_input([output], [gradient], [leaf], weights)
+            assert all(torch.equal(w.grad, torch.full_like(w, 0.25)) for w in weights), "the first half leaves weights alone"
+            backward_weight(work, weights)
+        else:
+            backward([output], [gradient])
+        found.append([leaf.grad, *(weight.grad.clone() for weight in weights)])
+    for full, halves in zip(*found, strict=True):
+        torch.testing.assert_close(halves, full, rtol=1e-12, atol=1e-12)
+
+
+# -- boundaries -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_boundary_describes_any_nesting_and_smaller_micro_batches():
+    value = (torch.zeros(4, 3), {"mask": torch.zeros(5, 5, dtype=torch.bool), "ids": torch.zeros(4, dtype=torch.int64)})
+    expected = Expectation(describe(value, 2, 4), 3)
+    room = expected.empty(CPU)
+    assert [tuple(t.shape) for t in room] == [(3, 3), (4 - 1,), (5, 5)] or [tuple(t.shape) for t in room] == [
+        (3, 3),
+        (5, 5),
+        (3,),
+    ]
+    assert set(expected.nest(room)[1]) == {"mask", "ids"}
+    expected.check(room)
+    with pytest.raises(JobError, match="layer 2 gave"):
+        expected.check([t[:1] if t.dim() == 2 and t.shape == (3, 3) else t for t in room])
+
+
+def test_a_layer_that_passes_on_something_else_than_tensors_is_named():
+    with pytest.raises(JobError, match="layer 7 passes on a float"):
+        flatten((torch.zeros(1), 0.5), 7)
