@@ -1,0 +1,146 @@
+"""Memory, transition, objective and reliability."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odyssey.plan import Estimate, Move, Transition
+from perfmodel.cells import cells
+from perfmodel.costs import Costs
+from perfmodel.memory import peaks
+from perfmodel.objective import break_even, objective
+from perfmodel.price import price
+from perfmodel.profile import Link, Recovery
+from perfmodel.reliability import seconds_to_change
+from perfmodel.transition import group_members, moved_bytes, moves_s, transition
+from tests.planning import first_plan, layer, profile
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_holds_state_activations_in_flight_messages_and_the_runtime() -> None:
+    sizes = {"parameter_bytes": 100, "gradient_bytes": 50, "optimizer_bytes": 200, "buffer_bytes": 7}
+    rows = [layer(str(i), activation_bytes=1000, output_bytes=10, **sizes) for i in range(6)]
+    of = profile(rows, 8, runtime_bytes=5)
+    costs = Costs(of)
+    plan = first_plan(of, "1x3", 3)
+    peak = peaks(plan, costs, cells(plan, costs))
+    state = 2 * 357
+    # 1F1B keeps 3, 2 and 1 micro-batches of 2 layers; the ends have messages one way in and one way out, the middle two
+    assert peak == {
+        0: 5 + state + 3 * 2000 + 2 * 20,
+        1: 5 + state + 2 * 2000 + 2 * 20,
+        2: 5 + state + 1 * 2000 + 2 * 20,
+    }
+
+
+def test_tied_parameters_count_where_any_of_their_layers_is() -> None:
+    rows = [layer(str(i), parameter_bytes=100, optimizer_bytes=200) for i in range(3)]
+    of = profile(rows, 1, ties=((0, 2),), tie_bytes=(10,))
+    costs = Costs(of)
+    plan = first_plan(of, "1x3", 3)
+    peak = peaks(plan, costs, cells(plan, costs))
+    # parameter, gradient and optimizer state in the model's proportions: 10 + 10 + 20
+    assert [peak[worker] for worker in range(3)] == [340, 300, 340]
+
+
+# -- transition --------------------------------------------------------------------------------------------------------
+
+
+def test_moves_of_different_workers_go_side_by_side_and_of_one_worker_in_turn() -> None:
+    rows = [layer(str(i), parameter_bytes=60, optimizer_bytes=40) for i in range(4)]
+    costs = Costs(profile(rows, 4, intra=Link(0.5, 100.0)))
+    assert moves_s([Move(0, 0, 1), Move(1, 2, 3)], costs) == pytest.approx(1.5)
+    assert moves_s([Move(0, 0, 1), Move(1, 0, 3)], costs) == pytest.approx(3.0)
+    assert moves_s([Move(0, 0, 1), Move(1, 1, 2), Move(2, 3, 0)], costs) == pytest.approx(3.0)
+    assert moved_bytes([Move(0, 0, 1), Move(1, 0, 3)], costs) == 200
+
+
+def test_a_transition_names_each_part() -> None:
+    recovery = Recovery(0.1, 0.2, 5.0, 0.3, 0.01, 0.4)
+    of = profile(2, 4, recovery=recovery)
+    plan = first_plan(of, "2x2", 4)
+    assert group_members(plan) == 2 + 2 + 4
+    parts = transition(plan, Costs(of), search_s=0.05)
+    assert parts == Transition(0.1, 0.2, 0.05, 0.0, pytest.approx(0.38), 0.0, 0.4)  # type: ignore[arg-type]
+    spawning = msgspec.structs.replace(plan, spawned=(3,))
+    assert transition(spawning, Costs(of), 0.0).spawn_s == 5.0
+
+
+# -- objective ---------------------------------------------------------------------------------------------------------
+
+
+def estimate(step_s: float, transition_s: float) -> Estimate:
+    return Estimate(step_s, Transition(moves_s=transition_s), 0, 0.0)
+
+
+def test_the_objective_is_the_throughput_less_the_part_of_time_in_transition() -> None:
+    assert objective(64, 2.0, 10.0, 100.0) == pytest.approx(32 * 0.9)
+
+
+def test_a_transition_that_outlasts_the_time_to_the_next_change_is_worth_nothing() -> None:
+    assert objective(64, 2.0, 100.0, 100.0) == 0.0
+    assert objective(64, 2.0, 101.0, 100.0) == 0.0
+
+
+seconds = st.floats(0.01, 100.0)
+
+
+@given(seconds, seconds, seconds, seconds)
+def test_the_better_plan_changes_at_the_break_even_and_only_there(sa: float, ta: float, sb: float, tb: float) -> None:
+    a, b = estimate(sa, ta), estimate(sb, tb)
+    tie = break_even(a, b)
+
+    def lead(d: float) -> float:
+        return objective(1, sa, ta, d) - objective(1, sb, tb, d)
+
+    if tie is None:
+        leads = [lead(d) for d in (max(ta, tb) * factor for factor in (1.001, 1.1, 2, 10, 1e3, 1e6))]
+        assert all(x >= -1e-9 for x in leads) or all(x <= 1e-9 for x in leads)
+    else:
+        assert lead(tie) == pytest.approx(0.0, abs=1e-9 / min(sa, sb))
+        before, after = lead(tie - (tie - max(ta, tb)) / 2), lead(tie * 2)
+        assert before * after <= 1e-12
+
+
+def test_the_faster_step_wins_above_the_break_even_computed_by_hand() -> None:
+    """Steps of 1 s and 2 s, transitions of 10 s and 1 s: (D - 10)/1 = (D - 1)/2 at D = 19."""
+    assert break_even(estimate(1, 10), estimate(2, 1)) == pytest.approx(19.0)
+
+
+# -- reliability -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "observed"), [(0, 0.0), (0, 5000.0), (2, 341.0), (7, 1e6)])
+def test_d_is_one_over_the_mean_of_the_posterior_rate_by_numeric_integration(n: int, observed: float) -> None:
+    mean, strength = 3600.0, 1.5
+    top, cells_ = 60 / mean, 60_000
+    if observed:
+        top = max(60 * (n + 2) / (observed + strength * mean), 1e-9)
+    rates = [(i + 0.5) * top / cells_ for i in range(cells_)]
+    # prior Gamma(strength, strength * mean) times the Poisson likelihood of n in `observed` seconds, unnormalised
+    weights = [math.exp((strength - 1 + n) * math.log(rate) - rate * (strength * mean + observed)) for rate in rates]
+    expected_rate = sum(r * w for r, w in zip(rates, weights, strict=True)) / sum(weights)
+    got = seconds_to_change(n, observed, prior_mean_s=mean, prior_losses=strength)
+    assert got.seconds == pytest.approx(1 / expected_rate, rel=1e-3)
+
+
+def test_d_says_where_it_comes_from() -> None:
+    assert seconds_to_change(5, 10.0, mtbf_s=3600).source == "--mtbf 3600 s"
+    assert seconds_to_change(5, 10.0, mtbf_s=3600).seconds == 3600
+    assert seconds_to_change(2, 341.2).source == "2 losses in 341 s, prior 1 per 24 h"
+    assert seconds_to_change(1, 341.2, prior_mean_s=90).source == "1 loss in 341 s, prior 1 per 1.5 min"
+
+
+def test_a_price_has_every_number_and_the_objective_of_them() -> None:
+    of = profile(2, 4, recovery=Recovery(1.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    plan = first_plan(of, "2x2", 4)
+    got = price(plan, of, seconds_to_change=100.0, search_s=1.0)
+    assert got.step_s == pytest.approx(9.0)
+    assert got.transition.total_s == pytest.approx(2.0)
+    assert got.objective == pytest.approx(4 / 9 * 0.98)

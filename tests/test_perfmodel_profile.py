@@ -1,0 +1,202 @@
+"""Profiles: merged from measurements, refined by real steps and transitions, computed from YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from odyssey.errors import ProfileError
+from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime
+from odyssey.plan import Move
+from perfmodel.catalog import load, load_job, names
+from perfmodel.merge import check_model, merge
+from perfmodel.profile import Link, Profile, Recovery, read, write
+from perfmodel.refine import STEP_WEIGHT, TRANSITION_WEIGHT, calibrate, refresh
+from tests.planning import first_plan, layer, profile
+
+MODEL = ModelSpec(
+    layers=tuple(LayerSpec(f"layer {i}", f"digest {i}", 10, 10, 3) for i in range(3)),
+    ties=((0, 2),),
+    tie_bytes=(8,),
+    global_batch=8,
+    micro_batch=2,
+    n_samples=100,
+    seed=0,
+    device="cpu",
+)
+
+
+def cost(layer: int, forward_s: float = 1.0) -> LayerCost:
+    return LayerCost(layer, forward_s, 2.0, 3.0, 0.5, 10, 11, 20, 30, 40)
+
+
+def measured(layers: list[LayerCost], *, last: bool = False, latency_s: float = 0.1, memory: int = 100) -> Measured:
+    return Measured(
+        generation=0,
+        costs=tuple(layers),
+        boundaries=(Boundary(layers[0].layer, 2, "*", ()),) if layers else (),
+        latency_s=None if last else latency_s,
+        bandwidth=None if last else 1e6,
+        group_s=0.3,
+        loss_s=0.25 if last else None,
+        runtime_bytes=50,
+        memory_bytes=memory,
+    )
+
+
+def merged(reports: list[Measured], **places: int) -> Profile:
+    where = {"ranks_per_node": 8, "nodes_per_host": 1, **places}
+    return merge(MODEL, reports, cores=None, model_name="toy", **where)
+
+
+def test_what_ranks_measured_becomes_a_profile() -> None:
+    of = merged([measured([cost(0), cost(1)]), measured([cost(2)], memory=90), measured([cost(2, 3.0)], last=True)])
+    assert [x.forward_s for x in of.layers] == [1.0, 1.0, 2.0]
+    assert of.layers[0].digest == "digest 0" and of.layers[0].buffer_bytes == 3 and of.layers[0].gradient_bytes == 11
+    assert of.cluster.memory_bytes == 90 and of.runtime_bytes == 50 and of.loss_s == 0.25
+    assert of.cluster.intra_host == Link(0.1, 1e6)
+    assert of.ties == MODEL.ties and [b.layer for b in of.boundaries] == [0, 2]
+    assert of.recovery.groups_member_s == pytest.approx(0.1)
+
+
+def test_links_within_and_between_hosts_are_told_apart() -> None:
+    reports = [
+        measured([cost(0)], latency_s=0.1),
+        measured([cost(1)], latency_s=0.9),
+        measured([cost(2)], latency_s=0.1),
+        measured([cost(2)], last=True),
+    ]
+    of = merged(reports, ranks_per_node=2)
+    assert of.cluster.intra_host.latency_s == 0.1 and of.cluster.inter_host.latency_s == 0.9
+
+
+def test_one_rank_alone_needs_no_link() -> None:
+    assert merged([measured([cost(0), cost(1), cost(2)], last=True)]).cluster.intra_host.bandwidth > 0
+
+
+@pytest.mark.parametrize(
+    ("reports", "says"),
+    [
+        ([], "no rank has measured"),
+        ([measured([cost(0)]), measured([cost(2)], last=True)], "layers 1 have no measurement"),
+        ([measured([cost(0), cost(1), cost(2)])], "loss_s has no measurement"),
+        ([measured([cost(0), cost(1), cost(2, 0.0)], last=True)], r"layers\[2\].forward_s: expected a number > 0, got 0"),
+        ([measured([cost(0), cost(1)], last=True), measured([cost(2)], last=True)], "link from rank 0"),
+    ],
+)
+def test_a_missing_measurement_is_an_error_and_never_zero(reports: list[Measured], says: str) -> None:
+    with pytest.raises(ProfileError, match=says):
+        merged(reports)
+
+
+def test_a_profile_belongs_to_its_model_only() -> None:
+    of = merged([measured([cost(0), cost(1), cost(2)], last=True)])
+    check_model(of, MODEL)
+    with pytest.raises(ProfileError, match="has 3 layers, the model has 2"):
+        check_model(of, msgspec.structs.replace(MODEL, layers=MODEL.layers[:2]))
+    other = (*MODEL.layers[:2], msgspec.structs.replace(MODEL.layers[2], digest="other"))
+    with pytest.raises(ProfileError, match=r"layers\[2\]"):
+        check_model(of, msgspec.structs.replace(MODEL, layers=other))
+    with pytest.raises(ProfileError, match="micro_batch"):
+        check_model(of, msgspec.structs.replace(MODEL, micro_batch=4))
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    of = merged([measured([cost(0), cost(1), cost(2)], last=True)])
+    write(of, tmp_path / "profile.json")
+    assert read(tmp_path / "profile.json") == of
+    assert load(tmp_path / "profile.json") == (of, "auto")
+
+
+# -- refinement --------------------------------------------------------------------------------------------------------
+
+
+def test_real_op_times_move_the_layers_of_their_range_in_proportion() -> None:
+    of = profile([layer("a", 1.0), layer("b", 3.0), layer("c", 1.0)], 1, op_overhead_s=0.5)
+    after = refresh(of, [OpTime("F", 0, 2, 10, 8.5)])
+    factor = 1 + STEP_WEIGHT * (8.0 / 4.0 - 1)
+    assert [x.forward_s for x in after.layers] == pytest.approx([factor, 3 * factor, 1.0])
+    assert [x.backward_s for x in after.layers] == [2.0, 2.0, 2.0]
+
+
+def test_repeated_op_times_converge_to_what_is_measured() -> None:
+    of = profile(2, 1, loss_s=0.5)
+    for _ in range(60):
+        of = refresh(of, [OpTime("F", 0, 2, 10, 4.5), OpTime("B", 0, 1, 10, 6.0), OpTime("W", 1, 2, 10, 0.25)])
+    assert sum(x.forward_s for x in of.layers) == pytest.approx(4.0)
+    assert of.layers[0].input_gradient_s == pytest.approx(3.0) and of.layers[0].weight_gradient_s == pytest.approx(3.0)
+    assert of.layers[1].weight_gradient_s == pytest.approx(0.25) and of.layers[1].input_gradient_s == 1.0
+
+
+def test_op_times_that_say_nothing_change_nothing() -> None:
+    of = profile(2, 1, op_overhead_s=0.5)
+    assert refresh(of, [OpTime("F", 0, 2, 0, 9.0), OpTime("F", 0, 2, 5, 0.4), OpTime("S", 0, 2, 5, 1.0)]) == of
+
+
+def test_a_real_transition_moves_the_parts_that_took_place() -> None:
+    rows = [layer(str(i), parameter_bytes=100) for i in range(2)]
+    of = profile(rows, 4, intra=Link(0.0, 100.0), recovery=Recovery(0.1, 0.2, 1.0, 0.5, 0.01))
+    plan = msgspec.structs.replace(first_plan(of, "2x2", 4), moves=(Move(0, 0, 2),))
+    after = calibrate(of, plan, detect_s=0.3, pause_s=None, groups_s=0.5 + 8 * 0.05, moves_s=3.0).recovery
+    assert after.detect_s == pytest.approx(0.1 + TRANSITION_WEIGHT * 0.2)
+    assert after.pause_s == 0.2 and after.spawn_s == 1.0
+    assert after.groups_member_s == pytest.approx(0.01 + TRANSITION_WEIGHT * 0.04)
+    assert after.moves_scale == pytest.approx(1 + TRANSITION_WEIGHT * 2)
+
+
+# -- catalogue ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names()["jobs"])
+def test_every_job_in_configs_loads_and_its_layout_fits(name: str) -> None:
+    job = load_job(name)
+    assert load(name) == (job.profile, job.layout)
+    first_plan(job.profile, job.layout, job.n_ranks)
+
+
+def test_a_model_and_a_cluster_make_a_job() -> None:
+    assert load_job("gpt3-medium@a100-32").n_ranks == 32
+
+
+@pytest.mark.parametrize(("name", "billions"), [("gpt3-medium", 0.35), ("gpt3-3.35b", 3.35), ("gpt3-6.7b", 6.7)])
+def test_models_have_about_the_parameters_that_their_names_say(name: str, billions: float) -> None:
+    of = load_job(f"{name}@a100-32").profile
+    blocks = sum(x.parameter_bytes for x in of.layers[:-1]) / 2 / 1e9
+    assert blocks == pytest.approx(billions, rel=0.03)
+
+
+def test_a_block_takes_its_arithmetic_at_the_stated_efficiency() -> None:
+    block = load_job("gpt3-6.7b@a100-32").profile.layers[5]
+    flops = 24 * 2048 * 4096**2 + 4 * 2048**2 * 4096
+    assert block.forward_s == pytest.approx(flops / (312e12 * 0.45))
+    assert block.backward_s == pytest.approx(2 * block.forward_s)
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ProfileError, match="no job is called 'gpt5'") as caught:
+        load("gpt5")
+    assert "gpt3-medium-a100-32" in caught.value.help
+    with pytest.raises(ProfileError, match="no cluster is called 'moon'"):
+        load("gpt3-medium@moon")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "model: gpt-tiny\ncluster: two-cores\nlayout: 2x2\nglobal_batch: 0\nmicro_batch: 1\n",
+            "global_batch: expected `int` >= 1",
+        ),
+        ("model: gpt-tiny\ncluster: two-cores\nlayout: 2x2\nglobal_batch: 8\n", "missing required field `micro_batch`"),
+        ("model: gpt-tiny\ncolour: red\n", "unknown field `colour`"),
+        ("model: [\n", "not YAML"),
+    ],
+)
+def test_an_error_in_a_file_names_file_and_field(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError) as caught:
+        load(path)
+    assert says in caught.value.what and "job.yaml" in caught.value.what and caught.value.help
