@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
+from itertools import groupby
 
 import msgspec
 
@@ -237,10 +238,15 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return self.pipelines[self.home[micro_batch]].stages[stage]
 
     def layout(self) -> str:
-        """`2x4` for equal pipelines, `3+2+3` for unequal ones (the length of each); `*` marks one with a stage lost."""
+        """`2x4` for equal pipelines, `3+2+3` for unequal ones (the length of each), `8+62x1` where more than two of a
+        length follow each other; ` -1` behind it counts stages without a worker."""
         lengths = [len(pipeline.stages) for pipeline in self.pipelines]
         lost = sum(stage.worker is None for pipeline in self.pipelines for stage in pipeline.stages)
-        text = f"{len(lengths)}x{lengths[0]}" if len(set(lengths)) == 1 else "+".join(map(str, lengths))
+        runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+        if len(runs) == 1:
+            text = f"{len(lengths)}x{lengths[0]}"
+        else:
+            text = "+".join(f"{n}x{length}" if n > 2 else "+".join([str(length)] * n) for length, n in runs)
         return f"{text} -{lost}" if lost else text
 
     # -- proof ---------------------------------------------------------------------------------------------------------

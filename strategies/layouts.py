@@ -45,14 +45,19 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def parse_layout(text: str) -> tuple[int, ...] | None:
-    """`2x4` (pipelines x stages) or `3+2+3` as lengths; None for `auto`. Raises UsageError for anything else."""
+    """`2x4` (pipelines x stages), `3+2+3` (lengths) or both, `2x4+3`, as lengths; None for `auto`.
+
+    Raises UsageError for anything else.
+    """
     if text == "auto":
         return None
-    if match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text):
-        return (int(match[2]),) * int(match[1])
-    if re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", text):
-        return tuple(map(int, text.split("+")))
-    raise UsageError(f"{text!r} is no layout", "write `auto`, `2x4` (2 pipelines of 4 stages) or `3+2+3`")
+    if not re.fullmatch(r"([1-9]\d*x)?[1-9]\d*(\+([1-9]\d*x)?[1-9]\d*)*", text):
+        raise UsageError(f"{text!r} is no layout", "write `auto`, `2x4` (2 pipelines of 4 stages) or `3+2+3`")
+    lengths: list[int] = []
+    for part in text.split("+"):
+        count, _, length = part.rpartition("x")
+        lengths += [int(length)] * int(count or 1)
+    return tuple(lengths)
 
 
 # -- layers to stages --------------------------------------------------------------------------------------------------
