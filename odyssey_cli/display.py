@@ -94,7 +94,8 @@ def waiting(board: Board) -> Text:
     expected = board.job.n_nodes * board.job.n_ranks_per_node if board.job is not None else started
     if joined == 0:
         return Text(f"{started} of {quantities.plural(expected, 'rank')} started", style="dim")
-    return Text(f"{joined} of {quantities.plural(expected, 'rank')} ready", style="dim")
+    ready = f"{joined} of {quantities.plural(expected, 'rank')} ready"
+    return Text(ready if joined < expected or board.profile is not None else f"{ready}, measuring the model", style="dim")
 
 
 def render_recovery(

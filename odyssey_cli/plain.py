@@ -62,7 +62,7 @@ def _text(event: Event) -> str:
             return f"rank {lost.rank} lost: {lost.cause.text}{', its slot is gone' if lost.slot_lost else ''}"
         case RankFailed() as failed:
             return f"rank {failed.rank} failed: {failed.error}"
-        case Pausing(reason=reason):
+        case Pausing(lost=(), reason=reason):
             return f"generation {event.generation}: pause: {reason}"
         case PlanChosen(plan=plan, reason=reason):
             return f"generation {event.generation}: plan {plan.strategy}, layout {quantities.layout(plan.layout())}: {reason}"

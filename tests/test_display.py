@@ -153,7 +153,9 @@ def test_the_summary_of_a_job_counts_what_was_lost() -> None:
 
     board = board_after("JobEnded")
 
-    assert summary(board, None) == ("40 steps in 0:04\nrecovered from the loss of 1 rank in 88 ms; 130 ms lost in all")
+    assert summary(board, None) == (
+        "40 steps in 0:04\nrecovered from the loss of 1 rank in 88 ms\n130 ms lost in all, the work that was redone included"
+    )
 
 
 def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order() -> None:
