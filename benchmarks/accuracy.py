@@ -43,6 +43,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 def main() -> None:
     options = _parse_arguments()
+    machine = report.this_machine()
     console = Console(stderr=True)
     generator = random.Random(options.seed)
     console.print(f"seed {options.seed}")
@@ -62,7 +63,7 @@ def main() -> None:
                     f"{each.case:24} step {each.predicted_step_s:.4f} predicted, {each.measured_step_s:.4f} measured",
                     highlight=False,
                 )
-    found_report = report.Report("accuracy", ABOUT, report.this_machine(), summarise(samples), rows(samples))
+    found_report = report.Report("accuracy", ABOUT, machine, summarise(samples), rows(samples))
     report.publish(found_report, options.results)
 
 

@@ -25,12 +25,14 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A generation that ran. `lost_at`, `paused_at`: None for the first; else the first loss seen and the last rank paused.
+    """A generation that ran. `ahead`: its plan was found before the loss.
 
-    `groups_s`, `moves_s`: of the slowest rank. `commits` are those of steps that this generation itself ran.
+    `lost_at`, `paused_at`: None for the first; else the first loss seen and the last rank paused. `commits` are those of
+    steps that this generation itself ran.
     """
 
     plan: Plan
+    ahead: bool
     lost_at: float | None
     paused_at: float | None
     planned_at: float
@@ -66,6 +68,7 @@ def generations(log: Sequence[events.Event]) -> list[Generation]:
     """All generations that got as far as `go`, in order. A transition that was interrupted belongs to the one it ended in."""
     result: list[Generation] = []
     lost_at = paused_at = None
+    ahead = False
     planned: tuple[float, Plan] | None = None
     commits: list[Commit] = []
     for event in log:
@@ -74,11 +77,13 @@ def generations(log: Sequence[events.Event]) -> list[Generation]:
             lost_at = event.time if lost_at is None else lost_at
         elif isinstance(body, events.RankPaused):
             paused_at = event.time
+        elif isinstance(body, events.Proposed):
+            ahead = body.ahead
         elif isinstance(body, events.PlanChosen):
             planned = (event.time, body.plan)
         elif isinstance(body, events.Went) and planned is not None:
             commits = []
-            result.append(Generation(planned[1], lost_at, paused_at, planned[0], event.time, body, ()))
+            result.append(Generation(planned[1], ahead, lost_at, paused_at, planned[0], event.time, body, ()))
             lost_at = paused_at = None
         elif isinstance(body, events.UnitCommitted) and body.result.kind == "step" and result and lost_at is None:
             commits.append(Commit(body.result.position[0], event.time, body.unit_s))

@@ -26,6 +26,7 @@ ABOUT = (
 
 def main() -> None:
     options = _parse_arguments()
+    machine = report.this_machine()
     console = Console(stderr=True)
     arguments = ["--steps", str(options.steps), *SIZES]
     rows: list[dict[str, Cell]] = []
@@ -44,7 +45,7 @@ def main() -> None:
         rows.append({"pair": pair, "layers in stage 0": split, "odyssey s": ours, "plain s": plain, "ratio": ours / plain})
         console.print(f"pair {pair}: odyssey {ours:.4f} s, plain {plain:.4f} s, ratio {ours / plain:.3f}", highlight=False)
     summary = {"overhead_ratio": median(row["ratio"] for row in rows)} if rows else {}
-    report.publish(report.Report("overhead", ABOUT, report.this_machine(), summary, rows), options.results)
+    report.publish(report.Report("overhead", ABOUT, machine, summary, rows), options.results)
 
 
 def measure_odyssey(arguments: list[str]) -> tuple[float, int]:

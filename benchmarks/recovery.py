@@ -34,7 +34,10 @@ ABOUT = (
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """Seconds from the kill to the step, one after the other. `groups_s` and `moves_s` are within `ready_s`."""
+    """Seconds from the kill to the step, one after the other. `groups_s` and `moves_s` are within `ready_s`.
+
+    `ahead`: the plan was found before the kill, so that `plan_s` is a look-up.
+    """
 
     detect_s: float
     pause_s: float
@@ -43,6 +46,10 @@ class Parts(msgspec.Struct, frozen=True):
     groups_s: float
     moves_s: float
     first_step_s: float
+    ahead: bool
+
+
+PART_NAMES = ("detect_s", "pause_s", "plan_s", "ready_s", "groups_s", "moves_s", "first_step_s")
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -63,6 +70,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 def main() -> None:
     options = _parse_arguments()
+    machine = report.this_machine()
     console = Console(stderr=True)
     generator = random.Random(options.seed)
     console.print(f"seed {options.seed}")
@@ -80,7 +88,7 @@ def main() -> None:
                     continue
                 recoveries.append(recovery)
                 console.print(f"{case:20} {n_ranks} ranks  {recovery.strategy:12} {recovery.raw_s:.3f} s", highlight=False)
-    found = report.Report("recovery", ABOUT, report.this_machine(), summarise(recoveries), rows(recoveries))
+    found = report.Report("recovery", ABOUT, machine, summarise(recoveries), rows(recoveries))
     report.publish(found, options.results)
 
 
@@ -148,6 +156,7 @@ def parts_of(new: joblog.Generation, killed_at: float, finished_at: float) -> Pa
         groups_s=new.went.groups_s,
         moves_s=new.went.moves_s,
         first_step_s=finished_at - new.went_at,
+        ahead=new.ahead,
     )
 
 
@@ -178,9 +187,11 @@ def rows(recoveries: Sequence[Recovery]) -> list[dict[str, Cell]]:
             "worst": max(each.beyond_step_s for each in group),
             "raw": median(each.raw_s for each in group),
         }
-        for part in Parts.__struct_fields__:
-            values = [getattr(each.parts, part) for each in group if each.parts is not None]
+        parts = [each.parts for each in group if each.parts is not None]
+        for part in PART_NAMES:
+            values = [getattr(each, part) for each in parts]
             row[part.removesuffix("_s").replace("_", " ")] = median(values) if values else None
+        row["planned ahead"] = sum(each.ahead for each in parts) if parts else None
         row["step before"] = median(each.step_before_s for each in group)
         row["step after"] = median(each.step_after_s for each in group)
         result.append(row)

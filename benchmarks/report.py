@@ -21,7 +21,10 @@ Cell = str | int | float | None
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where and when it was measured. `commit`: of this repository, with `+` if files differed from it."""
+    """Where and when it was measured. `commit`: of this repository, with `+` if files differed from it.
+
+    `load_before`: processes that wanted a core in the minute before; anything above a few tenths spoils the numbers.
+    """
 
     cpu: str
     n_cores: int
@@ -31,6 +34,7 @@ class Machine(msgspec.Struct, frozen=True):
     torch: str
     date: str
     commit: str
+    load_before: float
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -44,7 +48,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def this_machine() -> Machine:
-    """Facts of the machine that this process runs on."""
+    """Facts of the machine that this process runs on, before a benchmark puts load on it."""
     return Machine(
         cpu=_cpu_model(),
         n_cores=len(os.sched_getaffinity(0)),
@@ -54,6 +58,7 @@ def this_machine() -> Machine:
         torch=version("torch"),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         commit=_commit(),
+        load_before=round(os.getloadavg()[0], 2),
     )
 
 

@@ -59,7 +59,8 @@ def _markdown_table(rows: Sequence[dict[str, report.Cell]]) -> list[str]:
 def _machine(machine: report.Machine) -> str:
     return (
         f"Measured {machine.date} at commit {machine.commit} on {machine.n_cores} cores of {machine.cpu}, "
-        f"{machine.memory_bytes / 2**30:.0f} GiB, {machine.system}, Python {machine.python}, torch {machine.torch}. "
+        f"{machine.memory_bytes / 2**30:.0f} GiB, {machine.system}, Python {machine.python}, torch {machine.torch}, "
+        f"load before {machine.load_before}. "
         f"Again: `python -m benchmarks.NAME` with the section's name."
     )
 

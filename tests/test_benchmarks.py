@@ -12,7 +12,7 @@ from odyssey.messages import Result
 from odyssey.plan import Estimate, Transition
 from tests import job_events
 
-MACHINE = report.Machine("cpu", 2, 2**33, "Linux", "3.12", "2.13", "2026-01-01", "abc")
+MACHINE = report.Machine("cpu", 2, 2**33, "Linux", "3.12", "2.13", "2026-01-01", "abc", 0.1)
 
 
 def at(time: float, body: Body, generation: int = 1) -> Event:
