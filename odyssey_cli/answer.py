@@ -9,6 +9,7 @@ from rich.text import Text
 from odyssey.plan import Plan
 from odyssey_cli import quantities
 from odyssey_cli.candidates import candidate_table, reasons
+from odyssey_cli.display import WIDE
 from odyssey_cli.grid import idle_line, plan_grid
 from odyssey_cli.plan import Answer
 from odyssey_cli.rank_state import RankState
@@ -16,8 +17,6 @@ from strategies.dryrun import Outcome
 from strategies.search import best
 
 _MOST_OUTCOMES = 12
-_WIDE = 130
-"""From this width on reasons stand beside the numbers; else those that the numbers don't tell stand below."""
 
 
 def show(answer: Answer) -> None:
@@ -66,7 +65,7 @@ def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableTyp
         def is_chosen(candidate: object) -> bool:
             return candidate is chosen
 
-        wide = width >= _WIDE
+        wide = width >= WIDE  # else the reasons that the numbers don't tell stand below
         table = candidate_table(outcome.candidates, is_chosen, now_rate, with_reasons=wide, ascii_only=ascii_only)
         parts += ["", table]
         told = [candidate for candidate in outcome.candidates if candidate is chosen or candidate.plan is None]

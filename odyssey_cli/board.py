@@ -54,6 +54,7 @@ class Recovery:
     reason: str
     step_before_s: float | None = None
     committed_before: float | None = None
+    plan_before: Plan | None = None
     proposed: Proposed | None = None
     plan: Plan | None = None
     plan_reason: str = ""
@@ -61,6 +62,12 @@ class Recovery:
     ended: float | None = None
     lost_s: float | None = None
     """From the last committed step before to the first one after, less one step: what the loss cost."""
+
+    @property
+    def predicted_before(self) -> float | None:
+        """Samples a second of the plan before, as predicted: what predictions of others can be compared with."""
+        plan = self.plan_before
+        return plan.global_batch / plan.estimate.step_s if plan is not None and plan.estimate is not None else None
 
     def is_chosen(self, candidate: Candidate) -> bool:
         """Whether the coordinator took this one: it only fills in generation and step."""
@@ -193,7 +200,7 @@ class Board:
             self.recovery.proposed = self.recovery.plan = None
         elif self.plan is not None:
             before = self._commits[-1][0] if self._commits else None
-            self.recoveries.append(Recovery(generation, time, body.lost, body.reason, self.step_s, before))
+            self.recoveries.append(Recovery(generation, time, body.lost, body.reason, self.step_s, before, self.plan))
 
     def _planned(self, generation: int, body: PlanChosen) -> None:
         self.generation, self.plan = generation, body.plan

@@ -19,6 +19,9 @@ from odyssey_cli.grid import idle_line, plan_grid
 SHOW_RECOVERY_S = 20.0
 """How long the phases and candidates of a recovery stay after it ended."""
 
+WIDE = 130
+"""From this width on there is room for reasons beside the numbers of candidates."""
+
 _PHASES = (
     ("detect", "detect_s", "red"),
     ("pause", "pause_s", "yellow"),
@@ -118,14 +121,12 @@ def render_recovery(
     if recovery.went is not None:
         yield phases(recovery.went, min(width, 76), ascii_only=ascii_only)
     if recovery.proposed is not None and n_candidates > 0:
-        profile = board.profile
-        before = profile.global_batch / recovery.step_before_s if profile and recovery.step_before_s else None
         table = candidate_table(
             recovery.proposed.candidates,
             recovery.is_chosen,
-            before,
+            recovery.predicted_before,
             max_rows=n_candidates,
-            with_reasons=width >= 100,
+            with_reasons=width >= WIDE,
             ascii_only=ascii_only,
         )
         yield Padding(table, (1, 0, 0, 0))

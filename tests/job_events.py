@@ -27,6 +27,7 @@ from strategies.situation import Candidate
 
 START = 1_700_000_000.0
 N_LAYERS = 8
+START_ESTIMATE = Estimate(0.05, Transition(groups_s=0.01), 300 << 20, 640.0)
 
 
 def layer_profile(i: int) -> LayerProfile:
@@ -95,7 +96,7 @@ def job() -> list[Event]:
     events += [agent(0.1 * r, 0, RankStarted(r, 200 + r, r)) for r in range(4)]
     events += [agent(1.0 + 0.1 * r, 0, RankJoined(r, spec)) for r in range(4)]
     events.append(agent(1.6, 0, Profiled(profile(), 0.2)))
-    events.append(agent(1.7, 1, PlanChosen(plan(1), "the start", ())))
+    events.append(agent(1.7, 1, PlanChosen(plan(1, None, START_ESTIMATE), "the start", ())))
     events += [agent(1.8, 1, RankReady(r, (0, 0), (), (), 32, 0.01, 0.0, 0)) for r in range(4)]
     events.append(agent(1.9, 1, Went(None, None, None, 0.01, 0.0, None)))
     events += [committed(k, START + 2 + 0.05 * k, loss=4 - 0.05 * k) for k in range(20)]

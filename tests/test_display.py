@@ -99,7 +99,7 @@ def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
 
 
 def test_a_wide_terminal_has_room_for_the_reasons() -> None:
-    lines = text_of(board_after("UnitCommitted", 30), width=120)
+    lines = text_of(board_after("UnitCommitted", 30), width=140)
 
     assert any("no restarts are left (--max-restarts 0)" in line for line in lines)
 
