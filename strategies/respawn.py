@@ -5,6 +5,8 @@ Needs another holder of each of its layers. Stages whose workers cannot come bac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from odyssey.plan import Stage
 from strategies.reroute import routed
 from strategies.situation import Proposal, Situation
@@ -28,8 +30,7 @@ def propose(situation: Situation) -> list[Proposal]:
     if not lost:
         return [Proposal(NAME, None, "no worker of the plan is lost")]
     if not returning:
-        who = f"worker {lost[0][2]}" if len(lost) == 1 else "any of the lost workers"
-        return [Proposal(NAME, None, f"the slot of {who} is gone or has no restarts left (--max-restarts)")]
+        return [Proposal(NAME, None, _cannot_return([worker for _, _, worker in lost]))]
     copies = {layer for worker in alive for layer in situation.held.get(worker, ())}
     for p, s, _ in lost:
         if lacking := [layer for layer in plan.pipelines[p].stages[s].layers if layer not in copies]:
@@ -42,3 +43,10 @@ def propose(situation: Situation) -> list[Proposal]:
         for pipeline in plan.pipelines
     ]
     return routed(situation, NAME, stages, spawned=returning)
+
+
+def _cannot_return(workers: Sequence[int]) -> str:
+    cause = "no restarts left (--max-restarts)"
+    if len(workers) == 1:
+        return f"the slot of worker {workers[0]} is gone or has {cause}"
+    return f"the slots of workers {', '.join(map(str, sorted(workers)))} are gone or have {cause}"

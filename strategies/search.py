@@ -91,7 +91,8 @@ def _priced(situation: Situation, costs: Costs, proposal: Proposal) -> Candidate
         estimate = _at_start(estimate, plan.global_batch, situation.seconds_to_change)
     limit = situation.profile.cluster.memory_bytes
     if estimate.peak_bytes > limit:
-        reason = f"needs {_gigabytes(estimate.peak_bytes)} on worker {priced.peak_worker}, it may take {_gigabytes(limit)}"
+        needs, may_take = _sizes(estimate.peak_bytes, limit)
+        reason = f"needs {needs} on worker {priced.peak_worker}, it may take {may_take}"
         return Candidate(proposal.strategy, None, estimate, reason)
     return Candidate(proposal.strategy, msgspec.structs.replace(plan, estimate=estimate), estimate, "")
 
@@ -137,8 +138,14 @@ def _explained(candidate: Candidate, winner: Candidate) -> Candidate:
     return msgspec.structs.replace(candidate, reason=reason)
 
 
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+def _sizes(a: int, b: int) -> tuple[str, str]:
+    """Two sizes in one unit, with as many digits as it takes to tell them apart."""
+    unit, size = ("GB", 1e9) if max(a, b) >= 1e8 else ("MB", 1e6)
+    for digits in range(1, 10):
+        texts = f"{a / size:.{digits}f} {unit}", f"{b / size:.{digits}f} {unit}"
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def _seconds(seconds: float) -> str:

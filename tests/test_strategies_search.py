@@ -1,0 +1,240 @@
+"""The search: the whole table with reasons, the best first, and what makes another one the best."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odyssey.errors import StateLost, UsageError
+from odyssey.schedule import dependency_order, program
+from perfmodel.objective import break_even
+from perfmodel.profile import Link, Profile, Recovery
+from strategies.dryrun import fail_any, fail_ranks
+from strategies.search import best, initial_plan, rescore, search
+from strategies.situation import Candidate
+from tests.planning import first_plan, layer, profile, situation, without
+
+LINK = Link(1e-5, 1e9)
+
+
+def job(n_layers: int = 8, global_batch: int = 32, **options: object) -> Profile:
+    rows = [
+        layer(
+            str(i), 0.01, 0.01, 0.01, parameter_bytes=10**6, gradient_bytes=10**6, optimizer_bytes=2 * 10**6, output_bytes=10**4
+        )
+        for i in range(n_layers)
+    ]
+    return profile(rows, global_batch, intra=LINK, inter=LINK, **options)  # type: ignore[arg-type]
+
+
+def test_the_table_has_every_strategy_and_a_reason_in_every_row() -> None:
+    of = job()
+    plan = first_plan(of, "2x4", 8)
+    table = search(situation(of, plan, without(plan, 5)))
+    assert {candidate.strategy for candidate in table} == {"reroute", "repartition", "respawn", "shrink"}
+    assert all(candidate.reason for candidate in table)
+    assert table[0].reason.startswith("best objective: ")
+    objectives = [c.estimate.objective for c in table if c.plan is not None and c.estimate is not None]
+    assert objectives == sorted(objectives, reverse=True)
+    for candidate in table:
+        if candidate.plan is not None:
+            assert candidate.plan.estimate == candidate.estimate
+            candidate.plan.validate({worker: plan.held[worker] for worker in without(plan, 5)})
+
+
+def test_losers_are_told_the_objective_they_lost_against() -> None:
+    of = job()
+    plan = first_plan(of, "2x4", 8)
+    first, second = search(situation(of, plan, without(plan, 5)))[:2]
+    assert first.estimate is not None and second.estimate is not None
+    assert second.reason == (f"objective {second.estimate.objective:.4g} samples/s against {first.estimate.objective:.4g}")
+
+
+def reasons(table: list[Candidate]) -> dict[str, str]:
+    return {candidate.strategy: candidate.reason for candidate in table if candidate.plan is None}
+
+
+def test_strategies_without_a_plan_say_why() -> None:
+    of = job()
+    plan = first_plan(of, "2x4", 8)
+    table = search(situation(of, plan, without(plan, 0, 5)))
+    assert reasons(table) == {
+        "respawn": "the slots of workers 0, 5 are gone or have no restarts left (--max-restarts)",
+        "shrink": "every pipeline has lost a worker",
+    }
+    one = reasons(search(situation(of, plan, without(plan, 5))))
+    assert one == {"respawn": "the slot of worker 5 is gone or has no restarts left (--max-restarts)"}
+
+
+def test_lost_layers_are_all_named() -> None:
+    of = job(4)
+    plan = first_plan(of, "2x2", 4)
+    with pytest.raises(StateLost) as caught:
+        search(situation(of, plan, without(plan, 1, 3)))
+    assert caught.value.what == "every holder of layers 2 (2), 3 (3) is lost"
+
+
+def test_a_forced_strategy_is_the_only_one_in_the_table() -> None:
+    of = job()
+    plan = first_plan(of, "2x4", 8)
+    table = search(situation(of, plan, without(plan, 5), respawnable=[5]), "respawn")
+    assert [c.strategy for c in table] == ["respawn"]
+    with pytest.raises(UsageError, match="unknown strategy 'magic'"):
+        search(situation(of, plan, without(plan, 5)), "magic")
+
+
+def test_a_lone_survivor_that_holds_everything_goes_on() -> None:
+    of = job(4, 8)
+    plan = first_plan(of, "2x1", 2)
+    for only in ("repartition", "shrink", "reroute"):
+        chosen = best(search(situation(of, plan, [1]), only))
+        assert chosen is not None and chosen.plan is not None and chosen.plan.workers == (1,), only
+
+
+def test_a_respawned_worker_gets_its_layers_from_its_peers() -> None:
+    of = job(4)
+    plan = first_plan(of, "2x2", 4)
+    chosen = best(search(situation(of, plan, without(plan, 1), respawnable=[1]), "respawn"))
+    assert chosen is not None and chosen.plan is not None
+    assert chosen.plan.spawned == (1,) and chosen.plan.pipelines == plan.pipelines
+    assert {(move.layer, move.source, move.target) for move in chosen.plan.moves} == {(2, 3, 1), (3, 3, 1)}
+
+
+def test_who_can_come_back_does_and_the_others_are_routed() -> None:
+    of = job(4)
+    plan = first_plan(of, "3x2", 6)
+    chosen = best(search(situation(of, plan, without(plan, 1, 2), respawnable=[1]), "respawn"))
+    assert chosen is not None and chosen.plan is not None
+    assert chosen.plan.spawned == (1,) and {route.stage for route in chosen.plan.routes} == {0}
+
+
+def test_a_dropped_pipelines_survivors_are_idle_and_later_take_a_lost_place() -> None:
+    of = job(4)
+    plan = first_plan(of, "3x2", 6)
+    shrunk = best(search(situation(of, plan, without(plan, 1)), "shrink"))
+    assert shrunk is not None and shrunk.plan is not None and shrunk.plan.idle == (0,) and shrunk.plan.moves == ()
+    table = search(situation(of, shrunk.plan, without(shrunk.plan, 2)), "repartition")
+    repaired = [c.plan for c in table if c.plan is not None and c.plan.layout() == "2x2"]
+    assert repaired and set(repaired[0].workers) == {0, 3, 4, 5}
+
+
+def test_a_longer_transition_wins_exactly_above_the_break_even() -> None:
+    of = job(global_batch=16, recovery=Recovery(spawn_s=60.0))
+    plan = first_plan(of, "2x4", 8)
+
+    def winner(d: float) -> Candidate:
+        chosen = best(search(situation(of, plan, without(plan, 5), respawnable=[5], seconds_to_change=d)))
+        assert chosen is not None and chosen.estimate is not None
+        return chosen
+
+    short, long = winner(61.0), winner(1e7)
+    assert short.strategy != "respawn" and long.strategy == "respawn"
+    assert short.estimate is not None and long.estimate is not None
+    tie = break_even(short.estimate, long.estimate)
+    assert tie is not None
+    # by hand: (D - Ta)/ta = (D - Tb)/tb
+    ta, tb = short.estimate.step_s, long.estimate.step_s
+    va, vb = short.estimate.transition.total_s, long.estimate.transition.total_s
+    assert (tie - va) / ta == pytest.approx((tie - vb) / tb)
+    assert winner(tie * 0.999).strategy == short.strategy
+    assert winner(tie * 1.001).strategy == "respawn"
+
+
+def test_a_table_made_ahead_is_ranked_anew_with_todays_expectation() -> None:
+    of = job(recovery=Recovery(spawn_s=60.0))
+    plan = first_plan(of, "2x4", 8)
+    state = situation(of, plan, without(plan, 5), respawnable=[5], seconds_to_change=1e7)
+    ahead = search(state)
+    today = rescore(ahead, seconds_to_change=65.0, search_s=0.25)
+    assert ahead[0].strategy == "respawn" != today[0].strategy
+    assert today[0].reason.startswith("best objective") and not today[-1].reason.startswith("best")
+    assert today[0].estimate is not None and today[0].estimate.transition.search_s == 0.25
+    assert today[0].plan is not None and today[0].plan.estimate == today[0].estimate
+    asked = search(msgspec.structs.replace(state, seconds_to_change=65.0, search_s=0.25))
+    assert [c.strategy for c in asked] == [c.strategy for c in today]
+
+
+def test_where_nothing_pays_the_shortest_transition_is_taken() -> None:
+    of = job(recovery=Recovery(detect_s=5.0, spawn_s=60.0))
+    plan = first_plan(of, "2x4", 8)
+    table = search(situation(of, plan, without(plan, 5), respawnable=[5], seconds_to_change=1.0))
+    totals = [c.estimate.transition.total_s for c in table if c.plan is not None and c.estimate is not None]
+    assert totals[0] == min(totals)
+
+
+def test_the_same_situation_gives_the_same_table() -> None:
+    of = job()
+    plan = first_plan(of, "4x2", 8)
+    state = situation(of, plan, without(plan, 3, 4), respawnable=[3])
+    assert search(state) == search(state)
+
+
+def test_ranks_that_share_cores_are_priced_as_such() -> None:
+    of = job(cores=2)
+    table = initial_plan(situation(of, None, range(8)), "2x4")
+    work = 8 * 0.03 * 32
+    assert table[0].estimate is not None and table[0].estimate.step_s >= work / 2 - 1e-9
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_after_any_losses_that_leave_every_layer_a_holder_there_is_a_plan_that_runs(data: st.DataObject) -> None:
+    of = job(data.draw(st.integers(3, 7)), 24, ties=((0, 2),), tie_bytes=(100,))
+    layout = data.draw(st.sampled_from(["2x3", "3x2", "4x1", "3+2+1", "2x2"]))
+    n_workers = data.draw(st.integers(6, 7))
+    plan = first_plan(of, layout, n_workers)
+    for _ in range(2):
+        everyone = without(plan)
+        lost = data.draw(st.sets(st.sampled_from(everyone), min_size=1, max_size=3))
+        back = data.draw(st.sets(st.sampled_from(sorted(lost))))
+        state = situation(of, plan, without(plan, *lost), respawnable=sorted(back))
+        held = {x for worker in state.alive for x in state.held[worker]}
+        if len(held) < len(of.layers):
+            with pytest.raises(StateLost):
+                search(state)
+            return
+        chosen = best(search(state))
+        assert chosen is not None
+        for candidate in search(state):
+            if candidate.plan is not None:
+                candidate.plan.validate(state.held)
+                dependency_order({w: program(candidate.plan, w) for w in candidate.plan.workers})
+                assert set(candidate.plan.workers) <= set(state.alive) | back
+                assert set(candidate.plan.spawned) <= back
+        assert chosen.plan is not None
+        plan = chosen.plan
+
+
+# -- dry runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_placements_of_a_loss_are_answered_by_their_kinds() -> None:
+    of = job(4)
+    plan = first_plan(of, "3x2", 6)
+    whole = fail_any(of, plan, 2, seconds_to_change=3600.0)
+    assert whole.n_placements == 15 and sum(outcome.n_alike for outcome in whole.outcomes) == 15
+    each = [fail_ranks(of, plan, (a, b), seconds_to_change=3600.0).step_s for a in range(6) for b in range(a + 1, 6)]
+    steps = [step for step in each if step is not None]
+    assert whole.best_s == pytest.approx(min(steps)) and whole.worst_s == pytest.approx(max(steps))
+    assert whole.mean_s == pytest.approx(sum(steps) / len(steps))
+    assert len(whole.outcomes) < 15 and "in " in whole.method
+
+
+def test_placements_that_lose_a_layer_are_counted_as_fatal() -> None:
+    of = job(4)
+    plan = first_plan(of, "2x2", 4)
+    whole = fail_any(of, plan, 2, seconds_to_change=3600.0)
+    assert whole.n_fatal == 2
+    fatal = [outcome for outcome in whole.outcomes if outcome.step_s is None]
+    assert fatal and all("is lost" in outcome.lost_state and not outcome.candidates for outcome in fatal)
+
+
+def test_a_dry_run_of_a_rank_that_does_not_exist_is_a_usage_error() -> None:
+    of = job(4)
+    plan = first_plan(of, "2x2", 4)
+    with pytest.raises(UsageError, match="there is no rank 9"):
+        fail_ranks(of, plan, [9], seconds_to_change=3600.0)
+    with pytest.raises(UsageError, match="cannot lose 5 of 4"):
+        fail_any(of, plan, 5, seconds_to_change=3600.0)
