@@ -13,6 +13,7 @@ import gc
 import os
 import signal
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -70,8 +71,9 @@ from launcher.spawn import RankProcess, Zygote
 from launcher.state import State, Status
 from odyssey import messages
 from odyssey.errors import OdysseyError, UsageError
-from odyssey.messages import Measure, Measured, Ping, Prepare, position_after
+from odyssey.messages import Measure, Measured, Ping, Prepare, frame, position_after
 from odyssey.zygote import Forked, Imported
+from perfmodel.reliability import ExpectedChange, seconds_to_change
 
 
 class ExitCode(enum.IntEnum):
@@ -93,6 +95,8 @@ _SIGNALS = {
     signal.SIGHUP: ("terminated by SIGHUP", ExitCode.TERMINATED),
 }
 
+MOVE_S, MEASURE_S, FINISH_S = 1.0, 2.0, 5.0
+"""What these phases are expected to take: four times as long, and the ranks are asked where they are."""
 CONNECTION_GRACE_S = 1.0
 """A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
@@ -170,7 +174,7 @@ class Agent:
         self._deadline: Timer | None = None
         self._measuring: tuple[int, dict[int, Measured | None], float] = (0, {}, 0.0)
         self._order: tuple[Any, bytes] = (None, b"")
-        self._planner = planning.Planner(options, self._node_of)
+        self._planner = planning.Planner(options, self._node_of, self._loop)
         self._profile: Any = None
         self._n_losses = 0
         seed = os.environ.get("ODYSSEY_DRILL_SEED", "")
@@ -217,6 +221,9 @@ class Agent:
         if profile is not None:
             self._profile = profile
             self._feed(Profiled(profile, 0.0))
+        if self._forks_are_safe and b"odyssey" in script.read_bytes():
+            # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
+            threading.Thread(target=_import_planning, name="imports", daemon=True).start()
         for seconds, fault in self._drills.at_start():
             self._loop.later(seconds, partial(self._fire, fault))
         while self._code is None or self._processes or any(process is not None for process in self._requests.values()):
@@ -232,6 +239,7 @@ class Agent:
             self._zygote.close()
         if self._store_pid is not None:
             _kill(self._store_pid)
+        self._planner.close()
         self._end_descendants()
         for process in [*self._processes.values(), *self._ranks.values()]:
             self._drain_pipes(process)
@@ -300,7 +308,9 @@ class Agent:
             case SendOrder(rank=rank, order=order):
                 if isinstance(order, messages.Pause):
                     gc.disable()  # until Go: a collection takes as long as a recovery
-                    self._progress.stop()
+                    self._progress.stop()  # the coordinator's deadline holds
+                elif isinstance(order, Prepare):
+                    self._progress.expect(MOVE_S)
                 self._send(rank, order)
             case Spawn(rank=rank):
                 self._spawn(rank)
@@ -343,6 +353,9 @@ class Agent:
         expected_s = plan.estimate.step_s if plan.estimate is not None else 1.0
         self._progress.expect(expected_s)
         self._arm_drills(plan.step, expected_s)
+        can_respawn = self._state.n_restarts < self._state.max_restarts
+        seconds = self._expected_change().seconds
+        self._planner.plan_ahead(plan, self._state.members, can_respawn, self._profile, seconds)
 
     def _last_words(self, ended: JobEnded) -> None:
         for fault in self._drills.never_fired:
@@ -665,6 +678,7 @@ class Agent:
             case messages.Finished():
                 process.has_finished = True
                 self._feed(RankFinished(rank), origin)
+                self._progress.expect(FINISH_S)
 
     def _still_broken(self, rank: int, what: str, generation: int) -> None:
         if generation == self._state.generation:
@@ -681,7 +695,7 @@ class Agent:
 
     def _send(self, rank: int, order: messages.Order) -> None:
         if order is not self._order[0]:
-            self._order = (order, spawn.encode_order(self._with_store(order)))
+            self._order = (order, frame(self._with_store(order)))
         process = self._ranks[rank]
         process.send(self._order[1], self._loop, lambda mask: self._on_rank(process, mask))
 
@@ -715,6 +729,7 @@ class Agent:
             {stage.worker: None for stage in action.chain if stage.worker is not None},
             self._now(),
         )
+        self._progress.expect(MEASURE_S)
         order = Measure(action.generation, action.chain, "")
         for rank in self._measuring[1]:
             self._send(rank, order)
@@ -754,11 +769,15 @@ class Agent:
             self._profile = refresh(self._profile, times.times)
 
     def _propose(self, ask: Propose) -> None:
-        observed_s = self._now() - self._state.started_at
         try:
-            self._feed(self._planner.propose(ask, self._profile, self._n_losses, observed_s), generation=ask.generation)
+            proposed = self._planner.propose(ask, self._profile, self._expected_change())
+            self._feed(proposed, generation=ask.generation)
         except OdysseyError as error:
             self._fail(error)
+
+    def _expected_change(self) -> ExpectedChange:
+        observed_s = self._now() - self._state.started_at
+        return seconds_to_change(self._n_losses, observed_s, mtbf_s=self._options.mtbf_s)
 
     def _fail(self, error: OdysseyError | OSError) -> None:
         what, help = (error.what, error.help) if isinstance(error, OdysseyError) else (str(error), "")
@@ -784,6 +803,10 @@ class Agent:
                 process.slot_lost = fault.action == "lose"
                 os.kill(pid, signal.SIGKILL)
             self._say(f"drill {fault.text!r}: {'SIGSTOP' if fault.action == 'hang' else 'SIGKILL'} to rank {rank}")
+
+
+def _import_planning() -> None:
+    import strategies.search  # noqa: F401
 
 
 def _how(status: int) -> str:

@@ -529,6 +529,8 @@ def _store_lost(state: State, event: Event, body: StoreLost) -> Step:
 
 def _connection_lost(state: State, event: Event, body: ConnectionLost) -> Step:
     """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
+    if state.status is Status.FINISHING:  # others have ended their scripts: it takes what is final, and must not go on
+        return state, (SendOrder(body.rank, Finish(state.generation, state.results)),) if body.rank in state.joined else ()
     if state.status not in (Status.MEASURING, Status.MOVING, Status.RUNNING):
         return state, ()
     return _pause(replace(state, loss_at=event.time), f"rank {body.rank} lost its connection to another ({body.what})")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
+
+from launcher import ahead
 from launcher.actions import Propose
 from launcher.events import Proposed
+from launcher.loop import Loop
 from launcher.options import RunOptions
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
+from perfmodel.reliability import ExpectedChange
 from strategies.situation import Candidate, Situation
 
 
@@ -28,46 +33,90 @@ def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], second
     )
 
 
-def single_losses(
-    plan: Plan, alive: Sequence[int], respawnable: bool, profile: Profile, node_of: dict[int, int]
-) -> list[Propose]:
+def single_losses(plan: Plan, alive: Sequence[int], can_respawn: bool) -> list[Propose]:
     """What would be asked after the loss of each one rank of `plan`, with every survivor holding what the plan says."""
     asks = []
     for lost in plan.workers:
         survivors = tuple(rank for rank in alive if rank != lost)
         held = {rank: plan.held.get(rank, frozenset()) for rank in survivors}
-        asks.append(Propose(plan.generation + 1, plan.step, plan, survivors, (lost,), (lost,) if respawnable else (), held))
+        asks.append(Propose(plan.generation + 1, plan.step, plan, survivors, (lost,), (lost,) if can_respawn else (), held))
     return asks
 
 
 class Planner:
-    """Answers Propose with Proposed. Owned by the agent's thread."""
+    """Answers Propose with Proposed. Owned by the agent's thread; its process for planning ahead starts at the first Go."""
 
-    def __init__(self, options: RunOptions, node_of: dict[int, int]) -> None:
+    def __init__(self, options: RunOptions, node_of: dict[int, int], loop: Loop) -> None:
         self._options = options
         self._node_of = node_of
-        self._ahead: dict[Propose, list[Candidate]] = {}
+        self._loop = loop
+        self._only = None if options.strategy == "auto" else options.strategy
+        self._process: ahead.Process | None = None
+        self._number = 0
+        self._asked: list[Propose] = []
+        self._answers: dict[int, msgspec.Raw] = {}
 
-    def propose(self, ask: Propose, profile: Profile, n_losses: int, observed_s: float) -> Proposed:
+    def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
         """Raises OdysseyError if nothing can be proposed at all."""
-        from perfmodel.reliability import seconds_to_change
         from strategies.search import initial_plan, rescore, search
 
         started = time.perf_counter()
-        expected = seconds_to_change(n_losses, observed_s, mtbf_s=self._options.mtbf_s)
-        known = self.look_up(ask)
+        known = self._look_up(ask)
         if known is not None:
             search_s = time.perf_counter() - started
             candidates = rescore(known, seconds_to_change=expected.seconds, search_s=search_s)
         else:
             situation = situation_of(ask, profile, self._node_of, expected.seconds)
-            if ask.plan is None:
-                candidates = initial_plan(situation, self._options.layout)
-            else:
-                only = None if self._options.strategy == "auto" else self._options.strategy
-                candidates = search(situation, only)
+            first = ask.plan is None
+            candidates = initial_plan(situation, self._options.layout) if first else search(situation, self._only)
             search_s = time.perf_counter() - started
         return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, known is not None)
 
-    def look_up(self, ask: Propose) -> list[Candidate] | None:
+    def plan_ahead(self, plan: Plan, members: frozenset[int], can_respawn: bool, profile: Profile, seconds: float) -> None:
+        """After Go: have a plan ready for the loss of each one rank. Answers for an earlier plan are dropped."""
+        self._asked = single_losses(plan, tuple(sorted(members)), can_respawn)
+        self._answers = {}
+        self._number += 1
+        situations = tuple(situation_of(ask, profile, self._node_of, seconds) for ask in self._asked)
+        if self._process is None:
+            self._process = ahead.Process()
+        self._process.ask(ahead.Ask(self._number, self._only, situations))
+        self._on_process(0)
+
+    def _on_process(self, mask: int) -> None:
+        process = self._process
+        if process is None:
+            return
+        try:
+            more = process.flush()
+            for answer in process.answers():
+                if answer.number == self._number:
+                    self._answers[answer.index] = answer.candidates
+        except (OSError, EOFError):
+            self.close()  # the next Go starts another one
+            return
+        self._loop.watch(process.socket.fileno(), self._on_process, write=more)
+
+    def _look_up(self, ask: Propose) -> list[Candidate] | None:
+        for index, prepared in enumerate(self._asked):
+            if index in self._answers and _is_same(prepared, ask):
+                return ahead.decode_candidates(self._answers[index]) or None
         return None
+
+    def close(self) -> None:
+        """The end of file ends the process; the agent's last sweep does where it is in a long search."""
+        if self._process is not None:
+            self._loop.unwatch(self._process.socket.fileno())
+            self._process.close()
+            self._process = None
+
+
+def _is_same(prepared: Propose, ask: Propose) -> bool:
+    """The plan's first step is all that may differ."""
+    return (
+        prepared.generation == ask.generation
+        and prepared.alive == ask.alive
+        and prepared.lost == ask.lost
+        and prepared.respawnable == ask.respawnable
+        and prepared.held == ask.held
+    )

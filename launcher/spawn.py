@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from launcher.environment import AGENT_FD, for_all
 from launcher.loop import Loop
 from odyssey import zygote
-from odyssey.messages import Deframer, Order, Report, frame
+from odyssey.messages import Deframer, Report
 from odyssey.zygote import Forked, ForkRank, ForkStore, Imported
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,6 +32,13 @@ def set_subreaper(on: bool) -> bool:
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
     return bool(before.value)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when `parent` ends; at once if it has already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class RankProcess:
@@ -189,13 +197,6 @@ def plain_spawn(
     script: str, arguments: tuple[str, ...], environment: dict[str, str], streams: list[int], agent_fd: int
 ) -> subprocess.Popen[bytes]:
     """`python -u script …`, in a session of its own, ended with the agent."""
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
     return subprocess.Popen(
         [sys.executable, "-u", script, *arguments],
         env={**environment, AGENT_FD: str(agent_fd)},
@@ -204,9 +205,5 @@ def plain_spawn(
         stderr=streams[2],
         pass_fds=[agent_fd],
         start_new_session=True,
-        preexec_fn=die_with_parent,
+        preexec_fn=partial(die_with_parent, os.getpid()),
     )
-
-
-def encode_order(order: Order) -> bytes:
-    return frame(order)
