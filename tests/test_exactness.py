@@ -1,0 +1,122 @@
+"""The promise, kept under kills at random moments: `make test` runs some dozens of them, `make soak` five hundred."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests import exactness
+from tests.exactness import Case
+
+LAYOUTS = {"2x2": 4, "2x4": 8, "4x2": 8, "3+2+3": 8}
+STRATEGIES = ("auto", "reroute", "repartition", "shrink", "respawn")
+VARIANTS = ("gpt", "tied", "frozen", "nested", "mlp")
+
+
+def random_case(seed: int) -> Case:
+    """A layout, a strategy, a model, and one to four kills: at random moments of steps, or inside a recovery."""
+    rng = random.Random(seed)
+    layout = rng.choice(list(LAYOUTS))
+    n_ranks = LAYOUTS[layout]
+    strategy = rng.choice(STRATEGIES)
+    step = 0
+    kills = []
+    for number in range(rng.randint(1, 4 if n_ranks == 8 or strategy == "respawn" else 2)):
+        ranks = rng.sample(range(n_ranks), 2 if n_ranks == 8 and rng.random() < 0.15 else 1)
+        if number and rng.random() < 0.35:
+            phase, delay_s = rng.choice(("pausing", "plan", "go")), rng.choice((0, rng.uniform(0, 0.02)))
+            kills.append({"on": phase, "number": number, "delay_s": delay_s, "ranks": ranks})
+        else:
+            step += rng.randint(1, 3)
+            kills.append({"on": "step", "number": step, "delay_s": rng.uniform(0, 0.06), "ranks": ranks})
+    return Case(
+        seed=seed,
+        n_ranks=n_ranks,
+        layout=layout,
+        strategy=strategy,
+        variant=rng.choice(VARIANTS),
+        max_restarts=8 if strategy == "respawn" else rng.choice((0, 0, 8)),
+        kills=tuple(kills),
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_killed_rank_changes_nothing(layout, strategy, tmp_path):
+    n_ranks = LAYOUTS[layout]
+    kills = ({"on": "step", "number": 4, "delay_s": 0.01, "ranks": [n_ranks - 1]},)
+    restarts = 3 if strategy == "respawn" else 0
+    case = Case(0, n_ranks, layout, strategy, variant="tied", steps=10, max_restarts=restarts, kills=kills)
+    outcome = exactness.run(case, tmp_path)
+    assert outcome.n_kills == 1 and not outcome.state_lost
+    assert strategy in ("auto", outcome.strategies[0])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_kills_change_nothing(seed, tmp_path):
+    exactness.run(random_case(seed), tmp_path)
+
+
+@pytest.mark.parametrize("phase", ["pausing", "plan", "go"])
+def test_a_second_loss_during_the_recovery_changes_nothing(phase, tmp_path):
+    kills = (
+        {"on": "step", "number": 3, "delay_s": 0.005, "ranks": [7]},
+        {"on": phase, "number": 1, "delay_s": 0, "ranks": [2]},
+    )
+    outcome = exactness.run(Case(0, 8, "4x2", kills=kills, steps=8), tmp_path)
+    assert outcome.n_kills == 2
+    if phase != "go":
+        assert "lost during recovery" in outcome.marks
+
+
+def test_a_rank_that_stands_still_is_lost_and_changes_nothing(tmp_path):
+    kills = ({"on": "step", "number": 3, "delay_s": 0.005, "ranks": [1], "stop": True},)
+    outcome = exactness.run(Case(0, 4, "2x2", kills=kills, steps=8), tmp_path)
+    assert outcome.strategies
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5400)
+def test_five_hundred_random_kills_change_nothing(tmp_path):
+    n_wanted = int(os.environ.get("ODYSSEY_SOAK_KILLS", "500"))
+    seed = int(os.environ.get("ODYSSEY_SOAK_SEED", "1000"))
+    first_seed, started_s = seed, time.monotonic()
+    strategies: Counter[str] = Counter()
+    marks: Counter[str] = Counter()
+    recoveries_s: list[float] = []
+    n_kills = n_stops = 0
+    while n_kills < n_wanted:
+        outcome = exactness.run(random_case(seed), tmp_path / str(seed))
+        seed += 1
+        n_kills += outcome.n_kills
+        n_stops += outcome.state_lost
+        strategies.update(outcome.strategies)
+        marks.update(outcome.marks)
+        recoveries_s += outcome.recovery_s
+    for mark in ("rolled forward", "redone", "lost during recovery", "paused in the script's own code"):
+        assert marks[mark], f"no kill met the case {mark!r}: the kills do not test it"
+    recoveries_s.sort()
+    summary = {
+        "kills": n_kills,
+        "jobs": seed - first_seed,
+        "jobs_stopped_because_state_was_lost": n_stops,
+        "recoveries": len(recoveries_s),
+        "recovery_median_s": recoveries_s[len(recoveries_s) // 2],
+        "recovery_p99_s": recoveries_s[int(len(recoveries_s) * 0.99)],
+        "minutes": (time.monotonic() - started_s) / 60,
+    }
+    root = Path(__file__).resolve().parents[1]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    rows = [{"what": what, "count": n} for what, n in sorted((strategies + marks).items())]
+    from benchmarks.report import this_machine
+
+    record = {"name": "soak", "machine": this_machine(), "summary": summary, "rows": rows, "commit": commit.stdout.strip()}
+    (root / "benchmarks/results").mkdir(exist_ok=True)
+    (root / "benchmarks/results/soak.json").write_text(json.dumps(record, indent=1) + "\n")
