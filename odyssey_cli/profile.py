@@ -54,19 +54,18 @@ def _no_output(rank: int, stream: str, data: bytes) -> None:
 
 
 def table(profile: Profile) -> RenderableType:
-    """The profile for people: a row a layer (equal neighbours in one row), then links and runtime."""
+    """The profile for people: a row a layer, then links and runtime. `kept`: activations from forward to backward."""
     rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     rows.add_column("layer", no_wrap=True)
-    rows.add_column("", no_wrap=True)
-    for name in ("forward", "input-grad", "weight-grad", "optimizer", "parameters", "activations"):
+    for name in ("forward", "input-grad", "weight-grad", "optimizer", "params", "kept"):
         rows.add_column(name, justify="right", no_wrap=True)
-    for i, layer in enumerate(profile.layers[:_MOST_ROWS]):
+    for layer in profile.layers[:_MOST_ROWS]:
         times = (layer.forward_s, layer.input_gradient_s, layer.weight_gradient_s, layer.optimizer_s)
         sizes = (layer.parameter_bytes, layer.activation_bytes)
         cells = [*(quantities.seconds(t) for t in times), *(quantities.size(b) for b in sizes)]
-        rows.add_row(str(i), Text(layer.name[:20], style="dim"), *cells)
+        rows.add_row(Text(layer.name[:20]), *cells)
     if len(profile.layers) > _MOST_ROWS:
-        rows.add_row("", f"and {len(profile.layers) - _MOST_ROWS} more")
+        rows.add_row(f"and {len(profile.layers) - _MOST_ROWS} more")
     rows.add_section()
     totals = [sum(getattr(layer, name) for layer in profile.layers) for name in ("forward_s", "input_gradient_s")]
     totals += [sum(getattr(layer, name) for layer in profile.layers) for name in ("weight_gradient_s", "optimizer_s")]
@@ -74,13 +73,14 @@ def table(profile: Profile) -> RenderableType:
         sum(layer.parameter_bytes for layer in profile.layers),
         sum(layer.activation_bytes for layer in profile.layers),
     )
-    rows.add_row("all", "", *(quantities.seconds(t) for t in totals), *(quantities.size(b) for b in sizes), style="bold")
+    rows.add_row("all", *(quantities.seconds(t) for t in totals), *(quantities.size(b) for b in sizes), style="bold")
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
     cluster, recovery = profile.cluster, profile.recovery
     cores = f"{cluster.cores} shared" if cluster.cores is not None else "a device for each rank"
     facts.add_row("micro-batch", f"{profile.micro_batch} of {profile.global_batch} samples a step")
+    facts.add_row("kept", "bytes of activations between forward and backward of a micro-batch")
     facts.add_row("link", f"{_link(cluster.intra_host)} within a host, {_link(cluster.inter_host)} between hosts")
     facts.add_row(
         "groups",

@@ -6,7 +6,11 @@ import itertools
 
 
 def seconds(value: float) -> str:
-    """`0.4 ms`, `12 ms`, `1.24 s`, `75 s`, `6 min`, `5.0 h`."""
+    """`0 ms`, `0.02 ms`, `0.4 ms`, `12 ms`, `1.24 s`, `75 s`, `6 min`, `5.0 h`."""
+    if value <= 0:
+        return "0 ms"
+    if value < 0.000095:
+        return f"{value * 1e3:.2f} ms"
     if value < 0.0095:
         return f"{value * 1e3:.1f} ms"
     if value < 0.9995:

@@ -123,9 +123,12 @@ def _folder(board: Board, log_dir: Path) -> Path | None:
 
 
 def end_with_error(board: Board) -> None:
-    """Say why the job failed, where its log knows."""
-    if board.ended is not None and board.ended.code != 0:
-        print_error(board.ended.reason, board.ended.help)
+    """Say why the job failed, where its log knows. A signal is no error: the user knows."""
+    ended = board.ended
+    if ended is not None and ended.code > 128:
+        print(f"odyssey: {ended.reason}", file=sys.stderr)
+    elif ended is not None and ended.code != 0:
+        print_error(ended.reason, ended.help)
 
 
 def newest_job(log_dir: Path) -> Path | None:
