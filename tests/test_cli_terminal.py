@@ -1,0 +1,71 @@
+"""`odyssey run` as a whole in a terminal of its own, with real ranks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SCRIPT = """
+import os, sys
+rank = os.environ["RANK"]
+sys.stdout.write("half of rank " + rank)
+sys.stdout.flush()
+print(" and the rest", sys.argv[1:])
+sys.stderr.write("10%\\r100%\\n")
+sys.stdout.write("no newline at the end")
+sys.exit(3 if rank == "1" and "fail" in sys.argv else 0)
+"""
+
+
+def run_in_terminal(folder: Path, *argv: str) -> tuple[int, str]:
+    """Exit code and everything that the terminal got, of `odyssey run --nodes 2 script.py ...`."""
+    (folder / "script.py").write_text(SCRIPT)
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "odyssey_cli", "run", "--nodes", "2", "script.py", *argv],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
+    )
+    os.close(slave)
+    said = b""
+    while True:
+        try:
+            data = os.read(master, 1 << 16)
+        except OSError:  # the last process has closed its end
+            break
+        if not data:
+            break
+        said += data
+    os.close(master)
+    return process.wait(), said.decode()
+
+
+def test_lines_of_the_ranks_are_whole_and_the_terminal_is_left_as_it_was(tmp_path: Path) -> None:
+    code, said = run_in_terminal(tmp_path, "-x", "--nodes", "7")
+
+    assert code == 0
+    for rank in (0, 1):
+        assert f"half of rank {rank} and the rest ['-x', '--nodes', '7']" in said
+    assert said.count("no newline at the end") == 2
+    assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+    assert len(list((tmp_path / "odyssey-logs").iterdir())) == 1
+
+
+def test_a_rank_that_fails_ends_the_job_with_an_error(tmp_path: Path) -> None:
+    code, said = run_in_terminal(tmp_path, "fail")
+
+    assert code == 1
+    assert "rank 1 ended with exit code 3" in said
+    assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
