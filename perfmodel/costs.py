@@ -2,6 +2,8 @@
 
 Sums over layers are kept as prefix sums, so that a cost is two look-ups however long the range is. The loss belongs to
 the forward of the last layer. A micro-batch that is smaller than the profile's costs in proportion to its samples.
+Where the model's input needs no gradient, a stage that begins with it has no input-gradient half: its `I` does nothing
+and its `W` is the whole backward, as the engine has it.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ class Costs:
 
     def compute_s(self, kind: str, first: int, stop: int, n_samples: int) -> float:
         """`F`, `B`, `I` or `W` of `n_samples` over layers `[first, stop)`."""
+        if first == 0 and kind in ("I", "W") and not has_input_gradient(self.profile):
+            if kind == "I":
+                return self.profile.op_overhead_s
+            kind = "B"
         sums = self._seconds[kind]
         return (sums[stop] - sums[first]) * n_samples / self.profile.micro_batch + self.profile.op_overhead_s
 
@@ -104,6 +110,11 @@ class Costs:
     def sums(self, size: Callable[[LayerProfile], int]) -> list[int]:
         """Prefix sums of a size over the layers."""
         return [0, *accumulate(size(layer) for layer in self.profile.layers)]
+
+
+def has_input_gradient(profile: Profile) -> bool:
+    """Whether the first layer's input has a gradient (measured as one: a layer without has no input-gradient time)."""
+    return profile.layers[0].input_gradient_s > 0
 
 
 def _sums(seconds: Iterable[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
     parameters + gradients + optimizer + buffers of held layers and their ties
     + activations that live at once, from F to the Drop behind B or W, by walking the program
-    + two messages of the largest size in each direction, in flight
+    + four messages of the largest size in each direction, in flight, as the engine posts them ahead
     + what the runtime itself takes (measured)
 
 Conservative where the engine may do better: `I` releases nothing until its `W`, and keeps the gradients of the layers'
@@ -17,8 +17,9 @@ from odyssey.plan import Plan
 from odyssey.schedule import Compute, Drop, Op, Receive, Send
 from perfmodel.cells import Cell
 from perfmodel.costs import Costs
+from perfmodel.profile import Profile
 
-MESSAGES_IN_FLIGHT = 2
+MESSAGES_IN_FLIGHT = 4
 
 
 def peaks(plan: Plan, costs: Costs, expanded: Sequence[Cell]) -> Mapping[int, int]:
@@ -65,6 +66,11 @@ def live_bytes(plan: Plan, ops: Sequence[Op], activations: Sequence[int], output
         elif isinstance(op, Drop):
             live -= kept.pop((op.stage, op.micro_batch))
     return round(peak)
+
+
+def most_message_bytes(profile: Profile) -> int:
+    """What messages in flight take at most, whatever a worker's stage."""
+    return 2 * MESSAGES_IN_FLIGHT * max(layer.output_bytes for layer in profile.layers)
 
 
 def _messages(plan: Plan, ops: Sequence[Op], costs: Costs) -> int:

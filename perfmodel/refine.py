@@ -13,7 +13,7 @@ import msgspec
 
 from odyssey.messages import OpTime
 from odyssey.plan import Plan
-from perfmodel.costs import Costs
+from perfmodel.costs import Costs, has_input_gradient
 from perfmodel.profile import LayerProfile, Profile
 from perfmodel.transition import group_members, moves_s
 
@@ -38,7 +38,12 @@ def refresh(profile: Profile, op_times: Sequence[OpTime]) -> Profile:
     """
     layers = list(profile.layers)
     for time in op_times:
-        fields = FIELDS[time.kind]
+        kind = time.kind
+        if time.first == 0 and kind in ("I", "W") and not has_input_gradient(profile):
+            if kind == "I":
+                continue
+            kind = "B"
+        fields = FIELDS[kind]
         known = sum(getattr(layer, field) for layer in layers[time.first : time.stop] for field in fields)
         extra = profile.op_overhead_s
         if time.kind == "F" and time.stop == len(layers):

@@ -19,6 +19,7 @@ import msgspec
 
 from odyssey.errors import UsageError
 from perfmodel.costs import Costs
+from perfmodel.memory import most_message_bytes
 from perfmodel.profile import Profile
 
 Ranges = tuple[tuple[int, int], ...]
@@ -85,9 +86,8 @@ class Shapes:
             ),
         ]
         self._activation = costs.sums(lambda layer: layer.activation_bytes)
-        largest = max(layer.output_bytes for layer in layers)
         self._room = profile.cluster.memory_bytes - profile.runtime_bytes
-        self._messages = 4 * largest
+        self._messages = most_message_bytes(profile)
         self._hop_s = 2 * costs.transfer_s(profile.cluster.intra_host, sum(x.output_bytes for x in layers) / len(layers))
         self._needs: dict[int, list[int]] = {}
         self._known: dict[int, Shape | None] = {}

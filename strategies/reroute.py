@@ -16,6 +16,7 @@ import msgspec
 from odyssey.errors import PlanError
 from odyssey.plan import Pipeline, Plan, Route, Schedule, Stage
 from perfmodel.costs import Costs
+from perfmodel.memory import most_message_bytes
 from strategies.compose import compose
 from strategies.ordering import Ordered, order
 from strategies.situation import Proposal, Situation
@@ -117,7 +118,7 @@ def _caps(plan: Plan, costs: Costs, factor: float) -> dict[int, float]:
     profile = costs.profile
     activations = costs.sums(lambda layer: layer.activation_bytes)
     states = costs.sums(lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes)
-    messages = 4 * max(layer.output_bytes for layer in profile.layers)
+    messages = most_message_bytes(profile)
     caps = {}
     for pipeline in plan.pipelines:
         for s, stage in enumerate(pipeline.stages):

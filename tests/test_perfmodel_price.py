@@ -33,9 +33,9 @@ def test_a_worker_holds_state_activations_in_flight_messages_and_the_runtime() -
     state = 2 * 357
     # 1F1B keeps 3, 2 and 1 micro-batches of 2 layers; the ends have messages one way in and one way out, the middle two
     assert peak == {
-        0: 5 + state + 3 * 2000 + 2 * 20,
-        1: 5 + state + 2 * 2000 + 2 * 20,
-        2: 5 + state + 1 * 2000 + 2 * 20,
+        0: 5 + state + 3 * 2000 + 4 * 20,
+        1: 5 + state + 2 * 2000 + 4 * 20,
+        2: 5 + state + 1 * 2000 + 4 * 20,
     }
 
 

@@ -11,6 +11,7 @@ from odyssey.errors import ProfileError
 from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime
 from odyssey.plan import Move
 from perfmodel.catalog import load, load_job, names
+from perfmodel.costs import Costs
 from perfmodel.merge import check_model, merge
 from perfmodel.profile import Link, Profile, Recovery, read, write
 from perfmodel.refine import STEP_WEIGHT, TRANSITION_WEIGHT, calibrate, refresh
@@ -128,6 +129,16 @@ def test_repeated_op_times_converge_to_what_is_measured() -> None:
     assert sum(x.forward_s for x in of.layers) == pytest.approx(4.0)
     assert of.layers[0].input_gradient_s == pytest.approx(3.0) and of.layers[0].weight_gradient_s == pytest.approx(3.0)
     assert of.layers[1].weight_gradient_s == pytest.approx(0.25) and of.layers[1].input_gradient_s == 1.0
+
+
+def test_without_a_gradient_of_the_input_the_first_stage_has_its_whole_backward_in_w() -> None:
+    of = profile([layer("a", i=0.0), layer("b")], 1)
+    assert Costs(of).compute_s("I", 0, 2, 1) == 0.0 and Costs(of).compute_s("W", 0, 2, 1) == 3.0
+    assert Costs(of).compute_s("I", 1, 2, 1) == 1.0 and Costs(of).compute_s("W", 1, 2, 1) == 1.0
+    for _ in range(60):
+        of = refresh(of, [OpTime("I", 0, 2, 5, 0.001), OpTime("W", 0, 2, 5, 6.0)])
+    assert [x.input_gradient_s for x in of.layers] == pytest.approx([0.0, 2.0])
+    assert [x.weight_gradient_s for x in of.layers] == pytest.approx([2.0, 2.0])
 
 
 def test_op_times_that_say_nothing_change_nothing() -> None:
