@@ -312,6 +312,8 @@ class Agent:
                 elif isinstance(order, Prepare):
                     self._progress.expect(MOVE_S)
                 self._send(rank, order)
+            case RenewStore():
+                self._renew_store()
             case Spawn(rank=rank):
                 self._spawn(rank)
             case _:
@@ -324,8 +326,6 @@ class Agent:
                 self._kill_rank(rank, cause)
             case EndRanks(ranks=ranks):
                 self._terminate(ranks)
-            case RenewStore():
-                self._renew_store()
             case StartMeasure() as measure:
                 self._measure(measure)
             case Propose() as ask:

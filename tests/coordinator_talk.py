@@ -1,0 +1,280 @@
+"""Conversations with the coordinator in few words: each line is an event, what it answers is printed below.
+
+start 4             job of 4 ranks (restarts=1)          join 0 1 2      these ranks have built their Job
+profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawn=2 idle=3)
+ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
+paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
+tick, store, broken 1, stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from launcher.actions import (
+    Action,
+    End,
+    EndRanks,
+    Kill,
+    Propose,
+    Record,
+    RenewStore,
+    SendOrder,
+    SetDeadline,
+    Spawn,
+    StartMeasure,
+)
+from launcher.coordinator import step
+from launcher.events import (
+    Body,
+    Cause,
+    ConnectionLost,
+    Event,
+    JobEnded,
+    JobStarted,
+    Note,
+    Pausing,
+    PlanChosen,
+    Profiled,
+    Proposed,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RankJoined,
+    RankLost,
+    RankPaused,
+    RankReady,
+    StopRequested,
+    StoreLost,
+    Tick,
+    UnitCommitted,
+    Went,
+)
+from launcher.state import State
+from odyssey.messages import Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
+from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage
+from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from strategies.situation import Candidate
+
+N_LAYERS = 4
+N_MICRO_BATCHES = 4
+
+
+def model(n_layers: int = N_LAYERS, digest: str = "same") -> ModelSpec:
+    layers = tuple(LayerSpec(f"block{i}", digest, 8, 8, 0) for i in range(n_layers))
+    return ModelSpec(layers, (), (), 2 * N_MICRO_BATCHES, 2, 100, 0, "cpu")
+
+
+def profile(n_layers: int = N_LAYERS) -> Profile:
+    layer = {
+        "forward_s": 1e-3,
+        "input_gradient_s": 1e-3,
+        "weight_gradient_s": 1e-3,
+        "optimizer_s": 1e-4,
+        "parameter_bytes": 8,
+        "gradient_bytes": 8,
+        "optimizer_bytes": 16,
+        "buffer_bytes": 0,
+        "activation_bytes": 8,
+        "output_bytes": 8,
+    }
+    layers = tuple(LayerProfile(name=f"block{i}", digest="same", **layer) for i in range(n_layers))
+    cluster = Cluster(1, 8, 2, 1 << 30, Link(1e-4, 1e9), Link(1e-4, 1e9))
+    return Profile("model", 2, 8, layers, (), (), 0.0, 0.0, 0.0, 0, cluster, Recovery())
+
+
+def make_plan(
+    pipelines: list[list[tuple[int, int, int]]], held: dict[int, frozenset[int]] | None, **rest: tuple[int, ...]
+) -> Plan:
+    """`pipelines`: (worker, first, stop) of each stage. Micro-batches are dealt evenly, moves come from the lowest holder."""
+    cuts = [N_MICRO_BATCHES * p // len(pipelines) for p in range(len(pipelines) + 1)]
+    built = tuple(
+        Pipeline(tuple(Stage(*stage) for stage in stages), cuts[p], cuts[p + 1]) for p, stages in enumerate(pipelines)
+    )
+    owners: dict[tuple[int, ...], list[int]] = {}
+    for layer in range(N_LAYERS):
+        holders = tuple(sorted(w for stages in pipelines for w, first, stop in stages if first <= layer < stop))
+        owners.setdefault(holders, []).append(layer)
+    reduce = tuple(ReduceGroup(workers, tuple(layers), (), i) for i, (workers, layers) in enumerate(owners.items()))
+    moves = []
+    for worker, first, stop in (stage for stages in pipelines for stage in stages):
+        for layer in range(first, stop) if held is not None else ():
+            if layer not in held.get(worker, ()):
+                source = min(rank for rank, layers in held.items() if layer in layers)
+                moves.append(Move(layer, source, worker))
+    return Plan(0, "test", 0, 2 * N_MICRO_BATCHES, 2, N_LAYERS, built, reduce, moves=tuple(moves), **rest)
+
+
+class Talk:
+    """Feeds events, remembers the state and all that was said."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.events: list[Event] = []
+        self.actions: list[Action] = []
+        self.asked: Propose | None = None
+        self.now = 0.0
+
+    def feed(self, body: Body, generation: int | None = None) -> tuple[Action, ...]:
+        self.now += 0.25
+        event = Event(self.now, self.state.generation if generation is None else generation, "test", body)
+        self.events.append(event)
+        self.state, actions = step(self.state, event)
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, Propose):
+                self.asked = action
+        return actions
+
+    def say(self, line: str) -> str:
+        """One line of the words above; answers what was done, one action a line."""
+        words = line.split()
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        plain = [word for word in words[1:] if "=" not in word]
+        generation = int(options["g"]) if "g" in options else None
+        lines: list[str] = []
+        for body in self._bodies(words[0], plain, options):
+            lines += text_of(self.feed(body, generation))
+        return "\n".join([*lines, f"  [{self.state.status}, generation {self.state.generation}]"])
+
+    def _bodies(self, word: str, plain: list[str], options: dict[str, str]) -> Iterable[Body]:
+        ranks = [int(text) for text in plain if text.isdigit()]
+        match word:
+            case "start":
+                restarts = int(options.get("restarts", "0"))
+                yield JobStarted("train.py", (), ranks[0], 1, restarts, "auto", "auto", None, "test", 1, "measure" in plain)
+            case "join":
+                for rank in ranks:
+                    yield RankJoined(rank, model(digest=options.get("digest", "same")))
+            case "profile":
+                yield Profiled(profile(), 0.1)
+            case "plan":
+                yield self._proposed(" ".join(plain), options)
+            case "noplan":
+                yield Proposed((Candidate("reroute", None, None, "no room"),), 60.0, "test", 0.0, False)
+            case "ready":
+                for rank in ranks:
+                    yield self.ready(rank, bad="bad" in options and int(options["bad"]) == rank)
+            case "commit":
+                t, _, k = plain[0].partition(".")
+                result = Result((int(t), int(k or 0)), options.get("kind", "step"), (0.5, 1.0))
+                yield UnitCommitted(int(options.get("by", "0")), result, 8, 0.1)
+            case "paused":
+                rank, (t, _, k) = ranks[0], plain[1].partition(".")
+                plan = self.state.plan
+                held = tuple(sorted(plan.held.get(rank, ()))) if plan is not None else ()
+                if "held" in options:
+                    first, _, last = options["held"].partition("-")
+                    held = tuple(range(int(first), int(last or first) + 1)) if first else ()
+                yield RankPaused(rank, (int(t), int(k or 0)), plain[2] if len(plain) > 2 else "compute", held)
+            case "lost":
+                kind = plain[1] if len(plain) > 1 else "signal"
+                text = {"signal": "SIGKILL", "exit": "exit code 3", "hang": "did not answer for 1.0 s"}.get(kind, kind)
+                yield RankLost(ranks[0], Cause(kind, text), "slot" in plain)
+            case "exit":
+                for rank in ranks:
+                    yield RankExited(rank)
+            case "finish":
+                for rank in ranks:
+                    yield RankFinished(rank)
+            case "fail":
+                yield RankFailed(ranks[0], "ValueError: no", "mend it", "Traceback …")
+            case "tick":
+                yield Tick()
+            case "store":
+                yield StoreLost("SIGKILL")
+            case "broken":
+                yield ConnectionLost(ranks[0], "Connection closed by peer")
+            case "stop":
+                yield StopRequested("interrupted by Ctrl-C")
+            case _:
+                raise ValueError(f"unknown word {word!r}")
+
+    def _proposed(self, text: str, options: dict[str, str]) -> Proposed:
+        pipelines = []
+        for part in text.split("/"):
+            stages = []
+            for stage in part.strip().split(","):
+                worker, _, layers = stage.partition(":")
+                first, _, stop = layers.partition("-")
+                stages.append((int(worker), int(first), int(stop)))
+            pipelines.append(stages)
+        rest = {name: tuple(int(r) for r in options[name].split(",")) for name in ("spawned", "idle") if name in options}
+        held = dict(self.asked.held) if self.asked is not None and self.asked.plan is not None else None
+        plan = make_plan(pipelines, held, **rest)
+        return Proposed((Candidate("test", plan, None, "it is the best"),), 60.0, "test", 0.0, False)
+
+    def ready(self, rank: int, *, bad: bool = False) -> RankReady:
+        """What a rank of the plan that moves would report; `bad`: with a digest of its own."""
+        plan = self.state.next_plan
+        if plan is None:  # too late, whatever it says
+            return RankReady(rank, (0, 0), (), (), 0, 0.0, 0.0, 0)
+        held = sorted(plan.held.get(rank, ()))
+        digests = tuple((layer, "other" if bad else f"state{layer}") for layer in held)
+        last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
+        samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()
+        return RankReady(rank, self.state.end or (0, 0), digests, samples, plan.global_batch, 0.01, 0.002, 0)
+
+
+def text_of(actions: Iterable[Action]) -> list[str]:
+    """One line for each action; the same order to several ranks is one line."""
+    lines: list[str] = []
+    sent: dict[str, list[int]] = {}
+    for action in actions:
+        if isinstance(action, SendOrder):
+            sent.setdefault(_order_text(action.order), []).append(action.rank)
+        elif isinstance(action, Spawn):
+            sent.setdefault("spawn", []).append(action.rank)
+        else:
+            lines.append(_text(action))
+    return [*(f"  {what} -> {' '.join(map(str, ranks))}" for what, ranks in sent.items()), *(f"  {line}" for line in lines)]
+
+
+def _order_text(order: object) -> str:
+    match order:
+        case Pause(generation=g):
+            return f"pause({g})"
+        case Prepare(generation=g, results=results):
+            return f"prepare({g}, results {_results(results)})"
+        case Go(generation=g):
+            return f"go({g})"
+        case Finish(generation=g, results=results):
+            return f"finish({g}, results {_results(results)})"
+        case Follow(result=result):
+            return f"follow({_results((result,))})"
+    return str(order)
+
+
+def _results(results: tuple[Result, ...]) -> str:
+    return " ".join(f"{r.position[0]}.{r.position[1]}:{r.kind}" for r in results) or "none"
+
+
+def _text(action: Action) -> str:
+    match action:
+        case Kill(rank=rank, cause=cause):
+            return f"kill {rank} ({cause.text if cause is not None else 'unwanted'})"
+        case EndRanks(ranks=ranks):
+            return f"end ranks {' '.join(map(str, ranks))}"
+        case RenewStore():
+            return "renew the store"
+        case StartMeasure(generation=g, chain=chain):
+            return f"measure({g}) along " + ", ".join(f"{stage.worker}:{stage.first}-{stage.stop}" for stage in chain)
+        case Propose() as ask:
+            kind = "first plan" if ask.plan is None else f"plan from step {ask.step}"
+            return f"propose({ask.generation}): {kind}, alive {ask.alive} lost {ask.lost} respawnable {ask.respawnable}"
+        case SetDeadline(seconds=seconds):
+            return f"deadline {seconds:g} s" if seconds is not None else "no deadline"
+        case End(code=code):
+            return f"end {code}"
+        case Record(body=Pausing(lost=lost, reason=reason)):
+            return f"decide: pausing, lost {lost}: {reason}"
+        case Record(body=PlanChosen(plan=plan, reason=reason)):
+            return f"decide: plan {plan.generation} at step {plan.step}, {plan.layout()}: {reason}"
+        case Record(body=Went() as went):
+            total = "" if went.total_s is None else f" after {went.total_s:g} s"
+            return f"decide: go{total}"
+        case Record(body=JobEnded(code=code, reason=reason, help=help)):
+            return f"decide: ended {code}: {reason}" + (f" | help: {help}" if help else "")
+        case Record(body=Note(text=text)):
+            return f"note: {text}"
+    return str(action)
