@@ -242,4 +242,6 @@ class Board:
         self._commits.append((time, body.n_samples))
 
     def _say(self, time: float, text: str, style: str = "") -> None:
+        if self.recent and self.recent[-1].text.startswith("no progress") and text.startswith("no progress"):
+            self.recent.pop()
         self.recent.append(Line(time, text, style))

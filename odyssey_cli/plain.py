@@ -24,6 +24,10 @@ from odyssey_cli import quantities
 from odyssey_cli.board import Board
 
 
+QUIET_S = 10.0
+"""A suspicion that comes again within this time is not told again."""
+
+
 class PlainLog:
     """Writes a line for each event that people care about. Steps are the script's own to print."""
 
@@ -31,6 +35,7 @@ class PlainLog:
         """`board` is fed by `watch`, for the summary at the end."""
         self._board = board
         self._failed = False
+        self._suspected = 0.0
         self._stream = stream if stream is not None else sys.stderr
 
     def watch(self, event: Event) -> None:
@@ -40,6 +45,10 @@ class PlainLog:
         try:
             self._board.apply(event)
             text = _text(event) if self._board.ended is None else ""  # what we end ourselves is no loss
+            if isinstance(event.body, Suspected):
+                if event.time - self._suspected < QUIET_S:
+                    return
+                self._suspected = event.time
             if text:
                 clock = time.strftime("%H:%M:%S", time.localtime(event.time))
                 print(f"odyssey {clock} {text}", file=self._stream, flush=True)
