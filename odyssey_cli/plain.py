@@ -23,7 +23,6 @@ from launcher.events import (
 from odyssey_cli import quantities
 from odyssey_cli.board import Board
 
-
 QUIET_S = 10.0
 """A suspicion that comes again within this time is not told again."""
 
