@@ -27,6 +27,7 @@ from launcher.events import Event
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ROOT / "benchmarks" / "jobs"
+QUIET_S = 1.0
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -103,14 +104,14 @@ class Trial:
         return joblog.read_events(logs[0]) if logs else []
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
-        """Look every 20 ms. Raises TrialError if the launcher ends first or the time is up."""
+        """Look ten times a second. Raises TrialError if the launcher ends first or the time is up."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._process.poll() is not None:
                 raise TrialError(f"the launcher ended with {self._process.returncode} before {what}\n{self.output_end()}")
             if time.monotonic() > deadline:
                 raise TrialError(f"no {what} within {timeout_s:.0f} s\n{self.output_end()}")
-            time.sleep(0.02)
+            time.sleep(0.1)  # looking takes the measured job's own cores
 
     def wait_for_end(self, timeout_s: float) -> None:
         """Let the job come to its own end. Raises TrialError if that is not exit code 0."""
@@ -125,13 +126,14 @@ class Trial:
         self.wait_until(lambda: any(mark.step >= step for mark in self.marks()), f"step {step}", timeout_s)
 
     def kill(self, generator: random.Random) -> Kill:
-        """SIGKILL a rank drawn by `generator` at a moment drawn within a step."""
+        """SIGKILL a rank drawn by `generator` at a moment drawn within a step; then leave the machine to the job for a second."""
         self._note_children()
         marks = self.marks()
         rank, pid = generator.choice(sorted({(mark.rank, mark.pid) for mark in marks}))
         time.sleep(generator.random() * step_s(marks))
         now = Kill(rank, pid, time.monotonic(), time.time())
         os.kill(pid, signal.SIGKILL)
+        time.sleep(QUIET_S)
         return now
 
     def output_end(self) -> str:
