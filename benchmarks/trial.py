@@ -126,7 +126,7 @@ class Trial:
         self.wait_until(lambda: any(mark.step >= step for mark in self.marks()), f"step {step}", timeout_s)
 
     def kill(self, generator: random.Random) -> Kill:
-        """SIGKILL a rank drawn by `generator` at a moment drawn within a step; then leave the machine to the job for a second."""
+        """SIGKILL a rank drawn by `generator` at a moment drawn within a step; then leave the machine to the job a second."""
         self._note_children()
         marks = self.marks()
         rank, pid = generator.choice(sorted({(mark.rank, mark.pid) for mark in marks}))
