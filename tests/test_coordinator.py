@@ -1,4 +1,4 @@
-"""Whole conversations with the coordinator as text: tests/conversations/*.txt. Rewrite them with ODYSSEY_REWRITE=1, and read the diff."""
+"""Whole conversations with the coordinator as text. Rewrite them with ODYSSEY_REWRITE=1, and read the diff."""
 
 from __future__ import annotations
 

@@ -1,0 +1,64 @@
+"""Real jobs of the agent for tests: what it logged, what ranks wrote, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launcher.agent import run
+from launcher.events import Event
+from launcher.options import RunOptions
+from launcher.replay import replay
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = str(ROOT / "tests" / "jobs" / "train.py")
+
+
+class Ran:
+    """One job that has ended."""
+
+    def __init__(self, options: RunOptions, on_event: Callable[[Event, Ran], None] | None = None) -> None:
+        self.events: list[Event] = []
+        self.output: dict[tuple[int, str], bytes] = {}
+        self._on_event = on_event
+        self.code = run(options, self._watch, self._take_output)
+        self.folder = next(options.log_dir.iterdir())
+
+    def _watch(self, event: Event) -> None:
+        self.events.append(event)
+        if self._on_event is not None:
+            self._on_event(event, self)
+
+    def _take_output(self, rank: int, stream: str, data: bytes) -> None:
+        self.output[rank, stream] = self.output.get((rank, stream), b"") + data
+
+    def all(self, kind: type) -> list[Any]:
+        return [event.body for event in self.events if isinstance(event.body, kind)]
+
+    def text(self, stream: str = "stdout") -> str:
+        return b"".join(data for (_, name), data in sorted(self.output.items()) if name == stream).decode()
+
+    def steps(self) -> list[int]:
+        """Indices of the steps that leaders printed, in order of the index."""
+        return sorted(int(line.split()[1]) for line in self.text().splitlines() if line.startswith("step "))
+
+    def assert_replays(self) -> None:
+        """The log alone leads to the same decisions."""
+        pairs = replay(self.folder / "events.jsonl")
+        assert pairs
+        for logged, taken in pairs:
+            assert logged == taken
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No child, no descriptor, no signal handler remains."""
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    assert psutil.Process().children(recursive=True) == []
+    assert set(os.listdir("/proc/self/fd")) == before

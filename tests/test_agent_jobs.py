@@ -1,0 +1,148 @@
+"""Real jobs, real kills: every step is made once, and the log of every run replays to the same decisions."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.events import (
+    Event,
+    JobEnded,
+    Note,
+    PlanChosen,
+    Profiled,
+    Proposed,
+    RankFailed,
+    RankLost,
+    RankStarted,
+    StoreLost,
+    UnitCommitted,
+    Went,
+)
+from launcher.options import RunOptions
+from tests.agent_runs import TRAIN, Ran, nothing_left
+
+__all__ = ["nothing_left"]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
+
+
+def options(tmp_path: Path, *arguments: str, **rest: object) -> RunOptions:
+    return RunOptions(script=TRAIN, arguments=arguments, log_dir=tmp_path / "logs", capture_output=True, **rest)
+
+
+def test_a_killed_rank_costs_no_step(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, "--steps", "12", n_nodes=4, layout="2x2", drills=("step=5 kill=2",)))
+    assert ran.code == 0
+    assert ran.steps() == list(range(12))
+    assert [lost.rank for lost in ran.all(RankLost)] == [2]
+    first, second = ran.all(Went)
+    assert first.total_s is None and second.total_s is not None
+    ran.assert_replays()
+
+
+def test_a_lost_node_takes_all_its_ranks(tmp_path: Path) -> None:
+    drill = "step=4 lose=node1"
+    ran = Ran(options(tmp_path, "--steps", "8", n_nodes=2, n_ranks_per_node=2, layout="4x1", max_restarts=3, drills=(drill,)))
+    assert ran.code == 0
+    assert ran.steps() == list(range(8))
+    assert {lost.rank for lost in ran.all(RankLost)} == {2, 3}
+    assert len(ran.all(RankStarted)) == 4, "a lost slot is not spawned again"
+    ran.assert_replays()
+
+
+def test_a_stopped_rank_is_found_and_replaced_by_the_others(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, "--steps", "8", n_nodes=3, layout="3x1", drills=("step=4 hang=1",)))
+    assert ran.code == 0
+    assert ran.steps() == list(range(8))
+    assert [lost.cause.kind for lost in ran.all(RankLost)] == ["hang"]
+    ran.assert_replays()
+
+
+def test_a_killed_rank_is_spawned_again_where_that_is_the_plan(tmp_path: Path) -> None:
+    ran = Ran(
+        options(
+            tmp_path, "--steps", "10", n_nodes=2, layout="2x1", strategy="respawn", max_restarts=1, drills=("step=4 kill=1",)
+        )
+    )
+    assert ran.code == 0
+    assert ran.steps() == list(range(10))
+    assert [started.rank for started in ran.all(RankStarted)][-1] == 1 and len(ran.all(RankStarted)) == 3
+    assert ran.all(PlanChosen)[-1].plan.spawned == (1,)
+    ran.assert_replays()
+
+
+def test_losing_every_holder_of_a_layer_ends_the_job_and_names_it(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, "--steps", "10", n_nodes=2, layout="1x2", drills=("step=3 kill=1",)))
+    assert ran.code == 1
+    ended = ran.events[-1].body
+    assert isinstance(ended, JobEnded)
+    assert ended.reason.startswith("every holder of layers 3 (3.Block)") and "(rank 1)" in ended.reason
+    assert len(ran.all(PlanChosen)) == 1
+    ran.assert_replays()
+
+
+def test_a_drill_that_never_fires_is_told(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, "--steps", "2", drills=("step=50 kill=0",)))
+    assert ran.code == 0
+    assert any("never fired" in note.text for note in ran.all(Note))
+
+
+def test_a_measured_profile_is_written_and_taken(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    ran = Ran(options(tmp_path, "--steps", "2", n_nodes=2, write_profile=path))
+    assert ran.code == 0 and path.exists() and ran.steps() == []
+    taken = Ran(RunOptions(TRAIN, ("--steps", "2"), n_nodes=2, log_dir=tmp_path / "more", capture_output=True, profile=path))
+    assert taken.code == 0 and taken.steps() == [0, 1]
+    assert [profiled.seconds for profiled in taken.all(Profiled)] == [0.0]
+    other = RunOptions(
+        TRAIN, ("--steps", "2", "--blocks", "5"), n_nodes=2, log_dir=tmp_path / "other", capture_output=True, profile=path
+    )
+    refused = Ran(other)
+    assert refused.code == 1
+    assert "layers" in refused.events[-1].body.reason
+
+
+def test_the_loss_of_zygote_and_store_is_no_loss_of_the_job(tmp_path: Path) -> None:
+    """Both are killed in step 3, a rank in step 6: its replacement comes from a new zygote, and meets at a new store."""
+
+    def kill_helpers(event: Event, ran: Ran) -> None:
+        body = event.body
+        if isinstance(body, UnitCommitted) and body.result.position == (3, 0):
+            ranks = {started.pid for started in ran.all(RankStarted)}
+            helpers = [child for child in psutil.Process().children() if "zygote.py" in " ".join(child.cmdline())]
+            for helper in helpers:
+                if helper.pid not in ranks:
+                    os.kill(helper.pid, signal.SIGKILL)
+
+    wanted = options(
+        tmp_path, "--steps", "12", n_nodes=2, layout="2x1", strategy="respawn", max_restarts=1, drills=("step=6 kill=1",)
+    )
+    ran = Ran(wanted, kill_helpers)
+    assert ran.code == 0
+    assert ran.steps() == list(range(12))
+    assert len(ran.all(StoreLost)) == 1
+    assert len(ran.all(RankStarted)) == 3
+    ran.assert_replays()
+
+
+def test_the_usual_loss_is_looked_up(tmp_path: Path) -> None:
+    """The first loss comes when the answers of the process that plans ahead are there."""
+    ran = Ran(options(tmp_path, "--steps", "40", "--pause", "0.1", n_nodes=3, layout="3x1", drills=("step=35 kill=1",)))
+    assert ran.code == 0
+    assert [proposed.ahead for proposed in ran.all(Proposed)] == [False, True]
+    ran.assert_replays()
+
+
+def test_a_script_that_fails_in_mid_job_ends_it_with_its_own_words(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    text = Path(TRAIN).read_text().replace("losses[step.index] = step.loss", "assert job.is_leader or step.index < 3, 'mine'")
+    script.write_text(text.replace("Path(__file__).resolve().parents[2]", repr(str(Path(TRAIN).parents[2]))))
+    ran = Ran(RunOptions(str(script), n_nodes=2, log_dir=tmp_path / "logs", capture_output=True, layout="2x1"))
+    assert ran.code == 1
+    assert ran.events[-1].body == JobEnded(1, "rank 1 failed: AssertionError: mine", "")
+    assert len(ran.all(RankFailed)) == 1
+    ran.assert_replays()

@@ -1,0 +1,171 @@
+"""Scripts that know nothing of Odyssey: they run as under torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.agent import ExitCode, run
+from launcher.events import JobEnded, Note, RankFailed, RankLost, RankStarted
+from launcher.options import RunOptions
+from odyssey.errors import UsageError
+from tests.agent_runs import ROOT, Ran, nothing_left
+
+__all__ = ["nothing_left"]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
+
+
+def options(tmp_path: Path, text: str, *arguments: str, **rest: object) -> RunOptions:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    return RunOptions(script=str(script), arguments=arguments, log_dir=tmp_path / "logs", capture_output=True, **rest)
+
+
+COLLECTIVE = """
+import os, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("sum", total.item(), "attempt", attempt, "node", os.environ["GROUP_RANK"], "local", os.environ["LOCAL_RANK"])
+if attempt == "0" and "--die" in sys.argv and dist.get_rank() == 1:
+    os.kill(os.getpid(), 9)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_meet_at_the_store_of_their_environment(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, COLLECTIVE, n_nodes=2, n_ranks_per_node=2))
+    assert ran.code == 0
+    for rank in range(4):
+        assert ran.output[rank, "stdout"].decode() == f"sum 4.0 attempt 0 node {rank // 2} local {rank % 2}\n"
+    ran.assert_replays()
+
+
+def test_all_ranks_start_again_on_a_fresh_store_after_one_was_killed(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, COLLECTIVE, "--die", n_nodes=2, max_restarts=1))
+    assert ran.code == 0
+    assert ran.output[0, "stdout"].decode().splitlines()[-1] == "sum 2.0 attempt 1 node 0 local 0"
+    assert len(ran.all(RankStarted)) == 4
+    assert ran.all(RankLost)[0].cause.text == "SIGKILL"
+    ran.assert_replays()
+
+
+def test_the_first_failure_ends_the_job_and_is_named_with_its_last_words(tmp_path: Path) -> None:
+    text = """
+import os, time, sys
+def fail():
+    raise ValueError("no such thing")
+if os.environ["RANK"] == "1":
+    fail()
+time.sleep(1000)
+"""
+    ran = Ran(options(tmp_path, text, n_nodes=3))
+    assert ran.code == ExitCode.FAILED
+    (failed,) = ran.all(RankFailed)
+    assert failed.error == "ValueError: no such thing" and "in fail" in failed.traceback
+    assert ran.events[-1].body == JobEnded(1, "rank 1 failed: ValueError: no such thing", "")
+    assert any("the last lines of rank 1" in note.text for note in ran.all(Note))
+    frames = [line.split(",")[0].strip() for line in ran.text("stderr").splitlines() if "File" in line]
+    assert frames == [f'File "{tmp_path}/script.py"'] * 2
+    ran.assert_replays()
+
+
+def test_an_exit_code_of_its_own_fails_the_job(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, "import sys; sys.exit(7)"))
+    assert ran.code == ExitCode.FAILED
+    assert ran.events[-1].body == JobEnded(1, "rank 0 ended with exit code 7", "")
+
+
+def test_captured_output_is_complete_and_kept(tmp_path: Path) -> None:
+    text = """
+import sys, os
+for i in range(40000):
+    sys.stdout.write(f"{i} {'x' * 40}\\n")
+sys.stderr.write("done\\n")
+"""
+    ran = Ran(options(tmp_path, text, n_nodes=2))
+    expected = "".join(f"{i} {'x' * 40}\n" for i in range(40000))
+    for rank in range(2):
+        assert ran.output[rank, "stdout"].decode() == expected
+        assert ran.output[rank, "stderr"] == b"done\n"
+        assert len((ran.folder / f"rank{rank}.log").read_bytes()) == len(expected) + 5
+
+
+def test_a_directory_is_run_without_the_zygote(tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "__main__.py").write_text("import sys; print(sys.argv[1:], sys.path[0])")
+    ran = Ran(RunOptions(script=str(folder), arguments=("--a",), log_dir=tmp_path / "logs", capture_output=True))
+    assert ran.code == 0
+    assert ran.text() == f"['--a'] {folder}\n"
+
+
+def test_what_ranks_leave_behind_is_ended(tmp_path: Path) -> None:
+    text = """
+import subprocess, sys
+print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL).pid)
+"""
+    ran = Ran(options(tmp_path, text))
+    assert ran.code == 0
+    assert not psutil.pid_exists(int(ran.text()))
+
+
+def test_a_busy_port_is_one_error_that_names_its_holder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UsageError) as caught:
+            run(options(tmp_path, "", master_port=port), lambda event: None, lambda *output: None)
+    assert caught.value.what.startswith(f"--master-port {port} is in use by process {os.getpid()} (")
+
+
+def test_a_missing_script_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such script"):
+        run(RunOptions(script=str(tmp_path / "none.py"), log_dir=tmp_path), lambda event: None, lambda *output: None)
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from launcher.agent import run
+from launcher.options import RunOptions
+sys.exit(run(RunOptions(sys.argv[1], n_nodes=2, log_dir=Path(sys.argv[2])), lambda event: None, lambda *output: None))
+"""
+WAITING = """
+import os, signal
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, ExitCode.INTERRUPTED),
+        (signal.SIGTERM, ExitCode.TERMINATED),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WAITING)
+    command = [sys.executable, "-c", LAUNCH, str(script), str(tmp_path / "logs")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        ranks = [psutil.Process(int(launcher.stdout.readline())) for _ in range(2)]
+        everything = psutil.Process(launcher.pid).children(recursive=True)
+        assert set(ranks) <= set(everything)
+        launcher.send_signal(number)
+        assert launcher.wait() == code
+        _, alive = psutil.wait_procs(everything, timeout=30)
+    assert alive == []
