@@ -29,8 +29,8 @@ def duration_s(text: str, option: str) -> float:
 
 
 def layout(text: str) -> str:
-    """`auto`, `2x4` (pipelines x stages) or `3+2+3` (stages of each pipeline)."""
-    if text != "auto" and not re.fullmatch(r"[1-9]\d*x[1-9]\d*|[1-9]\d*(\+[1-9]\d*)*", text):
+    """`auto`, `2x4` (pipelines x stages), `3+2+3` (stages of each pipeline) or both, `3+2x4`."""
+    if text != "auto" and not re.fullmatch(r"([1-9]\d*x)?[1-9]\d*(\+([1-9]\d*x)?[1-9]\d*)*", text):
         raise UsageError(
             f"--layout: expected auto, 2x4 or 3+2+3, got {text!r}",
             "2x4 is two pipelines of four stages; 3+2+3 is three pipelines of three, two and three stages",
@@ -40,10 +40,8 @@ def layout(text: str) -> str:
 
 def layout_ranks(text: str) -> int:
     """How many ranks an explicit layout takes."""
-    if "x" in text:
-        pipelines, stages = text.split("x")
-        return int(pipelines) * int(stages)
-    return sum(int(stages) for stages in text.split("+"))
+    runs = [part.rpartition("x") for part in text.split("+")]
+    return sum(int(pipelines or 1) * int(stages) for pipelines, _, stages in runs)
 
 
 def strategy(text: str) -> str:

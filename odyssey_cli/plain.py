@@ -73,7 +73,7 @@ def _text(event: Event) -> str:
         case Pausing(lost=(), reason=reason):
             return f"generation {event.generation}: pause: {reason}"
         case PlanChosen(plan=plan, reason=reason):
-            return f"generation {event.generation}: plan {plan.strategy}, layout {quantities.layout(plan.layout())}: {reason}"
+            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.layout()}: {reason}"
         case Went() as went:
             return _went(event.generation, went)
         case StoreLost(reason=reason):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 
 def seconds(value: float) -> str:
     """`0 ms`, `0.02 ms`, `0.4 ms`, `12 ms`, `1.24 s`, `75 s`, `6 min`, `5.0 h`."""
@@ -68,13 +66,3 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
 def layers(first: int, stop: int) -> str:
     """Layers `[first, stop)` as people count: `4-7`, or `4` for a single one."""
     return f"{first}" if stop == first + 1 else f"{first}-{stop - 1}"
-
-
-def layout(text: str) -> str:
-    """A `Plan.layout()` with long runs of equal pipelines shortened: `3+4+4+4+4` as `3+4x4`."""
-    lengths, space, lost = text.partition(" ")
-    parts = []
-    for length, run in itertools.groupby(lengths.split("+")):
-        same = list(run)
-        parts += same if len(same) < 3 else [f"{len(same)}x{length}"]
-    return "+".join(parts) + space + lost

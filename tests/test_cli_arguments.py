@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from odyssey.errors import UsageError
-from odyssey_cli import arguments, quantities
+from odyssey_cli import arguments
 from odyssey_cli.__main__ import main
 
 
@@ -25,7 +25,7 @@ def test_a_wrong_duration_is_explained(text: str) -> None:
         arguments.duration_s(text, "--mtbf")
 
 
-@pytest.mark.parametrize(("text", "ranks"), [("2x4", 8), ("3+2+3", 8), ("1x1", 1), ("5", 5)])
+@pytest.mark.parametrize(("text", "ranks"), [("2x4", 8), ("3+2+3", 8), ("1x1", 1), ("5", 5), ("3+2x4", 11)])
 def test_layouts_say_how_many_ranks_they_take(text: str, ranks: int) -> None:
     assert arguments.layout_ranks(arguments.layout(text)) == ranks
 
@@ -59,14 +59,6 @@ def test_wrong_ranks_are_explained(text: str) -> None:
 )
 def test_nodes_behind_the_script_are_found(given: list[str], value: str | None, rest: tuple[str, ...]) -> None:
     assert arguments.nodes_behind_script(given) == (value, rest)
-
-
-@pytest.mark.parametrize(
-    ("text", "short"),
-    [("2x4", "2x4"), ("3+2+3", "3+2+3"), ("3+4+4+4", "3+3x4"), ("2x4 -1", "2x4 -1"), ("1+1+1+2 -2", "3x1+2 -2")],
-)
-def test_long_layouts_are_written_short(text: str, short: str) -> None:
-    assert quantities.layout(text) == short
 
 
 @pytest.fixture
