@@ -18,8 +18,11 @@ import msgspec
 
 from odyssey.errors import PlanError
 
+# gc=False: a large plan has hundreds of thousands of these, none can be part of a cycle, and a collection that visits
+# them all takes longer than a search.
 
-class Stage(msgspec.Struct, frozen=True):
+
+class Stage(msgspec.Struct, frozen=True, gc=False):
     """Layers `[first, stop)` on one worker.
 
     `worker` is None where the worker was lost and not replaced: then every micro-batch of the stage has a route.
@@ -34,7 +37,7 @@ class Stage(msgspec.Struct, frozen=True):
         return range(self.first, self.stop)
 
 
-class Pipeline(msgspec.Struct, frozen=True):
+class Pipeline(msgspec.Struct, frozen=True, gc=False):
     """Stages that together hold the whole model, and the micro-batches `[first, stop)` that they are home to."""
 
     stages: tuple[Stage, ...]
@@ -51,7 +54,7 @@ class Pipeline(msgspec.Struct, frozen=True):
         return all(stage.worker is not None for stage in self.stages)
 
 
-class Route(msgspec.Struct, frozen=True):
+class Route(msgspec.Struct, frozen=True, gc=False):
     """An exception: `micro_batch` runs stage number `stage` of its home pipeline on `worker`."""
 
     micro_batch: int
@@ -59,7 +62,7 @@ class Route(msgspec.Struct, frozen=True):
     worker: int
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True, gc=False):
     """The explicit compute order of a worker whose order is special, as text forms of ops: `0F3`, `0B3`, `1I2`, `1W2`."""
 
     worker: int
@@ -85,7 +88,7 @@ class ReduceGroup(msgspec.Struct, frozen=True):
     round: int
 
 
-class Move(msgspec.Struct, frozen=True):
+class Move(msgspec.Struct, frozen=True, gc=False):
     """The state of `layer` (parameters, buffers, optimizer, scheduler) goes from `source` to `target` before `step`."""
 
     layer: int

@@ -30,7 +30,7 @@ ComputeKind = Literal["F", "B", "I", "W"]
 TransferKind = Literal["F", "B"]
 
 
-class Compute(msgspec.Struct, frozen=True):
+class Compute(msgspec.Struct, frozen=True, gc=False):
     """`F`, `B`, `I` or `W` of a micro-batch at a stage of its home pipeline."""
 
     kind: ComputeKind
@@ -41,7 +41,7 @@ class Compute(msgspec.Struct, frozen=True):
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Send what `kind` at `stage` gave for `micro_batch` to worker `peer`, without waiting."""
 
     kind: TransferKind
@@ -53,7 +53,7 @@ class Send(msgspec.Struct, frozen=True):
         return f"{self.stage}{self.kind}{self.micro_batch}>{self.peer}"
 
 
-class Receive(msgspec.Struct, frozen=True):
+class Receive(msgspec.Struct, frozen=True, gc=False):
     """Wait for what `kind` at `stage` gave for `micro_batch` on worker `peer`."""
 
     kind: TransferKind
@@ -65,7 +65,7 @@ class Receive(msgspec.Struct, frozen=True):
         return f"{self.stage}{self.kind}{self.micro_batch}<{self.peer}"
 
 
-class Drop(msgspec.Struct, frozen=True):
+class Drop(msgspec.Struct, frozen=True, gc=False):
     """Free the activations that `micro_batch` keeps at `stage`."""
 
     stage: int
@@ -75,7 +75,7 @@ class Drop(msgspec.Struct, frozen=True):
         return f"{self.stage}D{self.micro_batch}"
 
 
-class Reduce(msgspec.Struct, frozen=True):
+class Reduce(msgspec.Struct, frozen=True, gc=False):
     """Start the gradient reduction of `plan.reduce[group]`."""
 
     group: int
@@ -274,23 +274,29 @@ def add_reductions(plan: Plan, worker: int, ops: Sequence[Op]) -> list[Op]:
     """Start each group's reduction right behind the last computation that adds to its gradients; then commit and step."""
     mine = plan.groups_of.get(worker, ())
     covered = {g: {*plan.reduce[g].layers, *(layer for tie in plan.reduce[g].ties for layer in plan.ties[tie])} for g in mine}
-    touched: dict[tuple[int, int], list[int]] = {}
     last: dict[int, int] = {}
-    for i, op in enumerate(ops):
+    seen: set[tuple[int, int]] = set()
+    for i in range(len(ops) - 1, -1, -1):
+        op = ops[i]
+        if len(last) == len(mine):
+            break
         if isinstance(op, Compute) and op.kind in ("B", "W"):
             stage = plan.layer_range(op.micro_batch, op.stage)
-            layers = (stage.first, stage.stop)
-            if layers not in touched:
-                touched[layers] = [g for g in mine if not covered[g].isdisjoint(stage.layers)]
-            for g in touched[layers]:
-                last[g] = i
-    behind: dict[int, list[int]] = {}
+            if (stage.first, stage.stop) not in seen:
+                seen.add((stage.first, stage.stop))
+                for g in mine:
+                    if g not in last and not covered[g].isdisjoint(stage.layers):
+                        last[g] = i
+    behind: dict[int, list[Op]] = {}
     for g in sorted(mine, key=lambda g: (plan.reduce[g].round, g)):
-        behind.setdefault(last.get(g, -1), []).append(g)
-    result: list[Op] = [Reduce(g) for g in behind.get(-1, [])]
-    for i, op in enumerate(ops):
-        result.append(op)
-        result += [Reduce(g) for g in behind.get(i, [])]
+        behind.setdefault(last.get(g, -1), []).append(Reduce(g))
+    result: list[Op] = []
+    done = 0
+    for i in sorted(behind):
+        result += ops[done : i + 1]
+        result += behind[i]
+        done = i + 1
+    result += ops[done:]
     return [*result, Commit(), Step()] if worker in plan.place else result
 
 

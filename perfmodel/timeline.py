@@ -83,6 +83,7 @@ class Run:
     arrival: dict[Message, float] = field(default_factory=dict)
     channel_free: dict[tuple[int, int], float] = field(default_factory=dict)
     _compute: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
+    _sizes: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _links: dict[tuple[int, int], Link] = field(default_factory=dict)
 
     def compute_s(self, op: Compute) -> float:
@@ -101,10 +102,13 @@ class Run:
         link = self._links.get(pair)
         if link is None:
             link = self._links[pair] = self.costs.link(worker, op.peer)
-        plan, layers = self.plan, self.costs.profile.layers
-        stage = plan.layer_range(op.micro_batch, op.stage)
-        boundary = stage.stop - 1 if op.kind == "F" else stage.first - 1
-        size = layers[boundary].output_bytes * plan.n_samples(op.micro_batch) / self.costs.profile.micro_batch
+        plan = self.plan
+        key = (op.kind, plan.home[op.micro_batch], op.stage, plan.n_samples(op.micro_batch))
+        size = self._sizes.get(key)
+        if size is None:
+            stage = plan.pipelines[key[1]].stages[op.stage]
+            boundary = self.costs.profile.layers[stage.stop - 1 if op.kind == "F" else stage.first - 1]
+            size = self._sizes[key] = boundary.output_bytes * key[3] / self.costs.profile.micro_batch
         leaves = max(now, self.channel_free.get(pair, 0.0)) + size / link.bandwidth
         self.channel_free[pair] = leaves
         message = (op.kind, op.stage, op.micro_batch, worker, op.peer)
@@ -127,12 +131,13 @@ def _own_devices(run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
         n_ops = len(ops)
         while i < n_ops:
             op = ops[i]
-            if isinstance(op, Compute):
-                end = now + compute_s(op)
+            kind = type(op)
+            if kind is Compute:
+                end = now + compute_s(op)  # type: ignore[arg-type]
                 times.append((now, end))
                 now = end
-            elif isinstance(op, Receive):
-                message: Message = (op.kind, op.stage, op.micro_batch, op.peer, worker)
+            elif kind is Receive:
+                message: Message = (op.kind, op.stage, op.micro_batch, op.peer, worker)  # type: ignore[union-attr]
                 arrives = arrival.get(message)
                 if arrives is None:
                     waiting[message] = worker
@@ -140,12 +145,12 @@ def _own_devices(run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
                 end = max(now, arrives)
                 times.append((now, end))
                 now = end
-            elif isinstance(op, Send):
-                message = send(worker, op, now)
+            elif kind is Send:
+                message = send(worker, op, now)  # type: ignore[arg-type]
                 times.append((now, now))
                 if message in waiting:
                     ready.append(waiting.pop(message))
-            elif isinstance(op, Commit):
+            elif kind is Commit:
                 break
             else:
                 times.append((now, now))

@@ -11,7 +11,8 @@ import heapq
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -29,8 +30,6 @@ MANY = 4000
 """Beyond this many pairs of lengths only neighbouring lengths are tried."""
 EXHAUSTIVE_WORKERS = 10
 """Up to this many workers every partition is tried."""
-MOST_DISTRIBUTED = 150
-"""Of more candidates than this only the best by fluid time get whole micro-batches."""
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -91,6 +90,7 @@ class Shapes:
         self._hop_s = 2 * costs.transfer_s(profile.cluster.intra_host, sum(x.output_bytes for x in layers) / len(layers))
         self._needs: dict[int, list[int]] = {}
         self._known: dict[int, Shape | None] = {}
+        self._by_ranges: dict[Ranges, Shape] = {}
 
     def of(self, n_stages: int) -> Shape | None:
         """The split in `n_stages` with the least bottleneck; None if none fits the memory."""
@@ -98,29 +98,42 @@ class Shapes:
             self._known[n_stages] = self._best(n_stages)
         return self._known[n_stages]
 
+    def count(self, lengths: Iterable[int]) -> dict[Shape, int]:
+        """So many pipelines of each shape; raises KeyError for a length without a split."""
+        counts: dict[Shape, int] = {}
+        for length, n in Counter(lengths).items():
+            shape = self._known[length]
+            if shape is None:
+                raise KeyError(length)
+            counts[shape] = n
+        return counts
+
     def shape(self, ranges: Ranges) -> Shape:
         """What given ranges cost."""
-        times = [self._stage_s(first, stop) for first, stop in ranges]
-        return Shape(ranges, sum(times) + self._hop_s * (len(ranges) - 1), max(times))
+        known = self._by_ranges.get(ranges)
+        if known is None:
+            times = [self._stage_s(first, stop) for first, stop in ranges]
+            known = Shape(ranges, sum(times) + self._hop_s * (len(ranges) - 1), max(times))
+            self._by_ranges[ranges] = known
+        return known
 
-    def closed_s(self, pipelines: Sequence[Shape]) -> float:
-        """Closed form of a step of these pipelines: the slowest, then the reduction of what is done last, the first stage.
+    def closed_s(self, pipelines: Mapping[Shape, int]) -> float:
+        """Closed form of a step of so many pipelines of each shape: the slowest, then the reduction of what is done last.
 
         Infinite if there are fewer micro-batches than pipelines.
         """
-        shares = distribute(pipelines, self.n_micro_batches)
-        if shares is None:
+        if sum(pipelines.values()) > self.n_micro_batches:
             return math.inf
-        slowest = max(shape.seconds(share) for shape, share in zip(pipelines, shares, strict=True))
-        return slowest + self.reduce_s(pipelines)
+        return slowest_s(pipelines, self.n_micro_batches) + self._reduce_s(pipelines)
 
-    def reduce_s(self, pipelines: Sequence[Shape]) -> float:
+    def _reduce_s(self, pipelines: Mapping[Shape, int]) -> float:
         """The all-reduce of the largest first stage, over the link between hosts if the workers need several."""
         cluster = self.profile.cluster
-        n_workers = sum(len(shape.ranges) for shape in pipelines)
+        n_workers = sum(len(shape.ranges) * n for shape, n in pipelines.items())
         one_host = n_workers <= cluster.ranks_per_node * cluster.nodes_per_host
         size = self._gradients[max(shape.ranges[0][1] for shape in pipelines)]
-        return self._costs.ring_s(cluster.intra_host if one_host else cluster.inter_host, len(pipelines), size)
+        link = cluster.intra_host if one_host else cluster.inter_host
+        return self._costs.ring_s(link, sum(pipelines.values()), size)
 
     def _stage_s(self, first: int, stop: int) -> float:
         return self._seconds[stop] - self._seconds[first] + 2 * self.profile.op_overhead_s
@@ -235,6 +248,26 @@ def distribute(shapes: Sequence[Shape], n_micro_batches: int) -> list[int] | Non
     return shares
 
 
+def slowest_s(pipelines: Mapping[Shape, int], n_micro_batches: int) -> float:
+    """The time of the slowest pipeline under `distribute`, for so many pipelines of each shape.
+
+    The least time by which they can take all micro-batches between them: from the fluid optimum up, turn by turn.
+    """
+    at = max(_fluid_s(pipelines, n_micro_batches), *(shape.fill_s for shape in pipelines))
+    while True:
+        turns = {shape: math.floor((at - shape.fill_s) / shape.bottleneck_s + 1e-9) for shape in pipelines}
+        if sum((turns[shape] + 1) * n for shape, n in pipelines.items()) >= n_micro_batches:
+            return at
+        at = min(shape.fill_s + (turns[shape] + 1) * shape.bottleneck_s for shape in pipelines)
+
+
+def _fluid_s(pipelines: Mapping[Shape, int], n_micro_batches: int) -> float:
+    """The time if micro-batches could be divided: a lower bound."""
+    rate = sum(n / shape.bottleneck_s for shape, n in pipelines.items())
+    debt = sum(n * (shape.fill_s / shape.bottleneck_s - 1) for shape, n in pipelines.items())
+    return (n_micro_batches + debt) / rate
+
+
 # -- layouts -----------------------------------------------------------------------------------------------------------
 
 
@@ -247,12 +280,9 @@ def layouts(shapes: Shapes, n_workers: int, n_best: int, min_pipelines: int = 1)
     n_micro_batches = shapes.n_micro_batches
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
     candidates = [c for c in _lengths(usable, n_workers, n_micro_batches) if len(c) >= min_pipelines]
-    if len(candidates) > MOST_DISTRIBUTED:
-        candidates = heapq.nsmallest(MOST_DISTRIBUTED, candidates, key=lambda lengths: _fluid_s(shapes, lengths))
     scored = []
     for lengths in candidates:
-        known = [shape for shape in map(shapes.of, lengths) if shape is not None]
-        seconds = shapes.closed_s(known)
+        seconds = shapes.closed_s(shapes.count(lengths))
         scored.append((max(seconds, _cores_s(shapes, n_workers)), seconds, lengths))
     chosen: list[tuple[int, ...]] = []
     seen: set[object] = set()
@@ -296,18 +326,6 @@ def _partitions(n: int, largest: int, usable: set[int], n_most: int) -> Iterator
         if part in usable:
             for rest in _partitions(n - part, part, usable, n_most - 1):
                 yield (part, *rest)
-
-
-def _fluid_s(shapes: Shapes, lengths: tuple[int, ...]) -> float:
-    """Step time if micro-batches could be divided: a lower bound of the closed form."""
-    rate = debt = 0.0
-    for n in {lengths[0], lengths[-1]}:
-        shape = shapes.of(n)
-        assert shape is not None
-        count = lengths.count(n)
-        rate += count / shape.bottleneck_s
-        debt += count * (shape.fill_s / shape.bottleneck_s - 1)
-    return (shapes.n_micro_batches + debt) / rate
 
 
 def _cores_s(shapes: Shapes, n_workers: int) -> float:

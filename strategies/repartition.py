@@ -7,6 +7,7 @@ survivors go where the fewest bytes move, and splits in force are kept where the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from odyssey.errors import PlanError
@@ -55,7 +56,7 @@ def propose(situation: Situation) -> list[Proposal]:
 
 def _closed_s(shapes: Shapes, draft: Draft) -> float:
     """Step time by closed form. A renewed layout moves more than a repaired one, so it must at least be faster by this."""
-    return shapes.closed_s([shapes.shape(ranges) for ranges, _ in draft])
+    return shapes.closed_s(Counter(shapes.shape(ranges) for ranges, _ in draft))
 
 
 def no_layout(situation: Situation, n_workers: int) -> str:

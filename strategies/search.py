@@ -15,7 +15,7 @@ from odyssey.plan import Estimate, Transition
 from perfmodel.costs import Costs
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
-from strategies import initial, repartition, reroute, respawn, shrink
+from strategies import initial, repartition, reroute, respawn, shrink, unchanged
 from strategies.situation import Candidate, Proposal, Situation
 
 Strategy = Callable[[Situation], list[Proposal]]
@@ -31,7 +31,10 @@ def search(situation: Situation, only: str | None = None) -> list[Candidate]:
         raise UsageError(f"unknown strategy {only!r}", f"one of {', '.join(STRATEGIES)}")
     check_holders(situation)
     names = list(STRATEGIES) if only is None else [only]
-    return _ranked(situation, [proposal for name in names for proposal in STRATEGIES[name](situation)])
+    proposals = [proposal for name in names for proposal in STRATEGIES[name](situation)]
+    if situation.plan is not None and set(situation.plan.workers) <= set(situation.alive):
+        proposals += unchanged.propose(situation)
+    return _ranked(situation, proposals)
 
 
 def initial_plan(situation: Situation, layout: str) -> list[Candidate]:

@@ -1,0 +1,23 @@
+"""Unchanged: go on as before, in a new generation, when no worker of the plan was lost: an idle rank, or a connection."""
+
+from __future__ import annotations
+
+from odyssey.errors import PlanError
+from strategies.compose import compose
+from strategies.situation import Proposal, Situation
+
+NAME = "unchanged"
+
+
+def propose(situation: Situation) -> list[Proposal]:
+    """The plan in force once more."""
+    plan = situation.plan
+    if plan is None or set(plan.workers) - set(situation.alive):
+        return [Proposal(NAME, None, "a worker of the plan is lost")]
+    shares = [len(pipeline.micro_batches) for pipeline in plan.pipelines]
+    stages = [pipeline.stages for pipeline in plan.pipelines]
+    try:
+        same = compose(situation, NAME, stages, shares, routes=plan.routes, schedule=plan.schedule)
+    except PlanError as error:
+        return [Proposal(NAME, None, error.what)]
+    return [Proposal(NAME, same, "")]
