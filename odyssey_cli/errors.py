@@ -21,6 +21,8 @@ class ExitCode(enum.IntEnum):
     """An error of Odyssey itself: the traceback is printed, please report it."""
     INTERRUPTED = 130
     """Ctrl-C."""
+    TERMINATED = 143
+    """SIGTERM or SIGHUP to the launcher."""
 
 
 def print_error(what: str, help: str = "") -> None:

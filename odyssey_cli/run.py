@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +98,7 @@ def run(options: RunOptions, *, display: bool, agent: Agent | None = None) -> in
 
         agent = launch
     board = Board()
-    if display and sys.stderr.isatty() and sys.stdout.isatty():
+    if display and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown", None):
         from odyssey_cli.screen import Screen
 
         with Screen(board) as screen:
