@@ -151,7 +151,13 @@ def test_a_profile_is_written_and_shown_as_a_table(tmp_path: Path, capfd: pytest
 
     out = capfd.readouterr().out
     assert code == 0
-    assert "Block7" in out and max(map(len, out.splitlines())) <= 80 and "weight-grad" in out and "2.0 ms" in out and "groups" in out
+    assert (
+        "Block7" in out
+        and max(map(len, out.splitlines())) <= 80
+        and "weight-grad" in out
+        and "2.0 ms" in out
+        and "groups" in out
+    )
 
 
 def test_a_script_that_cannot_be_measured_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
