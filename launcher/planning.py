@@ -58,7 +58,7 @@ class Planner:
 
     def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
         """Raises OdysseyError if nothing can be proposed at all."""
-        from strategies.search import initial_plan, rescore, search
+        from strategies.search import best, initial_plan, rescore, search
 
         started = time.perf_counter()
         known = self._look_up(ask)
@@ -67,8 +67,15 @@ class Planner:
             candidates = rescore(known, seconds_to_change=expected.seconds, search_s=search_s)
         else:
             situation = situation_of(ask, profile, self._node_of, expected.seconds)
-            first = ask.plan is None
-            candidates = initial_plan(situation, self._options.layout) if first else search(situation, self._only)
+            if ask.plan is None:
+                # Where a rank was lost before the layout that was asked for could run, the best one for the others is.
+                layout = self._options.layout if len(ask.alive) == len(self._node_of) else "auto"
+                candidates = initial_plan(situation, layout)
+            else:
+                candidates = search(situation, self._only)
+                if best(candidates) is None and self._only is not None:
+                    # The strategy asked for is impossible here, its reasons stay in the table. The job goes on all the same.
+                    candidates = search(situation)
             search_s = time.perf_counter() - started
         return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, known is not None)
 

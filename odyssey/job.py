@@ -94,11 +94,7 @@ class Job:
         self._clip_norm = clip_norm
         self._loss = loss
         device = _default_device() if device is None else torch.device(device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            built = list(layers())
-        self._model = Model(built, optimizer, scheduler, device, seed)
-        del built
+        self._model = Model(layers, optimizer, scheduler, device, seed)
         sampler = Sampler(len(data), seed)
 
         def first_micro_batch() -> Any:

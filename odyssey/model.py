@@ -57,19 +57,21 @@ class Model:
 
     def __init__(
         self,
-        layers: Sequence[nn.Module | LayerFactory],
+        build: Callable[[], Sequence[nn.Module | LayerFactory]],
         optimizer: OptimizerFactory,
         scheduler: SchedulerFactory | None,
         device: torch.device,
         seed: int,
     ) -> None:
-        """`layers` as the script gave them: modules, or functions that build one and are called only where it is held."""
+        """`build()` under `seed` gives the layers: modules, or functions that make one and are called only where it is held."""
+        self._build = build
+        self._seed = seed
+        layers = self._built()
         if not layers:
             raise JobError("layers() returned no layers", "return the list of nn.Module that the model consists of")
         self.device = device
         self._optimizer = optimizer
         self._scheduler = scheduler
-        self._seed = seed
         self._factories: dict[int, LayerFactory] = {}
         self.layers: list[nn.Module] = [self._skeleton(i, layer) for i, layer in enumerate(layers)]
         for i, layer in enumerate(self.layers):
@@ -85,6 +87,11 @@ class Model:
         self.held: frozenset[int] = frozenset()
         self.units: dict[int, Unit] = {}
         self.is_as_built = True
+
+    def _built(self) -> list[nn.Module | LayerFactory]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            return list(self._build())
 
     def _skeleton(self, index: int, layer: nn.Module | LayerFactory) -> nn.Module:
         if isinstance(layer, nn.Module):
@@ -122,9 +129,13 @@ class Model:
         return [*sorted(wanted), *ties]
 
     def hold_built(self, layers: Iterable[int]) -> None:
-        """Hold exactly `layers`, with the values that the script built them with. Possible once."""
+        """Hold exactly `layers`, with the values that the script builds them with. Before the first unit only.
+
+        Called again, because a rank was lost before the first step, it builds the layers again.
+        """
         if not self.is_as_built:
-            raise RuntimeError("layers can be taken as built only once")
+            self.layers = [self._skeleton(i, layer) for i, layer in enumerate(self._built())]
+            self.held, self.units = frozenset(), {}
         self.is_as_built = False
         wanted = frozenset(layers)
         for i in wanted & set(self._factories):

@@ -272,8 +272,11 @@ class Session:
         if me in movers:
             groups.build()
         built_s = time.monotonic()
-        if self.model.is_as_built and not order.results and not any(move.target == me for move in plan.moves):
-            self.model.hold_built(plan.held.get(me, ()))
+        needed = plan.held.get(me, frozenset())
+        if not order.results and not plan.moves and not needed <= self.model.held:
+            self.model.hold_built(needed)
+        elif self.model.is_as_built:
+            self.model.hold_built(())  # its state comes from others, if it has work at all
         moved_bytes = move_layers(plan.moves, me, self.model, groups) if me in movers else 0
         moved_s = time.monotonic()
         self.plan = plan

@@ -108,7 +108,7 @@ def run(case: Case, folder: Path) -> Outcome:
 
 def _outcome(log: list[Event], n_kills: int) -> Outcome:
     end = log[-1].body
-    outcome = Outcome(n_kills, isinstance(end, JobEnded) and "no holder" in end.reason + end.help)
+    outcome = Outcome(n_kills, isinstance(end, JobEnded) and "every holder of layer" in end.reason)
     paused: dict[int, RankPaused] = {}
     in_recovery = False
     for event in log:
@@ -152,10 +152,8 @@ def _check_stop(log: list[Event], end: JobEnded, where: str) -> None:
         elif isinstance(body, RankLost):
             held.pop(body.rank, None)
     missing = set(range(n_layers)) - set().union(*held.values()) if held else set(range(n_layers))
-    text = end.reason + " " + end.help
-    ranges = re.findall(r"(\d+)(?: to (\d+)|-(\d+))?", text[text.index("layer") :].split("rank")[0])
-    named = {n for a, b, c in ranges for n in range(int(a), int(b or c or a) + 1)}
-    assert missing and missing == named, f"layers {missing} are lost, named are {named} in {text!r}: {where}"
+    named = {int(number) for number in re.findall(r"(\d+) \(", end.reason)}
+    assert missing and missing == named, f"layers {missing} are lost, named are {named} in {end.reason!r}: {where}"
 
 
 def _check_result(case: Case, log: list[Event], result: Path, where: str) -> None:

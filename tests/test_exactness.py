@@ -32,7 +32,8 @@ def random_case(seed: int) -> Case:
         ranks = rng.sample(range(n_ranks), 2 if n_ranks == 8 and rng.random() < 0.15 else 1)
         if number and rng.random() < 0.35:
             phase, delay_s = rng.choice(("pausing", "plan", "go")), rng.choice((0, rng.uniform(0, 0.02)))
-            kills.append({"on": phase, "number": number, "delay_s": delay_s, "ranks": ranks})
+            nth = number if phase == "pausing" or rng.random() < 0.1 else number + 1  # the first plan is that of the start
+            kills.append({"on": phase, "number": nth, "delay_s": delay_s, "ranks": ranks})
         else:
             step += rng.randint(1, 3)
             kills.append({"on": "step", "number": step, "delay_s": rng.uniform(0, 0.06), "ranks": ranks})
@@ -68,7 +69,7 @@ def test_random_kills_change_nothing(seed, tmp_path):
 def test_a_second_loss_during_the_recovery_changes_nothing(phase, tmp_path):
     kills = (
         {"on": "step", "number": 3, "delay_s": 0.005, "ranks": [7]},
-        {"on": phase, "number": 1, "delay_s": 0, "ranks": [2]},
+        {"on": phase, "number": 1 if phase == "pausing" else 2, "delay_s": 0, "ranks": [2]},
     )
     outcome = exactness.run(Case(0, 8, "4x2", kills=kills, steps=8), tmp_path)
     assert outcome.n_kills == 2

@@ -148,9 +148,7 @@ def test_a_digest_does_not_depend_on_the_order_of_a_dict():
 
 
 def model_of(variant, held):
-    torch.manual_seed(0)
-    layers = models.build_layers(variant, n_blocks=2)
-    model = Model(layers, make_optimizer, make_scheduler, CPU, 0)
+    model = Model(partial(models.build_layers, variant, n_blocks=2), make_optimizer, make_scheduler, CPU, 0)
     model.hold_built(held)
     return model
 
@@ -201,6 +199,14 @@ def test_layers_that_are_not_held_take_no_memory():
         assert devices == ({"cpu"} if i == 1 else {"meta"})
 
 
+def test_layers_can_be_built_again_before_the_first_step():
+    model = model_of("tied", (0, 1))
+    before = digest(model.unit_state(1))
+    model.hold_built((1, 2, 3))
+    assert model.held == {1, 2, 3} and set(model.units) == {1, 2, 3, len(model.layers)}
+    assert digest(model.unit_state(1)) == before
+
+
 def test_factories_are_called_only_where_their_layer_is_held():
     calls: list[str] = []
 
@@ -209,7 +215,7 @@ def test_factories_are_called_only_where_their_layer_is_held():
         calls.append(f"{name} on {layer.weight.device.type}")
         return layer
 
-    model = Model([partial(make, "a"), partial(make, "b")], make_optimizer, None, CPU, 7)
+    model = Model(lambda: [partial(make, "a"), partial(make, "b")], make_optimizer, None, CPU, 7)
     model.hold_built((1,))
     assert calls == ["a on meta", "b on meta", "b on cpu"]
 
