@@ -7,7 +7,9 @@ Where ranks share the cores of a host, pipelines slow each other down and the wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from odyssey.plan import Plan
@@ -17,27 +19,34 @@ from perfmodel.costs import Costs
 
 @dataclass(frozen=True)
 class Cell:
-    """The programs of a group of pipelines; `copies`: the workers of each alike group, in the order of `programs`."""
+    """A group of pipelines and those alike; `copies`: the workers of each, the expanded one first.
 
-    programs: dict[int, list[Op]]
+    `key`: equal for cells of any plans whose programs differ in numbers only; None where exceptions make it unlike others.
+    """
+
+    plan: Plan
     copies: tuple[tuple[int, ...], ...]
+    key: object | None
+
+    @cached_property
+    def programs(self) -> Mapping[int, list[Op]]:
+        """The programs of the first copy's workers."""
+        return {worker: program(self.plan, worker) for worker in self.copies[0]}
 
 
 def cells(plan: Plan, costs: Costs) -> list[Cell]:
-    """The distinct cells of a plan, expanded. The first of a cell's copies is the one that was expanded."""
-    found: list[Cell] = []
+    """The distinct cells of a plan."""
     alike: dict[object, list[tuple[int, ...]]] = {}
+    found: list[Cell] = []
     for members in joined(plan, together=costs.profile.cluster.cores is not None):
         stages = [stage for p in members for stage in plan.pipelines[p].stages]
         workers = tuple(stage.worker for stage in stages if stage.worker is not None)
-        key = _signature(plan, members, workers, costs)
-        if key in alike:
-            alike[key].append(workers)
+        key = _key(plan, members, workers, costs)
+        if key is None:
+            found.append(Cell(plan, (workers,), None))
         else:
-            alike[key] = [workers]
-    for copies in alike.values():
-        found.append(Cell({worker: program(plan, worker) for worker in copies[0]}, tuple(copies)))
-    return found
+            alike.setdefault(key, []).append(workers)
+    return found + [Cell(plan, tuple(copies), key) for key, copies in alike.items()]
 
 
 def joined(plan: Plan, together: bool) -> list[list[int]]:
@@ -60,12 +69,16 @@ def joined(plan: Plan, together: bool) -> list[list[int]]:
     return list(groups.values())
 
 
-def _signature(plan: Plan, members: list[int], workers: tuple[int, ...], costs: Costs) -> object:
-    """Equal for cells whose programs differ in the numbers of workers and micro-batches only."""
+def _key(plan: Plan, members: list[int], workers: tuple[int, ...], costs: Costs) -> object | None:
+    """What determines the times of one whole pipeline without exceptions on devices of its own; None for all others."""
     pipeline = plan.pipelines[members[0]]
-    if len(members) > 1 or not pipeline.is_complete or any(worker in plan.order_of for worker in workers):
-        return tuple(members)
+    if len(members) > 1 or not pipeline.is_complete or costs.profile.cluster.cores is not None:
+        return None
+    if plan.schedule.orders and any(worker in plan.order_of for worker in workers):
+        return None
     return (
+        plan.schedule.rule,
+        plan.micro_batch,
         tuple((stage.first, stage.stop) for stage in pipeline.stages),
         len(pipeline.micro_batches),
         plan.n_samples(pipeline.micro_batches[-1]),

@@ -15,32 +15,30 @@ from collections.abc import Mapping, Sequence
 
 from odyssey.plan import Plan
 from odyssey.schedule import Compute, Drop, Op, Receive, Send
-from perfmodel.cells import Cell
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
 
 MESSAGES_IN_FLIGHT = 4
 
 
-def peaks(plan: Plan, costs: Costs, expanded: Sequence[Cell]) -> Mapping[int, int]:
-    """Worker -> peak bytes, for every simulated worker."""
+def peaks(plan: Plan, costs: Costs, programs: Mapping[int, Sequence[Op]]) -> dict[int, int]:
+    """Worker -> peak bytes, for the workers of these programs."""
     profile = costs.profile
     activations = costs.sums(lambda layer: layer.activation_bytes)
     outputs = costs.sums(lambda layer: layer.output_bytes)
     states = costs.sums(lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes)
     result: dict[int, int] = {}
-    for cell in expanded:
-        for worker, ops in cell.programs.items():
-            p, s = plan.place[worker]
-            own = plan.pipelines[p].stages[s]
-            ties = sum(
-                round(size * (1 + costs.state_per_parameter))
-                for tie, size in zip(profile.ties, profile.tie_bytes, strict=True)
-                if any(own.first <= layer < own.stop for layer in tie)
-            )
-            state = states[own.stop] - states[own.first] + ties
-            live = live_bytes(plan, ops, activations, outputs, profile.micro_batch)
-            result[worker] = profile.runtime_bytes + state + live + _messages(plan, ops, costs)
+    for worker, ops in programs.items():
+        p, s = plan.place[worker]
+        own = plan.pipelines[p].stages[s]
+        ties = sum(
+            round(size * (1 + costs.state_per_parameter))
+            for tie, size in zip(profile.ties, profile.tie_bytes, strict=True)
+            if any(own.first <= layer < own.stop for layer in tie)
+        )
+        state = states[own.stop] - states[own.first] + ties
+        live = live_bytes(plan, ops, activations, outputs, profile.micro_batch)
+        result[worker] = profile.runtime_bytes + state + live + _messages(plan, ops, costs)
     return result
 
 

@@ -59,7 +59,7 @@ def merge(
         tie_bytes=model.tie_bytes,
         loss_s=median(losses),
         op_overhead_s=OP_OVERHEAD_S,
-        # a tiny all-reduce: as many hops as a ring of the ranks takes, both ways round a tree for many of them
+        # stated default for a tiny all-reduce: up and down a binary tree of the ranks
         commit_s=2 * math.ceil(math.log2(n_ranks)) * slowest if n_ranks > 1 else slowest,
         runtime_bytes=round(median(report.runtime_bytes for report in measured)),
         cluster=Cluster(

@@ -9,11 +9,11 @@ import msgspec
 from odyssey.plan import Estimate, Plan
 from perfmodel.cells import cells
 from perfmodel.costs import Costs
-from perfmodel.memory import peaks
 from perfmodel.objective import objective
 from perfmodel.profile import Profile
-from perfmodel.timeline import simulate_cells
+from perfmodel.timeline import finish, twins
 from perfmodel.transition import transition
+from perfmodel.walk import walk
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -41,10 +41,21 @@ def price(
 
 def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float) -> Price:
     """As `price`, with the worker that needs the most memory."""
-    expanded = cells(plan, costs)
-    timeline = simulate_cells(plan, costs, expanded)
-    peak_of = peaks(plan, costs, expanded)
+    found = cells(plan, costs)
+    computed: dict[int, float] = {}
+    issued: dict[int, Mapping[int, float]] = {}
+    peak_of: dict[int, int] = {}
+    for cell in found:
+        walked = walk(plan, costs, cell)
+        workers = cell.copies[0]
+        computed.update(zip(workers, walked.computed_s, strict=True))
+        peak_of.update(zip(workers, walked.peak_bytes, strict=True))
+        if walked.issued_s is None:
+            issued.update((worker, dict.fromkeys(plan.groups_of[worker], computed[worker])) for worker in workers)
+        else:
+            issued.update(zip(workers, walked.issued_s, strict=True))
+    step_s = finish(plan, costs, computed, issued, twins(found)).step_s
     peak_worker = max(peak_of, key=lambda worker: (peak_of[worker], -worker))
     parts = transition(plan, costs, search_s)
-    value = objective(plan.global_batch, timeline.step_s, parts.total_s, seconds_to_change)
-    return Price(Estimate(timeline.step_s, parts, peak_of[peak_worker], value), peak_worker)
+    value = objective(plan.global_batch, step_s, parts.total_s, seconds_to_change)
+    return Price(Estimate(step_s, parts, peak_of[peak_worker], value), peak_worker)

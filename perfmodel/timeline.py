@@ -53,24 +53,30 @@ class Timeline:
 def simulate(plan: Plan, profile: Profile, node_of: Mapping[int, int] | None = None) -> Timeline:
     """The timeline of one step of `plan` at the costs of `profile`. Raises PlanError for programs that wait for each other."""
     costs = Costs(profile, node_of)
-    return simulate_cells(plan, costs, cells(plan, costs))
+    found = cells(plan, costs)
+    run = Run(plan, costs)
+    for cell in found:
+        play(run, cell)
+    return _timeline(plan, costs, run, found)
 
 
-def simulate_cells(plan: Plan, costs: Costs, expanded: Sequence[Cell]) -> Timeline:
-    """As `simulate`, for programs that are expanded already."""
+def play(run: Run, cell: Cell) -> None:
+    """Run the programs of a cell up to their commit points; fills `run.times`."""
     from perfmodel.sharing import share_cores
 
-    run = Run(plan, costs)
+    if run.costs.profile.cluster.cores is None:
+        _own_devices(run, cell.programs)
+    else:
+        share_cores(run, cell.programs)
+
+
+def twins(found: Sequence[Cell]) -> dict[int, int]:
+    """Worker -> the worker whose times hold for it."""
     twin: dict[int, int] = {}
-    for cell in expanded:
-        if costs.profile.cluster.cores is None:
-            _own_devices(run, cell.programs)
-        else:
-            share_cores(run, cell.programs)
-        originals = tuple(cell.programs)
+    for cell in found:
         for copy in cell.copies:
-            twin.update(zip(copy, originals, strict=True))
-    return _finish(plan, costs, run, {w: ops for cell in expanded for w, ops in cell.programs.items()}, twin)
+            twin.update(zip(copy, cell.copies[0], strict=True))
+    return twin
 
 
 @dataclass
@@ -166,31 +172,57 @@ def stuck(programs: Mapping[int, Sequence[Op]], position: Mapping[int, int]) -> 
     return PlanError("the workers wait for each other: " + ", ".join(f"worker {worker} at {op}" for worker, op in waits))
 
 
-def _finish(plan: Plan, costs: Costs, run: Run, programs: Mapping[int, Sequence[Op]], twin: Mapping[int, int]) -> Timeline:
-    """Reductions, commit and optimizer: where all workers meet."""
-    issued: dict[int, dict[int, float]] = {}
-    for worker, ops in programs.items():
-        issued[worker] = {
-            op.group: start for op, (start, _) in zip(ops, run.times[worker], strict=False) if isinstance(op, Reduce)
-        }
-    done = _reductions(plan, costs, issued, twin)
-    commit_at = max([times[-1][1] for times in run.times.values() if times] + list(done.values()), default=0.0)
-    commit_end = commit_at + costs.profile.commit_s if len(twin) > 1 else commit_at
-    step_s = commit_end
-    optimizer_end = _optimizer_end(plan, costs, commit_end, twin)
+def _timeline(plan: Plan, costs: Costs, run: Run, found: Sequence[Cell]) -> Timeline:
+    """The times of all ops, those of reductions, commit and optimizer filled in."""
+    twin = twins(found)
+    programs = {worker: ops for cell in found for worker, ops in cell.programs.items()}
+    issued = {worker: issues(ops, run.times[worker]) for worker, ops in programs.items()}
+    end = finish(plan, costs, {w: times[-1][1] if times else 0.0 for w, times in run.times.items()}, issued, twin)
     for worker, ops in programs.items():
         times = run.times[worker]
         reached = times[-1][1] if times else 0.0
         for i, op in enumerate(ops[: len(times)]):
             if isinstance(op, Reduce):
-                times[i] = (times[i][0], done[op.group])
+                times[i] = (times[i][0], end.reduced_s[op.group])
         for op in ops[len(times) :]:
             if isinstance(op, Commit):
-                times.append((reached, commit_end))
+                times.append((reached, end.committed_s))
             elif isinstance(op, Step):
-                times.append((commit_end, optimizer_end[worker]))
-        step_s = max(step_s, optimizer_end[worker])
-    return Timeline(step_s, run.times, twin)
+                times.append((end.committed_s, end.stepped_s[worker]))
+    return Timeline(end.step_s, run.times, twin)
+
+
+def issues(ops: Sequence[Op], times: Sequence[tuple[float, float]]) -> dict[int, float]:
+    """Reduce group -> when a worker has issued its reduction."""
+    return {op.group: start for op, (start, _) in zip(ops, times, strict=False) if isinstance(op, Reduce)}
+
+
+@dataclass(frozen=True)
+class End:
+    """Where all workers meet: when each group is reduced, the commit point passed, each worker's optimizer done."""
+
+    reduced_s: Mapping[int, float]
+    committed_s: float
+    stepped_s: Mapping[int, float]
+
+    @property
+    def step_s(self) -> float:
+        return max(self.stepped_s.values(), default=self.committed_s)
+
+
+def finish(
+    plan: Plan,
+    costs: Costs,
+    computed_s: Mapping[int, float],
+    issued_s: Mapping[int, Mapping[int, float]],
+    twin: Mapping[int, int],
+) -> End:
+    """The end of a step whose simulated workers reach the commit point, and issue reductions, at these times."""
+    reduced = _reductions(plan, costs, issued_s, twin)
+    committed = max(*computed_s.values(), *reduced.values(), 0.0)
+    if len(twin) > 1:
+        committed += costs.profile.commit_s
+    return End(reduced, committed, _optimizer_end(plan, costs, committed, twin))
 
 
 def _reductions(

@@ -63,6 +63,12 @@ def rescore(candidates: Sequence[Candidate], *, seconds_to_change: float, search
     return _with_reasons(rescored)
 
 
+def warm_up() -> None:
+    """Load what searches import when they first need it (about half a second), so that no recovery waits for it."""
+    import networkx  # noqa: F401
+    import scipy.optimize  # noqa: F401
+
+
 def check_holders(situation: Situation) -> None:
     """Raise StateLost if some layer has no holder among the survivors."""
     kept = {layer for worker in situation.alive for layer in situation.held.get(worker, ())}

@@ -6,19 +6,21 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odyssey.plan import Estimate, Move, Transition
-from perfmodel.cells import cells
+from odyssey.plan import Estimate, Move, Plan, Transition
+from odyssey.schedule import program
 from perfmodel.costs import Costs
 from perfmodel.memory import peaks
 from perfmodel.objective import break_even, objective
 from perfmodel.price import price
 from perfmodel.profile import Link, Recovery
 from perfmodel.reliability import seconds_to_change
+from perfmodel.timeline import simulate
 from perfmodel.transition import group_members, moved_bytes, moves_s, transition
 from tests.planning import first_plan, layer, profile
+from tests.test_schedule import plans
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
@@ -29,7 +31,7 @@ def test_a_worker_holds_state_activations_in_flight_messages_and_the_runtime() -
     of = profile(rows, 8, runtime_bytes=5)
     costs = Costs(of)
     plan = first_plan(of, "1x3", 3)
-    peak = peaks(plan, costs, cells(plan, costs))
+    peak = peaks(plan, costs, {worker: program(plan, worker) for worker in plan.workers})
     state = 2 * 357
     # 1F1B keeps 3, 2 and 1 micro-batches of 2 layers; the ends have messages one way in and one way out, the middle two
     assert peak == {
@@ -44,7 +46,7 @@ def test_tied_parameters_count_where_any_of_their_layers_is() -> None:
     of = profile(rows, 1, ties=((0, 2),), tie_bytes=(10,))
     costs = Costs(of)
     plan = first_plan(of, "1x3", 3)
-    peak = peaks(plan, costs, cells(plan, costs))
+    peak = peaks(plan, costs, {worker: program(plan, worker) for worker in plan.workers})
     # parameter, gradient and optimizer state in the model's proportions: 10 + 10 + 20
     assert [peak[worker] for worker in range(3)] == [340, 300, 340]
 
@@ -135,6 +137,14 @@ def test_d_says_where_it_comes_from() -> None:
     assert seconds_to_change(5, 10.0, mtbf_s=3600).seconds == 3600
     assert seconds_to_change(2, 341.2).source == "2 losses in 341 s, prior 1 per 24 h"
     assert seconds_to_change(1, 341.2, prior_mean_s=90).source == "1 loss in 341 s, prior 1 per 1.5 min"
+
+
+@settings(deadline=None, max_examples=60)
+@given(plan=plans())
+def test_a_price_is_that_of_the_timeline_also_where_alike_pipelines_were_priced_before(plan: Plan) -> None:
+    rows = [layer(str(i), 1 + i, 2, 3 - i % 2, gradient_bytes=5, output_bytes=7) for i in range(plan.n_layers)]
+    of = profile(rows, plan.global_batch, plan.micro_batch, intra=Link(0.01, 10.0), commit_s=0.5)
+    assert price(plan, of, seconds_to_change=1e9).step_s == pytest.approx(simulate(plan, of).step_s)
 
 
 def test_a_price_has_every_number_and_the_objective_of_them() -> None:
