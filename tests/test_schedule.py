@@ -231,3 +231,14 @@ def test_messages_between_two_workers_are_received_in_the_order_in_which_they_ar
             elif isinstance(op, Receive):
                 received.setdefault((op.kind, op.peer, worker), []).append((op.stage, op.micro_batch))
     assert sent == received
+
+
+@given(plans())
+def test_a_reduction_starts_behind_the_last_computation_that_adds_to_its_gradients(plan: Plan) -> None:
+    for worker in plan.workers:
+        added: set[int] = set()
+        for op in reversed(program(plan, worker)):
+            if isinstance(op, Compute) and op.kind in ("B", "W"):
+                added |= set(plan.layer_range(op.micro_batch, op.stage).layers)
+            elif isinstance(op, Reduce):
+                assert added.isdisjoint(plan.reduce[op.group].layers)
