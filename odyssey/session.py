@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -58,6 +59,7 @@ from odyssey.schedule import Receive
 from odyssey.state import digest
 
 OP_TIMES_EVERY_S = 1.0
+_SAME_CALLS = "let all ranks make the same calls in the same order"
 Values = tuple[float, ...]
 
 
@@ -89,6 +91,7 @@ class Session:
         self._engine: Engine | None = None
         self._data: Prefetcher | None = None
         self._work: Work | None = None
+        self._taken_over: Values | None = None
         self._finished = False
         self._prepared = 0  # the newest generation that this rank is ready for
         self._times_sent_s = time.monotonic()
@@ -131,19 +134,22 @@ class Session:
         if self.replaying:
             return self._replay(work.kind)
         if self._finished:
-            raise JobError(f"{work.kind}: another rank has already ended its script", "let all ranks make the same calls")
+            raise JobError(f"{work.kind}: another rank has already ended its script", _SAME_CALLS)
         with self._lock:
             self._inside, self._work, self._phase = True, work, "compute"
+        self._taken_over = None
+        # That all ranks end the same unit is checked by the commit point itself: what they add must be equal.
+        unit = [float(part) for part in (*self.position, zlib.crc32(work.kind.encode()) >> 8)]
         started_s = time.monotonic()
         try:
             while True:
                 if self._running is None or self._paused_for > self._running or self.is_idle:
-                    values = self._obey()
-                    if values is not None:
-                        return values
+                    self._obey()
+                    if self._taken_over is not None:
+                        return self._taken_over
                     continue
                 try:
-                    values = self._transact(work)
+                    values = self._transact(work, unit)
                 except Cut as cut:
                     self._stand_still(str(cut))
                     continue
@@ -152,15 +158,19 @@ class Session:
         finally:
             self._leave()
 
-    def _transact(self, work: Work) -> Values:
+    def _transact(self, work: Work, unit: list[float]) -> Values:
         engine = self._engine
         assert engine is not None
         self._phase = "compute"
-        sums = torch.tensor(list(work.body(engine)), dtype=torch.float64)
+        sums = torch.tensor([*work.body(engine), *unit], dtype=torch.float64)
+        n_values = len(sums) - len(unit)
         self._phase = "contributed"
-        if len(engine.groups.members) > 1:
+        n_members = len(engine.groups.members)
+        if n_members > 1:
             engine.groups.wait(engine.groups.all_reduce(sums).wait)
-        return work.conclude(sums.tolist())
+        if sums[n_values:].tolist() != [part * n_members for part in unit]:
+            raise JobError(f"other ranks ended another unit than this one's {work.kind} at {self.position}", _SAME_CALLS)
+        return work.conclude(sums[:n_values].tolist())
 
     def _commit(self, work: Work, values: Values, started_s: float) -> None:
         """The unit is final: tell the agent before anything else, so that its result outlives this rank."""
@@ -177,13 +187,15 @@ class Session:
             self.position, self._phase = position_after(result), "compute"
         self._report_times()
 
-    def _roll_forward(self, results: Sequence[Result]) -> Values | None:
-        """Take over the unit at hand if it is among `results`: others passed its commit point, and we had contributed."""
+    def _roll_forward(self, results: Sequence[Result]) -> None:
+        """Take over the unit at hand if it is among `results`: others passed its commit point, and we had contributed.
+
+        From then on the unit is done, whatever happens before the next generation runs: `_taken_over` says so.
+        """
         for result in results:
-            if result.position == self.position and self._work is not None:
+            if result.position == self.position and self._work is not None and self._taken_over is None:
                 self._take(self._work, result)
-                return result.values
-        return None
+                self._taken_over = result.values
 
     def _replay(self, kind: str) -> Values:
         result = self.replaying.popleft()
@@ -207,33 +219,32 @@ class Session:
 
     # -- orders, as the main thread obeys them ------------------------------------------------------------------------
 
-    def _obey(self) -> Values | None:
-        """Obey orders until the unit at hand has a result (returned), or a generation runs in which this rank has work."""
-        values: Values | None = None
+    def _obey(self) -> None:
+        """Obey orders until a generation runs in which this rank has work, or the unit at hand was taken over."""
         while True:
             with self._lock:
                 self._answer_pause()
             order = self._orders.get()  # ended by the agent's next order; without an agent the link ends the process
             try:
                 if isinstance(order, Follow):
-                    values = self._roll_forward((order.result,))
-                    if values is not None:
-                        return values
+                    self._roll_forward((order.result,))
+                    if self._taken_over is not None:
+                        return
                 elif isinstance(order, Finish):
                     self._finished = True
-                    values = self._roll_forward(order.results) or values
-                    if values is None and self._work is not None:
+                    self._roll_forward(order.results)
+                    if self._taken_over is None and self._work is not None:
                         what = f"the other ranks ended their script while this one was in {self._work.kind}"
-                        raise JobError(what, "let all ranks make the same calls")
-                    return values
+                        raise JobError(what, _SAME_CALLS)
+                    return
                 elif isinstance(order, Measure) and order.generation >= self._paused_for:
                     self._measure(order)
                 elif isinstance(order, Prepare) and order.generation >= self._paused_for:
-                    values = self._prepare(order) or values
+                    self._prepare(order)
                 elif isinstance(order, Go) and order.generation == self._prepared and order.generation >= self._paused_for:
                     self._go(order.generation)
-                    if values is not None or self._work is None or not self.is_idle:
-                        return values
+                    if self._taken_over is not None or self._work is None or not self.is_idle:
+                        return
             except Cut as cut:
                 self._stand_still(str(cut))
 
@@ -255,14 +266,13 @@ class Session:
         if self.rank in members:
             self._link.report(measure(order, self.rank, self.model, self._recipe, groups))
 
-    def _prepare(self, order: Prepare) -> Values | None:
+    def _prepare(self, order: Prepare) -> None:
         plan, me = order.plan, self.rank
-        values = None
         if self.plan is None and order.results:
             self.replaying = deque(order.results)
             self.position = position_after(order.results[-1])
         else:
-            values = self._roll_forward(order.results)
+            self._roll_forward(order.results)
         started_s = time.monotonic()
         movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
         subsets = [group.workers for group in plan.reduce]
@@ -296,7 +306,6 @@ class Session:
                 moved_bytes=moved_bytes,
             )
         )
-        return values
 
     def _go(self, generation: int) -> None:
         with self._lock:
