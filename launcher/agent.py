@@ -97,6 +97,8 @@ _SIGNALS = {
 
 MOVE_S, MEASURE_S, FINISH_S = 1.0, 2.0, 5.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""
+FAILED_GRACE_S = 5.0
+"""For a rank whose script has failed, to print its traceback and end by itself."""
 CONNECTION_GRACE_S = 1.0
 """A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
@@ -350,9 +352,15 @@ class Agent:
         gc.enable()
         plan = self._state.plan
         assert plan is not None
+        from perfmodel import refine
+
         expected_s = plan.estimate.step_s if plan.estimate is not None else 1.0
         self._progress.expect(expected_s)
         self._arm_drills(plan.step, expected_s)
+        if self._profile is not None and went.total_s is not None:
+            self._profile = refine.calibrate(
+                self._profile, plan, detect_s=None, pause_s=went.pause_s, groups_s=went.groups_s, moves_s=went.moves_s
+            )
         can_respawn = self._state.n_restarts < self._state.max_restarts
         seconds = self._expected_change().seconds
         self._planner.plan_ahead(plan, self._state.members, can_respawn, self._profile, seconds)
@@ -372,14 +380,24 @@ class Agent:
         self._terminate(tuple(self._ranks))
 
     def _terminate(self, ranks: tuple[int, ...]) -> None:
-        """SIGTERM, continued if stopped; SIGKILL to what is left after the time-out."""
+        """SIGTERM, continued if stopped; SIGKILL to what is left after the time-out.
+
+        A rank that reported its script's failure is about to end: it may still print its traceback.
+        """
         processes = [self._ranks[rank] for rank in ranks if rank in self._ranks]
         for process in processes:
             if process.killed_by is None:
                 process.killed_by = "ended"
+            if process.has_failed:
+                self._loop.later(FAILED_GRACE_S, partial(self._signal_term, process))
+            else:
+                self._signal_term(process)
+        self._loop.later(self._shutdown_s, lambda: self._kill_what_is_left(processes))
+
+    def _signal_term(self, process: RankProcess) -> None:
+        if process.pid in self._processes:
             process.signal(signal.SIGTERM)
             process.signal(signal.SIGCONT)
-        self._loop.later(self._shutdown_s, lambda: self._kill_what_is_left(processes))
 
     def _kill_what_is_left(self, processes: list[RankProcess]) -> None:
         for process in processes:
@@ -674,6 +692,7 @@ class Agent:
                 process.has_joined = True
                 self._feed(RankJoined(rank, model), origin)
             case messages.Failed(error=error, help=help, traceback=traceback):
+                process.has_failed = True
                 self._feed(RankFailed(rank, error, help, traceback), origin)
             case messages.Finished():
                 process.has_finished = True
@@ -685,7 +704,7 @@ class Agent:
             self._feed(ConnectionLost(rank, what), generation=generation)
 
     def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
-        self._progress.made()
+        self._progress.made(unit_s)
         if result.kind == "step":
             plan = self._state.plan
             expected_s = plan.estimate.step_s if plan is not None and plan.estimate is not None else unit_s
@@ -806,7 +825,11 @@ class Agent:
 
 
 def _import_planning() -> None:
-    import strategies.search  # noqa: F401
+    from perfmodel import merge, refine
+    from strategies import search
+
+    assert merge and refine
+    search.warm_up()
 
 
 def _how(status: int) -> str:

@@ -257,6 +257,8 @@ def _propose(state: State, event: Event) -> Step:
         return _end(state, 1, f"the survivors cannot go on exactly: {problem}", "restart the job from its last checkpoint")
     held = {rank: frozenset(report.held) for rank, report in survivors.items()}
     if missing := gate.layers_without_holder(held, state.plan.n_layers):
+        if not state.results:  # no unit is final: the layers are as the script builds them, and can be built again
+            return _propose(replace(state, plan=None), event)
         return _state_lost(state, missing)
     respawnable = tuple(
         rank

@@ -49,9 +49,10 @@ class Progress:
         self._since = self._loop.clock()
         self._timer = self._loop.later(self._patience_s, self._late)
 
-    def made(self) -> None:
-        """What was expected has come, and the next is expected in the same time. Cheap: called at each step."""
+    def made(self, took_s: float) -> None:
+        """What was expected has come, and the next may take as long as this one did. Cheap: called at each step."""
         self._since = self._loop.clock()
+        self._patience_s = max(self._patience_s, STEPS_OF_PATIENCE * took_s)
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -53,6 +53,7 @@ class RankProcess:
         self.pipes: dict[int, str] = {}
         self.has_joined = False
         self.has_finished = False
+        self.has_failed = False
         self.killed_by: str | None = None
         """Kind of cause (`drill`, `hang`, …) if the agent itself ended it."""
         self.slot_lost = False

@@ -145,4 +145,5 @@ def test_a_script_that_fails_in_mid_job_ends_it_with_its_own_words(tmp_path: Pat
     assert ran.code == 1
     assert ran.events[-1].body == JobEnded(1, "rank 1 failed: AssertionError: mine", "")
     assert len(ran.all(RankFailed)) == 1
+    assert "AssertionError: mine" in ran.output[1, "stderr"].decode()
     ran.assert_replays()
