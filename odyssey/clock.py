@@ -23,6 +23,8 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self._on_device = device.type != "cpu"
         self._sums: dict[Key, tuple[int, float]] = {}
+        self._computed_s = 0.0
+        self._n_computed = 0
         self._pending: list[tuple[Key, Any, Any]] = []
 
     @contextmanager
@@ -38,7 +40,20 @@ class Clock:
         else:
             start_s = time.thread_time()
             yield
-            self._add(key, time.thread_time() - start_s)
+            seconds = time.thread_time() - start_s
+            self._computed_s += seconds
+            self._n_computed += kind != "S"
+            self._add(key, seconds)
+
+    @contextmanager
+    def measure_overhead(self) -> Iterator[None]:
+        """Around the ops of a step: what the process spent beside its computations, for each of them."""
+        before_s, computed_s, n_computed = time.process_time(), self._computed_s, self._n_computed
+        yield
+        n = self._n_computed - n_computed
+        if n and not self._on_device:
+            overhead_s = time.process_time() - before_s - (self._computed_s - computed_s)
+            self._add(("O", 0, 0, 0), overhead_s / n)
 
     def _add(self, key: Key, seconds: float) -> None:
         n, total_s = self._sums.get(key, (0, 0.0))

@@ -111,6 +111,12 @@ class Engine:
                 self.model.layers[layer].train()
         for _ in range(N_RECEIVES_AHEAD):
             self._post_next()
+        with self.clock.measure_overhead():
+            self._run_program()
+        self.now = ("commit", time.monotonic())
+        return [float(self._loss_sum), self.gradients.square_sum()]
+
+    def _run_program(self) -> None:
         for op in self._program:
             self.now = (op, time.monotonic())
             if isinstance(op, Compute):
@@ -120,8 +126,6 @@ class Engine:
                     self._compute[op.kind](op)
             elif not isinstance(op, Step):  # the optimizer steps in `apply`, behind the commit point
                 self._run[type(op)](op)
-        self.now = ("commit", time.monotonic())
-        return [float(self._loss_sum), self.gradients.square_sum()]
 
     def apply(self, factor: float) -> None:
         """Step all optimizers with gradients = sums x `factor`; then the schedulers."""

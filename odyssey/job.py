@@ -143,7 +143,7 @@ class Job:
     @property
     def is_leader(self) -> bool:
         """Whether this rank speaks for the job. When the leader is lost another rank becomes it."""
-        return not self._session.replaying and self.plan.leader == self.rank
+        return not self._session.replaying and self._session.leader == self.rank
 
     @property
     def next_step(self) -> int:

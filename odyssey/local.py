@@ -33,7 +33,7 @@ class LocalSession:
             reduce=(ReduceGroup((0,), layers, ties, 0),),
             ties=spec.ties,
         ).validate()
-        self.rank = 0
+        self.rank = self.leader = 0
         self.model = model
         self.position: Position = (0, 0)
         self.replaying: deque[Result] = deque()

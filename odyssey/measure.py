@@ -1,6 +1,8 @@
 """Profiles the model's layers on one micro-batch, along a chain of ranks: each measures its layers and passes the output on.
 
-One rank works at a time, so nothing that is measured here shares a core. Nothing is trained: the layers are copies.
+All ranks measure at the same time, as they compute at the same time when they train: what they share (caches, memory)
+slows both alike, and what a core's sharing costs is not in the thread's processor time. Nothing is trained: the layers
+are copies.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from odyssey.clock import now_s
 from odyssey.engine import on_device
 from odyssey.errors import JobError
 from odyssey.groups import Groups
-from odyssey.messages import Boundary, LayerCost, Measure, Measured
+from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model import Model, OptimizerFactory, size_bytes
 from odyssey.moves import receive_state, send_state
 from odyssey.plan import Stage
@@ -48,31 +50,40 @@ def measure(order: Measure, worker: int, model: Model, recipe: Recipe, groups: G
         value = on_device(recipe.first_micro_batch()[0], model.device)
     else:
         before = _worker(order.chain[place - 1])
-        _answer_probe(before, groups)
         value = _arrived(receive_state(before, groups, "the first micro-batch")[0], model.device)
-    costs: list[LayerCost] = []
-    boundaries: list[Boundary] = []
-    for layer, module in zip(stage.layers, model.copies(stage.layers), strict=True):
-        value, cost = _measure_layer(layer, module, value, recipe.optimizer, model.device, autocast)
-        costs.append(cost)
+    modules = model.copies(stage.layers)
+    inputs, boundaries = [], []
+    for layer, module in zip(stage.layers, modules, strict=True):
+        inputs.append(value)
+        with _precision(model.device, autocast):
+            value = _detached(module(value), layer)
         boundaries.append(describe(value, layer, n_samples))
     latency_s = bandwidth = loss_s = None
-    if is_last:
-        loss_s = _measure_loss(recipe.loss, value, on_device(recipe.first_micro_batch()[1], model.device), autocast)
-    else:
+    overheads_s = []
+    if not is_last:
         behind = _worker(order.chain[place + 1])
-        latency_s, bandwidth = _probe(behind, groups)
         needs = [tensor.requires_grad for tensor in flatten(value, stage.stop - 1)]
         for work, _ in send_state({"value": pytree.tree_map(torch.Tensor.detach, value), "needs": needs}, behind, groups):
             groups.wait(work.wait)
+        output_bytes = sum(map(size_bytes, flatten(value, stage.stop - 1)))
+        latency_s, bandwidth, overhead_s = _probe(behind, groups, output_bytes)
+        overheads_s.append(overhead_s)
+    if not is_first:
+        overheads_s.append(_answer_probe(_worker(order.chain[place - 1]), groups))
+    if len(order.chain) > 1:
+        groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
+    costs = _measure_layers(stage, modules, inputs, recipe, model.device)
+    if is_last:
+        loss_s = _measure_loss(recipe.loss, value, on_device(recipe.first_micro_batch()[1], model.device), autocast)
     return Measured(
         generation=order.generation,
-        costs=tuple(costs),
+        costs=costs,
         boundaries=tuple(boundaries),
         latency_s=latency_s,
         bandwidth=bandwidth,
         group_s=group_s,
         loss_s=loss_s,
+        op_overhead_s=statistics.mean(overheads_s) if overheads_s else None,
         runtime_bytes=runtime_bytes,
         memory_bytes=memory_bytes(model.device),
     )
@@ -93,42 +104,90 @@ def _arrived(message: Any, device: torch.device) -> Any:
 # -- layers ---------------------------------------------------------------------------------------------------------------
 
 
-def _measure_layer(
-    layer: int, module: nn.Module, value: Any, optimizer: OptimizerFactory, device: torch.device, autocast: torch.dtype | None
-) -> tuple[Any, LayerCost]:
-    """The layer's output, cut off from its input, and what it cost."""
-    inputs = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
-    weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+def _measure_layers(
+    stage: Stage, modules: list[nn.Module], inputs: list[Any], recipe: Recipe, device: torch.device
+) -> tuple[LayerCost, ...]:
+    """What each layer of the stage costs. Rounds go through all layers forward and back, as a step does: a layer that was
+    measured over and over by itself would find its weights in the cache each time."""
+    timings = [
+        _Timings(layer, module, value, recipe.optimizer, device)
+        for layer, module, value in zip(stage.layers, modules, inputs, strict=True)
+    ]
+    for _ in range(N_REPEATS + 1):  # the first round warms up
+        for timing in timings:
+            timing.forward(recipe.autocast)
+        for timing in reversed(timings):
+            timing.backward()
+        for timing in timings:
+            timing.step()
+    return tuple(timing.cost() for timing in timings)
 
-    def forward() -> Any:
-        with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            return module(value)
 
-    with _saved_bytes(list(module.parameters())) as saved:
-        output = forward()
-        leaves = [leaf for leaf in flatten(output, layer) if leaf.requires_grad]
-    forward_s = _median_s(forward, device)
-    ones = [torch.ones_like(leaf) for leaf in leaves]
+class _Timings:
+    """One layer's rounds: seconds of each part, and the bytes that its backward keeps."""
 
-    def gradients_by(targets: list[torch.Tensor]) -> Callable[[], Any]:
-        return lambda: torch.autograd.grad(leaves, targets, ones, retain_graph=True, allow_unused=True)
+    def __init__(self, layer: int, module: nn.Module, value: Any, optimizer: OptimizerFactory, device: torch.device) -> None:
+        self._layer = layer
+        self._module = module
+        self._value = value
+        self._device = device
+        self._inputs = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
+        self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        for weight in self._weights:
+            weight.grad = torch.zeros_like(weight)
+        self._optimizer = optimizer(self._weights) if self._weights else None
+        self._seconds: dict[str, list[float]] = {"forward": [], "input": [], "both": [], "step": []}
+        self._output: list[torch.Tensor] = []
+        self._activation_bytes = 0
 
-    both_s = _median_s(gradients_by([*inputs, *weights]), device) if leaves and (inputs or weights) else 0.0
-    input_s = min(_median_s(gradients_by(list(inputs)), device), both_s) if leaves and inputs else 0.0
-    optimizer_s, optimizer_bytes = _measure_optimizer(weights, optimizer, device)
-    cost = LayerCost(
-        layer=layer,
-        forward_s=forward_s,
-        input_gradient_s=input_s,
-        weight_gradient_s=both_s - input_s,
-        optimizer_s=optimizer_s,
-        parameter_bytes=sum(map(size_bytes, module.parameters())),
-        gradient_bytes=sum(map(size_bytes, weights)),
-        optimizer_bytes=optimizer_bytes,
-        activation_bytes=saved[0],
-        output_bytes=sum(map(size_bytes, flatten(output, layer))),
-    )
-    return pytree.tree_map(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad), output), cost
+    def forward(self, autocast: torch.dtype | None) -> None:
+        with _saved_bytes(list(self._module.parameters())) as saved, _precision(self._device, autocast):
+            start_s = now_s(self._device)
+            output = self._module(self._value)
+            self._seconds["forward"].append(now_s(self._device) - start_s)
+        self._activation_bytes = saved[0]
+        self._output = flatten(output, self._layer)
+
+    def backward(self) -> None:
+        leaves = [leaf for leaf in self._output if leaf.requires_grad]
+        ones = [torch.ones_like(leaf) for leaf in leaves]
+        for name, targets in (("input", self._inputs), ("both", [*self._inputs, *self._weights])):
+            start_s = now_s(self._device)
+            if leaves and targets:
+                torch.autograd.backward(leaves, ones, inputs=targets, retain_graph=name == "input")
+            self._seconds[name].append(now_s(self._device) - start_s)
+
+    def step(self) -> None:
+        start_s = now_s(self._device)
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self._seconds["step"].append(now_s(self._device) - start_s)
+
+    def cost(self) -> LayerCost:
+        median_s = {name: statistics.median(seconds[1:]) for name, seconds in self._seconds.items()}
+        input_s = min(median_s["input"], median_s["both"]) if self._inputs else 0.0
+        state = self._optimizer.state.values() if self._optimizer is not None else ()
+        return LayerCost(
+            layer=self._layer,
+            forward_s=median_s["forward"],
+            input_gradient_s=input_s,
+            weight_gradient_s=median_s["both"] - input_s,
+            optimizer_s=median_s["step"],
+            parameter_bytes=sum(map(size_bytes, self._module.parameters())),
+            gradient_bytes=sum(map(size_bytes, self._weights)),
+            optimizer_bytes=sum(size_bytes(t) for values in state for t in values.values() if isinstance(t, torch.Tensor)),
+            activation_bytes=self._activation_bytes,
+            output_bytes=sum(map(size_bytes, self._output)),
+        )
+
+
+def _detached(output: Any, layer: int) -> Any:
+    flatten(output, layer)
+    return pytree.tree_map(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad), output)
+
+
+def _precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, autocast) if autocast else nullcontext()
 
 
 def _measure_loss(loss: Callable[[Any, Any], torch.Tensor], value: Any, target: Any, autocast: torch.dtype | None) -> float:
@@ -137,7 +196,7 @@ def _measure_loss(loss: Callable[[Any, Any], torch.Tensor], value: Any, target: 
     device = leaves[0].device if leaves else torch.device("cpu")
 
     def run() -> None:
-        with torch.autocast(device.type, autocast, enabled=autocast is not None):
+        with _precision(device, autocast):
             result = loss(value, target)
         if result.dim() != 0:
             what = f"the loss has shape {tuple(result.shape)}"
@@ -147,19 +206,6 @@ def _measure_loss(loss: Callable[[Any, Any], torch.Tensor], value: Any, target: 
 
     run()
     return _median_s(run, device)
-
-
-def _measure_optimizer(weights: list[nn.Parameter], optimizer: OptimizerFactory, device: torch.device) -> tuple[float, int]:
-    """Seconds of a step, and bytes of the state that it keeps."""
-    if not weights:
-        return 0.0, 0
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight)
-    steps = optimizer(weights)
-    steps.step()
-    seconds = _median_s(steps.step, device)
-    tensors = [t for state in steps.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    return seconds, sum(map(size_bytes, tensors))
 
 
 def _median_s(run: Callable[[], Any], device: torch.device) -> float:
@@ -192,29 +238,46 @@ def _saved_bytes(parameters: list[nn.Parameter]) -> Iterator[list[int]]:
 # -- links and memory -----------------------------------------------------------------------------------------------------
 
 
-def _probe(peer: int, groups: Groups) -> tuple[float, float]:
-    """Latency (seconds) and bandwidth (bytes per second) of the link to `peer`, by messages there and back."""
-    small_s = _round_trips(peer, groups, torch.zeros(8, dtype=torch.uint8))
-    large_s = _round_trips(peer, groups, torch.zeros(PROBE_BYTES, dtype=torch.uint8))
-    return small_s / 2, PROBE_BYTES / max((large_s - small_s) / 2, 1e-9)
+def _probe(peer: int, groups: Groups, output_bytes: int) -> tuple[float, float, float]:
+    """Latency (seconds) and bandwidth (bytes per second) of the link to `peer`, and this processor's seconds for passing
+    on one output of `output_bytes`, by messages there and back."""
+    small_s, _ = _round_trips(peer, groups, 8)
+    large_s, _ = _round_trips(peer, groups, PROBE_BYTES)
+    size = torch.tensor([output_bytes])
+    groups.wait(groups.send(size, peer, PROBE_TAG).wait)
+    _, overhead_s = _round_trips(peer, groups, output_bytes)
+    return small_s / 2, PROBE_BYTES / max((large_s - small_s) / 2, 1e-9), overhead_s
 
 
-def _round_trips(peer: int, groups: Groups, message: torch.Tensor) -> float:
+def _answer_probe(peer: int, groups: Groups) -> float:
+    """The other end of `_probe`: this processor's seconds for one output."""
+    for n_bytes in (8, PROBE_BYTES):
+        _answer_round_trips(peer, groups, n_bytes)
+    size = torch.empty(1, dtype=torch.int64)
+    groups.wait(groups.receive(size, peer, PROBE_TAG).wait)
+    return _answer_round_trips(peer, groups, int(size))
+
+
+def _round_trips(peer: int, groups: Groups, n_bytes: int) -> tuple[float, float]:
+    """Median seconds of a message there and back, and processor seconds of this process for one of the two."""
+    message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
     seconds = []
+    before_s = time.process_time()
     for _ in range(N_REPEATS):
         start_s = time.monotonic()
         groups.wait(groups.send(message, peer, PROBE_TAG).wait)
         groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
         seconds.append(time.monotonic() - start_s)
-    return statistics.median(seconds)
+    return statistics.median(seconds), (time.process_time() - before_s) / (2 * N_REPEATS)
 
 
-def _answer_probe(peer: int, groups: Groups) -> None:
-    for size in (8, PROBE_BYTES):
-        message = torch.zeros(size, dtype=torch.uint8)
-        for _ in range(N_REPEATS):
-            groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
-            groups.wait(groups.send(message, peer, PROBE_TAG).wait)
+def _answer_round_trips(peer: int, groups: Groups, n_bytes: int) -> float:
+    message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
+    before_s = time.process_time()
+    for _ in range(N_REPEATS):
+        groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
+        groups.wait(groups.send(message, peer, PROBE_TAG).wait)
+    return (time.process_time() - before_s) / (2 * N_REPEATS)
 
 
 def resident_bytes() -> int:

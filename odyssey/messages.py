@@ -91,7 +91,7 @@ class Boundary(msgspec.Struct, frozen=True):
 
 
 class LayerCost(msgspec.Struct, frozen=True):
-    """One layer measured on one micro-batch of the full size, alone on its device. Seconds of compute, bytes."""
+    """One layer measured on one micro-batch of the full size. Seconds of compute, bytes."""
 
     layer: int
     forward_s: float
@@ -187,8 +187,9 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     """The answer to Measure: this rank's layers, and the link to its successor in the chain.
 
     `latency_s`, `bandwidth`: None where the chain ends here. `group_s`: seconds to build the chain's group.
-    `loss_s`: seconds of loss and its gradient, from the last rank only. `runtime_bytes`: resident memory that is
-    neither model nor activations.
+    `loss_s`: seconds of loss and its gradient, from the last rank only. `op_overhead_s`: processor seconds of sending
+    and receiving once between two layers; None on a rank alone. `runtime_bytes`: resident memory that is neither model
+    nor activations.
     """
 
     generation: int
@@ -198,6 +199,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     bandwidth: float | None
     group_s: float
     loss_s: float | None
+    op_overhead_s: float | None
     runtime_bytes: int
     memory_bytes: int
 
@@ -245,6 +247,7 @@ class Committed(msgspec.Struct, frozen=True, tag=True):
 class OpTime(msgspec.Struct, frozen=True):
     """Mean compute seconds of `kind` (F, B, I, W, S: optimizer) over layers `[first, stop)` in `n` runs since the last report.
 
+    Kind `O`, with no layers: what an op costs the processor beside its computation (transfers, the interpreter).
     Compute seconds are those of the thread's CPU clock (of the device's own clock on a GPU), so that waiting for a
     busy core does not count.
     """

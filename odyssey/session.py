@@ -92,6 +92,7 @@ class Session:
         self._data: Prefetcher | None = None
         self._work: Work | None = None
         self._taken_over: Values | None = None
+        self._leader_of_unit: int | None = None
         self._finished = False
         self._prepared = 0  # the newest generation that this rank is ready for
         self._times_sent_s = time.monotonic()
@@ -117,6 +118,18 @@ class Session:
         """Whether the plan has no work for this rank."""
         return self.plan is not None and self.rank not in self.plan.held
 
+    @property
+    def leader(self) -> int:
+        """Who speaks for the last unit: the leader of the plan that it ran under, while that rank lives.
+
+        So a rank that took the unit over under a newer plan does not repeat what the leader of the older one has said.
+        """
+        assert self.plan is not None
+        if self._leader_of_unit in (*self.plan.workers, *self.plan.idle):
+            assert self._leader_of_unit is not None
+            return self._leader_of_unit
+        return self.plan.leader
+
     def start(self) -> None:
         """Report to the agent, and wait until a generation runs."""
         self._link.listen(self._handle)
@@ -137,7 +150,7 @@ class Session:
             raise JobError(f"{work.kind}: another rank has already ended its script", _SAME_CALLS)
         with self._lock:
             self._inside, self._work, self._phase = True, work, "compute"
-        self._taken_over = None
+        self._taken_over = self._leader_of_unit = None
         # That all ranks end the same unit is checked by the commit point itself: what they add must be equal.
         unit = [float(part) for part in (*self.position, zlib.crc32(work.kind.encode()) >> 8)]
         started_s = time.monotonic()
@@ -194,6 +207,7 @@ class Session:
         """
         for result in results:
             if result.position == self.position and self._work is not None and self._taken_over is None:
+                self._leader_of_unit = self.plan.leader if self.plan is not None else None
                 self._take(self._work, result)
                 self._taken_over = result.values
 

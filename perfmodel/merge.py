@@ -46,6 +46,7 @@ def merge(
     losses = [report.loss_s for report in measured if report.loss_s is not None]
     if not losses:
         raise ProfileError(f"{model_name}: loss_s has no measurement", HELP)
+    overheads_s = [report.op_overhead_s for report in measured if report.op_overhead_s is not None]
     intra, inter = _links(measured, ranks_per_node * nodes_per_host)
     n_ranks = len(measured)
     slowest = max(intra.latency_s, inter.latency_s) if n_ranks > ranks_per_node * nodes_per_host else intra.latency_s
@@ -58,7 +59,7 @@ def merge(
         ties=model.ties,
         tie_bytes=model.tie_bytes,
         loss_s=median(losses),
-        op_overhead_s=OP_OVERHEAD_S,
+        op_overhead_s=median(overheads_s) if overheads_s else OP_OVERHEAD_S,
         # stated default for a tiny all-reduce: up and down a binary tree of the ranks
         commit_s=2 * math.ceil(math.log2(n_ranks)) * slowest if n_ranks > 1 else slowest,
         runtime_bytes=round(median(report.runtime_bytes for report in measured)),

@@ -33,22 +33,24 @@ FIELDS = {
 def refresh(profile: Profile, op_times: Sequence[OpTime]) -> Profile:
     """The profile after a report of real op times over ranges of layers.
 
-    The layers of a range keep their proportions; their sum moves towards what was measured less `op_overhead_s` (and
-    less the loss where the range ends the model).
+    The layers of a range keep their proportions; their sum moves towards what was measured (less the loss where the
+    range ends the model). Kind `O` is `op_overhead_s`.
     """
     layers = list(profile.layers)
     for time in op_times:
         kind = time.kind
+        if kind == "O":
+            overhead_s = profile.op_overhead_s + STEP_WEIGHT * (max(time.mean_s, 0.0) - profile.op_overhead_s)
+            profile = msgspec.structs.replace(profile, op_overhead_s=overhead_s)
+            continue
         if time.first == 0 and kind in ("I", "W") and not has_input_gradient(profile):
             if kind == "I":
                 continue
             kind = "B"
         fields = FIELDS[kind]
         known = sum(getattr(layer, field) for layer in layers[time.first : time.stop] for field in fields)
-        extra = profile.op_overhead_s
-        if time.kind == "F" and time.stop == len(layers):
-            extra += profile.loss_s
-        measured = time.mean_s - extra
+        loss_s = profile.loss_s if time.kind == "F" and time.stop == len(layers) else 0.0
+        measured = time.mean_s - loss_s
         if known <= 0 or measured <= 0 or time.n < 1:
             continue
         scale = 1 + STEP_WEIGHT * (measured / known - 1)

@@ -41,6 +41,7 @@ def measured(layers: list[LayerCost], *, last: bool = False, latency_s: float = 
         latency_s=None if last else latency_s,
         bandwidth=None if last else 1e6,
         group_s=0.3,
+        op_overhead_s=None,
         loss_s=0.25 if last else None,
         runtime_bytes=50,
         memory_bytes=memory,
@@ -116,7 +117,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 def test_real_op_times_move_the_layers_of_their_range_in_proportion() -> None:
     of = profile([layer("a", 1.0), layer("b", 3.0), layer("c", 1.0)], 1, op_overhead_s=0.5)
-    after = refresh(of, [OpTime("F", 0, 2, 10, 8.5)])
+    after = refresh(of, [OpTime("F", 0, 2, 10, 8.0)])
     factor = 1 + STEP_WEIGHT * (8.0 / 4.0 - 1)
     assert [x.forward_s for x in after.layers] == pytest.approx([factor, 3 * factor, 1.0])
     assert [x.backward_s for x in after.layers] == [2.0, 2.0, 2.0]
@@ -143,7 +144,7 @@ def test_without_a_gradient_of_the_input_the_first_stage_has_its_whole_backward_
 
 def test_op_times_that_say_nothing_change_nothing() -> None:
     of = profile(2, 1, op_overhead_s=0.5)
-    assert refresh(of, [OpTime("F", 0, 2, 0, 9.0), OpTime("F", 0, 2, 5, 0.4), OpTime("S", 0, 2, 5, 1.0)]) == of
+    assert refresh(of, [OpTime("F", 0, 2, 0, 9.0), OpTime("F", 0, 2, 5, 0.0), OpTime("S", 0, 2, 5, 1.0)]) == of
 
 
 def test_a_real_transition_moves_the_parts_that_took_place() -> None:
@@ -211,3 +212,10 @@ def test_an_error_in_a_file_names_file_and_field(tmp_path: Path, text: str, says
     with pytest.raises(ProfileError) as caught:
         load(path)
     assert says in caught.value.what and "job.yaml" in caught.value.what and caught.value.help
+
+
+def test_what_an_op_costs_beside_its_computation_is_learnt() -> None:
+    of = profile(2, 1, op_overhead_s=0.5)
+    after = refresh(of, [OpTime("O", 0, 0, 7, 1.5)])
+    assert after.op_overhead_s == pytest.approx(0.5 + STEP_WEIGHT * 1.0)
+    assert after.layers == of.layers
