@@ -13,7 +13,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from odyssey.messages import Committed, Deframer, Order, Report, Result, frame
+import psutil
+
+from launcher.state import with_result
+from odyssey.messages import (
+    Boundary,
+    Committed,
+    Deframer,
+    Finished,
+    Follow,
+    Go,
+    Hello,
+    Measure,
+    Measured,
+    Order,
+    Pause,
+    Paused,
+    Prepare,
+    Ready,
+    Report,
+    Result,
+    frame,
+)
+from odyssey.plan import Plan, Stage
+from perfmodel.merge import merge
+from perfmodel.profile import Profile
+from strategies.search import best, initial_plan, search
+from strategies.situation import Situation
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
@@ -23,11 +49,20 @@ class MiniAgent:
     """Real processes of `script` as ranks 0..n-1, a store, and the reports of each rank in order."""
 
     def __init__(self, n_ranks: int, script: Path, *arguments: str) -> None:
-        self.reports: dict[int, list[Any]] = {rank: [] for rank in range(n_ranks)}
-        self.results: list[Result] = []
+        self.reports: dict[int, list[Any]] = {}
+        self.heard: dict[int, list[Any]] = {}
+        """All reports of each rank; those of `reports` are not yet read by `wait`."""
+        self.results: tuple[Result, ...] = ()
+        self.followers: tuple[int, ...] = ()
+        """Idle ranks, which are told every result."""
+        self.generation = 0
+        self.plan: Plan | None = None
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._n_ranks = n_ranks
+        self._command = [sys.executable, str(script), *arguments]
+        self._profile: Profile | None = None
         self._sockets: dict[int, socket.socket] = {}
-        self._deframers = {rank: Deframer(Report) for rank in range(n_ranks)}
+        self._deframers: dict[int, Deframer[Report]] = {}
         self._selector = selectors.DefaultSelector()
         serve = (
             "from torch.distributed import TCPStore; s = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False);"
@@ -35,21 +70,103 @@ class MiniAgent:
         )
         self._store = subprocess.Popen([sys.executable, "-c", serve], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for rank in range(n_ranks):
-            mine, its = socket.socketpair()
-            environment = os.environ | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(n_ranks),
-                "LOCAL_WORLD_SIZE": str(n_ranks),
-                "OMP_NUM_THREADS": "1",
-                "ODYSSEY_AGENT_FD": str(its.fileno()),
-            }
-            command = [sys.executable, str(script), *arguments]
-            self.processes[rank] = subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=[its.fileno()])
-            its.close()
-            self._sockets[rank] = mine
-            self._selector.register(mine, selectors.EVENT_READ, rank)
+            self.spawn(rank)
         assert self._store.stdout is not None
         self.store = f"127.0.0.1:{int(self._store.stdout.readline())}"
+
+    def spawn(self, rank: int) -> None:
+        """Start a process as `rank`, at the start or instead of one that was killed."""
+        mine, its = socket.socketpair()
+        environment = os.environ | {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._n_ranks),
+            "LOCAL_WORLD_SIZE": str(self._n_ranks),
+            "OMP_NUM_THREADS": "1",
+            "ODYSSEY_AGENT_FD": str(its.fileno()),
+        }
+        self.processes[rank] = subprocess.Popen(self._command, env=environment, cwd=ROOT, pass_fds=[its.fileno()])
+        its.close()
+        self.reports[rank], self.heard[rank] = [], []
+        self._deframers[rank] = Deframer(Report)
+        self._sockets[rank] = mine
+        self._selector.register(mine, selectors.EVENT_READ, rank)
+
+    # -- what the coordinator does, in its simplest form ----------------------------------------------------------------
+
+    def start(self, layout: str) -> dict[int, Ready]:
+        """Measure, plan `layout` over all ranks, prepare them: everything of the first generation but its Go."""
+        hellos = self.wait(Hello)
+        model = hellos[0].model
+        workers = range(min(self._n_ranks, len(model.layers)))
+        cuts = [len(model.layers) * i // len(workers) for i in range(len(workers) + 1)]
+        self.order(Measure(0, tuple(Stage(i, cuts[i], cuts[i + 1]) for i in workers), self.store))
+        measured = self.wait(Measured, *workers)
+        self._profile = merge(
+            model, [measured[i] for i in workers], ranks_per_node=1, nodes_per_host=8, cores=None, model_name="train"
+        )
+        chosen = best(initial_plan(self._situation({}, ()), layout))
+        assert chosen is not None and chosen.plan is not None
+        return self.prepare(chosen.plan)
+
+    def pause(self) -> dict[int, Paused]:
+        """The next generation: nobody communicates any more."""
+        self.generation += 1
+        self.order(Pause(self.generation))
+        return self.wait(Paused, when=lambda report: report.generation == self.generation)
+
+    def replan(self, strategy: str, paused: dict[int, Paused], respawnable: tuple[int, ...] = ()) -> Plan:
+        """The best plan of `strategy` for the ranks that answered the pause."""
+        held = {rank: frozenset(report.held) for rank, report in paused.items()}
+        chosen = best(search(self._situation(held, respawnable), strategy))
+        assert chosen is not None and chosen.plan is not None, f"{strategy} has no plan"
+        return chosen.plan.validate(held)
+
+    def prepare(self, plan: Plan) -> dict[int, Ready]:
+        """Everybody's answer to it. `go` is the caller's."""
+        self.send_prepare(plan)
+        return self.wait_ready()
+
+    def send_prepare(self, plan: Plan) -> None:
+        self.generation, self.plan = max(plan.generation, self.generation), plan
+        self.order(Prepare(plan.generation, plan, self.store, self.results, self.boundaries))
+
+    def wait_ready(self) -> dict[int, Ready]:
+        return self.wait(Ready, when=lambda report: report.generation == self.generation)
+
+    def go(self) -> None:
+        assert self.plan is not None
+        self.followers = self.plan.idle
+        self.order(Go(self.generation))
+
+    def finish(self) -> dict[int, Finished]:
+        """Wait until all ranks have ended their scripts, and well."""
+        finished = self.wait(Finished)
+        for rank in self._sockets:
+            assert self.processes[rank].wait(LIMIT_S) == 0, f"rank {rank}"
+        return finished
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        assert self._profile is not None
+        return self._profile.boundaries
+
+    def _situation(self, held: dict[int, frozenset[int]], respawnable: tuple[int, ...]) -> Situation:
+        assert self._profile is not None
+        alive = tuple(sorted(held)) if self.plan is not None else tuple(range(self._n_ranks))
+        return Situation(
+            generation=self.generation if self.plan is not None else 1,
+            step=self.results[-1].position[0] + 1 if self.results else 0,
+            plan=self.plan,
+            alive=alive,
+            lost=tuple(rank for rank in range(self._n_ranks) if rank not in alive),
+            respawnable=respawnable,
+            held=held,
+            node_of={rank: rank for rank in range(self._n_ranks)},
+            profile=self._profile,
+            seconds_to_change=3600.0,
+        )
+
+    # -- orders and reports, one by one ---------------------------------------------------------------------------------
 
     def order(self, order: Order, *ranks: int) -> None:
         """Send to `ranks`, by default all that live."""
@@ -81,15 +198,23 @@ class MiniAgent:
 
     def _note(self, rank: int, reports: list[Any]) -> None:
         self.reports[rank] += reports
+        self.heard[rank] += reports
         for report in reports:
-            if isinstance(report, Committed) and report.result not in self.results:
-                self.results = [report.result] if report.result.kind == "step" else [*self.results, report.result]
+            if isinstance(report, Committed):
+                known, self.results = self.results, with_result(self.results, report.result)
+                if self.followers and self.results is not known:
+                    self.order(Follow(self.generation, report.result), *self.followers)
 
     def kill(self, rank: int) -> None:
         """SIGKILL, and forget the rank."""
         self.processes[rank].send_signal(signal.SIGKILL)
         self.processes[rank].wait()
         self._forget(rank)
+
+    def leave(self, rank: int) -> int:
+        """End the connection to a rank without a word; returns what its process ended with."""
+        self._forget(rank)
+        return self.processes[rank].wait(LIMIT_S)
 
     def _forget(self, rank: int) -> None:
         sock = self._sockets.pop(rank)
@@ -99,12 +224,16 @@ class MiniAgent:
 
     def close(self) -> None:
         """End everything."""
+        processes = [*self.processes.values(), self._store]
         for rank in list(self._sockets):
-            self._forget(rank)
-        for process in self.processes.values():
-            process.wait(LIMIT_S)  # the end of their socket ends them
+            self._forget(rank)  # its end ends the rank
         assert self._store.stdin is not None and self._store.stdout is not None
         self._store.stdin.close()
-        self._store.wait(LIMIT_S)
+        _, alive = psutil.wait_procs([psutil.Process(p.pid) for p in processes if p.poll() is None], LIMIT_S)
+        for process in alive:
+            process.kill()
+        for process in processes:
+            process.wait()
         self._store.stdout.close()
         self._selector.close()
+        assert not alive, f"{alive} outlived their agent"

@@ -6,6 +6,7 @@ The leader prints `step 3 loss 2.345678901234567` for every step, and at the end
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 import time
@@ -46,6 +47,9 @@ def main() -> None:
             mean = job.evaluate(models.data_for(options.model, 24, dtype))
             if job.is_leader:
                 print(f"evaluate {step.index} loss {mean!r}", flush=True)
+        if options.hold is not None and step.index == options.hold_after:
+            with options.hold.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
     state = job.state_dict()
     if job.is_leader and options.out is not None:
         temporary = options.out.with_name(f".{options.out.name}.{os.getpid()}")
@@ -77,6 +81,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--autocast", action="store_true", help="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep after each step")
+    parser.add_argument("--hold", type=Path, help="a file that is locked: wait for it after the step of --hold-after")
+    parser.add_argument("--hold-after", type=int, default=0)
     parser.add_argument("--eval-every", type=int, default=0)
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
