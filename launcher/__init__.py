@@ -4,11 +4,15 @@ May import `strategies`, `perfmodel`, `odyssey.plan`, `odyssey.messages` and `od
 
     options.py      what a run was asked            events.py       the log's vocabulary
     state.py        what the coordinator knows      coordinator.py  (state, event) -> (state, actions), pure
-    actions.py      what it wants done              gate.py         what must agree before anything runs
+    decision.py     what it answers, and the end    transition.py   its part from a pause to go
+    plain.py        scripts that build no Job       gate.py         what must agree before anything runs
+    actions.py      what it wants done              replay.py       the same decisions from a log
     agent.py        one job on one host             loop.py         descriptors and timers
-    spawn.py        processes of ranks              environment.py  their variables
+    processes.py    of ranks, zygote and store      ends.py         how processes end
+    spawn.py        how processes are started       environment.py  their variables
+    reports.py      what ranks say, as events       signals.py      what the launcher is told to do
     store.py        the address of the job's store  logs.py         the job's folder
+    profiling.py    the profile, kept true          progress.py     hangs
     planning.py     situations and look-ups         ahead.py        plans computed before they are needed
-    progress.py     hangs                           drill.py        faults on purpose
-    replay.py       the same decisions from a log
+    drill.py        faults on purpose               faults.py       when they strike
 """

@@ -5,7 +5,7 @@
 
 No clock, no I/O, no randomness: time is in the events, deadlines come back as Tick, and whatever else is looked up
 (plans, the profile) comes back as an event of its own. So replaying a log gives the same decisions (replay.py).
-Scripts that never build a Job are treated as torchrun treats them: STARTING ─a failure─► RESTARTING ─all gone─► STARTING.
+From PAUSING to RUNNING: transition.py. Scripts that never build a Job are treated as torchrun treats them: plain.py.
 """
 
 from __future__ import annotations
@@ -15,29 +15,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from launcher import gate
+from launcher import gate, plain, transition
 from launcher.actions import (
     Action,
-    End,
-    EndRanks,
     Kill,
-    Propose,
     Record,
-    RenewStore,
     SendOrder,
     SetDeadline,
     Spawn,
-    StartMeasure,
 )
+from launcher.decision import Step, end
 from launcher.events import (
     Cause,
     ConnectionLost,
     Event,
-    JobEnded,
     JobStarted,
     Note,
-    Pausing,
-    PlanChosen,
     Profiled,
     Proposed,
     RankExited,
@@ -52,23 +45,13 @@ from launcher.events import (
     StoreLost,
     Tick,
     UnitCommitted,
-    Went,
 )
 from launcher.state import State, Status, ranks_text, with_result
-from odyssey.errors import PlanError, ProfileError
-from odyssey.messages import Finish, Follow, Go, Pause, Prepare
-from odyssey.plan import Plan, Stage
+from odyssey.errors import ProfileError
+from odyssey.messages import Finish, Follow, Pause
 
-PAUSE_DEADLINE_S = 5.0
-"""The link's thread of a rank answers in milliseconds, unless a library holds the interpreter's lock."""
-MOVE_DEADLINE_S = 120.0
-"""Longer than the time-out of a process group (60 s), whose end tells more."""
-JOIN_DEADLINE_S = 60.0
-"""For a respawned rank; ten times what the first start took, if that is longer."""
 EXIT_DEADLINE_S = 10.0
 """For the other ranks, after one ended with exit code 0 that was expected to go on."""
-
-Step = tuple[State, tuple[Action, ...]]
 
 
 def step(state: State, event: Event) -> Step:
@@ -115,11 +98,11 @@ def _rank_joined(state: State, event: Event, body: RankJoined) -> Step:
     if state.status is Status.STARTING:
         return _if_all_joined(state, event)
     if (difference := gate.model_difference(state.models)) is not None:
-        return _end(state, 1, difference, "all ranks must build the same model: check what depends on the rank")
+        return end(state, 1, difference, "all ranks must build the same model: check what depends on the rank")
     if state.status is Status.PAUSING:
         return state, (SendOrder(body.rank, Pause(state.generation)),)
     if state.status is Status.MOVING and state.next_plan is not None and body.rank in state.next_plan.spawned:
-        return _if_spawned_joined(state, event)
+        return transition.if_spawned_joined(state, event)
     return state, ()
 
 
@@ -127,10 +110,10 @@ def _if_all_joined(state: State, event: Event) -> Step:
     if not state.models or state.joined != state.alive:
         return state, ()
     if (difference := gate.model_difference(state.models)) is not None:
-        return _end(state, 1, difference, "all ranks must build the same model: check what depends on the rank")
+        return end(state, 1, difference, "all ranks must build the same model: check what depends on the rank")
     state = replace(state, joined_after_s=event.time - state.started_at)
     if state.profile is None:
-        return _measure(state)
+        return transition.measure(state)
     return _check_profile(state, event)
 
 
@@ -141,29 +124,20 @@ def _check_profile(state: State, event: Event) -> Step:
     try:
         check_model(state.profile, state.models[min(state.models)])
     except ProfileError as error:
-        return _end(state, 1, error.what, error.help)
-    return _propose(replace(state, generation=state.generation + 1), event)
-
-
-def _measure(state: State) -> Step:
-    """One chain over as many ranks as there are layers at most, in even parts: every layer is measured once."""
-    n_layers = len(state.models[min(state.models)].layers)
-    workers = sorted(state.joined)[:n_layers]
-    cuts = [n_layers * i // len(workers) for i in range(len(workers) + 1)]
-    chain = tuple(Stage(worker, cuts[i], cuts[i + 1]) for i, worker in enumerate(workers))
-    return replace(state, status=Status.MEASURING), (SetDeadline(None), StartMeasure(state.generation, chain))
+        return end(state, 1, error.what, error.help)
+    return transition.propose(replace(state, generation=state.generation + 1), event)
 
 
 def _profiled(state: State, event: Event, body: Profiled) -> Step:
     state = replace(state, profile=body.profile)
     if state.profile_only and state.status is not Status.STARTING:
-        return _end(state, 0, "the profile is written")
+        return end(state, 0, "the profile is written")
     if state.status is Status.MEASURING:
         return _check_profile(state, event)
     return state, ()
 
 
-# -- loss and pause ----------------------------------------------------------------------------------------------------
+# -- loss -------------------------------------------------------------------------------------------------------------
 
 
 def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
@@ -176,15 +150,15 @@ def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
         slots_lost=state.slots_lost | {rank} if body.slot_lost else state.slots_lost,
     )
     if state.status is Status.RESTARTING:
-        return _if_all_gone(state)
+        return plain.if_all_gone(state)
     how = f"{ranks_text([rank])} was lost ({body.cause.text})"
     if not state.models and state.plan is None:
         # A rank that a signal ended comes first: the exceptions of the others are what it did to them.
         ended = f"rank {rank} ended with {body.cause.text}"
         script_at_fault = body.cause.kind in ("exit", "exception")
-        return _plain_failure(state, (state.first_failure or ended) if script_at_fault else how)
+        return plain.failure(state, (state.first_failure or ended) if script_at_fault else how)
     if body.cause.kind in ("exit", "exception"):
-        return _end(state, 1, f"rank {rank} ended with {body.cause.text}")
+        return end(state, 1, f"rank {rank} ended with {body.cause.text}")
     if state.status is Status.FINISHING:
         return _lost_while_finishing(state, event, rank)
     state = replace(
@@ -196,7 +170,7 @@ def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
     )
     if state.status is Status.STARTING:
         return _lost_before_all_joined(state, event, rank, how)
-    return _pause(state, how)
+    return transition.pause(state, how)
 
 
 def _lost_before_all_joined(state: State, event: Event, rank: int, how: str) -> Step:
@@ -205,201 +179,9 @@ def _lost_before_all_joined(state: State, event: Event, rank: int, how: str) -> 
         state = replace(state, n_restarts=state.n_restarts + 1, alive=state.alive | {rank}, lost=())
         return state, (Record(Note(f"{how} before the job began; it is started again")), Spawn(rank))
     if not state.alive:
-        return _end(state, 1, f"{how}, the last one")
+        return end(state, 1, f"{how}, the last one")
     state, actions = _if_all_joined(replace(state, lost=(), loss_at=None), event)
     return state, (Record(Note(f"{how} before the job began; it starts without")), *actions)
-
-
-def _pause(state: State, reason: str) -> Step:
-    """Begin a new generation: everybody out of communication. Plans and answers of the one before are void."""
-    state = replace(
-        state,
-        status=Status.PAUSING,
-        generation=state.generation + 1,
-        next_plan=None,
-        paused={},
-        ready={},
-    )
-    orders = tuple(SendOrder(rank, Pause(state.generation)) for rank in sorted(state.joined))
-    decision = Record(Pausing(tuple(sorted(state.lost)), reason))
-    if not state.members:
-        state, actions = _end(state, 1, f"{reason}, the last one")
-        return state, (decision, *actions)
-    return state, (*orders, decision, SetDeadline(PAUSE_DEADLINE_S))
-
-
-def _rank_paused(state: State, event: Event, body: RankPaused) -> Step:
-    if state.status is not Status.PAUSING or body.rank not in state.joined:
-        return state, ()
-    state = replace(state, paused={**state.paused, body.rank: body})
-    if not state.joined <= frozenset(state.paused):
-        return state, ()
-    state = replace(state, paused_at=event.time)
-    if state.plan is not None:
-        return _propose(state, event)
-    if state.profile is None:
-        return _measure(state)
-    return _propose(state, event)
-
-
-# -- plan --------------------------------------------------------------------------------------------------------------
-
-
-def _propose(state: State, event: Event) -> Step:
-    """Ask for plans, if what the survivors report allows to go on at all."""
-    members = tuple(sorted(state.members))
-    if state.plan is None:
-        state = replace(state, status=Status.PLANNING, chosen_at=event.time)
-        action = Propose(state.generation, 0, None, members, (), (), {})
-        return state, (SetDeadline(None), action)
-    survivors = {rank: state.paused[rank] for rank in members}
-    if (problem := gate.roll_forward_problem(survivors, state.results)) is not None:
-        return _end(state, 1, f"the survivors cannot go on exactly: {problem}", "restart the job from its last checkpoint")
-    held = {rank: frozenset(report.held) for rank, report in survivors.items()}
-    if missing := gate.layers_without_holder(held, state.plan.n_layers):
-        if not state.results:  # no unit is final: the layers are as the script builds them, and can be built again
-            return _propose(replace(state, plan=None), event)
-        return _state_lost(state, missing)
-    respawnable = tuple(
-        rank
-        for rank in sorted(state.lost)
-        if rank not in state.slots_lost and (rank in state.alive or state.n_restarts < state.max_restarts)
-    )
-    if not state.lost and all(state.plan.held[worker] <= held.get(worker, frozenset()) for worker in state.plan.workers):
-        state, actions = _choose(
-            state, event, replace(state.plan, moves=(), spawned=()), "no rank is lost: the same plan again"
-        )
-        return state, (SetDeadline(None), *actions)
-    position = gate.final_position(survivors, state.results)
-    action = Propose(state.generation, position[0], state.plan, members, tuple(sorted(state.lost)), respawnable, held)
-    return replace(state, status=Status.PLANNING), (SetDeadline(None), action)
-
-
-def _state_lost(state: State, missing: list[int]) -> Step:
-    assert state.plan is not None
-    layers = state.models[min(state.models)].layers
-    names = ", ".join(f"{layer} ({layers[layer].name})" for layer in missing)
-    before = sorted({rank for layer in missing for rank in state.plan.holders(layer)})
-    return _end(
-        state,
-        1,
-        f"every holder of {'layers' if len(missing) > 1 else 'layer'} {names} is lost ({ranks_text(before)})",
-        "keep more than one pipeline, so that each layer has more than one holder; restart from the last checkpoint",
-    )
-
-
-def _proposed(state: State, event: Event, body: Proposed) -> Step:
-    if state.status is not Status.PLANNING:
-        return state, ()
-    notes: list[Action] = []
-    held = {rank: frozenset(report.held) for rank, report in state.paused.items() if rank in state.members}
-    for candidate in body.candidates:
-        if candidate.plan is None:
-            continue
-        try:
-            plan = candidate.plan.validate(held if state.plan is not None else None)
-            _check_ranks(state, plan)
-        except PlanError as error:
-            notes.append(Record(Note(f"the plan of {candidate.strategy} cannot be: {error.what}")))
-            continue
-        state, actions = _choose(state, event, plan, candidate.reason)
-        return state, (*notes, *actions)
-    reasons = "; ".join(f"{candidate.strategy}: {candidate.reason}" for candidate in body.candidates)
-    state, actions = _end(state, 1, f"no plan for {ranks_text(state.members)}: {reasons or 'no strategy has any'}")
-    return state, (*notes, *actions)
-
-
-def _check_ranks(state: State, plan: Plan) -> None:
-    """Every rank of the plan is there or is to be spawned, and may be."""
-    if unknown := set(plan.workers) - state.members - set(plan.spawned):
-        raise PlanError(f"worker {min(unknown)} is lost")
-    if foreign := {rank for rank in plan.spawned if rank not in state.lost or rank in state.slots_lost}:
-        raise PlanError(f"worker {min(foreign)} cannot be spawned")
-
-
-def _choose(state: State, event: Event, plan: Plan, reason: str) -> Step:
-    end = state.end
-    first_step = plan.step if end is None else end[0]
-    plan = replace(plan, generation=state.generation, step=first_step)
-    new = tuple(rank for rank in plan.spawned if rank not in state.alive)
-    unwanted = tuple(sorted(state.arriving - set(plan.spawned)))
-    alive = (state.alive | set(new)) - set(unwanted)
-    state = replace(
-        state,
-        status=Status.MOVING,
-        next_plan=plan,
-        alive=alive,
-        arriving=(state.arriving | set(new)) & alive,
-        models={rank: model for rank, model in state.models.items() if rank in alive and rank not in new},
-        n_restarts=state.n_restarts + (1 if new else 0),
-        chosen_at=event.time,
-    )
-    spawns: tuple[Action, ...] = tuple(Spawn(rank) for rank in new)
-    kills: tuple[Action, ...] = tuple(Kill(rank, None) for rank in unwanted)
-    state, actions = _if_spawned_joined(state, event)
-    return state, (*spawns, *actions, *kills, Record(PlanChosen(plan, reason, state.results)))
-
-
-# -- move, gate, go ----------------------------------------------------------------------------------------------------
-
-
-def _if_spawned_joined(state: State, event: Event) -> Step:
-    """Prepare everybody at once: who waits for a rank that still starts would only wait in C++."""
-    plan = state.next_plan
-    assert plan is not None
-    if state.joined != state.alive:
-        return state, (SetDeadline(max(JOIN_DEADLINE_S, 10 * state.joined_after_s)),)
-    boundaries = state.profile.boundaries if state.profile is not None else ()
-    order = Prepare(state.generation, plan, "", state.results, boundaries)
-    # A rank in the script's own code gets to it when the script lets it; its agent asks it for life signs meanwhile.
-    busy = any(report.phase == "between" for report in state.paused.values())
-    first = state.plan is None
-    orders = tuple(SendOrder(rank, order) for rank in sorted(state.alive))
-    return state, (*orders, SetDeadline(None if busy or first else MOVE_DEADLINE_S))
-
-
-def _rank_ready(state: State, event: Event, body: RankReady) -> Step:
-    if state.status is not Status.MOVING or body.rank not in state.joined:
-        return state, ()
-    state = replace(state, ready={**state.ready, body.rank: body})
-    if not state.alive <= frozenset(state.ready):
-        return state, ()
-    plan = state.next_plan
-    assert plan is not None
-    if (problem := gate.gate_problem(plan, state.ready, state.end)) is not None:
-        return _end(state, 1, f"the ranks do not agree before generation {state.generation}: {problem}", _REPORT)
-    went = _went(state, event)
-    state = replace(
-        state,
-        status=Status.RUNNING,
-        plan=plan,
-        next_plan=None,
-        arriving=frozenset(),
-        lost=(),
-        loss_at=None,
-        paused={},
-        ready={},
-    )
-    orders = tuple(SendOrder(rank, Go(state.generation)) for rank in sorted(state.alive))
-    return state, (*orders, Record(went), SetDeadline(None))
-
-
-_REPORT = "this is a bug of Odyssey or of the machine: please report it with the job's events.jsonl"
-
-
-def _went(state: State, event: Event) -> Went:
-    groups_s = max(report.groups_s for report in state.ready.values())
-    moves_s = max(report.moves_s for report in state.ready.values())
-    if state.loss_at is None:
-        return Went(None, None, None, groups_s, moves_s, None)
-    return Went(
-        detect_s=None,
-        pause_s=state.paused_at - state.loss_at,
-        plan_s=state.chosen_at - state.paused_at,
-        groups_s=groups_s,
-        moves_s=moves_s,
-        total_s=event.time - state.loss_at,
-    )
 
 
 # -- run and finish ----------------------------------------------------------------------------------------------------
@@ -444,7 +226,7 @@ def _rank_exited(state: State, event: Event, body: RankExited) -> Step:
         return state, ()
     state = replace(state, alive=state.alive - {rank}, exited=state.exited | {rank})
     if state.status is Status.RESTARTING:
-        return _if_all_gone(state)
+        return plain.if_all_gone(state)
     if not state.alive:
         return _end_finished(state)
     if not state.models or rank in state.finished:
@@ -456,8 +238,8 @@ def _rank_exited(state: State, event: Event, body: RankExited) -> Step:
 
 def _end_finished(state: State) -> Step:
     if state.exited or state.finished:
-        return _end(state, 0, "all ranks have ended their scripts")
-    return _end(state, 1, "no rank is left")
+        return end(state, 0, "all ranks have ended their scripts")
+    return end(state, 1, "no rank is left")
 
 
 def _rank_failed(state: State, event: Event, body: RankFailed) -> Step:
@@ -467,38 +249,7 @@ def _rank_failed(state: State, event: Event, body: RankFailed) -> Step:
     reason = f"rank {body.rank} failed: {body.error}"
     if not state.models and state.plan is None:
         return replace(state, first_failure=state.first_failure or reason), ()
-    return _end(state, 1, reason, body.help)
-
-
-# -- scripts without a Job ---------------------------------------------------------------------------------------------
-
-
-def _plain_failure(state: State, reason: str) -> Step:
-    """One rank's failure ends all; then all start again, as long as restarts are left."""
-    if state.n_restarts >= state.max_restarts or state.slots_lost:
-        why = "its slot is gone" if state.slots_lost else f"{state.n_restarts} of {state.max_restarts} restarts used"
-        return _end(state, 1, f"{reason} ({why})" if state.max_restarts else reason)
-    state = replace(state, status=Status.RESTARTING, n_restarts=state.n_restarts + 1, first_failure="")
-    note = Note(f"{reason}; all ranks are started again (restart {state.n_restarts} of {state.max_restarts})")
-    if not state.alive:
-        state, actions = _if_all_gone(state)
-        return state, (Record(note), *actions)
-    return state, (Record(note), EndRanks(tuple(sorted(state.alive))))
-
-
-def _if_all_gone(state: State) -> Step:
-    if state.alive:
-        return state, ()
-    everybody = frozenset(range(state.n_ranks))
-    state = replace(
-        state,
-        status=Status.STARTING,
-        generation=state.generation + 1,
-        alive=everybody,
-        exited=frozenset(),
-        models={},
-    )
-    return state, (RenewStore(), *(Spawn(rank) for rank in sorted(everybody)))
+    return end(state, 1, reason, body.help)
 
 
 # -- time, the store, the end ------------------------------------------------------------------------------------------
@@ -507,13 +258,13 @@ def _if_all_gone(state: State) -> Step:
 def _tick(state: State, event: Event, body: Tick) -> Step:
     if state.status is Status.PAUSING:
         silent = state.joined - frozenset(state.paused)
-        return state, _kill(silent, f"did not pause within {PAUSE_DEADLINE_S:g} s")
+        return state, _kill(silent, f"did not pause within {transition.PAUSE_DEADLINE_S:g} s")
     if state.status is Status.MOVING and state.joined != state.alive:
         return state, _kill(state.alive - state.joined, "did not start in time")
     if state.status is Status.MOVING:
-        return state, _kill(state.alive - frozenset(state.ready), f"was not ready within {MOVE_DEADLINE_S:g} s")
+        return state, _kill(state.alive - frozenset(state.ready), f"was not ready within {transition.MOVE_DEADLINE_S:g} s")
     if state.status is Status.FINISHING and state.first_failure:
-        return _end(state, 1, state.first_failure)
+        return end(state, 1, state.first_failure)
     return state, ()
 
 
@@ -525,7 +276,7 @@ def _store_lost(state: State, event: Event, body: StoreLost) -> Step:
     """Groups that are being built need the store; groups that stand do not."""
     if state.status in (Status.MEASURING, Status.MOVING):
         at = event.time if state.loss_at is None else state.loss_at
-        return _pause(replace(state, loss_at=at), f"the store was lost ({body.reason})")
+        return transition.pause(replace(state, loss_at=at), f"the store was lost ({body.reason})")
     return state, ()
 
 
@@ -535,15 +286,12 @@ def _connection_lost(state: State, event: Event, body: ConnectionLost) -> Step:
         return state, (SendOrder(body.rank, Finish(state.generation, state.results)),) if body.rank in state.joined else ()
     if state.status not in (Status.MEASURING, Status.MOVING, Status.RUNNING):
         return state, ()
-    return _pause(replace(state, loss_at=event.time), f"rank {body.rank} lost its connection to another ({body.what})")
+    reason = f"rank {body.rank} lost its connection to another ({body.what})"
+    return transition.pause(replace(state, loss_at=event.time), reason)
 
 
 def _stop_requested(state: State, event: Event, body: StopRequested) -> Step:
-    return _end(state, body.code, body.reason, body.help)
-
-
-def _end(state: State, code: int, reason: str, help: str = "") -> Step:
-    return replace(state, status=Status.ENDED), (SetDeadline(None), Record(JobEnded(code, reason, help)), End(code))
+    return end(state, body.code, body.reason, body.help)
 
 
 _HANDLERS: dict[type, Callable[[State, Event, Any], Step]] = {
@@ -552,9 +300,9 @@ _HANDLERS: dict[type, Callable[[State, Event, Any], Step]] = {
     RankJoined: _rank_joined,
     Profiled: _profiled,
     RankLost: _rank_lost,
-    RankPaused: _rank_paused,
-    Proposed: _proposed,
-    RankReady: _rank_ready,
+    RankPaused: transition.rank_paused,
+    Proposed: transition.proposed,
+    RankReady: transition.rank_ready,
     UnitCommitted: _committed,
     RankFinished: _rank_finished,
     RankExited: _rank_exited,

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from odyssey.errors import UsageError
+
 
 class RunOptions(msgspec.Struct, frozen=True):
     """`capture_output`: a display is up, so ranks write to pipes that the agent reads; else to the launcher's own streams.
@@ -30,3 +32,11 @@ class RunOptions(msgspec.Struct, frozen=True):
     capture_output: bool = False
     master_addr: str = "127.0.0.1"
     master_port: int = 0
+
+    def check_script(self) -> None:
+        """Raises UsageError if there is nothing to run."""
+        path = Path(self.script)
+        if not path.exists():
+            raise UsageError(f"no such script: {self.script}", "give the path of the training script")
+        if path.is_dir() and not (path / "__main__.py").exists():
+            raise UsageError(f"{self.script} is a directory without __main__.py", "give the path of the training script")

@@ -118,6 +118,15 @@ class Planner:
             self._process = None
 
 
+def import_all() -> None:
+    """What planning needs and the way to the first rank does not."""
+    from perfmodel import merge, refine
+    from strategies import search
+
+    assert merge and refine
+    search.warm_up()
+
+
 def _is_same(prepared: Propose, ask: Propose) -> bool:
     """The plan's first step is all that may differ."""
     return (

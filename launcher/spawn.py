@@ -44,14 +44,14 @@ def die_with_parent(parent: int) -> None:
 class RankProcess:
     """One process of a rank, from the request for it until it is reaped. `pid` is None until it exists."""
 
-    def __init__(self, rank: int, number: int) -> None:
+    def __init__(self, rank: int, number: int, n_restarts: int) -> None:
         self.rank = rank
         self.number = number
+        self.n_restarts = n_restarts
         self.pid: int | None = None
         self.socket: socket.socket | None = None
         self.deframer = Deframer(Report)
         self.pipes: dict[int, str] = {}
-        self.has_joined = False
         self.has_finished = False
         self.has_failed = False
         self.killed_by: str | None = None

@@ -1,0 +1,395 @@
+"""The processes of one job on one host: asked for, watched until they end, ended, reaped; none is left behind.
+
+    spawn(rank) ─► zygote forks (or a plain spawn) ─► RankStarted ─► reports, output ─► its end ─► RankExited or RankLost
+
+The zygote and the store are processes here as well: when the zygote is lost another one serves what was asked last, when
+the store is lost another one serves the same address.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launcher import environment, spawn
+from launcher.ends import Ends, end_descendants, how, kill
+from launcher.events import Body, Cause, RankExited, RankLost, RankStarted, StoreLost
+from launcher.logs import JobFolder
+from launcher.loop import Loop
+from launcher.options import RunOptions
+from launcher.spawn import RankProcess, Zygote
+from odyssey.zygote import Forked, Imported
+
+FAILED_GRACE_S = 5.0
+"""For a rank whose script has failed, to print its traceback and end by itself."""
+
+
+class Processes:
+    """Every process below the agent. `feed`: what happened, to the coordinator; `say`: for people; `report(process, report)`
+    and `output(rank, stream, data)`: what ranks say and write."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        loop: Loop,
+        folder: JobFolder,
+        listener: socket.socket,
+        node_of: dict[int, int],
+        *,
+        feed: Callable[[Body], None],
+        say: Callable[[str], None],
+        report: Callable[[RankProcess, Any], None],
+        output: Callable[[int, str, bytes], None],
+    ) -> None:
+        self._options = options
+        self._loop = loop
+        self._folder = folder
+        self._listener = listener
+        self._node_of = node_of
+        self._feed = feed
+        self._say = say
+        self._report = report
+        self._output = output
+        self.ranks: dict[int, RankProcess] = {}
+        """The current process of each rank."""
+        self._living: dict[int, RankProcess] = {}
+        """By pid, all that are not reaped yet."""
+        self._requests: dict[int, RankProcess | None] = {}
+        """Forks asked for and not answered; None is the store."""
+        self._unclaimed: dict[int, int] = {}
+        """Wait statuses of processes that ended before the zygote's answer told who they were."""
+        self._number = 0
+        self._zygote: Zygote | None = None
+        self.forks_are_safe = True
+        self._store_pid: int | None = None
+        self._is_ending = False
+        self.n_losses = 0
+        """Ranks that something else than their own script has ended."""
+        self._shutdown_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+        self._ends = Ends()
+
+    # -- the zygote and the store --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the zygote, and the store from it."""
+        if (reason := spawn.unfaithful(Path(self._options.script))) is not None:
+            self.forks_are_safe = False
+            self._say(f"ranks are started without the zygote: {reason}")
+        self._start_zygote()
+        self._start_store()
+
+    def _start_zygote(self) -> None:
+        modules = spawn.imports_for(Path(self._options.script)) if Path(self._options.script).is_file() else ["torch"]
+        self._zygote = Zygote(modules, dict(os.environ), len(self._node_of))
+        self._loop.watch(self._zygote.socket.fileno(), self._on_zygote)
+
+    def _start_store(self) -> None:
+        self._number += 1
+        self._requests[self._number] = None
+        if self._zygote is None:
+            return
+        request = spawn.fork_store(self._number, self._options.master_addr, self._port)
+        try:
+            self._zygote.request(request, [self._listener.fileno()])
+        except OSError:
+            pass  # asked again when the next zygote is there
+
+    def renew_store(self) -> None:
+        """Another process with a fresh store, at the same address."""
+        if self._store_pid is not None:
+            pid, self._store_pid = self._store_pid, None
+            kill(pid)
+        self._start_store()
+
+    @property
+    def _port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def store_address(self) -> str:
+        """`host:port`."""
+        return f"{self._options.master_addr}:{self._port}"
+
+    def _on_zygote(self, mask: int) -> None:
+        assert self._zygote is not None
+        match self._zygote.answer():
+            case None:
+                self._zygote_is_gone()
+            case Imported(threads=threads) if threads > 1:
+                self.forks_are_safe = False
+                self._say(f"ranks are started without the zygote: importing torch has started {threads - 1} threads")
+            case Forked(number=number, pid=pid):
+                process = self._requests.pop(number, None)
+                if process is not None:
+                    self._is_there(process, pid)
+                else:
+                    self._store_pid = pid
+                if pid in self._unclaimed:
+                    self._gone(pid, self._unclaimed.pop(pid))
+                if not self._requests:
+                    self._unclaimed.clear()
+
+    def _zygote_is_gone(self) -> None:
+        """Ranks live on. A new one takes its place, and what it was asked for last is asked for again."""
+        assert self._zygote is not None
+        self._loop.unwatch(self._zygote.socket.fileno())
+        self._zygote.close()
+        self._zygote = None
+        if self._is_ending:
+            self._requests.clear()
+            return
+        if self.forks_are_safe:
+            self._say("the zygote was lost; another one is started")
+            self._start_zygote()
+        asked = list(self._requests.items())
+        for number, process in asked:
+            if process is not None:
+                self._close_rank(process)
+                self._start_process(process)
+            elif self.forks_are_safe:
+                del self._requests[number]
+                self._start_store()
+
+    # -- ranks begin ---------------------------------------------------------------------------------------------------
+
+    def spawn(self, rank: int, n_restarts: int) -> None:
+        """Ask for a new process of `rank`; RankStarted when it is there."""
+        self._number += 1
+        old = self.ranks.get(rank)
+        if old is not None:
+            self._close_rank(old)
+        self.ranks[rank] = process = RankProcess(rank, self._number, n_restarts)
+        self._requests[process.number] = process
+        self._start_process(process)
+
+    def _start_process(self, process: RankProcess) -> None:
+        variables = environment.for_rank(
+            self._options,
+            os.environ,
+            process.rank,
+            port=self._port,
+            job_id=self._folder.job_id,
+            job_dir=self._folder.path,
+            n_restarts=process.n_restarts,
+        )
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        process.socket = ours
+        streams = spawn.Streams(self._options.capture_output)
+        process.pipes = streams.read_ends
+        arguments = tuple(a.replace("${local_rank}", variables["LOCAL_RANK"]) for a in self._options.arguments)
+        descriptors = [*streams.descriptors, theirs.fileno()]
+        if self.forks_are_safe and self._zygote is not None:
+            request = spawn.fork_rank(process.number, self._options.script, arguments, variables)
+            try:
+                self._zygote.request(request, descriptors)
+            except OSError:
+                pass  # the zygote is gone: asked again when the next one is there
+        else:
+            popen = spawn.plain_spawn(self._options.script, arguments, variables, streams.descriptors, theirs.fileno())
+            popen.returncode = 0  # this loop waits for its children itself
+            del self._requests[process.number]
+            self._is_there(process, popen.pid)
+        theirs.close()
+        streams.close_ours()
+        self._loop.watch(ours.fileno(), lambda mask: self._on_rank(process, mask))
+        for fd, name in process.pipes.items():
+            self._loop.watch(fd, partial(self._on_pipe, process, fd, name))
+
+    def _is_there(self, process: RankProcess, pid: int) -> None:
+        process.pid = pid
+        self._living[pid] = process
+        self._feed(RankStarted(process.rank, pid, self._node_of[process.rank]))
+        if process.killed_by is not None or self._is_ending:
+            process.kill()
+
+    def pid_of(self, rank: int) -> int | None:
+        """None before it is there and after its end."""
+        process = self.ranks.get(rank)
+        return process.pid if process is not None and process.pid in self._living else None
+
+    # -- what ranks are told, write and say ----------------------------------------------------------------------------
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Send the bytes of an order, now or when the rank reads."""
+        process = self.ranks[rank]
+        process.send(data, self._loop, lambda mask: self._on_rank(process, mask))
+
+    def _on_rank(self, process: RankProcess, mask: int) -> None:
+        process.flush(self._loop, lambda m: self._on_rank(process, m))
+        self._read_reports(process)
+
+    def _read_reports(self, process: RankProcess) -> None:
+        """All that the rank has sent so far. Its end of file is no news: its exit is, and comes with the reason."""
+        while process.socket is not None:
+            try:
+                data = process.socket.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.unwatch(process.socket.fileno())
+                process.socket.close()
+                process.socket = None
+                return
+            try:
+                for report in process.deframer.feed(data):
+                    if self.ranks.get(process.rank) is process:
+                        self._report(process, report)
+            except msgspec.MsgspecError as error:
+                self._say(f"rank {process.rank} sent what is no report: {error}")
+                process.kill()
+                return
+
+    def _on_pipe(self, process: RankProcess, fd: int, name: str, mask: int) -> None:
+        self._on_output(process, fd, name)
+
+    def _on_output(self, process: RankProcess, fd: int, name: str) -> bool:
+        """Pass on what there is. False when there is no more."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.unwatch(fd)
+            os.close(fd)
+            del process.pipes[fd]
+            return False
+        self._folder.output(process.rank, name, data)
+        self._output(process.rank, name, data)
+        return True
+
+    def _drain_pipes(self, process: RankProcess) -> None:
+        for fd, name in list(process.pipes.items()):
+            while self._on_output(process, fd, name):
+                pass
+
+    def _close_rank(self, process: RankProcess) -> None:
+        if process.socket is not None:
+            self._loop.unwatch(process.socket.fileno())
+            process.socket.close()
+            process.socket = None
+        for fd in process.pipes:
+            self._loop.unwatch(fd)
+            os.close(fd)
+        process.pipes = {}
+
+    # -- ranks are ended -----------------------------------------------------------------------------------------------
+
+    def kill_rank(self, rank: int, cause: Cause | None) -> None:
+        """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
+        process = self.ranks[rank]
+        process.killed_by = cause.kind if cause is not None else "unwanted"
+        process.kill()
+        if cause is not None:
+            self.n_losses += 1
+            self._feed(RankLost(rank, cause, process.slot_lost))
+
+    def terminate(self, ranks: tuple[int, ...]) -> None:
+        """SIGTERM, continued if stopped; SIGKILL to what is left after the time-out.
+
+        A rank that reported its script's failure is about to end: it may still print its traceback.
+        """
+        processes = [self.ranks[rank] for rank in ranks if rank in self.ranks]
+        for process in processes:
+            if process.killed_by is None:
+                process.killed_by = "ended"
+            if process.has_failed:
+                self._loop.later(FAILED_GRACE_S, partial(self._signal_term, process))
+            else:
+                self._signal_term(process)
+        self._loop.later(self._shutdown_s, lambda: self._kill_what_is_left(processes))
+
+    def end(self) -> None:
+        """Terminate all: the log has ended, so nothing is fed any more."""
+        self._is_ending = True
+        self.terminate(tuple(self.ranks))
+
+    @property
+    def have_ended(self) -> bool:
+        """No rank is left, and none is still to come."""
+        return not self._living and not any(process is not None for process in self._requests.values())
+
+    def kill_all(self) -> None:
+        """SIGKILL to every rank."""
+        for process in self._living.values():
+            process.kill()
+
+    def _signal_term(self, process: RankProcess) -> None:
+        if process.pid in self._living:
+            process.signal(signal.SIGTERM)
+            process.signal(signal.SIGCONT)
+
+    def _kill_what_is_left(self, processes: list[RankProcess]) -> None:
+        for process in processes:
+            if process.pid in self._living:
+                process.kill()
+
+    # -- processes have ended ------------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Wait for all children that have ended. A rank is reported before its id is given back."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            status = -ended.si_status if ended.si_code != os.CLD_EXITED else ended.si_status
+            self._gone(ended.si_pid, status)
+            try:
+                os.waitpid(ended.si_pid, 0)
+            except ChildProcessError:
+                pass
+
+    def _gone(self, pid: int, status: int) -> None:
+        """A child has ended: exit code, or minus the signal's number."""
+        process = self._living.pop(pid, None)
+        if process is not None:
+            self._rank_ended(process, status)
+        elif pid == self._store_pid:
+            self._store_pid = None
+            self._start_store()
+            self._feed(StoreLost(how(status)))
+        elif self._zygote is not None and pid == self._zygote.pid:
+            self._zygote.reaped()
+        elif self._requests:
+            self._unclaimed[pid] = status
+
+    def _rank_ended(self, process: RankProcess, status: int) -> None:
+        self._read_reports(process)  # what it said last counts, above all a result
+        is_current = self.ranks.get(process.rank) is process
+        if process.killed_by == "unwanted" or not is_current:
+            pass
+        elif self._is_ending:
+            pass  # its end was asked for; the log has ended
+        elif status == 0:
+            self._feed(RankExited(process.rank))
+        elif process.killed_by in (None, "ended", "drill"):
+            self.n_losses += status < 0 and process.killed_by != "ended"
+            self._feed(RankLost(process.rank, self._ends.cause(status, process.killed_by), process.slot_lost))
+        process.kill()  # what is left of its session
+        self._drain_pipes(process)
+        self._close_rank(process)
+
+    def close(self) -> None:
+        """Leave nothing: no process of any session below this one, no descriptor."""
+        self.kill_all()
+        if self._zygote is not None:
+            self._loop.unwatch(self._zygote.socket.fileno())
+            self._zygote.close()
+        if self._store_pid is not None:
+            kill(self._store_pid)
+        end_descendants()
+        for process in [*self._living.values(), *self.ranks.values()]:
+            self._drain_pipes(process)
+            self._close_rank(process)

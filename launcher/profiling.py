@@ -1,0 +1,72 @@
+"""The job's profile: merged from what its ranks measured, or read from a file, and kept true by real steps and transitions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from launcher.actions import StartMeasure
+from launcher.events import Went
+from launcher.options import RunOptions
+from odyssey.messages import Measured, ModelSpec, OpTimes
+from odyssey.plan import Plan
+from perfmodel.profile import Profile
+
+
+class Profiling:
+    """The newest profile, and the measurement under way. `profile` is None until there is one."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self.profile: Profile | None = None
+        self.since = 0.0
+        """When the measurement under way began, on the caller's clock."""
+        self._generation = 0
+        self._reports: dict[int, Measured | None] = {}
+
+    def begin(self, action: StartMeasure, now: float) -> tuple[int, ...]:
+        """A measurement along the action's chain begins; answers the ranks that take part."""
+        self.since = now
+        self._generation = action.generation
+        self._reports = {stage.worker: None for stage in action.chain if stage.worker is not None}
+        return tuple(self._reports)
+
+    def take(self, rank: int, report: Measured) -> bool:
+        """A rank has measured. True if it belongs to the measurement under way and was the last one that was missing."""
+        if report.generation != self._generation or rank not in self._reports:
+            return False
+        self._reports[rank] = report
+        return all(report is not None for report in self._reports.values())
+
+    def merge(self, model: ModelSpec) -> Profile:
+        """The profile from all reports, written to the file that was asked for. Raises ProfileError, OSError."""
+        from perfmodel import profile as profiles
+        from perfmodel.merge import merge
+
+        self.profile = merge(
+            model,
+            [report for report in self._reports.values() if report is not None],
+            ranks_per_node=self._options.n_ranks_per_node,
+            nodes_per_host=self._options.n_nodes,
+            cores=len(os.sched_getaffinity(0)) if model.device == "cpu" else None,
+            model_name=Path(self._options.script).stem,
+        )
+        if self._options.write_profile is not None:
+            profiles.write(self.profile, self._options.write_profile)
+        return self.profile
+
+    def refresh(self, times: OpTimes) -> None:
+        """Real steps have shown what ops cost."""
+        if self.profile is not None:
+            from perfmodel.refine import refresh
+
+            self.profile = refresh(self.profile, times.times)
+
+    def calibrate(self, plan: Plan, went: Went) -> None:
+        """A real transition to `plan` has shown what its parts cost; the first start is none."""
+        if self.profile is not None and went.total_s is not None:
+            from perfmodel.refine import calibrate
+
+            self.profile = calibrate(
+                self.profile, plan, detect_s=None, pause_s=went.pause_s, groups_s=went.groups_s, moves_s=went.moves_s
+            )

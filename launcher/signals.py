@@ -1,0 +1,49 @@
+"""Signals to the launcher as events of its loop: what arrives while Python is anywhere wakes the loop, and nothing more."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Sequence
+
+from launcher import spawn
+from launcher.loop import Loop
+
+
+class Signals:
+    """From `watch` to `close` these signals and SIGCHLD come to `received`, and orphans below this process are its children."""
+
+    def __init__(self, loop: Loop, numbers: Sequence[int], received: Callable[[bytes], None]) -> None:
+        self._loop = loop
+        self._numbers = numbers
+        self._received = received
+        self._is_watching = False
+
+    def watch(self) -> None:
+        """From the main thread."""
+        self._is_watching = True
+        self._was_subreaper = spawn.set_subreaper(True)
+        self._wake, self._wake_end = socket.socketpair()
+        self._wake.setblocking(False)
+        self._wake_end.setblocking(False)
+        self._handlers = {number: signal.signal(number, lambda *_: None) for number in (*self._numbers, signal.SIGCHLD)}
+        self._old_wake = signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
+        self._loop.watch(self._wake.fileno(), self._on_wake)
+
+    def _on_wake(self, mask: int) -> None:
+        try:
+            numbers = self._wake.recv(4096)
+        except BlockingIOError:
+            return
+        self._received(numbers)
+
+    def close(self) -> None:
+        """Everything as it was before."""
+        if not self._is_watching:
+            return
+        signal.set_wakeup_fd(self._old_wake)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._wake.close()
+        self._wake_end.close()
+        spawn.set_subreaper(self._was_subreaper)
