@@ -305,7 +305,7 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that layers draw from. Seeding it alone costs a hundredth of `torch.manual_seed`, which seeds all devices."""
+    """The generator that layers draw from. Seeding it alone costs a hundredth of `torch.manual_seed`, of all devices."""
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]
         return torch.cuda.default_generators[device.index or 0]

@@ -259,7 +259,7 @@ def _answer_probe(peer: int, groups: Groups) -> float:
 
 
 def _round_trips(peer: int, groups: Groups, n_bytes: int) -> tuple[float, float]:
-    """Least seconds of a message there and back (whatever else runs can only add), and processor seconds of this process for one of the two."""
+    """Least seconds of a message there and back (whatever else runs only adds), and this process's seconds for one way."""
     message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
     seconds = []
     before_s = time.process_time()
