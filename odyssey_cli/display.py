@@ -47,10 +47,10 @@ def render(board: Board, now: float, width: int, height: int, *, ascii_only: boo
         parts += ["", waiting(board)]
         room -= 2
     if recovery is not None and shows_recovery and room >= 5:
-        n_candidates = min(6, room - 7)
+        n_candidates = min(6, room - 8)
         parts += ["", *render_recovery(recovery, board, width, n_candidates, ascii_only=ascii_only)]
         n_rows = len(recovery.proposed.candidates) if recovery.proposed is not None else 0
-        room -= 5 + (2 + min(n_candidates + 1, n_rows) if n_candidates > 0 and n_rows else 0)
+        room -= 5 + (3 + min(n_candidates + 1, n_rows) if n_candidates > 0 and n_rows else 0)
     n_recent = max(0, min(5, room - 1))
     if board.recent and n_recent:
         parts += ["", recent(board, n_recent, width)]
@@ -130,6 +130,9 @@ def render_recovery(
             ascii_only=ascii_only,
         )
         yield Padding(table, (1, 0, 0, 0))
+        change, source = recovery.proposed.seconds_to_change, recovery.proposed.seconds_to_change_source
+        expected = f"next change expected in {quantities.seconds(change)} ({source})"
+        yield Text(expected, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def phases(went: Went, width: int, *, ascii_only: bool = False) -> RenderableType:

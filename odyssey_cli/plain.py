@@ -14,6 +14,7 @@ from launcher.events import (
     Pausing,
     PlanChosen,
     Profiled,
+    Proposed,
     RankFailed,
     RankLost,
     StoreLost,
@@ -72,6 +73,11 @@ def _text(event: Event) -> str:
             return f"rank {failed.rank} failed: {failed.error}"
         case Pausing(lost=(), reason=reason):
             return f"generation {event.generation}: pause: {reason}"
+        case Proposed() as proposed if event.generation > 1:
+            n_candidates = quantities.plural(len(proposed.candidates), "candidate")
+            change = quantities.seconds(proposed.seconds_to_change)
+            source = proposed.seconds_to_change_source
+            return f"generation {event.generation}: {n_candidates}, next change expected in {change} ({source})"
         case PlanChosen(plan=plan, reason=reason):
             return f"generation {event.generation}: plan {plan.strategy}, layout {plan.layout()}: {reason}"
         case Went() as went:

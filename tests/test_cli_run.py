@@ -98,6 +98,7 @@ def test_without_a_terminal_events_are_plain_lines(tmp_path: Path, capfd: pytest
         "generation 1: plan start, layout 2x2: the start",
         "generation 1: go",
         "rank 3 lost: SIGKILL, its slot is gone",
+        "generation 2: 3 candidates, next change expected in 1.0 h (--mtbf)",
         "generation 2: plan reroute, layout 2x2 -1: best of 2 candidates",
         "generation 2: go, recovered in 88 ms (detect 2.0 ms, pause 11 ms, plan 4.0 ms, groups 61 ms, move 10 ms)",
         "odyssey: 40 steps in 0:04",

@@ -79,7 +79,7 @@ def test_a_lost_rank_is_marked_before_there_is_a_plan() -> None:
 def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
     board = board_after("UnitCommitted", 30)
 
-    assert text_of(board)[4:18] == [
+    assert text_of(board)[4:19] == [
         "             stage 0           stage 1",
         "pipeline 0   ● 0  layers 0-3   ● 1  layers 4-7",
         "pipeline 1   ● 2  layers 0-3   ✕ → 1  layers 4-7",
@@ -93,6 +93,7 @@ def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
         "▸  reroute   2x2 -1  62 ms  81 %       83 ms  312 MiB    410",
         "   shrink    2x2     71 ms  70 %      163 ms  420 MiB    380",
         "   respawn   -           -     -           -        -      -",
+        "next change expected in 1.0 h (--mtbf)",
         "",
     ]
     assert "loss of rank 3 (SIGKILL)  recovered in 88 ms  cost 130 ms" not in text_of(board, after=SHOW_RECOVERY_S)
