@@ -164,7 +164,6 @@ class Agent:
             self._ping_all,
             self._rank_hangs,
             lambda text: self._feed(Suspected(text)),
-            self._say,
             self._processes.pid_of,
         )
 

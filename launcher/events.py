@@ -137,7 +137,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
 
 
 class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
-    """No progress for longer than the profile explains."""
+    """No progress for much longer than the profile explains; who waits for whom."""
 
     reason: str
 

@@ -1,43 +1,48 @@
 """Hangs: no unit is final for longer than the profile explains, and a rank does not even say where it is.
 
-Busy is not dead: a rank that answers is waited for, and the wait is told every few seconds. One that does not answer is
-hung if it is stopped or uses no processor; one that computes without letting its link's thread in is given more time.
+Busy is not dead: a rank that answers is waited for. One that does not answer is hung if it is stopped or uses no processor;
+one that computes without letting its link's thread in is given more time. Ranks are asked early and silently, so that a hang
+is found soon; people are told only of waits that an evaluation, a checkpoint or a loaded machine do not explain.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from launcher.loop import Loop, Timer
+from launcher.state import ranks_text
 from odyssey.messages import Pong
 
-PATIENCE_S = 1.0
-STEPS_OF_PATIENCE = 4
+PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
+"""After the longer of these, ranks are asked where they are."""
 ANSWER_S = 1.0
-REPEAT_S = 5.0
+REPEAT_S = 4.0
+"""And again so long after the answers."""
+QUIET_S, QUIET_STEPS = 10.0, 10
+"""After the longer of these, people are told; then again after as long as QUIET_S."""
 
 
 class Progress:
-    """Watches one wait at a time. `ping`: ask these ranks; `hung`: these are; `say`: for people; `pid_of`: of a rank."""
+    """Watches one wait at a time. `ping`: ask these ranks; `hung`: these are; `tell`: for people; `pid_of`: of a rank."""
 
     def __init__(
         self,
         loop: Loop,
         ping: Callable[[int], frozenset[int]],
         hung: Callable[[int, str], None],
-        suspect: Callable[[str], None],
-        say: Callable[[str], None],
+        tell: Callable[[str], None],
         pid_of: Callable[[int], int | None],
     ) -> None:
         self._loop = loop
         self._ping = ping
         self._hung = hung
-        self._suspect = suspect
-        self._say = say
+        self._tell = tell
         self._pid_of = pid_of
         self._timer: Timer | None = None
         self._since = 0.0
-        self._patience_s = PATIENCE_S
+        self._told_at = 0.0
+        self._expected_s = 0.0
         self._number = 0
         self._asked: dict[int, float | None] = {}
         self._answers: dict[int, Pong] = {}
@@ -45,31 +50,39 @@ class Progress:
     def expect(self, expected_s: float) -> None:
         """Something is expected within this time; starts the wait anew."""
         self.stop()
-        self._patience_s = max(PATIENCE_S, STEPS_OF_PATIENCE * expected_s)
+        self._expected_s = expected_s
         self._since = self._loop.clock()
         self._timer = self._loop.later(self._patience_s, self._late)
 
     def made(self, took_s: float) -> None:
         """What was expected has come, and the next may take as long as this one did. Cheap: called at each step."""
         self._since = self._loop.clock()
-        self._patience_s = max(self._patience_s, STEPS_OF_PATIENCE * took_s)
+        self._expected_s = max(self._expected_s, took_s)
 
     def stop(self) -> None:
+        """Nothing is expected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def pong(self, rank: int, pong: Pong) -> None:
+        """A rank's answer."""
         if pong.number == self._number:
             self._answers[rank] = pong
 
+    @property
+    def _patience_s(self) -> float:
+        return max(PATIENCE_S, STEPS_OF_PATIENCE * self._expected_s)
+
+    @property
+    def _waited_s(self) -> float:
+        return self._loop.clock() - self._since
+
     def _late(self) -> None:
-        waited_s = self._loop.clock() - self._since
-        if waited_s < self._patience_s:
-            self._timer = self._loop.later(self._patience_s - waited_s, self._late)
-            return
-        self._suspect(f"nothing for {waited_s:.1f} s, expected within {self._patience_s:.1f} s; asking all ranks")
-        self._ask()
+        if self._waited_s < self._patience_s:
+            self._timer = self._loop.later(self._patience_s - self._waited_s, self._late)
+        else:
+            self._ask()
 
     def _ask(self) -> None:
         self._number += 1
@@ -79,40 +92,51 @@ class Progress:
         self._timer = self._loop.later(ANSWER_S, self._judge)
 
     def _judge(self) -> None:
-        if self._loop.clock() - self._since < self._patience_s:
+        if self._waited_s < self._patience_s:
             self._late()
             return
-        silent = [rank for rank in self._asked if rank not in self._answers]
-        hung = []
-        for rank in silent:
-            pid, before = self._pid_of(rank), self._asked[rank]
+        busy: dict[int, str] = {}
+        hung: list[int] = []
+        for rank, before in self._asked.items():
+            if rank in self._answers:
+                continue
+            pid = self._pid_of(rank)
             now = _processor_s(pid)
             if before is not None and now is not None and now > before and not _is_stopped(pid):
-                self._say(
-                    f"rank {rank} does not answer but computes ({now - before:.1f} s of processor time since it was asked)"
-                )
+                busy[rank] = f"rank {rank} does not answer but computes ({now - before:.1f} s since it was asked)"
             elif pid is not None:
                 hung.append(rank)
-        self._timer = self._loop.later(REPEAT_S, self._again)
+        self._timer = self._loop.later(REPEAT_S, self._late)
         for rank in hung:
             self._hung(rank, f"did not answer for {ANSWER_S:.1f} s")
         if not hung:
-            self._tell()
+            self._tell_if_due(list(busy.values()))
 
-    def _again(self) -> None:
-        if self._loop.clock() - self._since < self._patience_s:
-            self._late()
-        else:
-            self._ask()
+    def _tell_if_due(self, busy: list[str]) -> None:
+        now = self._loop.clock()
+        if self._waited_s < max(QUIET_S, QUIET_STEPS * self._expected_s) or now - max(self._told_at, self._since) < QUIET_S:
+            return
+        self._told_at = now
+        self._tell("; ".join([f"nothing for {self._waited_s:.0f} s", *busy, *who_waits_for_whom(self._answers)]))
 
-    def _tell(self) -> None:
-        """Whom everybody waits for: those that do not wait themselves."""
-        culprits = {rank: pong for rank, pong in sorted(self._answers.items()) if not pong.waiting}
-        for rank, pong in culprits.items():
-            self._say(f"waiting for rank {rank}: {pong.where} for {pong.since_s:.0f} s")
-        if self._answers and not culprits:
-            rank, pong = min(self._answers.items(), key=lambda item: -item[1].since_s)
-            self._say(f"all ranks wait for each other, longest rank {rank}: {pong.where} for {pong.since_s:.0f} s")
+
+def who_waits_for_whom(answers: dict[int, Pong]) -> list[str]:
+    """In words, those first that wait for nobody: `rank 1: in the script's own code for 12 s`, `rank 0 waits for rank 1`."""
+    doing: dict[str, list[int]] = {}
+    waiting: dict[str, list[int]] = {}
+    for rank, pong in sorted(answers.items()):
+        peer = re.search(r"<(\d+)$", pong.where)  # a receive, as the schedule writes it
+        what = f"for rank {peer[1]} ({pong.where})" if peer is not None else f"for the others ({pong.where})"
+        (waiting if pong.waiting else doing).setdefault(what if pong.waiting else pong.where, []).append(rank)
+    words = []
+    for what, ranks in doing.items():
+        longest_s = max(answers[rank].since_s for rank in ranks)
+        words.append(f"{ranks_text(ranks)}: {what} for {longest_s:.0f} s")
+    if waiting and not doing:
+        words.append("all that answer wait for each other")
+    for what, ranks in waiting.items():
+        words.append(f"{ranks_text(ranks)} {'waits' if len(ranks) == 1 else 'wait'} {what}")
+    return words
 
 
 def _fields(pid: int | None) -> list[str] | None:

@@ -143,7 +143,7 @@ sys.exit(run(RunOptions(sys.argv[1], n_nodes=2, log_dir=Path(sys.argv[2])), lamb
 """
 WAITING = """
 import os, signal
-print(os.getpid(), flush=True)
+os.write(1, b"%d\\n" % os.getpid())  # whole: print writes the end of the line apart
 signal.pause()
 """
 

@@ -1,0 +1,111 @@
+"""Waits: hung ranks are found early and in silence, people are told late, and of whom everybody waits for."""
+
+from __future__ import annotations
+
+import heapq
+import os
+
+import pytest
+
+from launcher import progress
+from launcher.loop import Loop
+from launcher.progress import Progress
+from odyssey.messages import Pong
+
+BUSY = Pong(0, "in the script's own code", False, 12.0)
+WAITS = Pong(0, "1F3<0", True, 11.0)
+
+
+class FakeLoop(Loop):
+    """Timers on a clock that a test moves."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.now)
+        self.now = 100.0
+
+    def pass_s(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._timers and self._timers[0][0] <= end:
+            at, _, timer = heapq.heappop(self._timers)
+            self.now = max(self.now, at)
+            if timer.call is not None:
+                timer.call()
+        self.now = end
+
+
+class Scene:
+    """A Progress whose ranks answer what `answers` says, this process standing in for each of them."""
+
+    def __init__(self, answers: dict[int, Pong], silent: int = 0) -> None:
+        self.loop = FakeLoop()
+        self.answers = answers
+        self.silent = silent
+        self.n_asked = 0
+        self.told: list[tuple[float, str]] = []
+        self.hung: list[int] = []
+        self.progress = Progress(self.loop, self._ping, self._hang, self._tell, lambda rank: os.getpid())
+
+    def _ping(self, number: int) -> frozenset[int]:
+        self.n_asked += 1
+        for rank, pong in self.answers.items():
+            answer = Pong(number, pong.where, pong.waiting, pong.since_s)
+            self.loop.later(0.0, lambda rank=rank, answer=answer: self.progress.pong(rank, answer))
+        return frozenset(range(len(self.answers) + self.silent))
+
+    def _hang(self, rank: int, text: str) -> None:
+        self.hung.append(rank)
+
+    def _tell(self, text: str) -> None:
+        self.told.append((self.loop.now - 100.0, text))
+
+
+@pytest.fixture(autouse=True)
+def idle_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_processor_s", lambda pid: 1.0)
+
+
+def test_ranks_are_asked_early_and_people_told_every_ten_seconds_from_the_tenth_on() -> None:
+    scene = Scene({0: BUSY, 1: WAITS})
+    scene.progress.expect(0.05)
+    scene.loop.pass_s(9.9)
+    assert scene.n_asked >= 2 and scene.told == []
+    scene.loop.pass_s(25.0)
+    first, second, third = (at for at, _ in scene.told)
+    assert 10 <= first <= 15 and 10 <= second - first <= 15 and 10 <= third - second <= 15
+    assert scene.told[0][1].endswith("rank 0: in the script's own code for 12 s; rank 1 waits for rank 0 (1F3<0)")
+    assert scene.hung == []
+
+
+def test_long_steps_give_more_time() -> None:
+    scene = Scene({0: BUSY})
+    scene.progress.expect(0.05)
+    scene.progress.made(3.0)
+    scene.loop.pass_s(29.0)
+    assert scene.told == []
+    scene.loop.pass_s(8.0)
+    assert len(scene.told) == 1
+
+
+def test_progress_starts_the_silence_anew() -> None:
+    scene = Scene({0: BUSY})
+    scene.progress.expect(0.05)
+    for _ in range(8):
+        scene.loop.pass_s(6.0)
+        scene.progress.made(0.05)
+    assert scene.told == []
+
+
+def test_a_silent_rank_without_a_processor_is_hung_within_seconds() -> None:
+    scene = Scene({0: WAITS}, silent=1)
+    scene.progress.expect(0.05)
+    scene.loop.pass_s(2.5)
+    assert scene.hung == [1] and scene.told == []
+
+
+def test_when_all_wait_that_is_said() -> None:
+    said = progress.who_waits_for_whom({0: Pong(0, "commit", True, 3.0), 1: WAITS, 2: Pong(0, "commit", True, 3.0)})
+    assert said == [
+        "all that answer wait for each other",
+        "ranks 0 and 2 wait for the others (commit)",
+        "rank 1 waits for rank 0 (1F3<0)",
+    ]
