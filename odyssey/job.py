@@ -15,6 +15,7 @@ import atexit
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from odyssey.data import Dataset, Prefetcher, Sampler, fetch
 from odyssey.engine import Engine
 from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
 from odyssey.evaluation import evaluate_body
+from odyssey.frames import users_frames
 from odyssey.local import LocalSession
 from odyssey.messages import ModelSpec
 from odyssey.model import LayerFactory, Model, OptimizerFactory, SchedulerFactory
@@ -258,7 +260,12 @@ def _report_uncaught_errors() -> None:
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         link.report_failure(error)
-        if not isinstance(error, OdysseyError):
+        if isinstance(error, OdysseyError):
+            return
+        if before is sys.__excepthook__:
+            # In one write, so that the lines of ranks that fail together do not mix.
+            sys.stderr.write("".join(traceback.format_exception(kind, error, users_frames(trace))))
+        else:
             before(kind, error, trace)
 
     sys.excepthook = report

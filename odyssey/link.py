@@ -69,9 +69,16 @@ def report_failure(error: BaseException) -> None:
     if link is not None and not link.has_failed:
         text = "".join(traceback.format_exception(error))
         help = error.help if isinstance(error, OdysseyError) else ""
-        what = error.what if isinstance(error, OdysseyError) else "".join(traceback.format_exception_only(error)).strip()
         link.has_failed = True
-        link.report(Failed(what, help, text))
+        link.report(Failed(_what(error), help, text))
+
+
+def _what(error: BaseException) -> str:
+    if isinstance(error, OdysseyError):
+        return error.what
+    if isinstance(error, SyntaxError):  # Python takes four lines for it
+        return f"{type(error).__name__}: {error}"
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _end_self() -> None:

@@ -6,6 +6,7 @@ anywhere gives a sensible board, so a picture can be made of any moment.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -156,7 +157,8 @@ class Board:
                 self.ranks[rank] = RankState.READY
             case Profiled():
                 self.profile = body.profile
-                self._say(time, f"profile measured in {quantities.seconds(body.seconds)}")
+                measured = f"measured in {quantities.seconds(body.seconds)}" if body.seconds else "read, not measured"
+                self._say(time, f"profile {measured}")
             case RankLost(rank=rank):
                 self.ranks[rank] = RankState.LOST
                 self.causes[rank] = body.cause.text
@@ -232,8 +234,9 @@ class Board:
     def _committed(self, time: float, body: UnitCommitted) -> None:
         if body.result.kind != "step":
             return
-        self.steps = max(self.steps, body.result.position[0] + 1)
         self.loss = body.result.values[0] if body.result.values else None
+        if self.loss is None or math.isfinite(self.loss):  # else it is not applied
+            self.steps = max(self.steps, body.result.position[0] + 1)
         self.step_s = body.unit_s
         recovery = self.recovery
         if recovery is not None and recovery.went is not None and recovery.lost_s is None:

@@ -65,6 +65,8 @@ def _text(event: Event) -> str:
         case JobStarted() as job:
             ranks = quantities.plural(job.n_nodes * job.n_ranks_per_node, "rank")
             return f"start {' '.join((job.script, *job.arguments))} on {ranks}"
+        case Profiled(seconds=0):
+            return "profile read, not measured"
         case Profiled(seconds=seconds):
             return f"profile measured in {quantities.seconds(seconds)}"
         case RankLost() as lost:
@@ -95,7 +97,14 @@ def _text(event: Event) -> str:
 def _went(generation: int, went: Went) -> str:
     if went.total_s is None:
         return f"generation {generation}: go"
-    named = (("detect", went.detect_s), ("pause", went.pause_s), ("plan", went.plan_s))
+    named = (
+        ("detect", went.detect_s),
+        ("pause", went.pause_s),
+        ("plan", went.plan_s),
+        ("spawn", went.spawn_s),
+        ("groups", went.groups_s),
+        ("move", went.moves_s),
+        ("rest", went.rest_s),
+    )
     parts = [f"{name} {quantities.seconds(value)}" for name, value in named if value is not None]
-    parts += [f"groups {quantities.seconds(went.groups_s)}", f"move {quantities.seconds(went.moves_s)}"]
     return f"generation {generation}: go, recovered in {quantities.seconds(went.total_s)} ({', '.join(parts)})"
