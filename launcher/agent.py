@@ -239,6 +239,7 @@ class Agent:
             self._is_feeding = False
 
     def _take(self, event: Event) -> None:
+        self._profiling.watch(event)
         self._state, actions = coordinator.step(self._state, event)
         rest = [action for action in actions if not self._do_at_once(action)]
         self._log(event)

@@ -176,7 +176,7 @@ def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
 def _lost_before_all_joined(state: State, event: Event, rank: int, how: str) -> Step:
     """Nothing has been communicated yet: spawn it again if that is allowed, else start without it."""
     if rank not in state.slots_lost and state.n_restarts < state.max_restarts:
-        state = replace(state, n_restarts=state.n_restarts + 1, alive=state.alive | {rank}, lost=())
+        state = replace(state, n_restarts=state.n_restarts + 1, alive=state.alive | {rank}, lost=(), loss_at=None)
         return state, (Record(Note(f"{how} before the job began; it is started again")), Spawn(rank))
     if not state.alive:
         return end(state, 1, f"{how}, the last one")
@@ -287,7 +287,7 @@ def _connection_lost(state: State, event: Event, body: ConnectionLost) -> Step:
     if state.status not in (Status.MEASURING, Status.MOVING, Status.RUNNING):
         return state, ()
     reason = f"rank {body.rank} lost its connection to another ({body.what})"
-    return transition.pause(replace(state, loss_at=event.time), reason)
+    return transition.pause(replace(state, loss_at=event.time if state.loss_at is None else state.loss_at), reason)
 
 
 def _stop_requested(state: State, event: Event, body: StopRequested) -> Step:

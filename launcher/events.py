@@ -186,7 +186,12 @@ class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Went(msgspec.Struct, frozen=True, tag="go"):
-    """Decision: all ranks are ready and agree. Measured parts of the transition, seconds; None for the first start."""
+    """Decision: all ranks are ready and agree. Measured parts of the transition, seconds; None for the first start.
+
+    From the first loss on, one after the other: pause, plan, spawn (None where no rank had to be waited for), groups and
+    moves (of the rank that moved longest) and the rest: orders on their way, rolling forward, checksums. Together they are
+    `total_s`. `detect_s`, before them, is None where nobody knows when the rank was gone.
+    """
 
     detect_s: float | None
     pause_s: float | None
@@ -194,6 +199,8 @@ class Went(msgspec.Struct, frozen=True, tag="go"):
     groups_s: float
     moves_s: float
     total_s: float | None
+    spawn_s: float | None = None
+    rest_s: float | None = None
 
 
 class JobEnded(msgspec.Struct, frozen=True, tag="job_ended"):

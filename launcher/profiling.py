@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from launcher.actions import StartMeasure
-from launcher.events import Went
+from launcher.events import Event, RankJoined, RankStarted, Went
 from launcher.options import RunOptions
 from odyssey.messages import Measured, ModelSpec, OpTimes
 from odyssey.plan import Plan
@@ -21,8 +23,32 @@ class Profiling:
         self.profile: Profile | None = None
         self.since = 0.0
         """When the measurement under way began, on the caller's clock."""
+        self._started: dict[int, float] = {}
+        """When the process of each rank was there, until it has joined."""
+        self._spawn_s: float | None = None
+        self._has_run = False
         self._generation = 0
         self._reports: dict[int, Measured | None] = {}
+
+    def watch(self, event: Event) -> None:
+        """Until the first generation runs, the shortest way of a rank from its process to its Job is what a spawn takes.
+
+        The longer ones waited for processors that a rank spawned later has to itself.
+        """
+        match event.body:
+            case RankStarted(rank=rank):
+                self._started[rank] = event.time
+            case RankJoined(rank=rank) if rank in self._started:
+                took_s = max(0.0, event.time - self._started.pop(rank))
+                if not self._has_run and (self._spawn_s is None or took_s < self._spawn_s):
+                    self._spawn_s = took_s
+                    if self.profile is not None:
+                        self.profile = self._with_spawn(self.profile)
+
+    def _with_spawn(self, profile: Profile) -> Profile:
+        if self._spawn_s is None:
+            return profile
+        return replace(profile, recovery=replace(profile.recovery, spawn_s=self._spawn_s))
 
     def begin(self, action: StartMeasure, now: float) -> tuple[int, ...]:
         """A measurement along the action's chain begins; answers the ranks that take part."""
@@ -43,7 +69,7 @@ class Profiling:
         from perfmodel import profile as profiles
         from perfmodel.merge import merge
 
-        self.profile = merge(
+        merged = merge(
             model,
             [report for report in self._reports.values() if report is not None],
             ranks_per_node=self._options.n_ranks_per_node,
@@ -51,6 +77,7 @@ class Profiling:
             cores=len(os.sched_getaffinity(0)) if model.device == "cpu" else None,
             model_name=Path(self._options.script).stem,
         )
+        self.profile = self._with_spawn(merged)
         if self._options.write_profile is not None:
             profiles.write(self.profile, self._options.write_profile)
         return self.profile
@@ -64,9 +91,16 @@ class Profiling:
 
     def calibrate(self, plan: Plan, went: Went) -> None:
         """A real transition to `plan` has shown what its parts cost; the first start is none."""
+        self._has_run = True
         if self.profile is not None and went.total_s is not None:
             from perfmodel.refine import calibrate
 
             self.profile = calibrate(
-                self.profile, plan, detect_s=None, pause_s=went.pause_s, groups_s=went.groups_s, moves_s=went.moves_s
+                self.profile,
+                plan,
+                detect_s=went.detect_s,
+                pause_s=went.pause_s,
+                spawn_s=went.spawn_s,
+                groups_s=went.groups_s,
+                moves_s=went.moves_s,
             )

@@ -32,7 +32,8 @@ class State(msgspec.Struct, frozen=True):
 
     `models`: what each rank that has joined was given. `lost`: gone since the generation in `plan` (the last that ran)
     began. `first_failure`: of a script without a Job, what failed first. `results`: the units before the first committed step,
-    and those since the last one, itself included. `loss_at`, `paused_at`, `chosen_at`: event times of this recovery.
+    and those since the last one, itself included. `loss_at`, `paused_at`, `chosen_at`, `joined_at` (the last of the ranks that
+    were spawned): event times of this recovery.
     """
 
     n_ranks: int = 0
@@ -60,6 +61,7 @@ class State(msgspec.Struct, frozen=True):
     loss_at: float | None = None
     paused_at: float = 0.0
     chosen_at: float = 0.0
+    joined_at: float = 0.0
 
     @property
     def joined(self) -> frozenset[int]:

@@ -179,6 +179,7 @@ def if_spawned_joined(state: State, event: Event) -> Step:
     assert plan is not None
     if state.joined != state.alive:
         return state, (SetDeadline(max(JOIN_DEADLINE_S, 10 * state.joined_after_s)),)
+    state = replace(state, joined_at=event.time)
     boundaries = state.profile.boundaries if state.profile is not None else ()
     order = Prepare(state.generation, plan, "", state.results, boundaries)
     # A rank in the script's own code gets to it when the script lets it; its agent asks it for life signs meanwhile.
@@ -198,7 +199,7 @@ def rank_ready(state: State, event: Event, body: RankReady) -> Step:
     assert plan is not None
     if (problem := gate.gate_problem(plan, state.ready, state.end)) is not None:
         return end(state, 1, f"the ranks do not agree before generation {state.generation}: {problem}", _REPORT)
-    went = _went(state, event)
+    went = _went(state, event, plan)
     state = replace(
         state,
         status=Status.RUNNING,
@@ -214,9 +215,10 @@ def rank_ready(state: State, event: Event, body: RankReady) -> Step:
     return state, (*orders, Record(went), SetDeadline(None))
 
 
-def _went(state: State, event: Event) -> Went:
-    groups_s = max(report.groups_s for report in state.ready.values())
-    moves_s = max(report.moves_s for report in state.ready.values())
+def _went(state: State, event: Event, plan: Plan) -> Went:
+    """The rank that moved longest, or else built groups longest, tells both parts: those of two ranks may overlap."""
+    slowest = max(state.ready.values(), key=lambda report: (report.moves_s if plan.moves else 0.0, report.groups_s))
+    groups_s, moves_s = slowest.groups_s, slowest.moves_s
     if state.loss_at is None:
         return Went(None, None, None, groups_s, moves_s, None)
     return Went(
@@ -226,4 +228,6 @@ def _went(state: State, event: Event) -> Went:
         groups_s=groups_s,
         moves_s=moves_s,
         total_s=event.time - state.loss_at,
+        spawn_s=state.joined_at - state.chosen_at if state.joined_at > state.chosen_at else None,
+        rest_s=max(0.0, event.time - state.joined_at - groups_s - moves_s),
     )

@@ -26,8 +26,10 @@ _PHASES = (
     ("detect", "detect_s", "red"),
     ("pause", "pause_s", "yellow"),
     ("plan", "plan_s", "magenta"),
+    ("spawn", "spawn_s", "green"),
     ("groups", "groups_s", "blue"),
     ("move", "moves_s", "cyan"),
+    ("rest", "rest_s", "bright_black"),
 )
 
 

@@ -70,6 +70,7 @@ def calibrate(
     *,
     detect_s: float | None,
     pause_s: float | None,
+    spawn_s: float | None,
     groups_s: float,
     moves_s: float,
 ) -> Profile:
@@ -84,6 +85,7 @@ def calibrate(
         recovery,
         detect_s=_towards(recovery.detect_s, detect_s),
         pause_s=_towards(recovery.pause_s, pause_s),
+        spawn_s=_towards(recovery.spawn_s, spawn_s),
         groups_member_s=_towards(recovery.groups_member_s, members_s),
         moves_scale=moves_scale,
     )

@@ -272,7 +272,10 @@ def _text(action: Action) -> str:
             return f"decide: plan {plan.generation} at step {plan.step}, {plan.layout()}: {reason}"
         case Record(body=Went() as went):
             total = "" if went.total_s is None else f" after {went.total_s:g} s"
-            return f"decide: go{total}"
+            parts = (went.pause_s, went.plan_s, went.spawn_s, went.groups_s, went.moves_s, went.rest_s)
+            assert went.total_s is None or abs(sum(part or 0.0 for part in parts) - went.total_s) < 1e-9
+            spawning = "" if went.spawn_s is None else f", {went.spawn_s:g} s of it spawning"
+            return f"decide: go{total}{spawning}"
         case Record(body=JobEnded(code=code, reason=reason, help=help)):
             return f"decide: ended {code}: {reason}" + (f" | help: {help}" if help else "")
         case Record(body=Note(text=text)):

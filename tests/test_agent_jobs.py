@@ -24,6 +24,7 @@ from launcher.events import (
     Went,
 )
 from launcher.options import RunOptions
+from perfmodel.profile import Recovery
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
 __all__ = ["nothing_left"]
@@ -71,7 +72,12 @@ def test_a_killed_rank_is_spawned_again_where_that_is_the_plan(tmp_path: Path) -
     assert ran.code == 0
     assert ran.steps() == list(range(10))
     assert [started.rank for started in ran.all(RankStarted)][-1] == 1 and len(ran.all(RankStarted)) == 3
-    assert ran.all(PlanChosen)[-1].plan.spawned == (1,)
+    chosen, went = ran.all(PlanChosen)[-1].plan, ran.all(Went)[-1]
+    assert chosen.spawned == (1,) and chosen.estimate is not None
+    assert chosen.estimate.transition.spawn_s != Recovery().spawn_s, "it is known from the start of the job"
+    assert went.spawn_s is not None
+    parts = (went.pause_s, went.plan_s, went.spawn_s, went.groups_s, went.moves_s, went.rest_s)
+    assert sum(parts) == pytest.approx(went.total_s)
     ran.assert_replays()
 
 

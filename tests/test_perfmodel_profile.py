@@ -151,11 +151,13 @@ def test_a_real_transition_moves_the_parts_that_took_place() -> None:
     rows = [layer(str(i), parameter_bytes=100) for i in range(2)]
     of = profile(rows, 4, intra=Link(0.0, 100.0), recovery=Recovery(0.1, 0.2, 1.0, 0.5, 0.01))
     plan = msgspec.structs.replace(first_plan(of, "2x2", 4), moves=(Move(0, 0, 2),))
-    after = calibrate(of, plan, detect_s=0.3, pause_s=None, groups_s=0.5 + 8 * 0.05, moves_s=3.0).recovery
+    went = {"detect_s": 0.3, "pause_s": None, "groups_s": 0.5 + 8 * 0.05, "moves_s": 3.0}
+    after = calibrate(of, plan, spawn_s=None, **went).recovery
     assert after.detect_s == pytest.approx(0.1 + TRANSITION_WEIGHT * 0.2)
     assert after.pause_s == 0.2 and after.spawn_s == 1.0
     assert after.groups_member_s == pytest.approx(0.01 + TRANSITION_WEIGHT * 0.04)
     assert after.moves_scale == pytest.approx(1 + TRANSITION_WEIGHT * 2)
+    assert calibrate(of, plan, spawn_s=0.1, **went).recovery.spawn_s == pytest.approx(1.0 - TRANSITION_WEIGHT * 0.9)
 
 
 # -- catalogue ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,51 @@
+"""What the agent learns of the profile from the job itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.events import Body, Event, RankJoined, RankStarted, Went
+from launcher.options import RunOptions
+from launcher.profiling import Profiling
+from tests.coordinator_talk import make_plan, model, profile
+
+PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
+
+
+def after(*bodies: tuple[float, Body]) -> Profiling:
+    """A job with a profile from a file; (time, event), in order."""
+    profiling = Profiling(RunOptions("train.py"))
+    profiling.profile = profile()
+    for time, body in bodies:
+        profiling.watch(Event(time, 0, "test", body))
+    return profiling
+
+
+def spawn_s(profiling: Profiling) -> float:
+    assert profiling.profile is not None
+    return profiling.profile.recovery.spawn_s
+
+
+START = (
+    (5.0, RankStarted(0, 10, 0)),
+    (5.2, RankStarted(1, 11, 0)),
+    (5.6, RankJoined(1, model())),
+    (6.0, RankJoined(0, model())),
+)
+
+
+def test_a_spawn_takes_what_the_fastest_rank_took_at_the_start_whatever_a_file_says() -> None:
+    assert spawn_s(after()) == 1.0
+    assert spawn_s(after(*START)) == pytest.approx(0.4)
+
+
+def test_each_respawn_moves_it_half_way() -> None:
+    profiling = after(*START)
+    profiling.calibrate(PLAN, Went(None, None, None, 0.01, 0.0, None))
+    profiling.watch(Event(8.0, 1, "test", RankStarted(1, 12, 0)))
+    profiling.watch(Event(8.1, 1, "test", RankJoined(1, model())))
+    assert spawn_s(profiling) == pytest.approx(0.4)
+    profiling.calibrate(PLAN, Went(None, 0.01, 0.01, 0.01, 0.0, 0.14, 0.1, 0.01))
+    assert spawn_s(profiling) == pytest.approx(0.25)
+    profiling.calibrate(PLAN, Went(None, 0.01, 0.01, 0.01, 0.0, 0.04, None, 0.01))
+    assert spawn_s(profiling) == pytest.approx(0.25), "nothing was spawned"
