@@ -102,6 +102,13 @@ class Engine:
 
         Raises Cut when communication ends. Calling it again redoes the step from its beginning.
         """
+        with self.clock.measure_overhead():
+            self._begin(step)
+            self._run_program()
+            self.now = ("commit", time.monotonic())
+            return [float(self._loss_sum), self.gradients.square_sum()]
+
+    def _begin(self, step: int) -> None:
         self._start(step)
         self._data.keep_only(step)
         self._data.request(step, self._micro_batches)
@@ -112,10 +119,6 @@ class Engine:
                 self.model.layers[layer].train()
         for _ in range(N_RECEIVES_AHEAD):
             self._post_next()
-        with self.clock.measure_overhead():
-            self._run_program()
-        self.now = ("commit", time.monotonic())
-        return [float(self._loss_sum), self.gradients.square_sum()]
 
     def _run_program(self) -> None:
         for op in self._program:

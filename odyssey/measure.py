@@ -160,6 +160,9 @@ class _Timings:
     def step(self) -> None:
         start_s = now_s(self._device)
         if self._optimizer is not None:
+            for weight in self._weights:
+                assert weight.grad is not None
+                weight.grad.mul_(1.0)  # the engine divides by the global batch here
             self._optimizer.step()
         self._seconds["step"].append(now_s(self._device) - start_s)
 

@@ -33,7 +33,8 @@ def price(
 ) -> Estimate:
     """Step time, memory and transition of `plan` at the costs of `profile`.
 
-    Says nothing about whether the memory suffices: compare `peak_bytes` with `profile.cluster.memory_bytes`.
+    The step time is that of the op graph times the profile's `step_scale`. Says nothing about whether the memory
+    suffices: compare `peak_bytes` with `profile.cluster.memory_bytes`.
     Raises PlanError if a worker's program waits for an op that no one runs.
     """
     return price_in_detail(plan, Costs(profile, node_of), seconds_to_change=seconds_to_change, search_s=search_s).estimate
@@ -54,7 +55,7 @@ def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, searc
             issued.update((worker, dict.fromkeys(plan.groups_of[worker], computed[worker])) for worker in workers)
         else:
             issued.update(zip(workers, walked.issued_s, strict=True))
-    step_s = finish(plan, costs, computed, issued, twins(found)).step_s
+    step_s = finish(plan, costs, computed, issued, twins(found)).step_s * costs.profile.step_scale
     peak_worker = max(peak_of, key=lambda worker: (peak_of[worker], -worker))
     parts = transition(plan, costs, search_s)
     value = objective(plan.global_batch, step_s, parts.total_s, seconds_to_change)

@@ -80,7 +80,11 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that the performance model knows of a job."""
+    """Everything that the performance model knows of a job.
+
+    `step_scale`: measured over modelled step time of the plans that have run, 1 until one has: what the op graph leaves
+    out (waking up, memory traffic, other users of the machine) is much the same for all plans.
+    """
 
     model: str
     micro_batch: Annotated[int, msgspec.Meta(ge=1)]
@@ -94,6 +98,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runtime_bytes: Bytes
     cluster: Cluster
     recovery: Recovery
+    step_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     boundaries: tuple[Boundary, ...] = ()
 
 

@@ -6,7 +6,7 @@ turn a decision, and a machine that has become slower is known after a few repor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,10 +15,13 @@ from odyssey.messages import OpTime
 from odyssey.plan import Plan
 from perfmodel.costs import Costs, has_input_gradient
 from perfmodel.profile import LayerProfile, Profile
+from perfmodel.timeline import simulate
 from perfmodel.transition import group_members, moves_s
 
-STEP_WEIGHT = 0.3
-"""Part of the way that one report of op times moves the layers of its range."""
+STEP_WEIGHT = 0.5
+"""Part of the way that one report of op times moves the layers of its range: it is a mean over many ops."""
+SCALE_WEIGHT = 0.7
+"""Part of the way that one look at real step times moves `step_scale`: it is a median of many."""
 TRANSITION_WEIGHT = 0.5
 """Part of the way that one transition moves the parts of Recovery: transitions are rare and vary less."""
 FIELDS = {
@@ -30,18 +33,27 @@ FIELDS = {
 }
 
 
+def rescale(profile: Profile, plan: Plan, measured_step_s: float, node_of: Mapping[int, int] | None = None) -> Profile:
+    """The profile after `plan` has run for a while with this median step time."""
+    modelled_s = simulate(plan, profile, node_of).step_s
+    scale = profile.step_scale + SCALE_WEIGHT * (measured_step_s / modelled_s - profile.step_scale)
+    return msgspec.structs.replace(profile, step_scale=scale)
+
+
 def refresh(profile: Profile, op_times: Sequence[OpTime]) -> Profile:
     """The profile after a report of real op times over ranges of layers.
 
     The layers of a range keep their proportions; their sum moves towards what was measured (less the loss where the
-    range ends the model). Kind `O` is `op_overhead_s`.
+    range ends the model): computation alone. Kind `O` moves `op_overhead_s`, which every op costs beside it.
     """
     layers = list(profile.layers)
+    op_overhead_s = profile.op_overhead_s
     for time in op_times:
         kind = time.kind
+        if time.n < 1:
+            continue
         if kind == "O":
-            overhead_s = profile.op_overhead_s + STEP_WEIGHT * (max(time.mean_s, 0.0) - profile.op_overhead_s)
-            profile = msgspec.structs.replace(profile, op_overhead_s=overhead_s)
+            op_overhead_s += STEP_WEIGHT * (max(time.mean_s, 0.0) - op_overhead_s)
             continue
         if time.first == 0 and kind in ("I", "W") and not has_input_gradient(profile):
             if kind == "I":
@@ -51,12 +63,12 @@ def refresh(profile: Profile, op_times: Sequence[OpTime]) -> Profile:
         known = sum(getattr(layer, field) for layer in layers[time.first : time.stop] for field in fields)
         loss_s = profile.loss_s if time.kind == "F" and time.stop == len(layers) else 0.0
         measured = time.mean_s - loss_s
-        if known <= 0 or measured <= 0 or time.n < 1:
+        if known <= 0 or measured <= 0:
             continue
         scale = 1 + STEP_WEIGHT * (measured / known - 1)
         for i in range(time.first, time.stop):
             layers[i] = _scaled(layers[i], fields, scale)
-    return msgspec.structs.replace(profile, layers=tuple(layers))
+    return msgspec.structs.replace(profile, layers=tuple(layers), op_overhead_s=op_overhead_s)
 
 
 def _scaled(layer: LayerProfile, fields: Sequence[str], scale: float) -> LayerProfile:

@@ -12,9 +12,11 @@ from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec
 from odyssey.plan import Move
 from perfmodel.catalog import load, load_job, names
 from perfmodel.costs import Costs
-from perfmodel.merge import check_model, merge
+from perfmodel.merge import OP_OVERHEAD_S, check_model, merge
+from perfmodel.price import price
 from perfmodel.profile import Link, Profile, Recovery, read, write
-from perfmodel.refine import STEP_WEIGHT, TRANSITION_WEIGHT, calibrate, refresh
+from perfmodel.refine import SCALE_WEIGHT, STEP_WEIGHT, TRANSITION_WEIGHT, calibrate, refresh, rescale
+from perfmodel.timeline import simulate
 from tests.planning import first_plan, layer, profile
 
 MODEL = ModelSpec(
@@ -61,6 +63,15 @@ def test_what_ranks_measured_becomes_a_profile() -> None:
     assert of.cluster.intra_host == Link(0.1, 1e6)
     assert of.ties == MODEL.ties and [b.layer for b in of.boundaries] == [0, 2]
     assert of.recovery.groups_member_s == pytest.approx(0.1)
+
+
+def test_an_op_costs_what_the_middle_rank_measured_or_the_stated_default() -> None:
+    reports = [measured([cost(0)]), measured([cost(1)]), measured([cost(2)]), measured([cost(2)], last=True)]
+    assert merged(reports).op_overhead_s == OP_OVERHEAD_S
+    known = [
+        msgspec.structs.replace(report, op_overhead_s=s) for report, s in zip(reports, (3e-4, 1e-4, None, 9e-4), strict=True)
+    ]
+    assert merged(known).op_overhead_s == 3e-4
 
 
 def test_links_within_and_between_hosts_are_told_apart() -> None:
@@ -142,9 +153,20 @@ def test_without_a_gradient_of_the_input_the_first_stage_has_its_whole_backward_
     assert [x.weight_gradient_s for x in of.layers] == pytest.approx([2.0, 2.0])
 
 
+def test_what_ops_cost_beside_their_computation_is_learned_apart_from_it() -> None:
+    of = profile(2, 1, op_overhead_s=0.5)
+    after = refresh(of, [OpTime("F", 0, 1, 10, 1.0), OpTime("O", 0, 0, 40, 0.1)])
+    assert after.op_overhead_s == pytest.approx(0.5 - STEP_WEIGHT * 0.4)
+    assert after.layers == of.layers, "a forward that takes what is known leaves its layers alone"
+    for _ in range(60):
+        after = refresh(after, [OpTime("O", 0, 0, 40, 0.1)])
+    assert after.op_overhead_s == pytest.approx(0.1)
+
+
 def test_op_times_that_say_nothing_change_nothing() -> None:
     of = profile(2, 1, op_overhead_s=0.5)
-    assert refresh(of, [OpTime("F", 0, 2, 0, 9.0), OpTime("F", 0, 2, 5, 0.0), OpTime("S", 0, 2, 5, 1.0)]) == of
+    empty = [OpTime("F", 0, 2, 0, 9.0), OpTime("F", 0, 2, 5, 0.0), OpTime("O", 0, 0, 0, 9.0)]
+    assert refresh(of, [*empty, OpTime("S", 0, 2, 5, 1.0)]) == of
 
 
 def test_a_real_transition_moves_the_parts_that_took_place() -> None:
@@ -221,3 +243,15 @@ def test_what_an_op_costs_beside_its_computation_is_learnt() -> None:
     after = refresh(of, [OpTime("O", 0, 0, 7, 1.5)])
     assert after.op_overhead_s == pytest.approx(0.5 + STEP_WEIGHT * 1.0)
     assert after.layers == of.layers
+
+
+def test_the_scale_of_step_times_moves_towards_what_was_measured() -> None:
+    of = profile(4, 8)
+    plan = first_plan(of, "2x2", 4)
+    modelled_s = simulate(plan, of).step_s
+    once = rescale(of, plan, 1.5 * modelled_s)
+    assert once.step_scale == pytest.approx(1 + SCALE_WEIGHT * 0.5)
+    assert price(plan, once, seconds_to_change=1e4).step_s == pytest.approx(modelled_s * once.step_scale)
+    for _ in range(20):
+        once = rescale(once, plan, 1.5 * modelled_s)
+    assert once.step_scale == pytest.approx(1.5)
