@@ -153,16 +153,6 @@ def test_without_a_gradient_of_the_input_the_first_stage_has_its_whole_backward_
     assert [x.weight_gradient_s for x in of.layers] == pytest.approx([2.0, 2.0])
 
 
-def test_what_ops_cost_beside_their_computation_is_learned_apart_from_it() -> None:
-    of = profile(2, 1, op_overhead_s=0.5)
-    after = refresh(of, [OpTime("F", 0, 1, 10, 1.0), OpTime("O", 0, 0, 40, 0.1)])
-    assert after.op_overhead_s == pytest.approx(0.5 - STEP_WEIGHT * 0.4)
-    assert after.layers == of.layers, "a forward that takes what is known leaves its layers alone"
-    for _ in range(60):
-        after = refresh(after, [OpTime("O", 0, 0, 40, 0.1)])
-    assert after.op_overhead_s == pytest.approx(0.1)
-
-
 def test_op_times_that_say_nothing_change_nothing() -> None:
     of = profile(2, 1, op_overhead_s=0.5)
     empty = [OpTime("F", 0, 2, 0, 9.0), OpTime("F", 0, 2, 5, 0.0), OpTime("O", 0, 0, 0, 9.0)]
