@@ -91,6 +91,8 @@ _SIGNALS = {
 
 MOVE_S, MEASURE_S, FINISH_S = 1.0, 2.0, 5.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""
+FIRST_LOOK_S, LAST_LOOK_S = 1.0, 60.0
+"""After a Go, plans for the next loss are made anew at the costs that real steps have shown: soon, then ever more rarely."""
 CONNECTION_GRACE_S = 1.0
 """A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
@@ -157,6 +159,7 @@ class Agent:
             output=output,
         )
         self._profiling = Profiling(options)
+        self._node_of = node_of
         self._planner = planning.Planner(options, node_of, self._loop)
         self._faults = Faults(drills, self._loop, self._processes, self._say)
         self._progress = Progress(
@@ -305,10 +308,25 @@ class Agent:
         self._progress.expect(expected_s)
         self._faults.on_step(plan.step, expected_s)
         self._profiling.calibrate(plan, went)
+        self._plan_ahead(FIRST_LOOK_S)
+
+    def _plan_ahead(self, look_again_s: float) -> None:
+        """Have plans for the next loss at today's costs; and again when real steps have shown more of these."""
+        plan = self._state.plan
+        if plan is None or self._state.status is not Status.RUNNING:
+            return
+        generation = self._state.generation
+        self._profiling.rescale(plan, self._node_of)
         can_respawn = self._state.n_restarts < self._state.max_restarts
         seconds = self._expected_change().seconds
         assert self._profiling.profile is not None
         self._planner.plan_ahead(plan, self._state.members, can_respawn, self._profiling.profile, seconds)
+
+        def look() -> None:
+            if self._state.generation == generation:
+                self._plan_ahead(min(3 * look_again_s, LAST_LOOK_S))
+
+        self._loop.later(look_again_s, look)
 
     def _last_words(self, ended: JobEnded) -> None:
         self._faults.tell_never_fired()

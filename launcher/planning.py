@@ -80,9 +80,12 @@ class Planner:
         return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, known is not None)
 
     def plan_ahead(self, plan: Plan, members: frozenset[int], can_respawn: bool, profile: Profile, seconds: float) -> None:
-        """After Go: have a plan ready for the loss of each one rank. Answers for an earlier plan are dropped."""
-        self._asked = single_losses(plan, tuple(sorted(members)), can_respawn)
-        self._answers = {}
+        """Have a plan ready for the loss of each one rank. Answers for an earlier plan are dropped; those for the same
+        plan at older costs stay until the new ones are there."""
+        asked = single_losses(plan, tuple(sorted(members)), can_respawn)
+        if len(asked) != len(self._asked) or not all(map(_is_same, asked, self._asked)):
+            self._answers = {}
+        self._asked = asked
         self._number += 1
         situations = tuple(situation_of(ask, profile, self._node_of, seconds) for ask in self._asked)
         if self._process is None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 
 from msgspec.structs import replace
 
 from launcher.actions import StartMeasure
-from launcher.events import Event, RankJoined, RankStarted, Went
+from launcher.events import Event, Pausing, RankJoined, RankStarted, UnitCommitted, Went
 from launcher.options import RunOptions
 from odyssey.messages import Measured, ModelSpec, OpTimes
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
+
+N_STEPS, N_STEPS_NEEDED = 32, 4
+"""The newest steps that count, and how many there must be before they do."""
 
 
 class Profiling:
@@ -27,6 +33,9 @@ class Profiling:
         """When the process of each rank was there, until it has joined."""
         self._spawn_s: float | None = None
         self._has_run = False
+        self._committed_at: float | None = None
+        self._steps_s: deque[float] = deque(maxlen=N_STEPS)
+        """From commit to commit, of the generation that runs."""
         self._generation = 0
         self._reports: dict[int, Measured | None] = {}
 
@@ -44,6 +53,21 @@ class Profiling:
                     self._spawn_s = took_s
                     if self.profile is not None:
                         self.profile = self._with_spawn(self.profile)
+
+            case UnitCommitted(result=result):
+                if result.kind == "step" and self._committed_at is not None:
+                    self._steps_s.append(event.time - self._committed_at)
+                self._committed_at = event.time if result.kind == "step" else None
+            case Pausing() | Went():
+                self._committed_at = None
+                self._steps_s.clear()
+
+    def rescale(self, plan: Plan, node_of: Mapping[int, int]) -> None:
+        """Hold the model's step time of the plan that runs against its real steps, once there are some."""
+        if self.profile is not None and len(self._steps_s) >= N_STEPS_NEEDED:
+            from perfmodel.refine import rescale
+
+            self.profile = rescale(self.profile, plan, median(self._steps_s), node_of)
 
     def _with_spawn(self, profile: Profile) -> Profile:
         if self._spawn_s is None:
