@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import default_collate
 
+from odyssey.errors import JobError
 from odyssey.plan import Plan
 
 
@@ -129,4 +130,8 @@ class Prefetcher:
 
 def fetch(data: Dataset, sample_ids: Iterable[int]) -> Any:
     """Samples as one collated micro-batch: `(input, target)`, tensors with the samples in dimension 0."""
-    return default_collate([data[sample_id] for sample_id in sample_ids])
+    batch = default_collate([data[sample_id] for sample_id in sample_ids])
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        what = f"{len(batch)} values" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
+        raise JobError(f"a sample of data is {what}, expected a pair", "let data[i] be (input, target)")
+    return batch

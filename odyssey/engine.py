@@ -216,7 +216,7 @@ class Engine:
 
     def loss(self, output: Any, target: Any) -> torch.Tensor:
         """The script's loss: mean over the samples."""
-        return self._recipe.loss(output, target)
+        return self._recipe.checked_loss(output, target)
 
     def precision(self) -> AbstractContextManager[Any]:
         autocast = self._recipe.autocast

@@ -80,18 +80,20 @@ class Job:
 
         Raises JobError for what cannot be trained.
         """
+        connection = link.connect()
+        if connection is not None:
+            _report_uncaught_errors()
+        if not callable(layers):
+            raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
         for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
             if not isinstance(value, int) or value < 1:
                 raise JobError(f"{name} is {value!r}", "give the number of samples, at least 1")
         if len(data) < 1:
             raise JobError("data has no samples", "give a dataset with at least one sample")
-        connection = link.connect()
         if connection is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise JobError(
                 "started by another launcher", "start it with `odyssey run`, which brings the same flags as torchrun"
             )
-        if connection is not None:
-            _report_uncaught_errors()
         self._global_batch = global_batch
         self._clip_norm = clip_norm
         self._loss = loss

@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 from odyssey.boundary import describe, flatten
 from odyssey.clock import now_s
 from odyssey.engine import on_device
-from odyssey.errors import JobError
 from odyssey.groups import Groups
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model import Model, OptimizerFactory, size_bytes
@@ -74,7 +73,7 @@ def measure(order: Measure, worker: int, model: Model, recipe: Recipe, groups: G
         groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
     costs = _measure_layers(stage, modules, inputs, recipe, model.device)
     if is_last:
-        loss_s = _measure_loss(recipe.loss, value, on_device(recipe.first_micro_batch()[1], model.device), autocast)
+        loss_s = _measure_loss(recipe.checked_loss, value, on_device(recipe.first_micro_batch()[1], model.device), autocast)
     return Measured(
         generation=order.generation,
         costs=costs,
@@ -201,9 +200,6 @@ def _measure_loss(loss: Callable[[Any, Any], torch.Tensor], value: Any, target: 
     def run() -> None:
         with _precision(device, autocast):
             result = loss(value, target)
-        if result.dim() != 0:
-            what = f"the loss has shape {tuple(result.shape)}"
-            raise JobError(what, "return a scalar, the mean over the micro-batch's samples")
         if result.requires_grad:
             torch.autograd.grad(result, leaves, allow_unused=True)
 

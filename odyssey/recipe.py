@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 
 from odyssey.data import Prefetcher
+from odyssey.errors import JobError
 from odyssey.messages import ModelSpec
 from odyssey.model import OptimizerFactory
 from odyssey.plan import Plan
@@ -27,3 +29,21 @@ class Recipe(NamedTuple):
     first_micro_batch: Callable[[], Any]
     seed: int
     autocast: torch.dtype | None
+
+    def checked_loss(self, output: Any, target: Any) -> torch.Tensor:
+        """What `loss` gives. Raises JobError if that is nothing to train with."""
+        result = self.loss(output, target)
+        if not isinstance(result, torch.Tensor):
+            raise JobError(f"the loss is a {type(result).__name__}", _HELP)
+        if result.dim() != 0:
+            raise JobError(f"the loss has shape {tuple(result.shape)}", _HELP)
+        if not result.requires_grad and torch.is_grad_enabled() and _needs_gradient(output):
+            raise JobError("the loss has no gradient", "compute it from the output, without .item(), .detach() or .data")
+        return result
+
+
+_HELP = "return a scalar tensor, the mean over the micro-batch's samples"
+
+
+def _needs_gradient(output: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(output))

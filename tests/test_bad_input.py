@@ -13,12 +13,15 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from odyssey.data import fetch
+from odyssey.frames import users_frames
 from tests.agent_runs import ROOT, TRAIN, nothing_left
 
 __all__ = ["nothing_left"]
@@ -248,9 +251,35 @@ Data.__getitem__ = bad
     run(fault, "--nodes", 2, "--layout", "2x1").assert_script_raised("ValueError: mine")
 
 
-def test_a_loss_that_is_no_scalar(run: Run) -> None:
-    said = run("def loss(output, target):\n    return (output - target).mean(1)", "--nodes", 2)
-    said.assert_one_error(1, "failed: the loss has shape (2,)", "return a scalar, the mean over the micro-batch's samples")
+@pytest.mark.parametrize(
+    ("value", "error", "help"),
+    [
+        ("(output - target).mean(1)", "the loss has shape (2,)", "return a scalar tensor, the mean over"),
+        ("1.0", "the loss is a float", "return a scalar tensor, the mean over"),
+        ("(output - target).mean().detach()", "the loss has no gradient", "compute it from the output"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_with(run: Run, value: str, error: str, help: str) -> None:
+    run(f"def loss(output, target):\n    return {value}", "--nodes", 2).assert_one_error(1, f"failed: {error}", help)
+
+
+def test_samples_that_are_no_pairs(run: Run) -> None:
+    said = run("Data.__getitem__ = lambda self, index: torch.zeros(4)", "--nodes", 2)
+    said.assert_one_error(1, "a sample of data is a Tensor, expected a pair", "let data[i] be (input, target)")
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("layers = [nn.Linear(4, 4)]", "layers is a list"),
+        ("Data.__len__ = lambda self: 0", "data has no samples"),
+        ("global_batch = 0", "global_batch is 0"),
+    ],
+)
+def test_a_job_that_cannot_be_meant(run: Run, fault: str, error: str) -> None:
+    said = run(fault, "--nodes", 2)
+    assert said.code == 1 and said.n_tracebacks == 0, said.stderr
+    assert len(said.errors) == 1 and said.errors[0].endswith(f"failed: {error}"), said.stderr
 
 
 def test_a_layer_that_returns_floats(run: Run) -> None:
@@ -315,3 +344,24 @@ def test_a_signal_to_the_launcher_ends_a_training_job(tmp_path: Path, number: si
     assert alive == []
     said = (tmp_path / "stderr").read_text()
     assert "error:" not in said and "Traceback" not in said, said
+
+
+# -- whose frames a user sees -----------------------------------------------------------------------------------------
+
+
+def frames_of(data: object) -> list[str]:
+    """Names of the functions in the traceback that a user gets of a sample that cannot be fetched."""
+    try:
+        fetch(data, [0])  # type: ignore[arg-type]
+    except Exception as error:
+        return [frame.name for frame in traceback.extract_tb(users_frames(error.__traceback__))]
+    raise AssertionError("it can")
+
+
+def test_a_traceback_has_our_frames_only_where_we_raised() -> None:
+    class Raises:
+        def __getitem__(self, index: int) -> object:
+            raise KeyError(index)
+
+    assert frames_of(Raises()) == ["frames_of", "__getitem__"]
+    assert frames_of(None)[:2] == ["frames_of", "fetch"]
