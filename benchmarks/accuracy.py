@@ -124,9 +124,15 @@ def transition_error(sample: Sample) -> float | None:
 
 
 def summarise(samples: Sequence[Sample]) -> dict[str, float]:
+    """Plans of strategies are priced at the costs that real steps have shown, the first plans of jobs at those of the
+    start: apart from each other, they say how good the model is and how good its first measurement."""
     summary = {}
-    if samples:
-        summary["step_median_error"] = median(step_error(each) for each in samples)
+    changes = [step_error(each) for each in samples if each.measured_transition_s is not None]
+    first = [step_error(each) for each in samples if each.measured_transition_s is None]
+    if changes:
+        summary["step_median_error"] = median(changes)
+    if first:
+        summary["first_plan_step_median_error"] = median(first)
     transitions = [error for each in samples if (error := transition_error(each)) is not None]
     if transitions:
         summary["transition_median_error"] = median(transitions)
