@@ -47,6 +47,7 @@ from launcher.events import (
     JobStarted,
     Note,
     Profiled,
+    RankFailed,
     StopRequested,
     Suspected,
     Tick,
@@ -167,6 +168,7 @@ class Agent:
             self._ping_all,
             self._rank_hangs,
             lambda text: self._feed(Suspected(text)),
+            lambda rank, text: self._feed(RankFailed(rank, text, "let all ranks make the same calls in the same order", "")),
             self._processes.pid_of,
         )
 
@@ -242,6 +244,8 @@ class Agent:
             self._is_feeding = False
 
     def _take(self, event: Event) -> None:
+        if self._code is not None:
+            return  # the log has ended
         self._profiling.watch(event)
         self._state, actions = coordinator.step(self._state, event)
         rest = [action for action in actions if not self._do_at_once(action)]

@@ -158,7 +158,7 @@ def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
         script_at_fault = body.cause.kind in ("exit", "exception")
         return plain.failure(state, (state.first_failure or ended) if script_at_fault else how)
     if body.cause.kind in ("exit", "exception"):
-        return end(state, 1, f"rank {rank} ended with {body.cause.text}")
+        return end(state, 1, state.first_failure or f"rank {rank} ended with {body.cause.text}", state.first_help)
     if state.status is Status.FINISHING:
         return _lost_while_finishing(state, event, rank)
     state = replace(
@@ -248,7 +248,9 @@ def _rank_failed(state: State, event: Event, body: RankFailed) -> Step:
         return state, ()
     reason = f"rank {body.rank} failed: {body.error}"
     if not state.models and state.plan is None:
-        return replace(state, first_failure=state.first_failure or reason), ()
+        if not state.first_failure:
+            state = replace(state, first_failure=reason, first_help=body.help)
+        return state, ()
     return end(state, 1, reason, body.help)
 
 

@@ -51,15 +51,14 @@ def end_descendants() -> None:
     """What ranks have left behind came to us, the subreaper. Whatever they start while we look is found the next time."""
     import psutil
 
-    while True:
-        children = psutil.Process().children(recursive=True)
+    while children := psutil.Process().children(recursive=True):
         for child in children:
             kill(child.pid)
-        try:
-            while os.waitpid(-1, 0)[0]:
-                pass
-        except ChildProcessError:
-            return
+        for child in children:
+            try:
+                os.waitpid(child.pid, 0)  # killed, so it ends; what it has forked meanwhile is found the next time
+            except ChildProcessError:
+                continue  # a grandchild: ours as soon as its parent is reaped
 
 
 def _oom_kills() -> int:

@@ -17,8 +17,8 @@ def failure(state: State, reason: str) -> Step:
     """One rank's failure ends all; then all start again, as long as restarts are left."""
     if state.n_restarts >= state.max_restarts or state.slots_lost:
         why = "its slot is gone" if state.slots_lost else f"{state.n_restarts} of {state.max_restarts} restarts used"
-        return end(state, 1, f"{reason} ({why})" if state.max_restarts else reason)
-    state = replace(state, status=Status.RESTARTING, n_restarts=state.n_restarts + 1, first_failure="")
+        return end(state, 1, f"{reason} ({why})" if state.max_restarts else reason, state.first_help)
+    state = replace(state, status=Status.RESTARTING, n_restarts=state.n_restarts + 1, first_failure="", first_help="")
     note = Note(f"{reason}; all ranks are started again (restart {state.n_restarts} of {state.max_restarts})")
     if not state.alive:
         state, actions = if_all_gone(state)

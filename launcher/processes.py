@@ -206,7 +206,8 @@ class Processes:
     def _is_there(self, process: RankProcess, pid: int) -> None:
         process.pid = pid
         self._living[pid] = process
-        self._feed(RankStarted(process.rank, pid, self._node_of[process.rank]))
+        if not self._is_ending:
+            self._feed(RankStarted(process.rank, pid, self._node_of[process.rank]))
         if process.killed_by is not None or self._is_ending:
             process.kill()
 

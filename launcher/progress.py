@@ -8,6 +8,7 @@ is found soon; people are told only of waits that an evaluation, a checkpoint or
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 
 from launcher.loop import Loop, Timer
@@ -24,7 +25,8 @@ QUIET_S, QUIET_STEPS = 10.0, 10
 
 
 class Progress:
-    """Watches one wait at a time. `ping`: ask these ranks; `hung`: these are; `tell`: for people; `pid_of`: of a rank."""
+    """Watches one wait at a time. `ping`: ask these ranks; `hung`: this rank is; `tell`: for people;
+    `apart`: this rank waits in another unit than the others, who wait too; `pid_of`: of a rank."""
 
     def __init__(
         self,
@@ -32,13 +34,16 @@ class Progress:
         ping: Callable[[int], frozenset[int]],
         hung: Callable[[int, str], None],
         tell: Callable[[str], None],
+        apart: Callable[[int, str], None],
         pid_of: Callable[[int], int | None],
     ) -> None:
         self._loop = loop
         self._ping = ping
         self._hung = hung
         self._tell = tell
+        self._apart = apart
         self._pid_of = pid_of
+        self._units: dict[int, str] = {}
         self._timer: Timer | None = None
         self._since = 0.0
         self._told_at = 0.0
@@ -57,6 +62,7 @@ class Progress:
     def made(self, took_s: float) -> None:
         """What was expected has come, and the next may take as long as this one did. Cheap: called at each step."""
         self._since = self._loop.clock()
+        self._units = {}
         self._expected_s = max(self._expected_s, took_s)
 
     def stop(self) -> None:
@@ -111,6 +117,20 @@ class Progress:
             self._hung(rank, f"did not answer for {ANSWER_S:.1f} s")
         if not hung:
             self._tell_if_due(list(busy.values()))
+            self._look_for_other_units()
+
+    def _look_for_other_units(self) -> None:
+        """Ranks that wait for each other in different units, and did so when they were asked before, wait for ever."""
+        before, self._units = self._units, {}
+        if set(self._answers) != set(self._asked) or not all(pong.waiting for pong in self._answers.values()):
+            return
+        self._units = {rank: pong.unit for rank, pong in sorted(self._answers.items()) if pong.unit}
+        if self._units == before and len(set(before.values())) > 1:
+            counts = Counter(before.values())
+            common = max(counts, key=lambda unit: counts[unit])
+            rank = next(rank for rank, unit in before.items() if unit != common)
+            others = ranks_text([other for other, unit in before.items() if unit == common])
+            self._apart(rank, f"it waits in {before[rank]}, while {others} in {common}")
 
     def _tell_if_due(self, busy: list[str]) -> None:
         now = self._loop.clock()

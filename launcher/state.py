@@ -56,6 +56,7 @@ class State(msgspec.Struct, frozen=True):
     finished: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
     first_failure: str = ""
+    first_help: str = ""
     started_at: float = 0.0
     joined_after_s: float = 0.0
     loss_at: float | None = None

@@ -157,7 +157,7 @@ class Engine:
         with self.precision():
             for layer in stage.layers:
                 self._generator.manual_seed(layer_seed(self._recipe.seed, self._step, op.micro_batch, layer))
-                value = self.model.layers[layer](value)
+                value = self.model.call(layer, value)
             if self._is_last(op):
                 target = self._on_device(self._data.get(self._step, op.micro_batch)[1])
                 loss = self.loss(value, target)

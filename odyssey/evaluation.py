@@ -52,7 +52,7 @@ def evaluate_body(engine: Engine, data: Dataset) -> Sequence[float]:
                     value = expected.nest([groups.from_wire(tensor) for tensor in tensors])
                 with engine.precision():
                     for layer in layers:
-                        value = model.layers[layer](value)
+                        value = model.call(layer, value)
                     if is_last:
                         loss = engine.loss(value, on_device(sample[1], model.device))
                         total += float(loss) * (stop - start)

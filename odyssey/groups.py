@@ -193,7 +193,7 @@ class Groups:
         world = None
         if self.me in self.members:
             world = _gloo(PrefixStore("world", prefix), self.members, self.me, local)
-        by_subset: dict[tuple[int, ...], Any] = {self.members: world}
+        by_subset: dict[tuple[int, ...], Any] = {}
         for subset in subsets:
             if self.me in subset and len(subset) > 1 and subset not in by_subset:
                 own = PrefixStore("-".join(map(str, subset)), prefix)

@@ -55,7 +55,12 @@ def measure(order: Measure, worker: int, model: Model, recipe: Recipe, groups: G
     for layer, module in zip(stage.layers, modules, strict=True):
         inputs.append(value)
         with _precision(model.device, autocast):
-            value = _detached(module(value), layer)
+            try:
+                output = module(value)
+            except Exception as error:
+                error.add_note(f"in layer {model.specs[layer].name}")
+                raise
+        value = _detached(output, layer)
         boundaries.append(describe(value, layer, n_samples))
     latency_s = bandwidth = loss_s = None
     overheads_s = []

@@ -267,9 +267,13 @@ class OpTimes(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
-    """`where`: what the main thread does, for people (`receive 0F3 from worker 2`); `waiting`: on another rank; since when."""
+    """`where`: what the main thread does, for people (`1F3<2`); `waiting`: on another rank; since when.
+
+    `unit`: the unit that it is in (`step 3`, `evaluate before step 4`); empty in the script's own code and on idle ranks.
+    """
 
     number: int
+    unit: str
     where: str
     waiting: bool
     since_s: float

@@ -120,6 +120,14 @@ class Model:
     def _shared_of(self, tie: int) -> list[tuple[Occurrence, ...]]:
         return [shared for shared in self._shared if tuple(sorted({i for i, _ in shared})) == self.ties[tie]]
 
+    def call(self, layer: int, value: Any) -> Any:
+        """Run a layer. An exception that it raises says which one it was."""
+        try:
+            return self.layers[layer](value)
+        except Exception as error:
+            error.add_note(f"in layer {self.specs[layer].name}")
+            raise
+
     # -- holding ------------------------------------------------------------------------------------------------------
 
     def units_of(self, layers: Iterable[int]) -> list[int]:

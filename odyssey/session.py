@@ -55,10 +55,12 @@ from odyssey.model import Model
 from odyssey.moves import move_layers
 from odyssey.plan import Plan
 from odyssey.recipe import Recipe
-from odyssey.schedule import Receive
+from odyssey.schedule import Commit, Receive, Reduce
 from odyssey.state import digest
 
-OP_TIMES_EVERY_S = 1.0
+OP_TIMES_EVERY_S = 0.5
+N_VALUES = 2
+"""The most values that a unit ends in."""
 _SAME_CALLS = "let all ranks make the same calls in the same order"
 Values = tuple[float, ...]
 
@@ -175,15 +177,16 @@ class Session:
         engine = self._engine
         assert engine is not None
         self._phase = "compute"
-        sums = torch.tensor([*work.body(engine), *unit], dtype=torch.float64)
-        n_values = len(sums) - len(unit)
+        values = list(work.body(engine))
+        padding = [0.0] * (N_VALUES - len(values))  # of one size, whatever the other ranks are at
+        sums = torch.tensor([*values, *padding, *unit], dtype=torch.float64)
         self._phase = "contributed"
         n_members = len(engine.groups.members)
         if n_members > 1:
             engine.groups.wait(engine.groups.all_reduce(sums).wait)
-        if sums[n_values:].tolist() != [part * n_members for part in unit]:
-            raise JobError(f"other ranks ended another unit than this one's {work.kind} at {self.position}", _SAME_CALLS)
-        return work.conclude(sums[:n_values].tolist())
+        if sums[N_VALUES:].tolist() != [part * n_members for part in unit]:
+            raise JobError(f"other ranks ended another unit than this one's {self._unit}", _SAME_CALLS)
+        return work.conclude(sums[: len(values)].tolist())
 
     def _commit(self, work: Work, values: Values, started_s: float) -> None:
         """The unit is final: tell the agent before anything else, so that its result outlives this rank."""
@@ -362,13 +365,24 @@ class Session:
             held = tuple(sorted(self.model.held))
             self._link.report(Paused(self._paused_for, self.position, phase, held))
 
-    def _where(self) -> tuple[str, bool, float]:
-        """What the main thread does, for people; whether it waits for another rank; and for how long, seconds."""
+    @property
+    def _unit(self) -> str:
+        """The unit at hand, for people."""
+        if self._work is None or self.is_idle:
+            return ""
+        step = self.position[0]
+        return f"step {step}" if self._work.kind == "step" else f"{self._work.kind} before step {step}"
+
+    def _where(self) -> tuple[str, str, bool, float]:
+        """The unit at hand; what the main thread does, for people; whether it waits for others; for how long, seconds."""
         engine = self._engine
         if engine is None:
-            return ("building the job", False, 0.0)
-        if not self._inside:
-            return ("in the script's own code", False, time.monotonic() - engine.now[1])
+            return ("", "building the job", False, 0.0)
         what, since_s = engine.now
-        waiting = isinstance(what, Receive) or what == "commit" or self._running is None
-        return (str(what), waiting, time.monotonic() - since_s)
+        for_s = time.monotonic() - since_s
+        if not self._inside:
+            return ("", "in the script's own code", False, for_s)
+        if self.is_idle:
+            return ("", "idle", True, for_s)
+        waiting = isinstance(what, Receive | Commit | Reduce) or what == "commit" or self._running is None
+        return (self._unit, str(what), waiting, for_s)

@@ -147,6 +147,8 @@ def _fork_twice(control: socket.socket, request: Request) -> bool:
     """True in the new process, False in the zygote. The middle process answers the agent and is gone."""
     if os.fork() != 0:
         return False
+    # A new process that ends before the middle one does must stay a zombie for the agent, who waits for its status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     middle = os.getpid()
     pid = os.fork()
     if pid != 0:
@@ -155,7 +157,6 @@ def _fork_twice(control: socket.socket, request: Request) -> bool:
         finally:
             os._exit(0)
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     while os.getppid() == middle:  # until the kernel has torn the middle process down, some 20 ms; it cannot hang
         time.sleep(0.0005)
     _die_with_parent()

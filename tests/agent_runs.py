@@ -60,5 +60,6 @@ def nothing_left() -> Iterator[None]:
     """No child, no descriptor, no signal handler remains."""
     before = set(os.listdir("/proc/self/fd"))
     yield
-    assert psutil.Process().children(recursive=True) == []
+    left = psutil.Process().children(recursive=True)
+    assert not left, left
     assert set(os.listdir("/proc/self/fd")) == before

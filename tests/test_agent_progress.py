@@ -12,8 +12,8 @@ from launcher.loop import Loop
 from launcher.progress import Progress
 from odyssey.messages import Pong
 
-BUSY = Pong(0, "in the script's own code", False, 12.0)
-WAITS = Pong(0, "1F3<0", True, 11.0)
+BUSY = Pong(0, "step 3", "in the script's own code", False, 12.0)
+WAITS = Pong(0, "step 3", "1F3<0", True, 11.0)
 
 
 class FakeLoop(Loop):
@@ -43,17 +43,21 @@ class Scene:
         self.n_asked = 0
         self.told: list[tuple[float, str]] = []
         self.hung: list[int] = []
-        self.progress = Progress(self.loop, self._ping, self._hang, self._tell, lambda rank: os.getpid())
+        self.apart: list[tuple[int, str]] = []
+        self.progress = Progress(self.loop, self._ping, self._hang, self._tell, self._part, lambda rank: os.getpid())
 
     def _ping(self, number: int) -> frozenset[int]:
         self.n_asked += 1
         for rank, pong in self.answers.items():
-            answer = Pong(number, pong.where, pong.waiting, pong.since_s)
+            answer = Pong(number, pong.unit, pong.where, pong.waiting, pong.since_s)
             self.loop.later(0.0, lambda rank=rank, answer=answer: self.progress.pong(rank, answer))
         return frozenset(range(len(self.answers) + self.silent))
 
     def _hang(self, rank: int, text: str) -> None:
         self.hung.append(rank)
+
+    def _part(self, rank: int, text: str) -> None:
+        self.apart.append((rank, text))
 
     def _tell(self, text: str) -> None:
         self.told.append((self.loop.now - 100.0, text))
@@ -103,9 +107,27 @@ def test_a_silent_rank_without_a_processor_is_hung_within_seconds() -> None:
 
 
 def test_when_all_wait_that_is_said() -> None:
-    said = progress.who_waits_for_whom({0: Pong(0, "commit", True, 3.0), 1: WAITS, 2: Pong(0, "commit", True, 3.0)})
+    said = progress.who_waits_for_whom(
+        {0: Pong(0, "step 3", "commit", True, 3.0), 1: WAITS, 2: Pong(0, "step 3", "commit", True, 3.0)}
+    )
     assert said == [
         "all that answer wait for each other",
         "ranks 0 and 2 wait for the others (commit)",
         "rank 1 waits for rank 0 (1F3<0)",
     ]
+
+
+def test_ranks_that_wait_for_each_other_in_different_units_are_told_apart() -> None:
+    odd = Pong(0, "evaluate before step 3", "commit", True, 3.0)
+    scene = Scene({0: WAITS, 1: odd, 2: WAITS})
+    scene.progress.expect(0.05)
+    scene.loop.pass_s(20.0)
+    assert scene.apart[0] == (1, "it waits in evaluate before step 3, while ranks 0 and 2 in step 3")
+
+
+def test_ranks_in_different_units_of_which_one_works_are_left_alone() -> None:
+    busy = Pong(0, "evaluate before step 3", "evaluation of micro-batch 2", False, 3.0)
+    scene = Scene({0: WAITS, 1: busy})
+    scene.progress.expect(0.05)
+    scene.loop.pass_s(60.0)
+    assert scene.apart == []

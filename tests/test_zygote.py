@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from launcher import spawn
+from launcher.ends import end_descendants
 from odyssey import zygote
 from odyssey.messages import Deframer, Failed, Report
 
@@ -55,6 +56,7 @@ class Forks:
     def close(self) -> None:
         self.zygote.socket.close()
         os.waitpid(self.zygote.pid, 0)
+        end_descendants()  # what the scripts left behind came to this process
         spawn.set_subreaper(self._was_subreaper)
 
 
