@@ -181,6 +181,7 @@ class Session:
         padding = [0.0] * (N_VALUES - len(values))  # of one size, whatever the other ranks are at
         sums = torch.tensor([*values, *padding, *unit], dtype=torch.float64)
         self._phase = "contributed"
+        engine.now = ("commit", time.monotonic())
         n_members = len(engine.groups.members)
         if n_members > 1:
             engine.groups.wait(engine.groups.all_reduce(sums).wait)
