@@ -18,8 +18,16 @@ MEANINGS = {
     "kill_to_step_raw_s_8": "8 ranks: the same",
     "speedup_vs_torchrun_4": "4 ranks: how many times faster than torchrun's restart",
     "speedup_vs_torchrun_8": "8 ranks: the same",
-    "step_median_error": "predicted step time against measured, median relative error",
+    "step_median_error": "predicted step time after a loss against measured, median relative error",
+    "first_plan_step_median_error": "the same for the first plan of a job, priced before any step has run",
     "transition_median_error": "predicted transition against measured, median relative error",
+    "kills": "processes killed in the soak",
+    "jobs": "jobs of the soak",
+    "jobs_stopped_because_state_was_lost": "of them stopped, rightly: the last holder of a layer was killed",
+    "recoveries": "recoveries of the soak",
+    "recovery_median_s": "from the notice of a loss to go, median, seconds",
+    "recovery_p99_s": "the same, 99th percentile",
+    "minutes": "length of the soak",
     "overhead_ratio": "step time without failures against the same pipeline written plainly",
 }
 
