@@ -14,7 +14,11 @@ from tests import models, reference
 from tests.exactness import ROOT
 from tests.jobs.train import make_optimizer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.timeout(300),
+]
 
 
 def expected(variant, steps):
