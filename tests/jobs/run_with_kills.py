@@ -19,6 +19,8 @@ from launcher import agent
 from launcher.events import Event, Pausing, PlanChosen, RankLost, RankStarted, UnitCommitted, Went
 from launcher.options import RunOptions
 
+N_SPARED = 3
+"""A kill whose rank is dead already hits another one, as long as more than so many live."""
 PHASES = {"pausing": Pausing, "plan": PlanChosen, "go": Went}
 
 
@@ -55,6 +57,9 @@ class Killer:
 
     def strike(self, kill):
         for rank in kill["ranks"]:
+            living = sorted(self.pids)
+            if rank not in living and len(living) > N_SPARED:
+                rank = living[rank % len(living)]
             pid = self.pids.get(rank)
             if pid is not None:
                 try:
