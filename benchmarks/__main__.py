@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other, then the page: `python -m benchmarks` (about half an hour on two cores)."""
+"""All benchmarks, one after the other, then the page: `python -m benchmarks` (about a quarter of an hour on two cores)."""
 
 from __future__ import annotations
 

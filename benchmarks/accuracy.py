@@ -162,7 +162,7 @@ def rows(samples: Sequence[Sample]) -> list[dict[str, Cell]]:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--runs", type=int, default=5, help="of each case (default %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="of each case (default %(default)s)")
     parser.add_argument("--layouts", nargs="*", default=LAYOUTS)
     parser.add_argument("--strategies", nargs="*", default=STRATEGIES, choices=STRATEGIES)
     parser.add_argument("--seed", type=int, default=0)

@@ -73,7 +73,7 @@ def measure_plain(arguments: list[str], split: int) -> float:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=60, help="of each run (default %(default)s)")
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     return parser.parse_args()

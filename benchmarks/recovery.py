@@ -208,8 +208,8 @@ def _first(marks: Sequence[trial.Mark], rank: int, step: int) -> float:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--kills", type=int, default=10, help="of each odyssey case (default %(default)s)")
-    parser.add_argument("--torchrun-kills", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=5, help="of each odyssey case (default %(default)s)")
+    parser.add_argument("--torchrun-kills", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
     parser.add_argument("--seed", type=int, default=0)
