@@ -18,6 +18,7 @@ from rich.console import Console
 
 from benchmarks import joblog, report, trial
 from benchmarks.report import Cell
+from odyssey.plan import Transition
 
 LAYOUTS = ("1x4", "2x2", "4x1", "1+3")
 STRATEGIES = ("reroute", "repartition", "shrink", "respawn")
@@ -105,11 +106,16 @@ def samples_of(case: str, generations: Sequence[joblog.Generation]) -> list[Samp
                 layout=plan.layout(),
                 predicted_step_s=plan.estimate.step_s,
                 measured_step_s=measured,
-                predicted_transition_s=None if total_s is None else plan.estimate.transition.total_s,
+                predicted_transition_s=None if total_s is None else _from_notice_s(plan.estimate.transition),
                 measured_transition_s=total_s,
             )
         )
     return samples
+
+
+def _from_notice_s(transition: Transition) -> float:
+    """What is measured begins when the agent notices the loss."""
+    return transition.total_s - transition.detect_s
 
 
 def step_error(sample: Sample) -> float:

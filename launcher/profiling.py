@@ -114,9 +114,9 @@ class Profiling:
             self.profile = refresh(self.profile, times.times)
 
     def calibrate(self, plan: Plan, went: Went) -> None:
-        """A real transition to `plan` has shown what its parts cost; the first start is none."""
+        """A real transition to `plan` has shown what its parts cost; the first start shows what groups do."""
         self._has_run = True
-        if self.profile is not None and went.total_s is not None:
+        if self.profile is not None:
             from perfmodel.refine import calibrate
 
             self.profile = calibrate(
@@ -126,5 +126,5 @@ class Profiling:
                 pause_s=went.pause_s,
                 spawn_s=went.spawn_s,
                 groups_s=went.groups_s,
-                moves_s=went.moves_s,
+                moves_s=went.moves_s if went.total_s is not None else 0.0,
             )

@@ -71,7 +71,7 @@ def merge(
             intra_host=intra,
             inter_host=inter,
         ),
-        recovery=Recovery(groups_member_s=group_s / n_ranks),
+        recovery=Recovery(groups_member_s=max(0.0, group_s - Recovery().groups_base_s) / n_ranks),
         boundaries=_boundaries(measured),
     )
 

@@ -66,17 +66,19 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parts of a transition as measured (or the stated defaults before the first one).
 
+    `move_layer_s`: of a layer that moves, for packing, optimizer and checksum on either side, whatever its size.
     Groups take `groups_base_s + groups_member_s * (sum over groups of their members)`. Moves take `moves_scale` times what
     bytes and links alone would.
     """
 
     detect_s: Seconds = 0.01
-    pause_s: Seconds = 0.01
+    pause_s: Seconds = 0.004
     spawn_s: Seconds = 1.0
-    groups_base_s: Seconds = 0.01
+    groups_base_s: Seconds = 0.002
     groups_member_s: Seconds = 0.001
     warm_up_s: Seconds = 0.0
     moves_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    move_layer_s: Seconds = 0.005
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -35,7 +35,8 @@ def moves_s(moves: Sequence[Move], costs: Costs) -> float:
     free: dict[int, float] = {}
     for move in moves:
         start = max(free.get(move.source, 0.0), free.get(move.target, 0.0))
-        end = start + costs.transfer_s(costs.link(move.source, move.target), costs.move_bytes[move.layer])
+        transfer_s = costs.transfer_s(costs.link(move.source, move.target), costs.move_bytes[move.layer])
+        end = start + transfer_s + costs.profile.recovery.move_layer_s
         free[move.source] = free[move.target] = end
     return max(free.values(), default=0.0)
 

@@ -56,10 +56,10 @@ def test_tied_parameters_count_where_any_of_their_layers_is() -> None:
 
 def test_moves_of_different_workers_go_side_by_side_and_of_one_worker_in_turn() -> None:
     rows = [layer(str(i), parameter_bytes=60, optimizer_bytes=40) for i in range(4)]
-    costs = Costs(profile(rows, 4, intra=Link(0.5, 100.0)))
-    assert moves_s([Move(0, 0, 1), Move(1, 2, 3)], costs) == pytest.approx(1.5)
-    assert moves_s([Move(0, 0, 1), Move(1, 0, 3)], costs) == pytest.approx(3.0)
-    assert moves_s([Move(0, 0, 1), Move(1, 1, 2), Move(2, 3, 0)], costs) == pytest.approx(3.0)
+    costs = Costs(profile(rows, 4, intra=Link(0.5, 100.0), recovery=Recovery(move_layer_s=0.25)))
+    assert moves_s([Move(0, 0, 1), Move(1, 2, 3)], costs) == pytest.approx(1.5 + 0.25)
+    assert moves_s([Move(0, 0, 1), Move(1, 0, 3)], costs) == pytest.approx(3.0 + 2 * 0.25)
+    assert moves_s([Move(0, 0, 1), Move(1, 1, 2), Move(2, 3, 0)], costs) == pytest.approx(3.0 + 2 * 0.25)
     assert moved_bytes([Move(0, 0, 1), Move(1, 0, 3)], costs) == 200
 
 

@@ -62,7 +62,7 @@ def test_what_ranks_measured_becomes_a_profile() -> None:
     assert of.cluster.memory_bytes == 90 and of.runtime_bytes == 50 and of.loss_s == 0.25
     assert of.cluster.intra_host == Link(0.1, 1e6)
     assert of.ties == MODEL.ties and [b.layer for b in of.boundaries] == [0, 2]
-    assert of.recovery.groups_member_s == pytest.approx(0.1)
+    assert of.recovery.groups_member_s == pytest.approx((0.3 - Recovery().groups_base_s) / 3)
 
 
 def test_an_op_costs_what_the_middle_rank_measured_or_the_stated_default() -> None:
@@ -161,7 +161,7 @@ def test_op_times_that_say_nothing_change_nothing() -> None:
 
 def test_a_real_transition_moves_the_parts_that_took_place() -> None:
     rows = [layer(str(i), parameter_bytes=100) for i in range(2)]
-    of = profile(rows, 4, intra=Link(0.0, 100.0), recovery=Recovery(0.1, 0.2, 1.0, 0.5, 0.01))
+    of = profile(rows, 4, intra=Link(0.0, 100.0), recovery=Recovery(0.1, 0.2, 1.0, 0.5, 0.01, move_layer_s=0.0))
     plan = msgspec.structs.replace(first_plan(of, "2x2", 4), moves=(Move(0, 0, 2),))
     went = {"detect_s": 0.3, "pause_s": None, "groups_s": 0.5 + 8 * 0.05, "moves_s": 3.0}
     after = calibrate(of, plan, spawn_s=None, **went).recovery
