@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -159,7 +161,14 @@ def test_the_summary_of_a_job_counts_what_was_lost() -> None:
     )
 
 
-def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order() -> None:
+def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = threading.Event()
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        drawn.set()
+        return render(*arguments, **options)
+
+    monkeypatch.setattr("odyssey_cli.screen.render", watched)
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, height=30, color_system=None, legacy_windows=False)
 
@@ -171,7 +180,8 @@ def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order() -> None
         for i in range(4):
             screen.output(i, "stdout", b"the end\n")
         screen.output(2, "stderr", b"half a line")
-        time.sleep(0.3)
+        drawn.clear()
+        assert drawn.wait(10)
 
     printed = file.getvalue()
     assert printed.count("the end") == 4
@@ -182,25 +192,39 @@ def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order() -> None
 def test_a_display_that_fails_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120, height=30, color_system=None)
-    monkeypatch.setattr("odyssey_cli.screen.render", lambda *_, **__: 1 / 0)
+    drawn = threading.Event()
+
+    def failing(*_: Any, **__: Any) -> Any:
+        drawn.set()
+        return 1 / 0
+
+    monkeypatch.setattr("odyssey_cli.screen.render", failing)
 
     with Screen(Board(), console) as screen:
         screen.watch(job_events.job()[0])
-        time.sleep(0.3)
+        assert drawn.wait(10)
         screen.output(1, "stdout", b"still here\n")
 
     assert "the display failed, the job goes on: ZeroDivisionError" in file.getvalue()
     assert "[rank 1] still here" in file.getvalue()
 
 
-def test_watching_costs_the_agent_nothing() -> None:
+def test_watching_costs_the_agent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, drawers = threading.Event(), set()
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        drawers.add(threading.get_ident())
+        drawn.set()
+        return render(*arguments, **options)
+
+    monkeypatch.setattr("odyssey_cli.screen.render", watched)
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
     event: Event = job_events.job()[0]
 
     with Screen(Board(), console) as screen:
-        began = time.perf_counter()
         for _ in range(1000):
             screen.watch(event)
-        took = time.perf_counter() - began
+        drawn.clear()
+        assert drawn.wait(10)
 
-    assert took < 0.1
+    assert threading.get_ident() not in drawers, "the agent's thread only queues what it has seen"
