@@ -56,7 +56,7 @@ from launcher.events import (
 from launcher.faults import Faults
 from launcher.logs import JobFolder
 from launcher.loop import Loop, Timer
-from launcher.options import RunOptions
+from launcher.options import RunOptions, Seat
 from launcher.processes import Processes
 from launcher.profiling import Profiling
 from launcher.progress import Progress
@@ -273,10 +273,18 @@ class Agent:
             case RenewStore():
                 self._processes.renew_store()
             case Spawn(rank=rank):
-                self._processes.spawn(rank, self._state.n_restarts)
+                self._processes.spawn(self._seat(rank))
             case _:
                 return False
         return True
+
+    def _seat(self, rank: int) -> Seat:
+        options = self._options
+        node, local_rank = divmod(rank, options.n_ranks_per_node)
+        n_ranks = options.n_nodes * options.n_ranks_per_node
+        return Seat(
+            rank, local_rank, node, n_ranks, options.n_ranks_per_node, options.n_nodes, rank, n_ranks, self._state.n_restarts
+        )
 
     def _do(self, action: Action) -> None:
         match action:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.options import RunOptions
+from launcher.options import RunOptions, Seat
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 
@@ -21,30 +21,34 @@ def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
 
 
 def for_rank(
-    options: RunOptions, inherited: Mapping[str, str], rank: int, *, port: int, job_id: str, job_dir: Path, n_restarts: int
+    options: RunOptions,
+    inherited: Mapping[str, str],
+    seat: Seat,
+    *,
+    master_addr: str,
+    master_port: int,
+    run_id: str,
+    job_dir: Path,
+    error_file: str,
 ) -> dict[str, str]:
-    """The whole environment of `rank`. Its agent socket's number is added by whoever starts it."""
-    n_ranks = options.n_nodes * options.n_ranks_per_node
-    node, local_rank = divmod(rank, options.n_ranks_per_node)
-    variables = for_all(inherited, n_ranks)
-    variables |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(n_ranks),
-        "LOCAL_WORLD_SIZE": str(options.n_ranks_per_node),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(options.n_nodes),
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(n_ranks),
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": options.master_addr,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": str(n_restarts),
+    """The whole environment of a rank. Its agent socket's number is added by whoever starts it."""
+    return for_all(inherited, options.n_nodes * options.n_ranks_per_node) | {
+        "RANK": str(seat.rank),
+        "LOCAL_RANK": str(seat.local_rank),
+        "WORLD_SIZE": str(seat.n_ranks),
+        "LOCAL_WORLD_SIZE": str(seat.n_local_ranks),
+        "GROUP_RANK": str(seat.node),
+        "GROUP_WORLD_SIZE": str(seat.n_nodes),
+        "ROLE_RANK": str(seat.role_rank),
+        "ROLE_WORLD_SIZE": str(seat.n_role_ranks),
+        "ROLE_NAME": options.role,
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(seat.n_restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
-        "TORCHELASTIC_RUN_ID": job_id,
+        "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": str(job_dir / f"rank{rank}-error.json"),
+        "TORCHELASTIC_ERROR_FILE": error_file,
         "ODYSSEY_JOB_DIR": str(job_dir),
-        "ODYSSEY_NODE": str(node),
+        "ODYSSEY_NODE": str(seat.node),
     }
-    return variables

@@ -136,6 +136,12 @@ class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
     traceback: str
 
 
+class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
+    """The first sign of progress of a script without a Job, in this generation: an optimizer step or a heartbeat."""
+
+    rank: int
+
+
 class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
     """No progress for much longer than the profile explains; who waits for whom."""
 
@@ -219,12 +225,14 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 Input = (
     JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
-    | UnitCommitted | RankFinished | RankExited | RankFailed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
+    | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
+    | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
 )  # fmt: skip
 Decision = Pausing | PlanChosen | Went | JobEnded
 Body = (
     JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
-    | UnitCommitted | RankFinished | RankExited | RankFailed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
+    | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
+    | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
     | Pausing | PlanChosen | Went | JobEnded | Note
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 
 import msgspec
@@ -9,34 +10,150 @@ import msgspec
 from odyssey.errors import UsageError
 
 
-class RunOptions(msgspec.Struct, frozen=True):
-    """`capture_output`: a display is up, so ranks write to pipes that the agent reads; else to the launcher's own streams.
+class Entry(enum.StrEnum):
+    """How a rank runs `script`."""
 
-    `log_dir`: the job's own folder is created below it. `drills`: as given to `--drill`. `master_port`: 0 takes a free
-    one. `write_profile`: measure, write the profile there, and stop. `layout`: `auto`, `2x4` or `3+2+3`.
-    `strategy`: `auto` or a strategy's name.
+    SCRIPT = "script"
+    """`python -u SCRIPT`: a file, or a directory or zip file with a __main__.py."""
+    MODULE = "module"
+    """`python -u -m SCRIPT`."""
+    PROGRAM = "program"
+    """SCRIPT itself is executed (`--no-python`)."""
+    PATH = "path"
+    """`runpy.run_path(SCRIPT, run_name='__main__')` (`--run-path`)."""
+
+
+class Rendezvous(enum.StrEnum):
+    """How the agents of a job find each other."""
+
+    LOCAL = "local"
+    """There is only this one; its store listens on a free port, or on the one that was asked for."""
+    STATIC = "static"
+    """The agent with `node_rank` 0 hosts the endpoint."""
+    C10D = "c10d"
+    """Whichever agent can bind the endpoint first hosts it."""
+
+
+class Std(enum.IntFlag):
+    """Standard streams, as `--redirects` and `--tee` number them."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+class RunOptions(msgspec.Struct, frozen=True):
+    """Units are in the names. Local ranks count within this agent, ranks within the job.
+
+    What to run. `interpreter`: empty for this one. `passes_local_rank`: append `--local-rank=N` to the arguments, as
+    `torch.distributed.launch` does.
+
+    Where. `n_nodes`: failure domains on this host, of `n_ranks_per_node` ranks each; more than one only if this is the only
+    agent. `min_agents`, `max_agents`: of the job. `master_addr`, `master_port`: the endpoint; port 0 takes a free one.
+    `node_rank`: None where the agents are to be numbered in the order in which they come. `local_addr`: what others reach
+    this host at; empty to find out. `run_id`: empty for one made up. `join_timeout_s`: for `min_agents` to come;
+    `last_call_s`: how long to wait for more.
+
+    Restarts. `max_restarts`: of the whole job. `never_retry`: exit codes that end the job. `restart_limit`: at most so many
+    restarts in so many seconds. `restart_backoff_s`: the pause before the second restart in a row that had no progress in
+    between, twice as long before each further one. `retries_same_failure`: also when it came before any progress.
+
+    Output. `capture_output`: a display is up, so what ranks write to the terminal goes to it. `redirects`, `tee`: streams of
+    each local rank that go to a file, or to a file and the terminal. `shown_ranks`: local ranks whose output comes to the
+    terminal; empty for all. `stdout_filters`: lines with one of these go to filtered_stdout.log as well. `line_prefix`: a
+    template with `${role_name}`, `${rank}`, `${local_rank}`; empty for `[${role_name}${local_rank}]:`. `log_dir`: each job
+    makes a folder below it; /dev/null for none. `stdin_rank`: the only rank that reads standard input; None for all.
+    `json_report`: where to write why the job failed. `verbose`: say which rules decided what.
+
+    Ends. `ending_signals` end the job and are passed on to the ranks; `forwarded_signals` are passed on and end nothing.
+    `stall_timeout_s`: None for no watch over ranks that make no progress; `ends_stalled`: treat such a rank as lost.
+
+    `drills`: as given to `--drill`. `write_profile`: measure, write the profile there, and stop. `layout`: `auto`, `2x4` or
+    `3+2+3`. `strategy`: `auto` or a strategy's name.
     """
 
     script: str
     arguments: tuple[str, ...] = ()
+    entry: Entry = Entry.SCRIPT
+    interpreter: str = ""
+    passes_local_rank: bool = False
+    numa_binding: str = ""
+    virtual_local_rank: bool = False
+    role: str = "default"
+
     n_nodes: int = 1
     n_ranks_per_node: int = 1
+    min_agents: int = 1
+    max_agents: int = 1
+    rendezvous: Rendezvous = Rendezvous.LOCAL
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    node_rank: int | None = None
+    local_addr: str = ""
+    run_id: str = ""
+    join_timeout_s: float = 600.0
+    last_call_s: float = 30.0
+
     max_restarts: int = 0
+    never_retry: tuple[int, ...] = ()
+    restart_limit: tuple[int, float] | None = None
+    restart_backoff_s: float = 1.0
+    retries_same_failure: bool = False
+
+    log_dir: Path = Path("odyssey-logs")
+    capture_output: bool = False
+    redirects: dict[int, Std] | Std = Std.NONE
+    tee: dict[int, Std] | Std = Std.NONE
+    shown_ranks: frozenset[int] = frozenset()
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+    line_prefix: str = ""
+    logs_specs: str = ""
+    event_log_handler: str = "null"
+    stdin_rank: int | None = None
+    json_report: Path | None = None
+    verbose: bool = False
+
+    ending_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    forwarded_signals: tuple[str, ...] = ()
+    shutdown_timeout_s: float = 30.0
+    stall_timeout_s: float | None = None
+    ends_stalled: bool = False
+
     layout: str = "auto"
     strategy: str = "auto"
     mtbf_s: float | None = None
-    log_dir: Path = Path("odyssey-logs")
     drills: tuple[str, ...] = ()
     profile: Path | None = None
     write_profile: Path | None = None
-    capture_output: bool = False
-    master_addr: str = "127.0.0.1"
-    master_port: int = 0
 
     def check_script(self) -> None:
         """Raises UsageError if there is nothing to run."""
+        if self.entry in (Entry.MODULE, Entry.PROGRAM):
+            return  # found by Python, or on PATH
         path = Path(self.script)
         if not path.exists():
             raise UsageError(f"no such script: {self.script}", "give the path of the training script")
         if path.is_dir() and not (path / "__main__.py").exists():
             raise UsageError(f"{self.script} is a directory without __main__.py", "give the path of the training script")
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """Where a rank sits in the present world: what torchrun's variables tell it.
+
+    `node`: number of its agent (GROUP_RANK), or of its failure domain where there is only one agent. `role_rank`,
+    `n_role_ranks`: among the ranks of agents with the same role. `n_restarts`: of the job so far. `attempt`: how often all
+    ranks have been started again.
+    """
+
+    rank: int
+    local_rank: int
+    node: int
+    n_ranks: int
+    n_local_ranks: int
+    n_nodes: int
+    role_rank: int
+    n_role_ranks: int
+    n_restarts: int = 0
+    attempt: int = 0

@@ -23,7 +23,7 @@ from launcher.ends import Ends, end_descendants, how, kill
 from launcher.events import Body, Cause, RankExited, RankLost, RankStarted, StoreLost
 from launcher.logs import JobFolder
 from launcher.loop import Loop
-from launcher.options import RunOptions
+from launcher.options import RunOptions, Seat
 from launcher.spawn import RankProcess, Zygote
 from odyssey.zygote import Forked, Imported
 
@@ -159,13 +159,13 @@ class Processes:
 
     # -- ranks begin ---------------------------------------------------------------------------------------------------
 
-    def spawn(self, rank: int, n_restarts: int) -> None:
-        """Ask for a new process of `rank`; RankStarted when it is there."""
+    def spawn(self, seat: Seat) -> None:
+        """Ask for a new process of a rank; RankStarted when it is there."""
         self._number += 1
-        old = self.ranks.get(rank)
+        old = self.ranks.get(seat.rank)
         if old is not None:
             self._close_rank(old)
-        self.ranks[rank] = process = RankProcess(rank, self._number, n_restarts)
+        self.ranks[seat.rank] = process = RankProcess(seat, self._number)
         self._requests[process.number] = process
         self._start_process(process)
 
@@ -173,11 +173,12 @@ class Processes:
         variables = environment.for_rank(
             self._options,
             os.environ,
-            process.rank,
-            port=self._port,
-            job_id=self._folder.job_id,
+            process.seat,
+            master_addr=self._options.master_addr,
+            master_port=self._port,
+            run_id=self._folder.job_id,
             job_dir=self._folder.path,
-            n_restarts=process.n_restarts,
+            error_file=str(self._folder.path / f"rank{process.rank}-error.json"),
         )
         ours, theirs = socket.socketpair()
         ours.setblocking(False)

@@ -16,6 +16,7 @@ import msgspec
 
 from launcher.environment import AGENT_FD, for_all
 from launcher.loop import Loop
+from launcher.options import Seat
 from odyssey import zygote
 from odyssey.messages import Deframer, Report
 from odyssey.zygote import Forked, ForkRank, ForkStore, Imported
@@ -44,10 +45,10 @@ def die_with_parent(parent: int) -> None:
 class RankProcess:
     """One process of a rank, from the request for it until it is reaped. `pid` is None until it exists."""
 
-    def __init__(self, rank: int, number: int, n_restarts: int) -> None:
-        self.rank = rank
+    def __init__(self, seat: Seat, number: int) -> None:
+        self.seat = seat
+        self.rank = seat.rank
         self.number = number
-        self.n_restarts = n_restarts
         self.pid: int | None = None
         self.socket: socket.socket | None = None
         self.deframer = Deframer(Report)

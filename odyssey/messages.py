@@ -300,7 +300,20 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     position: Position
 
 
-Report = Hello | Measured | Paused | Ready | Committed | OpTimes | Pong | Broken | Failed | Finished
+class Stepped(msgspec.Struct, frozen=True, tag=True):
+    """From a script without a Job: its first optimizer step is done. `modules`: installed ones that it had imported by then,
+    in the order of their import."""
+
+    modules: tuple[str, ...]
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The script called `odyssey.heartbeat()`: it makes progress. `step`: as the script counts, if it told."""
+
+    step: int | None
+
+
+Report = Hello | Measured | Paused | Ready | Committed | OpTimes | Pong | Broken | Failed | Finished | Stepped | Beat
 
 # -- framing -----------------------------------------------------------------------------------------------------------
 
