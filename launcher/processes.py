@@ -25,6 +25,7 @@ from launcher.logs import JobFolder
 from launcher.loop import Loop
 from launcher.options import RunOptions, Seat
 from launcher.spawn import RankProcess, Zygote
+from launcher.streams import Streams
 from odyssey.zygote import Forked, Imported
 
 FAILED_GRACE_S = 5.0
@@ -56,7 +57,7 @@ class Processes:
         self._feed = feed
         self._say = say
         self._report = report
-        self._output = output
+        self._streams = Streams(options, loop, folder, output)
         self.ranks: dict[int, RankProcess] = {}
         """The current process of each rank."""
         self._living: dict[int, RankProcess] = {}
@@ -183,8 +184,7 @@ class Processes:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         process.socket = ours
-        streams = spawn.Streams(self._options.capture_output)
-        process.pipes = streams.read_ends
+        process.streams = streams = self._streams.open(process.seat)
         arguments = tuple(a.replace("${local_rank}", variables["LOCAL_RANK"]) for a in self._options.arguments)
         descriptors = [*streams.descriptors, theirs.fileno()]
         if self.forks_are_safe and self._zygote is not None:
@@ -199,10 +199,8 @@ class Processes:
             del self._requests[process.number]
             self._is_there(process, popen.pid)
         theirs.close()
-        streams.close_ours()
+        streams.close_theirs()
         self._loop.watch(ours.fileno(), lambda mask: self._on_rank(process, mask))
-        for fd, name in process.pipes.items():
-            self._loop.watch(fd, partial(self._on_pipe, process, fd, name))
 
     def _is_there(self, process: RankProcess, pid: int) -> None:
         process.pid = pid
@@ -251,38 +249,14 @@ class Processes:
                 process.kill()
                 return
 
-    def _on_pipe(self, process: RankProcess, fd: int, name: str, mask: int) -> None:
-        self._on_output(process, fd, name)
-
-    def _on_output(self, process: RankProcess, fd: int, name: str) -> bool:
-        """Pass on what there is. False when there is no more."""
-        try:
-            data = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._loop.unwatch(fd)
-            os.close(fd)
-            del process.pipes[fd]
-            return False
-        self._folder.output(process.rank, name, data)
-        self._output(process.rank, name, data)
-        return True
-
-    def _drain_pipes(self, process: RankProcess) -> None:
-        for fd, name in list(process.pipes.items()):
-            while self._on_output(process, fd, name):
-                pass
-
     def _close_rank(self, process: RankProcess) -> None:
         if process.socket is not None:
             self._loop.unwatch(process.socket.fileno())
             process.socket.close()
             process.socket = None
-        for fd in process.pipes:
-            self._loop.unwatch(fd)
-            os.close(fd)
-        process.pipes = {}
+        if process.streams is not None:
+            process.streams.close()
+            process.streams = None
 
     # -- ranks are ended -----------------------------------------------------------------------------------------------
 
@@ -380,7 +354,8 @@ class Processes:
             self.n_losses += status < 0 and process.killed_by != "ended"
             self._feed(RankLost(process.rank, self._ends.cause(status, process.killed_by), process.slot_lost))
         process.kill()  # what is left of its session
-        self._drain_pipes(process)
+        if process.streams is not None:
+            process.streams.drain()
         self._close_rank(process)
 
     def close(self) -> None:
@@ -393,5 +368,6 @@ class Processes:
             kill(self._store_pid)
         end_descendants()
         for process in [*self._living.values(), *self.ranks.values()]:
-            self._drain_pipes(process)
+            if process.streams is not None:
+                process.streams.drain()
             self._close_rank(process)

@@ -17,6 +17,7 @@ import msgspec
 from launcher.environment import AGENT_FD, for_all
 from launcher.loop import Loop
 from launcher.options import Seat
+from launcher.streams import RankStreams
 from odyssey import zygote
 from odyssey.messages import Deframer, Report
 from odyssey.zygote import Forked, ForkRank, ForkStore, Imported
@@ -52,7 +53,7 @@ class RankProcess:
         self.pid: int | None = None
         self.socket: socket.socket | None = None
         self.deframer = Deframer(Report)
-        self.pipes: dict[int, str] = {}
+        self.streams: RankStreams | None = None
         self.has_finished = False
         self.has_failed = False
         self.killed_by: str | None = None
@@ -164,27 +165,6 @@ class Zygote:
     def reaped(self) -> None:
         """The agent waits for its children itself."""
         self._process.returncode = 0
-
-
-class Streams:
-    """What a rank's standard streams are: the launcher's own, or pipes to it."""
-
-    def __init__(self, capture: bool) -> None:
-        self.read_ends: dict[int, str] = {}
-        self.descriptors = [0, 1, 2]
-        self._to_close: list[int] = []
-        if capture:
-            for target, name in ((1, "stdout"), (2, "stderr")):
-                read_end, write_end = os.pipe()
-                os.set_blocking(read_end, False)
-                self.read_ends[read_end] = name
-                self.descriptors[target] = write_end
-                self._to_close.append(write_end)
-
-    def close_ours(self) -> None:
-        """Of the ends that the rank has; its end of file comes when it closes them."""
-        for fd in self._to_close:
-            os.close(fd)
 
 
 def fork_rank(number: int, script: str, arguments: tuple[str, ...], environment: dict[str, str]) -> ForkRank:
