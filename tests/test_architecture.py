@@ -112,7 +112,7 @@ COMMANDS = {
 def test_commands_and_options_are_these() -> None:
     import typer
 
-    from odyssey_cli.__main__ import app
+    from odyssey_cli.commands import app
 
     commands = typer.main.get_group(app).commands
 
