@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from launcher import gate, plain, transition
+from launcher import gate, membership, plain, transition
 from launcher.actions import (
     Action,
     Kill,
@@ -26,6 +26,8 @@ from launcher.actions import (
 )
 from launcher.decision import Step, end
 from launcher.events import (
+    AgentJoined,
+    AgentLost,
     Cause,
     ConnectionLost,
     Event,
@@ -47,6 +49,7 @@ from launcher.events import (
     UnitCommitted,
 )
 from launcher.state import State, Status, ranks_text, with_result
+from launcher.world import homes
 from odyssey.errors import ProfileError
 from odyssey.messages import Finish, Follow, Pause
 
@@ -75,7 +78,8 @@ def _is_late_result(state: State, event: Event) -> bool:
 
 
 def _job_started(state: State, event: Event, body: JobStarted) -> Step:
-    n_ranks = body.n_nodes * body.n_ranks_per_node
+    found = homes(body.agents)
+    n_ranks = len(found) or body.n_nodes * body.n_ranks_per_node
     state = replace(
         state,
         n_ranks=n_ranks,
@@ -83,6 +87,10 @@ def _job_started(state: State, event: Event, body: JobStarted) -> Step:
         profile_only=body.profile_only,
         alive=frozenset(range(n_ranks)),
         started_at=event.time,
+        agents=body.agents,
+        min_agents=body.min_agents,
+        join_timeout_s=body.join_timeout_s,
+        homes=found,
     )
     return state, tuple(Spawn(rank) for rank in range(n_ranks))
 
@@ -265,6 +273,8 @@ def _tick(state: State, event: Event, body: Tick) -> Step:
         return state, _kill(state.alive - state.joined, "did not start in time")
     if state.status is Status.MOVING:
         return state, _kill(state.alive - frozenset(state.ready), f"was not ready within {transition.MOVE_DEADLINE_S:g} s")
+    if state.status is Status.RESTARTING:
+        return plain.waited(state)
     if state.status is Status.FINISHING and state.first_failure:
         return end(state, 1, state.first_failure)
     return state, ()
@@ -298,6 +308,8 @@ def _stop_requested(state: State, event: Event, body: StopRequested) -> Step:
 
 _HANDLERS: dict[type, Callable[[State, Event, Any], Step]] = {
     JobStarted: _job_started,
+    AgentJoined: membership.agent_joined,
+    AgentLost: membership.agent_lost,
     RankStarted: _rank_started,
     RankJoined: _rank_joined,
     Profiled: _profiled,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from launcher.world import AgentInfo
 from odyssey.messages import ModelSpec, Position, Result
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
@@ -29,7 +30,8 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
-    """First line of a log. `profile_only`: measure the model, write the profile, and end."""
+    """First line of a log. `profile_only`: measure the model, write the profile, and end. `agents`: in the order of their
+    ranks; empty where there is only one, whose nodes are failure domains."""
 
     script: str
     arguments: tuple[str, ...]
@@ -42,6 +44,22 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     version: str
     pid: int
     profile_only: bool = False
+    agents: tuple[AgentInfo, ...] = ()
+    min_agents: int = 1
+    join_timeout_s: float = 600.0
+
+
+class AgentJoined(msgspec.Struct, frozen=True, tag="agent_joined"):
+    """One more agent, after the job began."""
+
+    agent: AgentInfo
+
+
+class AgentLost(msgspec.Struct, frozen=True, tag="agent_lost"):
+    """An agent is gone, and its ranks with it: it ended, or its host did."""
+
+    agent: AgentInfo
+    reason: str
 
 
 class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
@@ -224,13 +242,13 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 
 Input = (
-    JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
+    JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
     | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
     | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
 )  # fmt: skip
 Decision = Pausing | PlanChosen | Went | JobEnded
 Body = (
-    JobStarted | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
+    JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
     | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
     | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
     | Pausing | PlanChosen | Went | JobEnded | Note

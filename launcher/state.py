@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from launcher.events import RankPaused, RankReady
+from launcher.world import AgentInfo
 from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
@@ -33,7 +34,8 @@ class State(msgspec.Struct, frozen=True):
     `models`: what each rank that has joined was given. `lost`: gone since the generation in `plan` (the last that ran)
     began. `first_failure`: of a script without a Job, what failed first. `results`: the units before the first committed step,
     and those since the last one, itself included. `loss_at`, `paused_at`, `chosen_at`, `joined_at` (the last of the ranks that
-    were spawned): event times of this recovery.
+    were spawned): event times of this recovery. `agents`: where there are several, in the order of their ranks; `homes`:
+    rank -> number of its agent. `attempt`: how often all ranks of a script without a Job have been started again.
     """
 
     n_ranks: int = 0
@@ -63,6 +65,11 @@ class State(msgspec.Struct, frozen=True):
     paused_at: float = 0.0
     chosen_at: float = 0.0
     joined_at: float = 0.0
+    agents: tuple[AgentInfo, ...] = ()
+    min_agents: int = 1
+    join_timeout_s: float = 600.0
+    homes: Mapping[int, int] = {}
+    attempt: int = 0
 
     @property
     def joined(self) -> frozenset[int]:

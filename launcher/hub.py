@@ -1,0 +1,244 @@
+"""The leading agent's side of the other agents: who comes, their ranks as if they were here, and who is lost.
+
+    Join ─► Gathering ─► Welcome;  SpawnRank ─► Happened(RankStarted) ─► FromRank … ─► Happened(RankExited or RankLost)
+
+A member agent decides nothing. What it tells of a process that is not a rank's current one any more is dropped here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from launcher.channel import Channel
+from launcher.events import Body, Cause, RankExited, RankLost, RankStarted
+from launcher.gathering import Gathering
+from launcher.loop import Loop
+from launcher.options import Seat
+from launcher.wire import (
+    EndRanks,
+    FromMember,
+    FromRank,
+    Happened,
+    JobIsOver,
+    Join,
+    KillAll,
+    KillRank,
+    Leaving,
+    Refused,
+    Signal,
+    SpawnRank,
+    Told,
+    ToRank,
+    Welcome,
+)
+from launcher.world import AgentInfo
+
+
+class RemoteRank:
+    """The current process of a rank of another agent. `pid`: on its host; None before it is there and after its end."""
+
+    def __init__(self, seat: Seat, number: int, agent: int) -> None:
+        self.seat = seat
+        self.rank = seat.rank
+        self.number = number
+        self.agent = agent
+        self.pid: int | None = None
+        self.is_gone = False
+        self.has_finished = False
+        self.has_failed = False
+        self.slot_lost = False
+
+
+class Hub:
+    """`joined(agent)`, `lost(agent, why)`: of agents; `feed`, `say`, `report`: as in Processes."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        gathering: Gathering,
+        run_id: str,
+        max_restarts: int,
+        *,
+        joined: Callable[[AgentInfo], None],
+        lost: Callable[[AgentInfo, str], None],
+        feed: Callable[[Body], None],
+        say: Callable[[str], None],
+        report: Callable[[RemoteRank, Any], None],
+    ) -> None:
+        self._loop = loop
+        self._gathering = gathering
+        self._run_id = run_id
+        self._max_restarts = max_restarts
+        self._joined = joined
+        self._lost = lost
+        self._feed = feed
+        self._say = say
+        self._report = report
+        self._channels: dict[int, Channel] = {}
+        self._strangers: set[Channel] = set()
+        self.ranks: dict[int, RemoteRank] = {}
+        self._living: dict[int, RemoteRank] = {}
+        """By the number of the process."""
+        self._number = 0
+        self.n_losses = 0
+        self._is_over = False
+        self._token = secrets.token_hex(16)
+        self._listener: socket.socket | None = None
+
+    def listen(self, like: socket.socket) -> str:
+        """Take members at another port of the address of `like`; answers what the store is to tell them: `port token`."""
+        self._listener = socket.socket(like.family, socket.SOCK_STREAM)
+        self._listener.bind((like.getsockname()[0], 0))
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self._loop.watch(self._listener.fileno(), self._on_connection)
+        return f"{self._listener.getsockname()[1]} {self._token}"
+
+    def _on_connection(self, mask: int) -> None:
+        assert self._listener is not None
+        try:
+            connected, _address = self._listener.accept()
+        except OSError:
+            return  # gone again
+        channel: Channel
+
+        def received(message: FromMember) -> None:
+            self._first_words(channel, message)
+
+        channel = Channel(self._loop, connected, FromMember, received, lambda why: self._strangers.discard(channel))
+        self._strangers.add(channel)
+
+    def _first_words(self, channel: Channel, message: FromMember) -> None:
+        """A stranger joins, and is a member from then on."""
+        if not isinstance(message, Join) or not secrets.compare_digest(message.token, self._token):
+            self._strangers.discard(channel)
+            channel.close()
+            return
+        answer = self._gathering.join(message, self._loop.clock())
+        channel.send(answer if isinstance(answer, Refused) else Welcome(answer.number, self._run_id, self._max_restarts))
+        if isinstance(answer, Refused):
+            self._say(f"refused an agent of {message.host} (process {message.pid}): {answer.what}")
+            return  # it closes the connection when it has read why
+        self._strangers.discard(channel)
+        self._channels[answer.number] = channel
+        channel.become(partial(self._received, answer.number), partial(self._gone, answer.number))
+        self._joined(answer)
+
+    # -- what members tell ---------------------------------------------------------------------------------------------
+
+    def _received(self, agent: int, message: FromMember) -> None:
+        match message:
+            case FromRank(process=number, report=report):
+                process = self._living.get(number)
+                if process is not None and self.ranks.get(process.rank) is process and not self._is_over:
+                    self._report(process, report)
+            case Happened(process=number, event=event):
+                self._happened(number, event)
+            case Told(text=text):
+                self._say(f"agent {agent}: {text}")
+            case Leaving(reason=reason):
+                self._end_member(agent, reason)
+
+    def _happened(self, number: int, event: RankStarted | RankExited | RankLost) -> None:
+        process = self._living.get(number)
+        if process is None:
+            return
+        if isinstance(event, RankStarted):
+            process.pid = event.pid
+        else:
+            self._is_gone(process)
+        if self.ranks.get(process.rank) is not process or (process.is_gone and isinstance(event, RankStarted)):
+            return
+        if isinstance(event, RankLost):
+            self.n_losses += event.cause.kind not in ("exit", "ended")
+        if not self._is_over:
+            self._feed(event)
+
+    def _is_gone(self, process: RemoteRank) -> None:
+        process.is_gone = True
+        process.pid = None
+        self._living.pop(process.number, None)
+
+    def _gone(self, agent: int, why: str) -> None:
+        self._end_member(agent, why)
+
+    def _end_member(self, agent: int, why: str) -> None:
+        """It and its ranks are no more: they end with their agent, however it ended."""
+        channel = self._channels.pop(agent, None)
+        if channel is None:
+            return
+        channel.close()
+        info = self._gathering.agents[agent]
+        self._gathering.leave(agent, self._loop.clock())
+        for process in [process for process in self._living.values() if process.agent == agent]:
+            self._is_gone(process)
+        self.n_losses += 1
+        if not self._is_over:
+            self._lost(info, why)
+
+    # -- what members are to do ----------------------------------------------------------------------------------------
+
+    def spawn(self, seat: Seat, agent: int, last_failure: str) -> None:
+        """Ask an agent for a new process of a rank. If it is gone already, its loss has been told or is about to be."""
+        self._number += 1
+        process = RemoteRank(seat, self._number, agent)
+        self.ranks[seat.rank] = process
+        if agent in self._channels:
+            self._living[process.number] = process
+            self._channels[agent].send(SpawnRank(process.number, seat, last_failure))
+
+    def send(self, rank: int, data: bytes) -> None:
+        process = self.ranks[rank]
+        if process.agent in self._channels:
+            self._channels[process.agent].send(ToRank(rank, data))
+
+    def kill_rank(self, rank: int, cause: Cause | None) -> None:
+        """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
+        process = self.ranks[rank]
+        if process.agent in self._channels:
+            self._channels[process.agent].send(KillRank(rank, None))
+        self._is_gone(process)
+        if cause is not None:
+            self.n_losses += 1
+            self._feed(RankLost(rank, cause, process.slot_lost))
+
+    def drill(self, rank: int, cause: Cause) -> None:
+        """SIGKILL for a drill: its end comes as that of a rank that was lost."""
+        process = self.ranks[rank]
+        self._channels[process.agent].send(KillRank(rank, cause))
+
+    def terminate(self, ranks: tuple[int, ...]) -> None:
+        for agent, channel in self._channels.items():
+            if mine := tuple(rank for rank in ranks if rank in self.ranks and self.ranks[rank].agent == agent):
+                channel.send(EndRanks(mine))
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to all ranks."""
+        for channel in self._channels.values():
+            channel.send(Signal(number))
+
+    def end(self, code: int, reason: str, help: str) -> None:
+        """Send all home. Their connections end when their ranks have."""
+        self._is_over = True
+        for channel in self._channels.values():
+            channel.send(JobIsOver(code, reason, help))
+
+    def kill_all(self) -> None:
+        for channel in self._channels.values():
+            channel.send(KillAll())
+
+    @property
+    def have_ended(self) -> bool:
+        """No rank is left, and after the end no member either."""
+        return not self._living and not (self._is_over and self._channels)
+
+    def close(self) -> None:
+        for channel in [*self._channels.values(), *self._strangers]:
+            channel.close()
+        if self._listener is not None:
+            self._loop.unwatch(self._listener.fileno())
+            self._listener.close()

@@ -1,0 +1,43 @@
+"""Agents that come and go while a job runs: what the coordinator makes of it.
+
+A script without a Job starts again on the agents that are there: at once when one more comes, and counted as a restart when
+one is lost; with fewer than `min_agents` it waits for one to come back. A Job goes on in memory without the ranks of a lost
+agent; an agent that comes late waits, as a Job takes no new ranks.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from launcher import plain
+from launcher.actions import Record
+from launcher.decision import Step
+from launcher.events import AgentJoined, AgentLost, Event, Note
+from launcher.state import State, Status
+from launcher.world import in_order
+
+
+def agent_joined(state: State, event: Event, body: AgentJoined) -> Step:
+    """One more agent, while the job runs or waits for it."""
+    agent = body.agent
+    if state.models or state.plan is not None:
+        note = Note(f"agent {agent.number} ({agent.host}) waits until the end: a Job takes no new ranks")
+        return state, (Record(note),)
+    state = replace(state, agents=in_order((*state.agents, agent)))
+    if state.status is Status.RESTARTING:
+        state, actions = plain.if_all_gone(state)
+        return state, (Record(Note(f"agent {agent.number} ({agent.host}) joined")), *actions)
+    n_ranks = sum(one.n_ranks for one in state.agents)
+    return plain.restart(state, f"agent {agent.number} ({agent.host}) joined; all ranks are started again, now {n_ranks}")
+
+
+def agent_lost(state: State, event: Event, body: AgentLost) -> Step:
+    """All ranks of the agent are gone with it. (To a Job their losses are told one by one, after this.)"""
+    number = body.agent.number
+    state = replace(state, agents=tuple(agent for agent in state.agents if agent.number != number))
+    if state.models or state.plan is not None:
+        return state, (Record(Note(f"agent {number} ({body.agent.host}) was lost ({body.reason})")),)
+    state = replace(state, alive=state.alive - {rank for rank, home in state.homes.items() if home == number})
+    if state.status is Status.RESTARTING:
+        return plain.if_all_gone(state)
+    return plain.failure(state, f"agent {number} ({body.agent.host}) was lost ({body.reason})")

@@ -1,0 +1,133 @@
+"""What the agents of a job say to each other: the members to the leading one, which decides, and it to them.
+
+Frames as between ranks and agents (odyssey.messages). A connection that ends means that the other agent is lost.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from launcher.events import Cause, RankExited, RankLost, RankStarted
+from launcher.options import Seat
+from odyssey.messages import Report
+
+# -- member to leader --------------------------------------------------------------------------------------------------
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """First words. `token`: as the store at the endpoint gave it out, so that only who asked there gets in."""
+
+    token: str
+    version: str
+    run_id: str
+    host: str
+    pid: int
+    n_ranks: int
+    role: str
+    node_rank: int | None
+
+
+class FromRank(msgspec.Struct, frozen=True, tag=True):
+    """A report of a rank. `process`: which process of the rank, see SpawnRank."""
+
+    process: int
+    report: Report
+
+
+class Happened(msgspec.Struct, frozen=True, tag=True):
+    """What became of a process."""
+
+    process: int
+    event: RankStarted | RankExited | RankLost
+
+
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """Something for people."""
+
+    text: str
+
+
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """The member was asked to end, by a signal; its ranks are ending."""
+
+    reason: str
+
+
+FromMember = Join | FromRank | Happened | Told | Leaving
+
+# -- leader to member --------------------------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The member is in. `run_id`: TORCHELASTIC_RUN_ID; `max_restarts`: the job's."""
+
+    number: int
+    run_id: str
+    max_restarts: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The member is not taken, and ends."""
+
+    what: str
+    help: str
+
+
+class SpawnRank(msgspec.Struct, frozen=True, tag=True):
+    """Start a process. `process`: its number, the leader's own count over all."""
+
+    process: int
+    seat: Seat
+    last_failure: str = ""
+
+
+class ToRank(msgspec.Struct, frozen=True, tag=True):
+    """An order, framed, for the current process of a rank."""
+
+    rank: int
+    order: bytes
+
+
+class EndRanks(msgspec.Struct, frozen=True, tag=True):
+    """SIGTERM, and SIGKILL after the shutdown time-out."""
+
+    ranks: tuple[int, ...]
+
+
+class KillRank(msgspec.Struct, frozen=True, tag=True):
+    """SIGKILL. With a cause (of a drill) its end is told as any other; else nobody waits for it."""
+
+    rank: int
+    cause: Cause | None
+
+
+class KillAll(msgspec.Struct, frozen=True, tag=True):
+    """SIGKILL to every rank."""
+
+
+class Signal(msgspec.Struct, frozen=True, tag=True):
+    """Pass a signal on to every rank."""
+
+    number: int
+
+
+class JobIsOver(msgspec.Struct, frozen=True, tag=True):
+    """End what is left and exit with this code."""
+
+    code: int
+    reason: str
+    help: str
+
+
+FromLeader = Welcome | Refused | SpawnRank | ToRank | EndRanks | KillRank | KillAll | Signal | JobIsOver
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: FromMember | FromLeader) -> bytes:
+    """The bytes that carry `message`; to be read by `odyssey.messages.Deframer`."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
