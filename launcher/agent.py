@@ -197,7 +197,7 @@ class Agent:
         if profile is not None:
             self._profiling.profile = profile
             self._feed(Profiled(profile, 0.0))
-        if self._processes.forks_are_safe and b"odyssey" in Path(options.script).read_bytes():
+        if self._processes.forks.are_safe and b"odyssey" in Path(options.script).read_bytes():
             # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
             threading.Thread(target=planning.import_all, name="imports", daemon=True).start()
         self._faults.at_start()

@@ -13,36 +13,36 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from launcher import environment, spawn
+from launcher import environment
 from launcher.ends import Ends, end_descendants, how, kill
 from launcher.events import Body, Cause, RankExited, RankLost, RankStarted, StoreLost
+from launcher.forks import Forks
 from launcher.logs import JobFolder
 from launcher.loop import Loop
 from launcher.options import RunOptions, Seat
-from launcher.spawn import RankProcess, Zygote
+from launcher.spawn import RankProcess
+from launcher.store import StoreAddress
 from launcher.streams import Streams
-from odyssey.zygote import Forked, Imported
 
 FAILED_GRACE_S = 5.0
 """For a rank whose script has failed, to print its traceback and end by itself."""
 
 
 class Processes:
-    """Every process below the agent. `feed`: what happened, to the coordinator; `say`: for people; `report(process, report)`
-    and `output(rank, stream, data)`: what ranks say and write."""
+    """Every process below the agent. `listener`: of the store, where this agent serves it. `feed`: what happened, to the
+    coordinator; `say`: for people; `report(process, report)` and `output(rank, stream, data)`: what ranks say and write."""
 
     def __init__(
         self,
         options: RunOptions,
         loop: Loop,
         folder: JobFolder,
-        listener: socket.socket,
-        node_of: dict[int, int],
+        store: StoreAddress,
+        listener: socket.socket | None,
         *,
         feed: Callable[[Body], None],
         say: Callable[[str], None],
@@ -52,8 +52,12 @@ class Processes:
         self._options = options
         self._loop = loop
         self._folder = folder
+        self.store = store
         self._listener = listener
-        self._node_of = node_of
+        self.store_keys: dict[str, str] = {}
+        """What a fresh store holds."""
+        self.run_id = folder.job_id
+        """TORCHELASTIC_RUN_ID."""
         self._feed = feed
         self._say = say
         self._report = report
@@ -62,13 +66,7 @@ class Processes:
         """The current process of each rank."""
         self._living: dict[int, RankProcess] = {}
         """By pid, all that are not reaped yet."""
-        self._requests: dict[int, RankProcess | None] = {}
-        """Forks asked for and not answered; None is the store."""
-        self._unclaimed: dict[int, int] = {}
-        """Wait statuses of processes that ended before the zygote's answer told who they were."""
-        self._number = 0
-        self._zygote: Zygote | None = None
-        self.forks_are_safe = True
+        self.forks = Forks(options, loop, options.n_nodes * options.n_ranks_per_node, say=say, started=self._started, gone=self._gone)
         self._store_pid: int | None = None
         self._is_ending = False
         self.n_losses = 0
@@ -80,27 +78,12 @@ class Processes:
 
     def start(self) -> None:
         """Start the zygote, and the store from it."""
-        if (reason := spawn.unfaithful(Path(self._options.script))) is not None:
-            self.forks_are_safe = False
-            self._say(f"ranks are started without the zygote: {reason}")
-        self._start_zygote()
+        self.forks.start()
         self._start_store()
 
-    def _start_zygote(self) -> None:
-        modules = spawn.imports_for(Path(self._options.script)) if Path(self._options.script).is_file() else ["torch"]
-        self._zygote = Zygote(modules, dict(os.environ), len(self._node_of))
-        self._loop.watch(self._zygote.socket.fileno(), self._on_zygote)
-
     def _start_store(self) -> None:
-        self._number += 1
-        self._requests[self._number] = None
-        if self._zygote is None:
-            return
-        request = spawn.fork_store(self._number, self._options.master_addr, self._port)
-        try:
-            self._zygote.request(request, [self._listener.fileno()])
-        except OSError:
-            pass  # asked again when the next zygote is there
+        if self._listener is not None:
+            self.forks.start_store(self.store.host, self.store.port, self._listener.fileno(), self.store_keys)
 
     def renew_store(self) -> None:
         """Another process with a fresh store, at the same address."""
@@ -109,65 +92,24 @@ class Processes:
             kill(pid)
         self._start_store()
 
-    @property
-    def _port(self) -> int:
-        return int(self._listener.getsockname()[1])
+    def look_up(self, key: str, found: Callable[[str], None]) -> None:
+        """Ask the job's store, which another agent serves, for a key; `found('')` if it does not answer."""
+        self.forks.look_up(self.store.host, self.store.port, key, found)
 
-    @property
-    def store_address(self) -> str:
-        """`host:port`."""
-        return f"{self._options.master_addr}:{self._port}"
-
-    def _on_zygote(self, mask: int) -> None:
-        assert self._zygote is not None
-        match self._zygote.answer():
-            case None:
-                self._zygote_is_gone()
-            case Imported(threads=threads) if threads > 1:
-                self.forks_are_safe = False
-                self._say(f"ranks are started without the zygote: importing torch has started {threads - 1} threads")
-            case Forked(number=number, pid=pid):
-                process = self._requests.pop(number, None)
-                if process is not None:
-                    self._is_there(process, pid)
-                else:
-                    self._store_pid = pid
-                if pid in self._unclaimed:
-                    self._gone(pid, self._unclaimed.pop(pid))
-                if not self._requests:
-                    self._unclaimed.clear()
-
-    def _zygote_is_gone(self) -> None:
-        """Ranks live on. A new one takes its place, and what it was asked for last is asked for again."""
-        assert self._zygote is not None
-        self._loop.unwatch(self._zygote.socket.fileno())
-        self._zygote.close()
-        self._zygote = None
-        if self._is_ending:
-            self._requests.clear()
-            return
-        if self.forks_are_safe:
-            self._say("the zygote was lost; another one is started")
-            self._start_zygote()
-        asked = list(self._requests.items())
-        for number, process in asked:
-            if process is not None:
-                self._close_rank(process)
-                self._start_process(process)
-            elif self.forks_are_safe:
-                del self._requests[number]
-                self._start_store()
+    def _started(self, process: RankProcess | None, pid: int) -> None:
+        if process is None:
+            self._store_pid = pid
+        else:
+            self._is_there(process, pid)
 
     # -- ranks begin ---------------------------------------------------------------------------------------------------
 
     def spawn(self, seat: Seat) -> None:
         """Ask for a new process of a rank; RankStarted when it is there."""
-        self._number += 1
         old = self.ranks.get(seat.rank)
         if old is not None:
             self._close_rank(old)
-        self.ranks[seat.rank] = process = RankProcess(seat, self._number)
-        self._requests[process.number] = process
+        self.ranks[seat.rank] = process = RankProcess(seat)
         self._start_process(process)
 
     def _start_process(self, process: RankProcess) -> None:
@@ -175,9 +117,9 @@ class Processes:
             self._options,
             os.environ,
             process.seat,
-            master_addr=self._options.master_addr,
-            master_port=self._port,
-            run_id=self._folder.job_id,
+            master_addr=self.store.host,
+            master_port=self.store.port,
+            run_id=self.run_id,
             job_dir=self._folder.path,
             error_file=str(self._folder.path / f"rank{process.rank}-error.json"),
         )
@@ -187,17 +129,7 @@ class Processes:
         process.streams = streams = self._streams.open(process.seat)
         arguments = tuple(a.replace("${local_rank}", variables["LOCAL_RANK"]) for a in self._options.arguments)
         descriptors = [*streams.descriptors, theirs.fileno()]
-        if self.forks_are_safe and self._zygote is not None:
-            request = spawn.fork_rank(process.number, self._options.script, arguments, variables)
-            try:
-                self._zygote.request(request, descriptors)
-            except OSError:
-                pass  # the zygote is gone: asked again when the next one is there
-        else:
-            popen = spawn.plain_spawn(self._options.script, arguments, variables, streams.descriptors, theirs.fileno())
-            popen.returncode = 0  # this loop waits for its children itself
-            del self._requests[process.number]
-            self._is_there(process, popen.pid)
+        self.forks.start_rank(process, arguments, variables, descriptors)
         theirs.close()
         streams.close_theirs()
         self._loop.watch(ours.fileno(), lambda mask: self._on_rank(process, mask))
@@ -206,7 +138,7 @@ class Processes:
         process.pid = pid
         self._living[pid] = process
         if not self._is_ending:
-            self._feed(RankStarted(process.rank, pid, self._node_of[process.rank]))
+            self._feed(RankStarted(process.rank, pid, process.seat.node))
         if process.killed_by is not None or self._is_ending:
             process.kill()
 
@@ -287,12 +219,13 @@ class Processes:
     def end(self) -> None:
         """Terminate all: the log has ended, so nothing is fed any more."""
         self._is_ending = True
+        self.forks.end()
         self.terminate(tuple(self.ranks))
 
     @property
     def have_ended(self) -> bool:
         """No rank is left, and none is still to come."""
-        return not self._living and not any(process is not None for process in self._requests.values())
+        return not self._living and not self.forks.awaits_ranks
 
     def kill_all(self) -> None:
         """SIGKILL to every rank."""
@@ -336,10 +269,8 @@ class Processes:
             self._store_pid = None
             self._start_store()
             self._feed(StoreLost(how(status)))
-        elif self._zygote is not None and pid == self._zygote.pid:
-            self._zygote.reaped()
-        elif self._requests:
-            self._unclaimed[pid] = status
+        else:
+            self.forks.reaped(pid, status)
 
     def _rank_ended(self, process: RankProcess, status: int) -> None:
         self._read_reports(process)  # what it said last counts, above all a result
@@ -361,9 +292,7 @@ class Processes:
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor."""
         self.kill_all()
-        if self._zygote is not None:
-            self._loop.unwatch(self._zygote.socket.fileno())
-            self._zygote.close()
+        self.forks.close()
         if self._store_pid is not None:
             kill(self._store_pid)
         end_descendants()

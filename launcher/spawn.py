@@ -46,10 +46,9 @@ def die_with_parent(parent: int) -> None:
 class RankProcess:
     """One process of a rank, from the request for it until it is reaped. `pid` is None until it exists."""
 
-    def __init__(self, seat: Seat, number: int) -> None:
+    def __init__(self, seat: Seat) -> None:
         self.seat = seat
         self.rank = seat.rank
-        self.number = number
         self.pid: int | None = None
         self.socket: socket.socket | None = None
         self.deframer = Deframer(Report)
