@@ -10,13 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from odyssey.beat import heartbeat
     from odyssey.job import Job, Step
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Step"]
+__all__ = ["Job", "Step", "heartbeat"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "heartbeat":
+        from odyssey import beat
+
+        globals()[name] = beat.heartbeat  # so that a loop does not come here again
+        return beat.heartbeat
     if name in __all__:
         from odyssey import job
 

@@ -35,7 +35,12 @@ from typing import NoReturn
 
 import msgspec
 
+from odyssey.services import ForkLookup, ForkStore, run_lookup, run_store
+
 PACKET_BYTES = 1 << 20
+STACKS_SIGNAL = signal.SIGRTMAX - 7
+STACKS_FILE = "odyssey-stacks"
+"""At this signal a rank writes the Python stacks of its threads to its memory file of this name, see `_tell_stacks`."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,16 +57,7 @@ class ForkRank(msgspec.Struct, frozen=True, tag=True):
     agent: int
 
 
-class ForkStore(msgspec.Struct, frozen=True, tag=True):
-    """Serve a TCPStore in a fork. Descriptor: the listening socket, in whose queue early connections wait."""
-
-    number: int
-    host: str
-    port: int
-    agent: int
-
-
-Request = ForkRank | ForkStore
+Request = ForkRank | ForkStore | ForkLookup
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
@@ -112,7 +108,9 @@ def main(fd: int) -> int:
     if request is None:
         return 0
     if isinstance(request, ForkStore):
-        _run_store(request, descriptors)
+        run_store(request, descriptors)
+    if isinstance(request, ForkLookup):
+        run_lookup(request, descriptors)
     return _run_rank(request, descriptors)
 
 
@@ -186,6 +184,7 @@ def _run_rank(request: ForkRank, descriptors: list[int]) -> int:
     if len(descriptors) > 3:
         os.environ[request.fd_variable] = str(descriptors[3])
     _own_randomness()
+    _tell_stacks()
     _name_process(request)
     sys.argv[:] = [request.script, *request.arguments]
     sys.orig_argv[:] = [sys.executable, "-u", *sys.argv]
@@ -274,6 +273,18 @@ def _own_randomness() -> None:
             torch.set_num_threads(int(threads))  # OMP reads the variable only once, at import
 
 
+def _tell_stacks() -> None:
+    """Be ready to tell where this rank is, even while it hangs in C, to whom ptrace is forbidden (launcher/stacks.py).
+
+    A realtime signal that nobody else uses, and a file that has no name and goes with the process: all that a script
+    could see of it is a descriptor, and the signal's disposition. Both end with exec.
+    """
+    import faulthandler
+
+    file = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+
+
 def _name_process(request: ForkRank) -> None:
     """`ps` and `pkill -f` show the script, where setproctitle is installed; `top` shows its name in any case."""
     try:
@@ -282,20 +293,3 @@ def _name_process(request: ForkRank) -> None:
         _libc.prctl(15, os.path.basename(request.script).encode()[:15], 0, 0, 0)
     else:
         setproctitle(" ".join((sys.executable, "-u", request.script, *request.arguments)))
-
-
-# -- the store ---------------------------------------------------------------------------------------------------------
-
-
-def _run_store(request: ForkStore, descriptors: Sequence[int]) -> NoReturn:
-    """Serve the store on the agent's listening socket until killed; the agent's end ends it (PDEATHSIG)."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    (listener,) = descriptors
-    quiet = os.open(os.devnull, os.O_RDWR)
-    for target in range(3):
-        os.dup2(quiet, target)
-    store = TCPStore(request.host, request.port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
-    while store is not None:
-        signal.pause()
-    os._exit(0)

@@ -96,7 +96,7 @@ def test_a_training_script_loads_none_of_the_launcher() -> None:
 def test_exports_of_odyssey_are_these() -> None:
     import odyssey
 
-    assert sorted(odyssey.__all__) == ["Job", "Step"]
+    assert sorted(odyssey.__all__) == ["Job", "Step", "heartbeat"]
 
 
 COMMANDS = {
