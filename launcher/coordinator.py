@@ -24,7 +24,7 @@ from launcher.actions import (
     SetDeadline,
     Spawn,
 )
-from launcher.decision import Step, end
+from launcher.decision import Step, end, fail, if_failed_and_gone
 from launcher.events import (
     AgentJoined,
     AgentLost,
@@ -34,6 +34,7 @@ from launcher.events import (
     JobStarted,
     Note,
     Profiled,
+    Progressed,
     Proposed,
     RankExited,
     RankFailed,
@@ -48,6 +49,8 @@ from launcher.events import (
     Tick,
     UnitCommitted,
 )
+from launcher.failures import with_end
+from launcher.restarts import Policy
 from launcher.state import State, Status, ranks_text, with_result
 from launcher.world import homes
 from odyssey.errors import ProfileError
@@ -66,7 +69,9 @@ def step(state: State, event: Event) -> Step:
         name = type(event.body).__name__
         text = f"dropped {name} of generation {event.generation} from {event.origin}, now at generation {state.generation}"
         return state, (Record(Note(text)),)
-    return handler(state, event, event.body)
+    if state.status is Status.ENDING and type(event.body) not in _HEARD_AT_THE_END:
+        return state, ()
+    return handler(replace(state, now=event.time), event, event.body)
 
 
 def _is_late_result(state: State, event: Event) -> bool:
@@ -91,12 +96,16 @@ def _job_started(state: State, event: Event, body: JobStarted) -> Step:
         min_agents=body.min_agents,
         join_timeout_s=body.join_timeout_s,
         homes=found,
+        attempt_at=event.time,
+        policy=Policy(
+            body.max_restarts, body.never_retry, body.restart_limit, body.restart_backoff_s, body.retries_same_failure
+        ),
     )
     return state, tuple(Spawn(rank) for rank in range(n_ranks))
 
 
 def _rank_started(state: State, event: Event, body: RankStarted) -> Step:
-    return state, ()
+    return replace(state, ends={rank: end for rank, end in state.ends.items() if rank != body.rank}), ()
 
 
 def _rank_joined(state: State, event: Event, body: RankJoined) -> Step:
@@ -156,17 +165,17 @@ def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
         state,
         alive=state.alive - {rank},
         slots_lost=state.slots_lost | {rank} if body.slot_lost else state.slots_lost,
+        ends=with_end(state.ends, event.time, body),
     )
     if state.status is Status.RESTARTING:
         return plain.if_all_gone(state)
-    how = f"{ranks_text([rank])} was lost ({body.cause.text})"
+    if state.status is Status.ENDING:
+        return if_failed_and_gone(state)
     if not state.models and state.plan is None:
-        # A rank that a signal ended comes first: the exceptions of the others are what it did to them.
-        ended = f"rank {rank} ended with {body.cause.text}"
-        script_at_fault = body.cause.kind in ("exit", "exception")
-        return plain.failure(state, (state.first_failure or ended) if script_at_fault else how)
-    if body.cause.kind in ("exit", "exception"):
-        return end(state, 1, state.first_failure or f"rank {rank} ended with {body.cause.text}", state.first_help)
+        return plain.failure(state, state.ends[rank].reason)
+    if body.cause.kind == "exit":
+        return fail(state, state.first_failure or state.ends[rank].reason)
+    how = f"{ranks_text([rank])} was lost ({body.cause.text})"
     if state.status is Status.FINISHING:
         return _lost_while_finishing(state, event, rank)
     state = replace(
@@ -232,9 +241,12 @@ def _rank_exited(state: State, event: Event, body: RankExited) -> Step:
     rank = body.rank
     if rank not in state.alive:
         return state, ()
-    state = replace(state, alive=state.alive - {rank}, exited=state.exited | {rank})
+    ends = with_end(state.ends, event.time, body)
+    state = replace(state, alive=state.alive - {rank}, exited=state.exited | {rank}, ends=ends)
     if state.status is Status.RESTARTING:
         return plain.if_all_gone(state)
+    if state.status is Status.ENDING:
+        return if_failed_and_gone(state)
     if not state.alive:
         return _end_finished(state)
     if not state.models or rank in state.finished:
@@ -251,15 +263,16 @@ def _end_finished(state: State) -> Step:
 
 
 def _rank_failed(state: State, event: Event, body: RankFailed) -> Step:
-    """The script's own exception: the same would come again on a respawned rank, so a Job ends with it."""
-    if body.rank not in state.alive or state.status is Status.RESTARTING:
+    """The script's own exception: the same would come again on a respawned rank, so a Job ends with it.
+
+    The exception of a script without a Job counts when the process has ended, which is a moment later.
+    """
+    if body.rank not in state.alive:
         return state, ()
-    reason = f"rank {body.rank} failed: {body.error}"
-    if not state.models and state.plan is None:
-        if not state.first_failure:
-            state = replace(state, first_failure=reason, first_help=body.help)
+    state = replace(state, ends=with_end(state.ends, event.time, body))
+    if state.status in (Status.RESTARTING, Status.ENDING) or (not state.models and state.plan is None):
         return state, ()
-    return end(state, 1, reason, body.help)
+    return fail(state, state.ends[body.rank].reason)
 
 
 # -- time, the store, the end ------------------------------------------------------------------------------------------
@@ -303,9 +316,16 @@ def _connection_lost(state: State, event: Event, body: ConnectionLost) -> Step:
 
 
 def _stop_requested(state: State, event: Event, body: StopRequested) -> Step:
+    if state.status is Status.ENDING:  # it is over: whoever presses Ctrl-C now does not want to wait for the ranks
+        return if_failed_and_gone(replace(state, alive=frozenset()))
     return end(state, body.code, body.reason, body.help)
 
 
+def _progressed(state: State, event: Event, body: Progressed) -> Step:
+    return plain.progressed(state)
+
+
+_HEARD_AT_THE_END = (RankLost, RankExited, RankFailed, StopRequested)
 _HANDLERS: dict[type, Callable[[State, Event, Any], Step]] = {
     JobStarted: _job_started,
     AgentJoined: membership.agent_joined,
@@ -321,6 +341,7 @@ _HANDLERS: dict[type, Callable[[State, Event, Any], Step]] = {
     RankFinished: _rank_finished,
     RankExited: _rank_exited,
     RankFailed: _rank_failed,
+    Progressed: _progressed,
     StoreLost: _store_lost,
     ConnectionLost: _connection_lost,
     Tick: _tick,

@@ -16,14 +16,30 @@ from strategies.situation import Candidate
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why a rank is gone. `kind`: `exit`, `signal`, `hang`, `out-of-memory`, `drill`, `unresponsive`,
+    """Why a rank is gone. `kind`: `exit`, `signal`, `hang`, `out-of-memory`, `drill`, `unresponsive`, `agent` (lost with it),
     `ended` (by the agent, because another rank failed).
 
-    `text` is for people: `SIGKILL`, `exit code 3`, `did not answer for 5.0 s`.
+    `text` is for people: `SIGKILL`, `exit code 3`, `did not answer for 5.0 s`. `status`: exit code, or minus the signal's
+    number; None where nobody waited for the process.
     """
 
     kind: str
     text: str
+    status: int | None = None
+
+
+class Testimony(msgspec.Struct, frozen=True):
+    """What a rank has left behind, for people to understand its end. Everything may be missing.
+
+    `error`, `traceback`: its exception, from its error file or the tail of its stderr. `last_lines`: of its stderr, where no
+    exception is known. `log`: the file or folder with its output. `error_file`: what torch's `@record` wrote.
+    """
+
+    error: str = ""
+    traceback: str = ""
+    last_lines: str = ""
+    log: str = ""
+    error_file: str = ""
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
@@ -31,7 +47,9 @@ class Cause(msgspec.Struct, frozen=True):
 
 class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     """First line of a log. `profile_only`: measure the model, write the profile, and end. `agents`: in the order of their
-    ranks; empty where there is only one, whose nodes are failure domains."""
+    ranks; empty where there is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in
+    seconds after the boot of its `host`, so that nobody takes another process of this number for it.
+    """
 
     script: str
     arguments: tuple[str, ...]
@@ -44,9 +62,15 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     version: str
     pid: int
     profile_only: bool = False
+    pid_started: float = 0.0
+    host: str = ""
     agents: tuple[AgentInfo, ...] = ()
     min_agents: int = 1
     join_timeout_s: float = 600.0
+    never_retry: tuple[int, ...] = ()
+    restart_limit: tuple[int, float] | None = None
+    restart_backoff_s: float = 1.0
+    retries_same_failure: bool = False
 
 
 class AgentJoined(msgspec.Struct, frozen=True, tag="agent_joined"):
@@ -68,6 +92,8 @@ class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
     rank: int
     pid: int
     node: int
+    local_rank: int = 0
+    host: str = ""
 
 
 class RankJoined(msgspec.Struct, frozen=True, tag="rank_joined"):
@@ -90,6 +116,7 @@ class RankLost(msgspec.Struct, frozen=True, tag="rank_lost"):
     rank: int
     cause: Cause
     slot_lost: bool
+    testimony: Testimony = Testimony()
 
 
 class RankPaused(msgspec.Struct, frozen=True, tag="rank_paused"):
@@ -140,9 +167,10 @@ class RankFinished(msgspec.Struct, frozen=True, tag="rank_finished"):
 
 
 class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
-    """The rank's process ended with exit code 0."""
+    """The rank's process ended with exit code 0. `was_ended`: the agent had told it to end."""
 
     rank: int
+    was_ended: bool = False
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
@@ -227,12 +255,46 @@ class Went(msgspec.Struct, frozen=True, tag="go"):
     rest_s: float | None = None
 
 
+class Restarting(msgspec.Struct, frozen=True, tag="restarting"):
+    """Decision: all ranks of a script without a Job start again, as attempt number `attempt`, after `wait_s`.
+
+    `failure`: what ended the attempt before. `reason`: the whole story in a line.
+    """
+
+    attempt: int
+    failure: str
+    reason: str
+    wait_s: float
+
+
 class JobEnded(msgspec.Struct, frozen=True, tag="job_ended"):
     """Decision: the last line of a log. `code`: the launcher's exit code; `help`: what to do about it, may be empty."""
 
     code: int
     reason: str
     help: str
+
+
+class AtStep(msgspec.Struct, frozen=True, tag="at_step"):
+    """The step that a script without a Job last told by `odyssey.heartbeat(step)`; written now and then."""
+
+    rank: int
+    step: int
+
+
+class Stalled(msgspec.Struct, frozen=True, tag="stalled"):
+    """Ranks of a script without a Job make no progress. `apart`: those that the others seem to wait for; `text`: all of it,
+    with where every rank is, in several lines."""
+
+    ranks: tuple[int, ...]
+    apart: tuple[int, ...]
+    text: str
+
+
+class Resumed(msgspec.Struct, frozen=True, tag="resumed"):
+    """Every rank that had stalled makes progress again, after `seconds`."""
+
+    seconds: float
 
 
 class Note(msgspec.Struct, frozen=True, tag="note"):
@@ -246,12 +308,12 @@ Input = (
     | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
     | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
 )  # fmt: skip
-Decision = Pausing | PlanChosen | Went | JobEnded
+Decision = Pausing | PlanChosen | Went | Restarting | JobEnded
 Body = (
     JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
     | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
     | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
-    | Pausing | PlanChosen | Went | JobEnded | Note
+    | Pausing | PlanChosen | Went | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
 )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from launcher import plain
 from launcher.actions import Record
 from launcher.decision import Step
-from launcher.events import AgentJoined, AgentLost, Event, Note
+from launcher.events import AgentJoined, AgentLost, Cause, Event, Note, RankLost
+from launcher.failures import with_end
 from launcher.state import State, Status
 from launcher.world import in_order
 
@@ -37,7 +38,11 @@ def agent_lost(state: State, event: Event, body: AgentLost) -> Step:
     state = replace(state, agents=tuple(agent for agent in state.agents if agent.number != number))
     if state.models or state.plan is not None:
         return state, (Record(Note(f"agent {number} ({body.agent.host}) was lost ({body.reason})")),)
-    state = replace(state, alive=state.alive - {rank for rank, home in state.homes.items() if home == number})
+    gone = {rank for rank in state.alive if state.homes.get(rank) == number}
+    ends = state.ends
+    for rank in gone:
+        ends = with_end(ends, event.time, RankLost(rank, Cause("agent", f"agent {number} was lost"), True))
+    state = replace(state, alive=state.alive - gone, ends=ends)
     if state.status is Status.RESTARTING:
         return plain.if_all_gone(state)
     return plain.failure(state, f"agent {number} ({body.agent.host}) was lost ({body.reason})")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from launcher.actions import Record
 from launcher.coordinator import step
-from launcher.events import Decision, Event, JobEnded, Pausing, PlanChosen, Went, decode
+from launcher.events import Decision, Event, JobEnded, Pausing, PlanChosen, Restarting, Went, decode
 from launcher.state import State
 
-_DECISIONS = (Pausing, PlanChosen, Went, JobEnded)
+_DECISIONS = (Pausing, PlanChosen, Went, Restarting, JobEnded)
 
 
 def read(path: Path) -> list[Event]:

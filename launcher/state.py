@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import msgspec
 
 from launcher.events import RankPaused, RankReady
+from launcher.failures import Ends
+from launcher.restarts import Past, Policy
 from launcher.world import AgentInfo
 from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
@@ -15,7 +17,10 @@ from perfmodel.profile import Profile
 
 
 class Status(enum.StrEnum):
-    """Where the job is, see design/3-recovery.md. RESTARTING is for scripts that build no Job: all ranks end and start anew."""
+    """Where the job is, see design/3-recovery.md. RESTARTING is for scripts that build no Job: all ranks end and start anew.
+
+    ENDING: a Job's script has failed, and the job ends as soon as all ranks are gone.
+    """
 
     STARTING = "starting"
     MEASURING = "measuring"
@@ -25,17 +30,22 @@ class Status(enum.StrEnum):
     RUNNING = "running"
     FINISHING = "finishing"
     RESTARTING = "restarting"
+    ENDING = "ending"
     ENDED = "ended"
 
 
 class State(msgspec.Struct, frozen=True):
     """`alive`: ranks with a process. `arriving`: those of them that no running generation has had yet since their spawn.
 
-    `models`: what each rank that has joined was given. `lost`: gone since the generation in `plan` (the last that ran)
-    began. `first_failure`: of a script without a Job, what failed first. `results`: the units before the first committed step,
-    and those since the last one, itself included. `loss_at`, `paused_at`, `chosen_at`, `joined_at` (the last of the ranks that
-    were spawned): event times of this recovery. `agents`: where there are several, in the order of their ranks; `homes`:
-    rank -> number of its agent. `attempt`: how often all ranks of a script without a Job have been started again.
+    `models`: what each rank that has joined was given. `lost`: gone since the generation in `plan` (the last that ran) began.
+    `first_failure`: what was noticed first, and ends the attempt or the job. `results`: the units before the first committed
+    step, and those since the last one, itself included. `loss_at`, `paused_at`, `chosen_at`, `joined_at` (the last of the
+    ranks that were spawned): event times of this recovery. `agents`: where there are several, in the order of their ranks;
+    `homes`: rank -> number of its agent. `attempt`: how often all ranks of a script without a Job have been started again; it
+    began at `attempt_at`, and ends that ranks have come to in it are in `ends`. `has_progressed`: in this attempt;
+    `gives_signs`: of progress, in any. `failed_at`: when the last attempt failed, until this one makes progress;
+    `last_failure`: how. `is_backing_off`: all ranks are gone, and a pause passes before they start again. `now`: time of the
+    newest event.
     """
 
     n_ranks: int = 0
@@ -58,7 +68,6 @@ class State(msgspec.Struct, frozen=True):
     finished: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
     first_failure: str = ""
-    first_help: str = ""
     started_at: float = 0.0
     joined_after_s: float = 0.0
     loss_at: float | None = None
@@ -70,6 +79,16 @@ class State(msgspec.Struct, frozen=True):
     join_timeout_s: float = 600.0
     homes: Mapping[int, int] = {}
     attempt: int = 0
+    attempt_at: float = 0.0
+    policy: Policy = Policy()
+    past: Past = Past()
+    ends: Ends = {}
+    has_progressed: bool = False
+    gives_signs: bool = False
+    failed_at: float | None = None
+    last_failure: str = ""
+    is_backing_off: bool = False
+    now: float = 0.0
 
     @property
     def joined(self) -> frozenset[int]:

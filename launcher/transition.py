@@ -210,6 +210,7 @@ def rank_ready(state: State, event: Event, body: RankReady) -> Step:
         loss_at=None,
         paused={},
         ready={},
+        ends={},
     )
     orders = tuple(SendOrder(rank, Go(state.generation)) for rank in sorted(state.alive))
     return state, (*orders, Record(went), SetDeadline(None))

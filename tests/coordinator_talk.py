@@ -1,10 +1,11 @@
 """Conversations with the coordinator in few words: each line is an event, what it answers is printed below.
 
-start 4             job of 4 ranks (restarts=1)          join 0 1 2      these ranks have built their Job
+start 4             job of 4 ranks (restarts=1 never=3 limit=2/60 backoff=5 same=yes)
+join 0 1 2          these ranks have built their Job     progress 0      the first step of a script without a Job
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawn=2 idle=3)
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
-tick, store, broken 1, stop
+tick, store, broken 1, stop                              pass 60         seconds
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from launcher.events import (
     Pausing,
     PlanChosen,
     Profiled,
+    Progressed,
     Proposed,
     RankExited,
     RankFailed,
@@ -44,6 +46,7 @@ from launcher.events import (
     RankLost,
     RankPaused,
     RankReady,
+    Restarting,
     StopRequested,
     StoreLost,
     Tick,
@@ -142,7 +145,14 @@ class Talk:
         match word:
             case "start":
                 restarts = int(options.get("restarts", "0"))
-                yield JobStarted("train.py", (), ranks[0], 1, restarts, "auto", "auto", None, "test", 1, "measure" in plain)
+                n_allowed, _, window_s = options.get("limit", "").partition("/")
+                yield JobStarted(
+                    *("train.py", (), ranks[0], 1, restarts, "auto", "auto", None, "test", 1, "measure" in plain),
+                    never_retry=(int(options["never"]),) if "never" in options else (),
+                    restart_limit=(int(n_allowed), float(window_s)) if n_allowed else None,
+                    restart_backoff_s=float(options.get("backoff", "1")),
+                    retries_same_failure="same" in options,
+                )
             case "join":
                 for rank in ranks:
                     yield RankJoined(rank, model(digest=options.get("digest", "same")))
@@ -170,7 +180,8 @@ class Talk:
             case "lost":
                 kind = plain[1] if len(plain) > 1 else "signal"
                 text = {"signal": "SIGKILL", "exit": "exit code 3", "hang": "did not answer for 1.0 s"}.get(kind, kind)
-                yield RankLost(ranks[0], Cause(kind, text), "slot" in plain)
+                status = {"signal": -9, "exit": 3}.get(kind)
+                yield RankLost(ranks[0], Cause(kind, text, status), "slot" in plain)
             case "exit":
                 for rank in ranks:
                     yield RankExited(rank)
@@ -178,7 +189,11 @@ class Talk:
                 for rank in ranks:
                     yield RankFinished(rank)
             case "fail":
-                yield RankFailed(ranks[0], "ValueError: no", "mend it", "Traceback …")
+                yield RankFailed(ranks[0], options.get("error", "ValueError: no"), "mend it", "Traceback …")
+            case "progress":
+                yield Progressed(ranks[0])
+            case "pass":
+                self.now += ranks[0]
             case "tick":
                 yield Tick()
             case "store":
@@ -276,6 +291,8 @@ def _text(action: Action) -> str:
             assert went.total_s is None or abs(sum(part or 0.0 for part in parts) - went.total_s) < 1e-9
             spawning = "" if went.spawn_s is None else f", {went.spawn_s:g} s of it spawning"
             return f"decide: go{total}{spawning}"
+        case Record(body=Restarting(attempt=attempt, reason=reason)):
+            return f"decide: attempt {attempt}: {reason}"
         case Record(body=JobEnded(code=code, reason=reason, help=help)):
             return f"decide: ended {code}: {reason}" + (f" | help: {help}" if help else "")
         case Record(body=Note(text=text)):
