@@ -9,7 +9,6 @@ they measured, planning.py the plans, progress.py the hangs, faults.py the drill
 
 from __future__ import annotations
 
-import enum
 import gc
 import os
 import signal
@@ -24,7 +23,7 @@ from typing import Any
 from msgspec.structs import replace
 
 import odyssey
-from launcher import coordinator, drill, planning, store
+from launcher import coordinator, drill, planning, rendezvous
 from launcher.actions import (
     Action,
     End,
@@ -39,6 +38,8 @@ from launcher.actions import (
     StartMeasure,
 )
 from launcher.events import (
+    AgentJoined,
+    AgentLost,
     Body,
     Cause,
     ConnectionLost,
@@ -48,47 +49,34 @@ from launcher.events import (
     Note,
     Profiled,
     RankFailed,
+    RankLost,
     StopRequested,
     Suspected,
     Tick,
     Went,
 )
+from launcher.exits import ExitCode, ending
 from launcher.faults import Faults
+from launcher.gathering import Gathering
+from launcher.hub import Hub
 from launcher.logs import JobFolder
 from launcher.loop import Loop, Timer
+from launcher.member import TELL_EVERY_S, Member
+from launcher.nodes import Nodes, Process
 from launcher.options import RunOptions, Seat
 from launcher.processes import Processes
 from launcher.profiling import Profiling
 from launcher.progress import Progress
 from launcher.reports import event_of
 from launcher.signals import Signals
-from launcher.spawn import RankProcess
 from launcher.state import State, Status
+from launcher.store import StoreAddress
+from launcher.world import AgentInfo, in_order, seats, seats_of_nodes
 from odyssey import messages
 from odyssey.errors import OdysseyError
 from odyssey.messages import Measure, Measured, Ping, Prepare, frame, position_after
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange, seconds_to_change
-
-
-class ExitCode(enum.IntEnum):
-    """What `run` returns."""
-
-    OK = 0
-    """All ranks ended their scripts, or the profile is written."""
-    FAILED = 1
-    """The script failed, or state was lost for which there is no other holder."""
-    INTERRUPTED = 130
-    """Ctrl-C."""
-    TERMINATED = 143
-    """SIGTERM or SIGHUP to the launcher."""
-
-
-_SIGNALS = {
-    signal.SIGINT: ("interrupted by Ctrl-C", ExitCode.INTERRUPTED),
-    signal.SIGTERM: ("terminated by SIGTERM", ExitCode.TERMINATED),
-    signal.SIGHUP: ("terminated by SIGHUP", ExitCode.TERMINATED),
-}
 
 MOVE_S, MEASURE_S, FINISH_S = 1.0, 2.0, 5.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""
@@ -118,7 +106,13 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
         from perfmodel.profile import read
 
         profile = read(options.profile)
-    listener = store.listen(options.master_addr, options.master_port)
+    listener = rendezvous.host_or_join(options)
+    if listener is None:
+        member = Member(options, watch, output)
+        try:
+            return member.run()
+        finally:
+            member.close()
     try:
         agent = Agent(options, watch, output, listener, drills)
         try:
@@ -139,37 +133,60 @@ class Agent:
         self._watch = watch
         self._loop = Loop(time.monotonic)
         self._epoch = time.time() - time.monotonic()
-        self._signals = Signals(self._loop, tuple(_SIGNALS), self._on_signals)
-        node_of = {rank: rank // options.n_ranks_per_node for rank in range(options.n_nodes * options.n_ranks_per_node)}
+        names = (*options.ending_signals, *options.forwarded_signals)
+        self._signals = Signals(self._loop, tuple(signal.Signals[name] for name in names), self._on_signals)
         self._folder = JobFolder(options.log_dir, time.time(), os.getpid())
         self._state = State()
         self._queue: deque[tuple[Body, str, int | None]] = deque()
         self._is_feeding = False
         self._code: int | None = None
+        self._why = ("", "")
+        """Reason and help at the end."""
+        self._ending_signal = signal.SIGTERM
+        """What ranks are ended with: the signal that ends the job."""
+        self._has_begun = False
         self._deadline: Timer | None = None
         self._order: tuple[Any, bytes] = (None, b"")
         self._processes = Processes(
             options,
             self._loop,
             self._folder,
+            StoreAddress(options.master_addr, int(listener.getsockname()[1])),
             listener,
-            node_of,
             feed=self._feed,
             say=self._say,
             report=self._report,
             output=output,
         )
+        self._gathering: Gathering | None = None
+        self._hub: Hub | None = None
+        if options.max_agents > 1:
+            leader = AgentInfo(0, socket.gethostname(), os.getpid(), options.n_ranks_per_node, options.role, options.node_rank)
+            self._gathering = Gathering(options, leader, options.run_id, self._loop.clock())
+            self._hub = Hub(
+                self._loop,
+                self._gathering,
+                self._processes.run_id,
+                joined=self._agent_joined,
+                lost=self._agent_lost,
+                feed=self._feed,
+                say=self._say,
+                report=self._report,
+            )
+            self._processes.store_keys[rendezvous.LEADER_KEY] = self._hub.listen(listener)
+        self._nodes = Nodes(self._processes, self._hub)
         self._profiling = Profiling(options)
-        self._node_of = node_of
-        self._planner = planning.Planner(options, node_of, self._loop)
-        self._faults = Faults(drills, self._loop, self._processes, self._say)
+        self._node_of: dict[int, int] = {}
+        """Filled when the job begins: the agents may have ranks of any number."""
+        self._planner = planning.Planner(options, self._node_of, self._loop)
+        self._faults = Faults(drills, self._loop, self._nodes, self._say)
         self._progress = Progress(
             self._loop,
             self._ping_all,
             self._rank_hangs,
             lambda text: self._feed(Suspected(text)),
             lambda rank, text: self._feed(RankFailed(rank, text, "let all ranks make the same calls in the same order", "")),
-            self._processes.pid_of,
+            self._nodes.pid_of,
         )
 
     # -- the life of a job ---------------------------------------------------------------------------------------------
@@ -178,12 +195,27 @@ class Agent:
         """Until every rank has ended."""
         self._signals.watch()
         self._processes.start()
+        self._profile = profile
+        if self._gathering is None:
+            self._begin(())
+        else:
+            self._loop.later(TELL_EVERY_S, self._tell_who_is_missing)
+            self._begin_if_enough()
+        while self._code is None or not self._nodes.have_ended:
+            self._loop.turn()
+        return self._code
+
+    def _begin(self, agents: tuple[AgentInfo, ...]) -> None:
+        """All agents that are waited for are here; none where there is only this one."""
         options = self._options
+        self._has_begun = True
+        sat = seats(agents, 0, 0) if agents else seats_of_nodes(options.n_nodes, options.n_ranks_per_node, 0, 0)
+        self._node_of |= {rank: seat.node for rank, seat in sat.items()}
         self._feed(
             JobStarted(
                 options.script,
                 options.arguments,
-                options.n_nodes,
+                len(agents) or options.n_nodes,
                 options.n_ranks_per_node,
                 options.max_restarts,
                 options.layout,
@@ -192,22 +224,65 @@ class Agent:
                 odyssey.__version__,
                 os.getpid(),
                 options.write_profile is not None,
+                agents=agents,
+                min_agents=options.min_agents,
+                join_timeout_s=options.join_timeout_s,
             )
         )
-        if profile is not None:
-            self._profiling.profile = profile
-            self._feed(Profiled(profile, 0.0))
+        if self._profile is not None:
+            self._profiling.profile = self._profile
+            self._feed(Profiled(self._profile, 0.0))
         if self._processes.forks.are_safe and b"odyssey" in Path(options.script).read_bytes():
             # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
             threading.Thread(target=planning.import_all, name="imports", daemon=True).start()
         self._faults.at_start()
-        while self._code is None or not self._processes.have_ended:
-            self._loop.turn()
-        return self._code
+
+    # -- several agents ------------------------------------------------------------------------------------------------
+
+    def _begin_if_enough(self) -> None:
+        """The job begins when all agents are here, or enough and the last call is over."""
+        assert self._gathering is not None
+        if self._has_begun or self._code is not None:
+            return
+        now, starts_at = self._loop.clock(), self._gathering.starts_at()
+        if starts_at is not None and now >= starts_at:
+            self._begin(in_order(tuple(self._gathering.agents.values())))
+        elif starts_at is None and now >= self._gathering.gives_up_at:
+            what = f"{self._gathering.missing()} did not come within {self._options.join_timeout_s:g} s"
+            self._feed(StopRequested(what, ExitCode.FAILED, "start the missing agents, or ask for fewer with --nnodes MIN:MAX"))
+        else:
+            self._loop.later(max(0.0, (starts_at or self._gathering.gives_up_at) - now), self._begin_if_enough)
+
+    def _tell_who_is_missing(self) -> None:
+        if not self._has_begun and self._gathering is not None and self._code is None:
+            here = len(self._gathering.agents)
+            self._say(
+                f"{here} of {self._options.max_agents} agents are here, "
+                f"waiting for {self._gathering.missing()} at {self._processes.store}"
+            )
+            self._loop.later(TELL_EVERY_S, self._tell_who_is_missing)
+
+    def _agent_joined(self, agent: AgentInfo) -> None:
+        if self._has_begun:
+            self._feed(AgentJoined(agent))
+        else:
+            self._say(f"agent {agent.number} joined: {agent.host}, {agent.n_ranks} rank{'s' if agent.n_ranks > 1 else ''}")
+            self._begin_if_enough()
+
+    def _agent_lost(self, agent: AgentInfo, why: str) -> None:
+        if not self._has_begun:
+            self._say(f"agent {agent.number} ({agent.host}) is gone: {why}")
+            return
+        ranks = [rank for rank, home in self._state.homes.items() if home == agent.number]
+        self._feed(AgentLost(agent, why))
+        for rank in ranks:  # a script without a Job has lost them with the agent
+            self._feed(RankLost(rank, Cause("agent", f"agent {agent.number} was lost: {why}"), True))
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor, no handler."""
         self._planner.close()
+        if self._hub is not None:
+            self._hub.close()
         self._processes.close()
         self._signals.close()
         self._loop.close()
@@ -217,12 +292,14 @@ class Agent:
     def _on_signals(self, numbers: bytes) -> None:
         self._processes.reap()
         for number in numbers:
-            if number in _SIGNALS:
-                reason, code = _SIGNALS[signal.Signals(number)]
-                if self._code is not None:
-                    self._processes.kill_all()
-                else:
-                    self._feed(StopRequested(reason, code))
+            name = signal.Signals(number).name
+            if name in self._options.forwarded_signals:
+                self._nodes.pass_on(number)
+            elif name in self._options.ending_signals and self._code is not None:
+                self._nodes.kill_all()
+            elif name in self._options.ending_signals:
+                self._ending_signal = signal.Signals(number)
+                self._feed(StopRequested(*ending(number)))
 
     # -- events in, actions out ----------------------------------------------------------------------------------------
 
@@ -273,25 +350,23 @@ class Agent:
             case RenewStore():
                 self._processes.renew_store()
             case Spawn(rank=rank):
-                self._processes.spawn(self._seat(rank))
+                self._nodes.spawn(self._seat(rank), self._state.homes)
             case _:
                 return False
         return True
 
     def _seat(self, rank: int) -> Seat:
-        options = self._options
-        node, local_rank = divmod(rank, options.n_ranks_per_node)
-        n_ranks = options.n_nodes * options.n_ranks_per_node
-        return Seat(
-            rank, local_rank, node, n_ranks, options.n_ranks_per_node, options.n_nodes, rank, n_ranks, self._state.n_restarts
-        )
+        state, options = self._state, self._options
+        if state.agents:
+            return seats(state.agents, state.n_restarts, state.attempt)[rank]
+        return seats_of_nodes(options.n_nodes, options.n_ranks_per_node, state.n_restarts, state.attempt)[rank]
 
     def _do(self, action: Action) -> None:
         match action:
             case Kill(rank=rank, cause=cause):
-                self._processes.kill_rank(rank, cause)
+                self._nodes.kill_rank(rank, cause)
             case EndRanks(ranks=ranks):
-                self._processes.terminate(ranks)
+                self._nodes.terminate(ranks)
             case StartMeasure() as measure:
                 self._measure(measure)
             case Propose() as ask:
@@ -341,6 +416,7 @@ class Agent:
         self._loop.later(look_again_s, look)
 
     def _last_words(self, ended: JobEnded) -> None:
+        self._why = (ended.reason, ended.help)
         self._faults.tell_never_fired()
         if ended.code == ExitCode.FAILED:
             for rank in range(self._state.n_ranks):
@@ -352,11 +428,11 @@ class Agent:
         self._code = code
         self._progress.stop()
         self._faults.end()
-        self._processes.end()
+        self._nodes.end(self._ending_signal, code, *self._why)
 
     # -- reports and orders --------------------------------------------------------------------------------------------
 
-    def _report(self, process: RankProcess, report: Any) -> None:
+    def _report(self, process: Process, report: Any) -> None:
         """Make events of what the current process of a rank says."""
         rank = process.rank
         match report:
@@ -402,22 +478,22 @@ class Agent:
 
     def _send(self, rank: int, order: messages.Order) -> None:
         if order is not self._order[0]:
-            addressed = replace(order, store=self._processes.store_address) if isinstance(order, Prepare | Measure) else order
+            addressed = replace(order, store=str(self._processes.store)) if isinstance(order, Prepare | Measure) else order
             self._order = (order, frame(addressed))
-        self._processes.send(rank, self._order[1])
+        self._nodes.send(rank, self._order[1])
 
     def _ping_all(self, number: int) -> frozenset[int]:
         ranks = frozenset(
             rank
-            for rank, process in self._processes.ranks.items()
-            if rank in self._state.joined and not process.has_finished and process.socket is not None
+            for process in self._nodes.processes()
+            if (rank := process.rank) in self._state.joined and not process.has_finished and self._nodes.is_there(rank)
         )
         for rank in ranks:
             self._send(rank, Ping(number))
         return ranks
 
     def _rank_hangs(self, rank: int, text: str) -> None:
-        self._processes.kill_rank(rank, Cause("hang", text))
+        self._nodes.kill_rank(rank, Cause("hang", text))
 
     # -- profile and plans ---------------------------------------------------------------------------------------------
 
@@ -449,7 +525,7 @@ class Agent:
 
     def _expected_change(self) -> ExpectedChange:
         observed_s = self._now() - self._state.started_at
-        return seconds_to_change(self._processes.n_losses, observed_s, mtbf_s=self._options.mtbf_s)
+        return seconds_to_change(self._nodes.n_losses, observed_s, mtbf_s=self._options.mtbf_s)
 
     def _fail(self, error: OdysseyError | OSError) -> None:
         what, help = (error.what, error.help) if isinstance(error, OdysseyError) else (str(error), "")

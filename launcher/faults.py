@@ -9,17 +9,17 @@ from functools import partial
 
 from launcher.drill import Drill, Schedule
 from launcher.loop import Loop
-from launcher.processes import Processes
+from launcher.nodes import Nodes
 
 
 class Faults:
     """Fires the drills of a job at its ranks. `say`: for people."""
 
-    def __init__(self, drills: tuple[Drill, ...], loop: Loop, processes: Processes, say: Callable[[str], None]) -> None:
+    def __init__(self, drills: tuple[Drill, ...], loop: Loop, nodes: Nodes, say: Callable[[str], None]) -> None:
         seed = os.environ.get("ODYSSEY_DRILL_SEED", "")
         self._schedule = Schedule(drills, int(seed) if seed.isdigit() else None)
         self._loop = loop
-        self._processes = processes
+        self._nodes = nodes
         self._say = say
         self._has_ended = False
 
@@ -43,16 +43,10 @@ class Faults:
         self._has_ended = True
 
     def _fire(self, fault: Drill) -> None:
+        number = signal.SIGSTOP if fault.action == "hang" else signal.SIGKILL
         for rank in fault.ranks:
-            pid = self._processes.pid_of(rank)
-            if pid is None or self._has_ended:
+            if self._has_ended or not self._nodes.is_there(rank):
                 self._say(f"drill {fault.text!r}: rank {rank} is gone already")
                 continue
-            process = self._processes.ranks[rank]
-            if fault.action == "hang":
-                os.kill(pid, signal.SIGSTOP)
-            else:
-                process.killed_by = "drill"
-                process.slot_lost = fault.action == "lose"
-                os.kill(pid, signal.SIGKILL)
-            self._say(f"drill {fault.text!r}: {'SIGSTOP' if fault.action == 'hang' else 'SIGKILL'} to rank {rank}")
+            self._nodes.drill(rank, number, fault.action == "lose")
+            self._say(f"drill {fault.text!r}: {number.name} to rank {rank}")

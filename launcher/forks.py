@@ -16,13 +16,14 @@ from launcher import spawn
 from launcher.loop import Loop
 from launcher.options import RunOptions
 from launcher.spawn import RankProcess, Zygote
-from odyssey.zygote import Forked, ForkRank, ForkStore, Imported
+from odyssey.services import ForkLookup
+from odyssey.zygote import Forked, ForkRank, Imported, Request
 
 
 class _Asked:
-    """A process that is still to come. `process`: None for the store. Holds copies of its descriptors until then."""
+    """A process that is still to come. `process`: None for any but a rank's. Holds copies of its descriptors until then."""
 
-    def __init__(self, request: ForkRank | ForkStore, process: RankProcess | None, descriptors: list[int]) -> None:
+    def __init__(self, request: Request, process: RankProcess | None, descriptors: list[int]) -> None:
         self.request = request
         self.process = process
         self.descriptors = [os.dup(fd) for fd in descriptors]
@@ -59,6 +60,8 @@ class Forks:
         """By number, in the order in which they were asked for."""
         self._unclaimed: dict[int, int] = {}
         """Wait statuses of processes that ended before the zygote's answer told who they were."""
+        self._lookups: set[int] = set()
+        """Pipes on which answers of stores are awaited."""
         self._number = 0
         self._is_ending = False
         self.are_safe = True
@@ -78,10 +81,27 @@ class Forks:
         request = spawn.fork_rank(self._number, self._options.script, arguments, variables)
         self._ask(_Asked(request, process, descriptors))
 
-    def start_store(self, host: str, port: int, listener: int) -> None:
-        """Have a fresh store served on the listening socket."""
+    def start_store(self, host: str, port: int, listener: int, keys: dict[str, str]) -> None:
+        """Have a fresh store that holds `keys` served on the listening socket."""
         self._number += 1
-        self._ask(_Asked(spawn.fork_store(self._number, host, port), None, [listener]))
+        self._ask(_Asked(spawn.fork_store(self._number, host, port, keys), None, [listener]))
+
+    def look_up(self, host: str, port: int, key: str, found: Callable[[str], None]) -> None:
+        """Ask the store at an address for a key; `found('')` if it does not answer in time."""
+        self._number += 1
+        read_end, write_end = os.pipe()
+
+        def answered(mask: int) -> None:
+            value = os.read(read_end, 1 << 12).decode()
+            self._loop.unwatch(read_end)
+            os.close(read_end)
+            self._lookups.discard(read_end)
+            found(value)
+
+        self._lookups.add(read_end)
+        self._loop.watch(read_end, answered)
+        self._ask(_Asked(spawn.fork_lookup(self._number, host, port, key), None, [write_end]))
+        os.close(write_end)
 
     def reaped(self, pid: int, status: int) -> None:
         """A child has ended that is no rank's and not the store: the zygote, or one whose start is still to be told."""
@@ -101,6 +121,10 @@ class Forks:
 
     def close(self) -> None:
         """End the zygote, and forget what was asked for."""
+        for fd in self._lookups:
+            self._loop.unwatch(fd)
+            os.close(fd)
+        self._lookups.clear()
         if self._zygote is not None:
             self._loop.unwatch(self._zygote.socket.fileno())
             self._zygote.close()
@@ -142,7 +166,8 @@ class Forks:
     def _is_there(self, number: int, pid: int) -> None:
         asked = self._asked.pop(number)
         asked.close()
-        self._started(asked.process, pid)
+        if not isinstance(asked.request, ForkLookup):
+            self._started(asked.process, pid)
         if pid in self._unclaimed:
             self._gone(pid, self._unclaimed.pop(pid))
         if not self._asked:

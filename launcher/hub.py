@@ -13,12 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from launcher.channel import Channel
 from launcher.events import Body, Cause, RankExited, RankLost, RankStarted
 from launcher.gathering import Gathering
 from launcher.loop import Loop
 from launcher.options import Seat
 from launcher.wire import (
+    Drill,
     EndRanks,
     FromMember,
     FromRank,
@@ -61,7 +64,6 @@ class Hub:
         loop: Loop,
         gathering: Gathering,
         run_id: str,
-        max_restarts: int,
         *,
         joined: Callable[[AgentInfo], None],
         lost: Callable[[AgentInfo, str], None],
@@ -72,7 +74,6 @@ class Hub:
         self._loop = loop
         self._gathering = gathering
         self._run_id = run_id
-        self._max_restarts = max_restarts
         self._joined = joined
         self._lost = lost
         self._feed = feed
@@ -119,7 +120,7 @@ class Hub:
             channel.close()
             return
         answer = self._gathering.join(message, self._loop.clock())
-        channel.send(answer if isinstance(answer, Refused) else Welcome(answer.number, self._run_id, self._max_restarts))
+        channel.send(answer if isinstance(answer, Refused) else Welcome(answer.number, self._run_id))
         if isinstance(answer, Refused):
             self._say(f"refused an agent of {message.host} (process {message.pid}): {answer.what}")
             return  # it closes the connection when it has read why
@@ -155,6 +156,7 @@ class Hub:
             return
         if isinstance(event, RankLost):
             self.n_losses += event.cause.kind not in ("exit", "ended")
+            event = replace(event, slot_lost=process.slot_lost)
         if not self._is_over:
             self._feed(event)
 
@@ -182,14 +184,14 @@ class Hub:
 
     # -- what members are to do ----------------------------------------------------------------------------------------
 
-    def spawn(self, seat: Seat, agent: int, last_failure: str) -> None:
+    def spawn(self, seat: Seat, agent: int) -> None:
         """Ask an agent for a new process of a rank. If it is gone already, its loss has been told or is about to be."""
         self._number += 1
         process = RemoteRank(seat, self._number, agent)
         self.ranks[seat.rank] = process
         if agent in self._channels:
             self._living[process.number] = process
-            self._channels[agent].send(SpawnRank(process.number, seat, last_failure))
+            self._channels[agent].send(SpawnRank(process.number, seat))
 
     def send(self, rank: int, data: bytes) -> None:
         process = self.ranks[rank]
@@ -200,23 +202,24 @@ class Hub:
         """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
         process = self.ranks[rank]
         if process.agent in self._channels:
-            self._channels[process.agent].send(KillRank(rank, None))
+            self._channels[process.agent].send(KillRank(rank))
         self._is_gone(process)
         if cause is not None:
             self.n_losses += 1
             self._feed(RankLost(rank, cause, process.slot_lost))
 
-    def drill(self, rank: int, cause: Cause) -> None:
-        """SIGKILL for a drill: its end comes as that of a rank that was lost."""
+    def drill(self, rank: int, number: int) -> None:
+        """A signal on purpose: what follows comes as if it had happened by itself."""
         process = self.ranks[rank]
-        self._channels[process.agent].send(KillRank(rank, cause))
+        if process.agent in self._channels:
+            self._channels[process.agent].send(Drill(rank, number))
 
     def terminate(self, ranks: tuple[int, ...]) -> None:
         for agent, channel in self._channels.items():
             if mine := tuple(rank for rank in ranks if rank in self.ranks and self.ranks[rank].agent == agent):
                 channel.send(EndRanks(mine))
 
-    def signal(self, number: int) -> None:
+    def pass_on(self, number: int) -> None:
         """Pass a signal on to all ranks."""
         for channel in self._channels.values():
             channel.send(Signal(number))

@@ -20,8 +20,11 @@ from launcher.options import Seat
 from launcher.streams import RankStreams
 from odyssey import zygote
 from odyssey.messages import Deframer, Report
-from odyssey.zygote import Forked, ForkRank, ForkStore, Imported
+from odyssey.services import ForkLookup, ForkStore
+from odyssey.zygote import Forked, ForkRank, Imported
 
+LOOKUP_S = 20.0
+"""For a store to answer: its process may still be importing torch."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -170,8 +173,12 @@ def fork_rank(number: int, script: str, arguments: tuple[str, ...], environment:
     return ForkRank(number, script, arguments, os.getcwd(), environment, AGENT_FD, os.getpid())
 
 
-def fork_store(number: int, host: str, port: int) -> ForkStore:
-    return ForkStore(number, host, port, os.getpid())
+def fork_store(number: int, host: str, port: int, keys: dict[str, str]) -> ForkStore:
+    return ForkStore(number, host, port, os.getpid(), keys)
+
+
+def fork_lookup(number: int, host: str, port: int, key: str) -> ForkLookup:
+    return ForkLookup(number, host, port, os.getpid(), key, LOOKUP_S)
 
 
 def plain_spawn(

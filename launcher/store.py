@@ -9,8 +9,19 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import NamedTuple
 
 from odyssey.errors import UsageError
+
+
+class StoreAddress(NamedTuple):
+    """Where the ranks meet: MASTER_ADDR and MASTER_PORT."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -9,7 +9,7 @@ import struct
 
 import msgspec
 
-from launcher.events import Cause, RankExited, RankLost, RankStarted
+from launcher.events import RankExited, RankLost, RankStarted
 from launcher.options import Seat
 from odyssey.messages import Report
 
@@ -61,11 +61,10 @@ FromMember = Join | FromRank | Happened | Told | Leaving
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The member is in. `run_id`: TORCHELASTIC_RUN_ID; `max_restarts`: the job's."""
+    """The member is in. `run_id`: TORCHELASTIC_RUN_ID."""
 
     number: int
     run_id: str
-    max_restarts: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +79,6 @@ class SpawnRank(msgspec.Struct, frozen=True, tag=True):
 
     process: int
     seat: Seat
-    last_failure: str = ""
 
 
 class ToRank(msgspec.Struct, frozen=True, tag=True):
@@ -97,10 +95,16 @@ class EndRanks(msgspec.Struct, frozen=True, tag=True):
 
 
 class KillRank(msgspec.Struct, frozen=True, tag=True):
-    """SIGKILL. With a cause (of a drill) its end is told as any other; else nobody waits for it."""
+    """SIGKILL. Nobody waits for its end."""
 
     rank: int
-    cause: Cause | None
+
+
+class Drill(msgspec.Struct, frozen=True, tag=True):
+    """SIGKILL or SIGSTOP to a rank on purpose; what follows is told as if it had happened by itself."""
+
+    rank: int
+    number: int
 
 
 class KillAll(msgspec.Struct, frozen=True, tag=True):
@@ -121,7 +125,7 @@ class JobIsOver(msgspec.Struct, frozen=True, tag=True):
     help: str
 
 
-FromLeader = Welcome | Refused | SpawnRank | ToRank | EndRanks | KillRank | KillAll | Signal | JobIsOver
+FromLeader = Welcome | Refused | SpawnRank | ToRank | EndRanks | KillRank | Drill | KillAll | Signal | JobIsOver
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

@@ -30,8 +30,6 @@ import signal
 import socket
 import time
 import types
-from collections.abc import Sequence
-from typing import NoReturn
 
 import msgspec
 
@@ -191,9 +189,9 @@ def _run_rank(request: ForkRank, descriptors: list[int]) -> int:
     if not sys.flags.safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(request.script)))
     main_module = _fresh_main(request.script)
-    sys.modules.pop("odyssey.zygote", None)
-    if (package := sys.modules.get("odyssey")) is not None and hasattr(package, "zygote"):
-        del package.zygote
+    for name in ("zygote", "services"):
+        sys.modules.pop(f"odyssey.{name}", None)
+        vars(sys.modules.get("odyssey", sys)).pop(name, None)
     return _execute(main_module, request.script)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from launcher import spawn
 from launcher.ends import end_descendants
-from odyssey import zygote
+from odyssey import services, zygote
 from odyssey.messages import Deframer, Failed, Report
 
 pytestmark = pytest.mark.timeout(120)
@@ -175,7 +175,7 @@ def test_a_store_is_served_on_the_socket_it_was_given(forks: Forks) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         for value in ("first", "second"):  # each process serves a fresh store at the same address
-            forks.zygote.request(zygote.ForkStore(1, "127.0.0.1", port, os.getpid()), [listener.fileno()])
+            forks.zygote.request(services.ForkStore(1, "127.0.0.1", port, os.getpid()), [listener.fileno()])
             answer = forks.zygote.answer()
             assert isinstance(answer, zygote.Forked)
             client = TCPStore("127.0.0.1", port, is_master=False)

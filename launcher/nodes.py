@@ -1,0 +1,108 @@
+"""All ranks of a job behind one door, whether this agent or another one has their processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+
+from launcher import ends
+from launcher.events import Cause
+from launcher.hub import Hub, RemoteRank
+from launcher.options import Seat
+from launcher.processes import Processes
+from launcher.spawn import RankProcess
+
+Process = RankProcess | RemoteRank
+
+
+class Nodes:
+    """`hub` is None where there is only this agent; its own number among the agents is 0."""
+
+    def __init__(self, processes: Processes, hub: Hub | None) -> None:
+        self._here = processes
+        self._hub = hub
+        self._homes: dict[int, int] = {}
+
+    def spawn(self, seat: Seat, homes: Mapping[int, int]) -> None:
+        """Ask for a new process of a rank, where `homes` says (rank -> number of an agent); RankStarted when it is there."""
+        self._homes[seat.rank] = home = homes.get(seat.rank, 0)
+        if home == 0:
+            self._here.spawn(seat)
+        else:
+            assert self._hub is not None
+            self._hub.spawn(seat, home)
+
+    def process(self, rank: int) -> Process:
+        """The current process of a rank."""
+        return self._here.ranks[rank] if self._is_here(rank) else self._require().ranks[rank]
+
+    def processes(self) -> Iterator[Process]:
+        """The current process of each rank."""
+        return (self.process(rank) for rank in self._homes)
+
+    def pid_of(self, rank: int) -> int | None:
+        """On this host; None before it is there, after its end, and on other hosts."""
+        return self._here.pid_of(rank) if self._is_here(rank) else None
+
+    def is_there(self, rank: int) -> bool:
+        return self.process(rank).pid is not None if not self._is_here(rank) else self._here.pid_of(rank) is not None
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Send the bytes of an order, now or when the rank reads."""
+        self._here.send(rank, data) if self._is_here(rank) else self._require().send(rank, data)
+
+    def kill_rank(self, rank: int, cause: Cause | None) -> None:
+        """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
+        self._here.kill_rank(rank, cause) if self._is_here(rank) else self._require().kill_rank(rank, cause)
+
+    def drill(self, rank: int, number: signal.Signals, slot_lost: bool) -> None:
+        """Kill or stop a rank on purpose: what follows is as if it had happened by itself."""
+        process = self.process(rank)
+        process.slot_lost = process.slot_lost or slot_lost
+        if isinstance(process, RemoteRank):
+            self._require().drill(rank, number)
+        elif (pid := self._here.pid_of(rank)) is not None:
+            if number == signal.SIGKILL:
+                process.killed_by = "drill"
+            ends.kill(pid, number)
+
+    def terminate(self, ranks: tuple[int, ...]) -> None:
+        """SIGTERM, and SIGKILL to what is left after the time-out."""
+        self._here.terminate(tuple(rank for rank in ranks if self._is_here(rank)))
+        if self._hub is not None:
+            self._hub.terminate(ranks)
+
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to every rank."""
+        self._here.pass_on(number)
+        if self._hub is not None:
+            self._hub.pass_on(number)
+
+    def end(self, number: signal.Signals, code: int, reason: str, help: str) -> None:
+        """End all: the log has ended, so nothing is fed any more."""
+        self._here.end(number)
+        if self._hub is not None:
+            self._hub.end(code, reason, help)
+
+    def kill_all(self) -> None:
+        """SIGKILL to every rank."""
+        self._here.kill_all()
+        if self._hub is not None:
+            self._hub.kill_all()
+
+    @property
+    def have_ended(self) -> bool:
+        """No rank is left, and none is still to come."""
+        return self._here.have_ended and (self._hub is None or self._hub.have_ended)
+
+    @property
+    def n_losses(self) -> int:
+        """Ranks and agents that something else than the script has ended."""
+        return self._here.n_losses + (self._hub.n_losses if self._hub is not None else 0)
+
+    def _is_here(self, rank: int) -> bool:
+        return self._homes.get(rank, 0) == 0
+
+    def _require(self) -> Hub:
+        assert self._hub is not None
+        return self._hub

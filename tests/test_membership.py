@@ -1,0 +1,155 @@
+"""Agents that come and go: who may join, when a job begins, and which rank sits where. Without processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import odyssey
+from launcher.actions import EndRanks, SetDeadline, Spawn
+from launcher.coordinator import step
+from launcher.events import AgentJoined, AgentLost, Event, JobEnded, JobStarted, RankExited
+from launcher.gathering import Gathering
+from launcher.options import Rendezvous, RunOptions
+from launcher.state import State, Status
+from launcher.wire import Join, Refused
+from launcher.world import AgentInfo, homes, in_order, seats
+
+agents = st.lists(
+    st.builds(
+        AgentInfo,
+        number=st.integers(0, 99),
+        host=st.just("host"),
+        pid=st.just(1),
+        n_ranks=st.integers(1, 5),
+        role=st.sampled_from(["default", "trainer", ""]),
+    ),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda agent: agent.number,
+)
+
+
+@given(agents)
+def test_seats_number_ranks_through_the_agents(found: list[AgentInfo]) -> None:
+    """Against the definitions, counted one by one."""
+    placed = seats(found, 2, 3)
+    everyone = [(node, local, agent) for node, agent in enumerate(found) for local in range(agent.n_ranks)]
+    assert sorted(placed) == list(range(len(everyone)))
+    met: Counter[str] = Counter()
+    of_role = Counter(agent.role for _, _, agent in everyone)
+    for rank, (node, local, agent) in enumerate(everyone):
+        seat = placed[rank]
+        assert (seat.rank, seat.node, seat.local_rank) == (rank, node, local)
+        assert (seat.n_ranks, seat.n_nodes, seat.n_local_ranks) == (len(everyone), len(found), agent.n_ranks)
+        assert (seat.role_rank, seat.n_role_ranks) == (met[agent.role], of_role[agent.role])
+        assert (seat.n_restarts, seat.attempt) == (2, 3)
+        assert homes(found)[rank] == agent.number
+        met[agent.role] += 1
+
+
+def test_node_ranks_order_agents_only_if_all_ask_for_different_ones() -> None:
+    def order(*asked: int | None) -> list[int]:
+        return [agent.number for agent in in_order([AgentInfo(i, "h", 1, 1, node_rank=rank) for i, rank in enumerate(asked)])]
+
+    assert order(2, 0, 1) == [1, 2, 0]
+    assert order(0, 0, 0) == [0, 1, 2]
+    assert order(None, 0, 1) == [0, 1, 2]
+
+
+def join(run_id: str = "", node_rank: int | None = None, version: str = odyssey.__version__) -> Join:
+    return Join("token", version, run_id, "other", 7, 2, "default", node_rank)
+
+
+def gathering(least: int, most: int, now: float = 0.0, **rest: object) -> Gathering:
+    options = RunOptions("train.py", min_agents=least, max_agents=most, **({"rendezvous": Rendezvous.C10D} | rest))  # type: ignore[arg-type]
+    return Gathering(options, AgentInfo(0, "host", 1, 2, node_rank=options.node_rank), options.run_id, now)
+
+
+def test_a_full_job_begins_at_once_and_others_get_a_last_call() -> None:
+    met = gathering(2, 3, last_call_s=30.0)
+    assert met.starts_at() is None
+    met.join(join(), 5.0)
+    assert met.starts_at() == 35.0
+    met.join(join(), 6.0)
+    assert met.starts_at() == 5.0
+    assert isinstance(met.join(join(), 7.0), Refused)
+
+
+def test_an_agent_that_leaves_is_waited_for_again() -> None:
+    met = gathering(2, 2)
+    agent = met.join(join(), 1.0)
+    assert isinstance(agent, AgentInfo) and met.starts_at() == 1.0
+    met.leave(agent.number, 2.0)
+    assert met.starts_at() is None and met.missing() == "1 more agent"
+    back = met.join(join(), 3.0)
+    assert isinstance(back, AgentInfo) and back.number != agent.number
+
+
+def test_strangers_are_refused_with_a_reason() -> None:
+    met = gathering(2, 3, run_id="a", rendezvous=Rendezvous.STATIC, node_rank=0)
+    wrong_job = met.join(join("b"), 0.0)
+    assert isinstance(wrong_job, Refused) and "'a', not 'b'" in wrong_job.what
+    wrong_version = met.join(join("a", version="9.9"), 0.0)
+    assert isinstance(wrong_version, Refused) and "9.9" in wrong_version.what
+    taken = met.join(join("a", 0), 0.0)
+    assert isinstance(taken, Refused) and "--node-rank 0 is taken by host (process 1)" in taken.what
+    assert met.missing() == "node ranks 1, 2"
+
+
+class Talk:
+    """A coordinator of two agents, of 2 ranks and 1 rank, and what it wants done."""
+
+    def __init__(self, min_agents: int, max_restarts: int) -> None:
+        self.agents = (AgentInfo(0, "a", 1, 2), AgentInfo(1, "b", 2, 1))
+        self.state = State()
+        self.now = 0.0
+        started = JobStarted(
+            "s.py", (), 2, 2, max_restarts, "auto", "auto", None, "1", 1, agents=self.agents, min_agents=min_agents
+        )
+        self.actions: tuple[object, ...] = ()
+        self.tell(started)
+
+    def tell(self, body: object) -> None:
+        self.now += 1.0
+        self.state, self.actions = step(self.state, Event(self.now, self.state.generation, "agent", body))  # type: ignore[arg-type]
+
+    def spawned(self) -> list[int]:
+        return [action.rank for action in self.actions if isinstance(action, Spawn)]
+
+    def ended(self) -> list[JobEnded]:
+        return [a.body for a in self.actions if isinstance(getattr(a, "body", None), JobEnded)]  # type: ignore[attr-defined]
+
+
+def test_a_lost_agent_costs_a_restart_on_the_agents_that_are_left() -> None:
+    talk = Talk(min_agents=1, max_restarts=1)
+    assert talk.spawned() == [0, 1, 2]
+    talk.tell(AgentLost(talk.agents[1], "connection closed"))
+    assert EndRanks((0, 1)) in talk.actions
+    talk.tell(RankExited(0))
+    talk.tell(RankExited(1))
+    assert talk.spawned() == [0, 1] and talk.state.n_ranks == 2 and talk.state.n_restarts == 1
+    talk.tell(AgentLost(talk.agents[0], "x"))
+    assert talk.ended()
+
+
+def test_a_late_agent_makes_the_job_larger_and_costs_no_restart() -> None:
+    talk = Talk(min_agents=1, max_restarts=0)
+    talk.tell(AgentJoined(AgentInfo(2, "c", 3, 2)))
+    assert EndRanks((0, 1, 2)) in talk.actions
+    for rank in range(3):
+        talk.tell(RankExited(rank))
+    assert talk.spawned() == [0, 1, 2, 3, 4]
+    assert talk.state.n_restarts == 0 and talk.state.attempt == 1 and talk.state.status is Status.STARTING
+
+
+def test_with_too_few_agents_it_waits_for_one_to_come_back() -> None:
+    talk = Talk(min_agents=2, max_restarts=3)
+    talk.tell(AgentLost(talk.agents[1], "gone"))
+    talk.tell(RankExited(0))
+    talk.tell(RankExited(1))
+    assert not talk.spawned() and SetDeadline(600.0) in talk.actions
+    talk.tell(AgentJoined(AgentInfo(2, "b", 9, 1)))
+    assert talk.spawned() == [0, 1, 2] and SetDeadline(None) in talk.actions
