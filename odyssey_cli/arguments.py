@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.options import Std
 from odyssey.errors import UsageError
 
 STRATEGIES = ("auto", "reroute", "repartition", "shrink", "respawn")
@@ -26,6 +28,11 @@ def duration_s(text: str, option: str) -> float:
     if seconds <= 0:
         raise UsageError(f"{option}: expected more than 0 seconds, got {text!r}", help)
     return seconds
+
+
+def delay_s(text: str, option: str) -> float:
+    """Seconds as of `duration_s`, or 0."""
+    return 0.0 if re.fullmatch(r"0+(\.0+)?(ms|s|min|m|h|d)?", text) else duration_s(text, option)
 
 
 def layout(text: str) -> str:
@@ -56,8 +63,94 @@ def strategy(text: str) -> str:
 def count(number: int, option: str, least: int) -> int:
     """A number of at least `least`."""
     if number < least:
-        raise UsageError(f"{option}: expected at least {least}, got {number}", f"for example {option} {max(least, 1)}")
+        raise UsageError(
+            f"{option}: expected at least {least}, got {number}", f"for example {example_of(option, str(max(least, 1)))}"
+        )
     return number
+
+
+def whole(text: str, option: str, least: int | None = None) -> int:
+    """A whole number, of at least `least`."""
+    try:
+        number = int(text)
+    except ValueError:
+        example = example_of(option, str(max(least or 0, 1)))
+        raise UsageError(f"{option}: expected a whole number, got {text!r}", f"for example {example}") from None
+    return number if least is None else count(number, option, least)
+
+
+def example_of(option: str, value: str) -> str:
+    """`--nodes 4`, or `PET_NODES=4` for a variable."""
+    return f"{option} {value}" if option.startswith("-") else f"{option}={value}"
+
+
+def choice(text: str, option: str, known: Sequence[str]) -> str:
+    """One of these."""
+    if text not in known:
+        near = difflib.get_close_matches(text, known, 1, 0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"{option}: unknown value {text!r}", f"{hint}one of: {', '.join(known)}")
+    return text
+
+
+def exit_codes(text: str, option: str) -> tuple[int, ...]:
+    """`2,70-75`: exit codes of a process, without 0."""
+    help = f"exit codes from 1 to 255, for example {option} 2,70-75"
+    codes: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,3})(?:-(\d{1,3}))?\s*", part)
+        if match is None:
+            raise UsageError(f"{option}: expected exit codes, got {text!r}", help)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last <= 255:
+            raise UsageError(f"{option}: {part.strip()} is no exit code of a failure", help)
+        codes.update(range(first, last + 1))
+    return tuple(sorted(codes))
+
+
+def restart_limit(text: str, option: str) -> tuple[int, float]:
+    """`5/1h`: at most so many in so many seconds."""
+    number, slash, time = text.partition("/")
+    if not slash or not number.strip().isdigit():
+        raise UsageError(f"{option}: expected N/TIME, got {text!r}", f"five in an hour: {option} 5/1h")
+    return int(number), duration_s(time.strip(), option)
+
+
+def signals(text: str, option: str) -> tuple[str, ...]:
+    """`SIGUSR1,SIGUSR2`: names of signals that a process can catch."""
+    known = [s.name for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)]
+    names = tuple(dict.fromkeys(name for part in text.split(",") if (name := part.strip().upper())))
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name if name.startswith("SIG") else f"SIG{name}", known, 1, 0.6)
+            what = "cannot be handled" if name in signal.Signals.__members__ else "is no signal"
+            raise UsageError(f"{option}: {name} {what}", f"did you mean {near[0]}?" if near else "for example SIGTERM,SIGUSR1")
+    return names
+
+
+def streams(text: str, option: str) -> Std | dict[int, Std]:
+    """`3`, or by local rank `0:1,1:2`: 0 none, 1 stdout, 2 stderr, 3 both."""
+    if re.fullmatch("[0-3]", text):
+        return Std(int(text))
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise UsageError(f"{option}: expected streams, got {text!r}", "1 is stdout, 2 stderr, 3 both; by local rank: 0:3,1:2")
+    parts = [part.split(":") for part in text.split(",")]
+    return {int(rank): Std(int(streams)) for rank, streams in parts}
+
+
+def words(text: str) -> tuple[str, ...]:
+    """`apple,orange`; a doubled comma is a comma in a word."""
+    parts = re.split("(,+)", text)
+    found = [""]
+    for i, part in enumerate(parts):
+        if i % 2 == 0:
+            found[-1] += part
+            continue
+        pairs, single = divmod(len(part), 2)
+        found[-1] += "," * pairs
+        if single:
+            found.append("")
+    return tuple(found)
 
 
 def ranks(text: str, option: str) -> tuple[int, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import os
 import sys
 import traceback
+from collections.abc import Callable
 
 from odyssey.errors import OdysseyError, UsageError
 
@@ -38,6 +40,21 @@ def report(error: OdysseyError) -> ExitCode:
     """Print a known error; returns the code to exit with."""
     print_error(error.what, error.help)
     return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
+
+
+def exit_code_of(command: Callable[[], int]) -> int:
+    """Run a command; every way in which it can fail is an exit code, and a message where the user needs one."""
+    try:
+        return command()
+    except OdysseyError as error:
+        return report(error)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FAILED
+    except Exception as error:
+        return report_internal(error)
 
 
 def report_internal(error: BaseException) -> ExitCode:

@@ -100,13 +100,11 @@ def test_exports_of_odyssey_are_these() -> None:
 
 
 COMMANDS = {
-    "run": {
-        "--drill", "--help", "--layout", "--log-dir", "--master-addr", "--master-port", "--max-restarts", "--mtbf",
-        "--no-display", "--nodes", "--nproc-per-node", "--profile", "--strategy",
-    },
-    "profile": {"--help", "--log-dir", "--master-addr", "--master-port", "--nodes", "--nproc-per-node", "--output"},
+    "run": {"--help"},
+    "profile": {"--help"},
     "plan": {"--fail", "--fail-ranks", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node"},
 }  # fmt: skip
+"""The command lines of `run` and `profile` are not typer's, see LAUNCH_OPTIONS."""
 
 
 def test_commands_and_options_are_these() -> None:
@@ -120,3 +118,25 @@ def test_commands_and_options_are_these() -> None:
         name: {option for param in command.params for option in param.opts if option.startswith("--")} | {"--help"}
         for name, command in commands.items()
     } == COMMANDS
+
+
+OWN_OPTIONS = {
+    "--drill", "--end-stalled", "--forward-signals", "--json-report", "--layout", "--mtbf", "--never-retry", "--no-display",
+    "--nodes", "--profile", "--restart-backoff", "--restart-limit", "--retry-same-failure", "--stall-timeout",
+    "--stdin-rank", "--strategy", "--verbose",
+}  # fmt: skip
+"""What `odyssey run` has beside torchrun's options, which tests/test_launch_arguments.py holds against torchrun's parser."""
+PROFILE_OPTIONS = {"--log-dir", "--master-addr", "--master-port", "--nodes", "--nproc-per-node", "--output"}
+
+
+def test_options_of_a_launch_are_these() -> None:
+    from odyssey_cli.launch_options import OPTIONS, Command, Origin
+
+    assert {option.name for option in OPTIONS if option.origin is Origin.OURS} == OWN_OPTIONS
+    assert {option.name for option in OPTIONS if option.is_of(Command.PROFILE)} == PROFILE_OPTIONS
+
+
+def test_a_run_without_a_display_loads_neither_typer_nor_rich() -> None:
+    statement = "import odyssey_cli.__main__, odyssey_cli.torchrun, odyssey_cli.run, launcher.agent"
+
+    assert not loaded_after(statement) & {"typer", "rich", "click", "psutil", "yaml"}

@@ -77,7 +77,7 @@ WRONG = [
     (["run", "missing.py"], "no such script: missing.py", "no such file in"),
     (["run", "folder"], "folder is a directory, expected a script", "name a Python script"),
     (["run", "--nodes", "0", "train.py"], "--nodes: expected at least 1, got 0", "--nodes 1"),
-    (["run", "--nodes", "x", "train.py"], "--nodes: expected a whole number", "--help"),
+    (["run", "--nodes", "x", "train.py"], "--nodes: expected a whole number, got 'x'", "for example --nodes 1"),
     (["run", "train.py", "--nodes", "x"], "--nodes: expected a number, got 'x'", "odyssey run --nodes 4 train.py"),
     (["run", "--nproc_per_node", "0", "train.py"], "--nproc-per-node: expected at least 1, got 0", "--nproc-per-node 1"),
     (["run", "--max-restarts=-1", "train.py"], "--max-restarts: expected at least 0, got -1", "--max-restarts"),
@@ -89,7 +89,8 @@ WRONG = [
     (["run", "--drill", "step=3 kill=9", "train.py"], "--drill '", "for example: --drill"),
     (["run", "--profile", "none.json", "train.py"], "--profile: none.json: No such file or directory", "odyssey profile"),
     (["run", "--profile", "broken.json", "train.py"], "--profile: broken.json: ", "measure it again"),
-    (["run", "--node", "3", "train.py"], "no such option: --node", "did you mean --nodes?"),
+    (["run", "--nodse", "3", "train.py"], "no such option: --nodse", "did you mean --nodes?"),
+    (["run", "--node", "3", "train.py"], "--node-rank 3: there is one agent, number 0", "--nodes N are nodes on this host"),
     (["run", "--nodes"], "--nodes needs a value", "--help"),
     (["run", "--master-port", "99999", "train.py"], "--master-port: expected 0 to 65535, got 99999", "free port"),
     (["rnu", "train.py"], "no such command: rnu", "did you mean run?"),
@@ -122,7 +123,7 @@ def test_a_wrong_command_line_ends_with_two_lines_and_code_2(
 def test_an_error_of_our_own_keeps_its_traceback_and_asks_for_a_report(
     monkeypatch: pytest.MonkeyPatch, script: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("odyssey_cli.run.options", lambda **_: 1 / 0)
+    monkeypatch.setattr("odyssey_cli.run.read", lambda *_: 1 / 0)
 
     code = main(["run", script])
 
