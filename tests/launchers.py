@@ -1,0 +1,309 @@
+"""torchrun and our launcher as subprocesses: the same command line, in the same surroundings, under the same eyes.
+
+A `Scene` is a folder to launch in, with a working directory, a temporary folder and a state folder of its own. Ranks say
+that they are ready by a line to a pipe, and `tests/clients/probe.py` writes down what a rank finds around it. What a
+launcher leaves behind is found by a variable in the environment of all its processes, not by parenthood; and since the
+process of the tests becomes the parent of whatever is orphaned below it, a zombie cannot hide in init's lap either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import pytest
+
+from launcher import spawn
+
+CLIENTS = Path(__file__).resolve().parent / "clients"
+PROBE = str(CLIENTS / "probe.py")
+PATIENCE_S = 90.0
+"""For anything that a launcher has to do. No test waits so long unless it fails."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher, by the module that `python -m` runs; `legacy_module` stands in for torch.distributed.launch."""
+
+    name: str
+    module: str
+    legacy_module: str
+
+    @property
+    def is_ours(self) -> bool:
+        return self is OURS
+
+    def __str__(self) -> str:
+        return self.name
+
+
+TORCHRUN = Launcher("torchrun", "torch.distributed.run", "torch.distributed.launch")
+OURS = Launcher("odyssey", "odyssey_cli.torchrun", "odyssey_cli.launch")
+
+under_both = pytest.mark.parametrize("launcher", [TORCHRUN, OURS], ids=str)
+"""The same assertions hold under both launchers."""
+better_than_torchrun = pytest.mark.better_than_torchrun
+"""Under torchrun the test shows what is bad there, under ours that it is not so."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one rank of one attempt found: see tests/clients/probe.py."""
+
+    facts: dict[str, Any]
+
+    @property
+    def env(self) -> dict[str, str]:
+        env: dict[str, str] = self.facts["env"]
+        return env
+
+    @property
+    def seat(self) -> tuple[int, ...]:
+        """(RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_RANK, ROLE_WORLD_SIZE)."""
+        names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE"
+        return tuple(int(self.env[name]) for name in names.split())
+
+
+class Run:
+    """One launcher at work. Its output goes to files, so nothing waits for this process to read it."""
+
+    def __init__(self, scene: Scene, name: str, command: list[str], env: dict[str, str], stdin: Path | None) -> None:
+        self.scene = scene
+        self.env = env
+        self.command = command
+        self._stdout = scene.folder / f"{name}.stdout"
+        self._stderr = scene.folder / f"{name}.stderr"
+        with (
+            self._stdout.open("wb") as stdout,
+            self._stderr.open("wb") as stderr,
+            (stdin or Path(os.devnull)).open("rb") as stdin_file,
+        ):
+            self.process = subprocess.Popen(
+                command,
+                cwd=scene.cwd,
+                env=env,
+                stdin=stdin_file,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+
+    @property
+    def is_ours(self) -> bool:
+        return any("odyssey" in part for part in self.command[:3])
+
+    @property
+    def stdout(self) -> str:
+        return self._stdout.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text(errors="replace")
+
+    @property
+    def stdout_path(self) -> str:
+        return str(self._stdout)
+
+    @property
+    def stderr_path(self) -> str:
+        return str(self._stderr)
+
+    def end(self, patience_s: float = PATIENCE_S) -> int:
+        """Its exit code, when it has ended by itself; fails with what it said if it does not."""
+        try:
+            return self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still runs after {patience_s:.0f} s: {self.story()}") from None
+
+    def succeed(self, patience_s: float = PATIENCE_S) -> Self:
+        code = self.end(patience_s)
+        assert code == 0, f"exit code {code}: {self.story()}"
+        return self
+
+    def fail(self, patience_s: float = PATIENCE_S) -> Self:
+        code = self.end(patience_s)
+        assert code == 1, f"exit code {code} instead of 1: {self.story()}"
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def story(self) -> str:
+        return f"{' '.join(self.command)}\n--- stdout\n{self.stdout[-4000:]}\n--- stderr\n{self.stderr[-6000:]}"
+
+
+class Scene:
+    """Everything that the launchers of one test have in common."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.id = uuid.uuid4().hex
+        self.cwd, self.tmp, self.state, self.probes_dir = (folder / name for name in ("work", "tmp", "state", "probes"))
+        for path in (self.cwd, self.tmp, self.state, self.probes_dir):
+            path.mkdir(parents=True)
+        self.runs: list[Run] = []
+        self._ready_path = folder / "ready"
+        os.mkfifo(self._ready_path)
+        self._ready = os.open(self._ready_path, os.O_RDWR)  # for writing, too: else it ends with its first writer
+        self._heard = b""
+        self._shm = _shared_memory()
+
+    # -- before ----------------------------------------------------------------------------------------------------------
+
+    def write(self, name: str, text: str) -> str:
+        """A file in the working directory; answers its name, relative to it."""
+        path = self.cwd / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return name
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What a launcher starts with: nothing of the process of the tests but where its programs are."""
+        kept = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "PATH", "USER")}
+        return kept | {
+            "TMPDIR": str(self.tmp),
+            "XDG_STATE_HOME": str(self.state),
+            "PROBES": str(self.probes_dir),
+            "READY": str(self._ready_path),
+            "SCENE": self.id,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **(more or {}),
+        }
+
+    def start(
+        self,
+        launcher: Launcher,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        stdin: Path | None = None,
+        legacy: bool = False,
+    ) -> Run:
+        module = launcher.legacy_module if legacy else launcher.module
+        return self.start_command([sys.executable, "-m", module, *arguments], env=env, stdin=stdin)
+
+    def start_command(self, command: list[str], *, env: Mapping[str, str] | None = None, stdin: Path | None = None) -> Run:
+        run = Run(self, f"run{len(self.runs)}", command, self.environment(env), stdin)
+        self.runs.append(run)
+        return run
+
+    # -- during ----------------------------------------------------------------------------------------------------------
+
+    def hear(self, n_lines: int, patience_s: float = PATIENCE_S) -> list[str]:
+        """The next lines that ranks wrote to $READY; fails if they do not come or every launcher ends without them."""
+        deadline = time.monotonic() + patience_s
+        while self._heard.count(b"\n") < n_lines:
+            all_ended = all(run.process.poll() is not None for run in self.runs)
+            if select.select([self._ready], [], [], 0 if all_ended else 0.2)[0]:
+                self._heard += os.read(self._ready, 65536)
+            elif all_ended or time.monotonic() > deadline:
+                stories = "\n".join(run.story() for run in self.runs)
+                raise AssertionError(f"heard {self._heard.decode().splitlines()} of {n_lines} lines: {stories}")
+        *lines, self._heard = self._heard.split(b"\n", n_lines)
+        return [line.decode() for line in lines]
+
+    def hears_nothing(self, seconds: float) -> bool:
+        """Whether no further line comes in this time. For what never comes under torchrun."""
+        return not self._heard and not select.select([self._ready], [], [], seconds)[0]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of this scene's launchers, their ranks, and whatever these started."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SCENE") == self.id and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue  # gone, a zombie, or not ours to look into
+        return found
+
+    # -- after -----------------------------------------------------------------------------------------------------------
+
+    def probe(self, rank: int = 0, attempt: int = 0) -> Probe:
+        path = self.probes_dir / f"{rank}.{attempt}.json"
+        if not path.exists():
+            left = sorted(path.name for path in self.probes_dir.iterdir())
+            raise AssertionError(f"no probe {path.name}, only {left}: {[run.story() for run in self.runs]}")
+        return Probe(json.loads(path.read_text()))
+
+    def n_probes(self) -> int:
+        return len(list(self.probes_dir.glob("*.json")))
+
+    def assert_nothing_left(self) -> None:
+        """All launchers have ended: no process of theirs is left, no zombie, no file where none was asked for.
+
+        A launcher that was killed could not wait for its ranks; then they get a moment to die in.
+        """
+        assert all(run.process.poll() is not None for run in self.runs)
+        orphans = self._orphans()
+        if any(run.process.returncode == -signal.SIGKILL for run in self.runs):
+            psutil.wait_procs([*orphans, *self.processes()], timeout=10)
+            orphans = [process for process in self._orphans() if process.status() != psutil.STATUS_ZOMBIE]
+        left = {*orphans, *self.processes()}
+        described = [_describe(process) for process in left]
+        assert not left, f"{described} left by {[run.story() for run in self.runs]}"
+        assert sorted(self.tmp.rglob("*")) == []
+        assert sorted(_shared_memory() - self._shm) == []
+
+    def _orphans(self) -> list[psutil.Process]:
+        """Children that came to this process from a launcher that did not wait for them; zombies among them."""
+        launchers = {run.process.pid for run in self.runs}
+        started = min((run.process.pid for run in self.runs), default=0)
+        return [child for child in psutil.Process().children() if child.pid not in launchers and child.pid > started]
+
+    def clear(self) -> None:
+        """End what is left, whoever left it."""
+        left = [*self.processes(), *self._orphans()]
+        while left:
+            for process in left:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    pass
+            psutil.wait_procs(left, timeout=10)
+            left = [*self.processes(), *self._orphans()]
+        for run in self.runs:
+            run.process.wait()
+        os.close(self._ready)
+
+
+@contextmanager
+def scene_in(folder: Path) -> Iterator[Scene]:
+    """A scene in a new folder. Afterwards no process of it is left, and nothing at all where only ours were launched."""
+    was_subreaper = spawn.set_subreaper(True)
+    scene = Scene(folder)
+    try:
+        yield scene
+        if scene.runs and all(run.is_ours for run in scene.runs):
+            scene.assert_nothing_left()
+    finally:
+        scene.clear()
+        spawn.set_subreaper(was_subreaper)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with scene_in(tmp_path) as scene:
+        yield scene
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {process.status()} {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return f"{process.pid}"
