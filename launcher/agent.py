@@ -23,7 +23,7 @@ from typing import Any
 from msgspec.structs import replace
 
 import odyssey
-from launcher import coordinator, drill, planning, rendezvous
+from launcher import coordinator, drill, logs_specs, planning, registry, rendezvous, torch_events
 from launcher.actions import (
     Action,
     End,
@@ -48,8 +48,10 @@ from launcher.events import (
     JobStarted,
     Note,
     Profiled,
+    Progressed,
     RankFailed,
     RankLost,
+    RankStarted,
     StopRequested,
     Suspected,
     Tick,
@@ -69,6 +71,7 @@ from launcher.profiling import Profiling
 from launcher.progress import Progress
 from launcher.reports import event_of
 from launcher.signals import Signals
+from launcher.stalls import StallWatch
 from launcher.state import State, Status
 from launcher.store import StoreAddress
 from launcher.world import AgentInfo, in_order, seats, seats_of_nodes
@@ -96,6 +99,10 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
     Both are called from the agent's loop, so they must not block. Raises UsageError before anything is started.
     """
     options.check_script()
+    if options.logs_specs:
+        logs_specs.load(options.logs_specs)  # a wrong name is told before anything is started
+    if options.event_log_handler != "null":
+        watch = torch_events.recording(options, watch)
     drills = tuple(
         part
         for text in options.drills
@@ -135,7 +142,7 @@ class Agent:
         self._epoch = time.time() - time.monotonic()
         names = (*options.ending_signals, *options.forwarded_signals)
         self._signals = Signals(self._loop, tuple(signal.Signals[name] for name in names), self._on_signals)
-        self._folder = JobFolder(options.log_dir, time.time(), os.getpid())
+        self._folder = JobFolder(options, time.time(), self._say)
         self._state = State()
         self._queue: deque[tuple[Body, str, int | None]] = deque()
         self._is_feeding = False
@@ -188,6 +195,17 @@ class Agent:
             lambda rank, text: self._feed(RankFailed(rank, text, "let all ranks make the same calls in the same order", "")),
             self._nodes.pid_of,
         )
+        self._stalls = StallWatch(
+            self._loop,
+            options.stall_timeout_s,
+            options.ends_stalled,
+            ranks=self._plain_ranks,
+            written=self._processes.n_bytes_of,
+            feed=self._feed,
+            kill=self._nodes.kill_rank,
+        )
+        self._progressed: set[int] = set()
+        """Ranks without a Job that have shown progress since they all started."""
 
     # -- the life of a job ---------------------------------------------------------------------------------------------
 
@@ -201,7 +219,7 @@ class Agent:
         else:
             self._loop.later(TELL_EVERY_S, self._tell_who_is_missing)
             self._begin_if_enough()
-        while self._code is None or not self._nodes.have_ended:
+        while self._code is None or not (self._nodes.have_ended and self._processes.streams.are_shown):
             self._loop.turn()
         return self._code
 
@@ -227,6 +245,10 @@ class Agent:
                 agents=agents,
                 min_agents=options.min_agents,
                 join_timeout_s=options.join_timeout_s,
+                pid_started=registry.started_at(os.getpid()) or 0.0,
+                host=socket.gethostname(),
+                folder=str(self._folder.path or ""),
+                run_id=self._processes.run_id,
             )
         )
         if self._profile is not None:
@@ -236,6 +258,12 @@ class Agent:
             # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
             threading.Thread(target=planning.import_all, name="imports", daemon=True).start()
         self._faults.at_start()
+        self._stalls.start()
+        if self._folder.path is not None:
+            try:
+                registry.enter(self._folder.path)
+            except OSError as error:
+                self._say(f"`odyssey ps` will not show this job: {error}")
 
     # -- several agents ------------------------------------------------------------------------------------------------
 
@@ -280,6 +308,7 @@ class Agent:
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor, no handler."""
+        self._stalls.close()
         self._planner.close()
         if self._hub is not None:
             self._hub.close()
@@ -297,6 +326,7 @@ class Agent:
                 self._nodes.pass_on(number)
             elif name in self._options.ending_signals and self._code is not None:
                 self._nodes.kill_all()
+                self._processes.streams.abandon()
             elif name in self._options.ending_signals:
                 self._ending_signal = signal.Signals(number)
                 self._feed(StopRequested(*ending(number)))
@@ -324,6 +354,9 @@ class Agent:
         if self._code is not None:
             return  # the log has ended
         self._profiling.watch(event)
+        if isinstance(event.body, RankStarted):
+            self._stalls.began(event.body.rank)
+            self._progressed.discard(event.body.rank)
         self._state, actions = coordinator.step(self._state, event)
         rest = [action for action in actions if not self._do_at_once(action)]
         self._log(event)
@@ -350,7 +383,10 @@ class Agent:
             case RenewStore():
                 self._processes.renew_store()
             case Spawn(rank=rank):
-                self._nodes.spawn(self._seat(rank), self._state.homes)
+                try:
+                    self._nodes.spawn(self._seat(rank), self._state.homes)
+                except (OdysseyError, OSError) as error:  # no log file, no descriptor left
+                    self._fail(error)
             case _:
                 return False
         return True
@@ -420,13 +456,14 @@ class Agent:
         self._faults.tell_never_fired()
         if ended.code == ExitCode.FAILED:
             for rank in range(self._state.n_ranks):
-                if f"rank {rank} " in ended.reason and (tail := self._folder.stderr_tail(rank)):
+                if f"rank {rank} " in ended.reason and (tail := self._processes.streams.stderr_tail(rank)):
                     self._say(f"the last lines of rank {rank}:\n{tail}")
                     break
 
     def _end(self, code: int) -> None:
         self._code = code
         self._progress.stop()
+        self._stalls.close()
         self._faults.end()
         self._nodes.end(self._ending_signal, code, *self._why)
 
@@ -457,8 +494,17 @@ class Agent:
             case messages.Failed():
                 process.has_failed = True
                 self._feed_report(rank, report)
+            case messages.Beat() as beat:
+                self._has_progressed(rank)
+                self._stalls.beat(rank, beat)
             case _:
                 self._feed_report(rank, report)
+
+    def _has_progressed(self, rank: int) -> None:
+        """A rank without a Job has done a step, or says that it goes on."""
+        if rank not in self._progressed:
+            self._progressed.add(rank)
+            self._feed(Progressed(rank))
 
     def _feed_report(self, rank: int, report: Any) -> None:
         body = event_of(rank, report)
@@ -491,6 +537,13 @@ class Agent:
         for rank in ranks:
             self._send(rank, Ping(number))
         return ranks
+
+    def _plain_ranks(self) -> dict[int, int]:
+        """The living ranks without a Job, and their pids: those of this agent."""
+        if self._state.status is Status.RESTARTING or self._code is not None:
+            return {}
+        plain = sorted(self._state.alive - self._state.joined)
+        return {rank: pid for rank in plain if (pid := self._nodes.pid_of(rank)) is not None}
 
     def _rank_hangs(self, rank: int, text: str) -> None:
         self._nodes.kill_rank(rank, Cause("hang", text))

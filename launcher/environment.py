@@ -28,7 +28,7 @@ def for_rank(
     master_addr: str,
     master_port: int,
     run_id: str,
-    job_dir: Path,
+    job_dir: Path | None,
     error_file: str,
 ) -> dict[str, str]:
     """The whole environment of a rank. Its agent socket's number is added by whoever starts it."""
@@ -49,6 +49,6 @@ def for_rank(
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": error_file,
-        "ODYSSEY_JOB_DIR": str(job_dir),
+        "ODYSSEY_JOB_DIR": str(job_dir or ""),
         "ODYSSEY_NODE": str(seat.node),
     }

@@ -48,7 +48,8 @@ class Testimony(msgspec.Struct, frozen=True):
 class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     """First line of a log. `profile_only`: measure the model, write the profile, and end. `agents`: in the order of their
     ranks; empty where there is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in
-    seconds after the boot of its `host`, so that nobody takes another process of this number for it.
+    seconds after the boot of its `host`, so that nobody takes another process of this number for it. `folder`: the job's own;
+    empty for none.
     """
 
     script: str
@@ -70,6 +71,8 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     never_retry: tuple[int, ...] = ()
     restart_limit: tuple[int, float] | None = None
     restart_backoff_s: float = 1.0
+    folder: str = ""
+    run_id: str = ""
     retries_same_failure: bool = False
 
 

@@ -66,7 +66,7 @@ class Member:
         self._loop = Loop(time.monotonic)
         names = (*options.ending_signals, *options.forwarded_signals)
         self._signals = Signals(self._loop, tuple(signal.Signals[name] for name in names), self._on_signals)
-        self._folder = JobFolder(options.log_dir, time.time(), os.getpid())
+        self._folder = JobFolder(options, time.time(), self._say)
         self._store = StoreAddress(options.master_addr, options.master_port)
         self._processes = Processes(
             options,
@@ -94,7 +94,7 @@ class Member:
         self._processes.start()
         self._connect()
         self._loop.later(TELL_EVERY_S, self._tell_what_is_awaited)
-        while self._code is None or not self._processes.have_ended:
+        while self._code is None or not (self._processes.have_ended and self._processes.streams.are_shown):
             self._loop.turn()
         if self._failure is not None:
             raise self._failure

@@ -13,13 +13,14 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from launcher import environment
-from launcher.ends import Ends, end_descendants, how, kill
-from launcher.events import Body, Cause, RankExited, RankLost, RankStarted, StoreLost
+from launcher import environment, logs_specs
+from launcher.ends import Ends, end_descendants, has_ended, how, kill
+from launcher.events import Body, Cause, RankExited, RankLost, RankStarted, StoreLost, Testimony
 from launcher.forks import Forks
 from launcher.logs import JobFolder
 from launcher.loop import Loop
@@ -27,6 +28,7 @@ from launcher.options import RunOptions, Seat
 from launcher.spawn import RankProcess
 from launcher.store import StoreAddress
 from launcher.streams import Streams
+from launcher.testimony import read_error_file, testimony
 
 FAILED_GRACE_S = 5.0
 """For a rank whose script has failed, to print its traceback and end by itself."""
@@ -56,22 +58,23 @@ class Processes:
         self._listener = listener
         self.store_keys: dict[str, str] = {}
         """What a fresh store holds."""
-        self.run_id = folder.job_id
+        self.run_id = folder.run_id
         """TORCHELASTIC_RUN_ID."""
         self._feed = feed
         self._say = say
         self._report = report
-        self._streams = Streams(options, loop, folder, output)
+        logs_of = logs_specs.CustomLogs(options).logs_of if options.logs_specs else folder.logs_of
+        self.streams = Streams(options, loop, logs_of, output, say)
         self.ranks: dict[int, RankProcess] = {}
         """The current process of each rank."""
         self._living: dict[int, RankProcess] = {}
         """By pid, all that are not reaped yet."""
-        self.forks = Forks(options, loop, options.n_nodes * options.n_ranks_per_node, say=say, started=self._started, gone=self._gone)
+        n_ranks = options.n_nodes * options.n_ranks_per_node
+        self.forks = Forks(options, loop, n_ranks, say=say, started=self._started, gone=self._gone)
         self._store_pid: int | None = None
         self._is_ending = False
         self.n_losses = 0
         """Ranks that something else than their own script has ended."""
-        self._shutdown_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
         self._ends = Ends()
 
     # -- the zygote and the store --------------------------------------------------------------------------------------
@@ -121,12 +124,15 @@ class Processes:
             master_port=self.store.port,
             run_id=self.run_id,
             job_dir=self._folder.path,
-            error_file=str(self._folder.path / f"rank{process.rank}-error.json"),
+            error_file="",
         )
+        process.streams = streams = self.streams.open(process.seat, variables)
+        process.error_file = variables["TORCHELASTIC_ERROR_FILE"]
+        if process.error_file:
+            Path(process.error_file).unlink(missing_ok=True)  # of the rank's last process
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         process.socket = ours
-        process.streams = streams = self._streams.open(process.seat)
         arguments = tuple(a.replace("${local_rank}", variables["LOCAL_RANK"]) for a in self._options.arguments)
         descriptors = [*streams.descriptors, theirs.fileno()]
         self.forks.start_rank(process, arguments, variables, descriptors)
@@ -137,8 +143,10 @@ class Processes:
     def _is_there(self, process: RankProcess, pid: int) -> None:
         process.pid = pid
         self._living[pid] = process
+        self._ends.rank_starts()
         if not self._is_ending:
-            self._feed(RankStarted(process.rank, pid, process.seat.node))
+            seat = process.seat
+            self._feed(RankStarted(seat.rank, pid, seat.node, seat.local_rank, socket.gethostname()))
         if process.killed_by is not None or self._is_ending:
             process.kill()
 
@@ -146,6 +154,11 @@ class Processes:
         """None before it is there and after its end."""
         process = self.ranks.get(rank)
         return process.pid if process is not None and process.pid in self._living else None
+
+    def n_bytes_of(self, rank: int) -> int:
+        """What the rank's process has written so far, where it comes through this agent."""
+        process = self.ranks.get(rank)
+        return process.streams.n_bytes if process is not None and process.streams is not None else 0
 
     # -- what ranks are told, write and say ----------------------------------------------------------------------------
 
@@ -201,26 +214,29 @@ class Processes:
             self.n_losses += 1
             self._feed(RankLost(rank, cause, process.slot_lost))
 
-    def terminate(self, ranks: tuple[int, ...]) -> None:
-        """SIGTERM, continued if stopped; SIGKILL to what is left after the time-out.
+    def terminate(self, ranks: tuple[int, ...], number: signal.Signals = signal.SIGTERM) -> None:
+        """SIGTERM (or another signal), continued if stopped; SIGKILL to what is left after the time-out.
 
         A rank that reported its script's failure is about to end: it may still print its traceback.
         """
         processes = [self.ranks[rank] for rank in ranks if rank in self.ranks]
         for process in processes:
-            if process.killed_by is None:
-                process.killed_by = "ended"
             if process.has_failed:
-                self._loop.later(FAILED_GRACE_S, partial(self._signal_term, process))
+                self._loop.later(FAILED_GRACE_S, partial(self._ask_to_end, process, number))
             else:
-                self._signal_term(process)
-        self._loop.later(self._shutdown_s, lambda: self._kill_what_is_left(processes))
+                self._ask_to_end(process, number)
+        self._loop.later(self._options.shutdown_timeout_s, lambda: self._kill_what_is_left(processes))
 
-    def end(self) -> None:
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Terminate all: the log has ended, so nothing is fed any more."""
         self._is_ending = True
         self.forks.end()
-        self.terminate(tuple(self.ranks))
+        self.terminate(tuple(self.ranks), number)
+
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to every rank itself: what a rank has started may not expect it, and would end."""
+        for pid in self._living:
+            os.kill(pid, number)
 
     @property
     def have_ended(self) -> bool:
@@ -232,13 +248,20 @@ class Processes:
         for process in self._living.values():
             process.kill()
 
-    def _signal_term(self, process: RankProcess) -> None:
+    def _ask_to_end(self, process: RankProcess, number: signal.Signals) -> None:
+        self._mark_ended(process)
         if process.pid in self._living:
-            process.signal(signal.SIGTERM)
+            process.signal(number)
             process.signal(signal.SIGCONT)
+
+    def _mark_ended(self, process: RankProcess) -> None:
+        """A rank that has ended by itself, and is only not reaped yet, keeps its own cause."""
+        if process.killed_by is None and (process.pid is None or (process.pid in self._living and not has_ended(process.pid))):
+            process.killed_by = "ended"
 
     def _kill_what_is_left(self, processes: list[RankProcess]) -> None:
         for process in processes:
+            self._mark_ended(process)
             if process.pid in self._living:
                 process.kill()
 
@@ -273,6 +296,8 @@ class Processes:
             self.forks.reaped(pid, status)
 
     def _rank_ended(self, process: RankProcess, status: int) -> None:
+        if process.streams is not None:
+            process.streams.drain()  # the log, the terminal and the last words come before the news
         self._read_reports(process)  # what it said last counts, above all a result
         is_current = self.ranks.get(process.rank) is process
         if process.killed_by == "unwanted" or not is_current:
@@ -280,14 +305,25 @@ class Processes:
         elif self._is_ending:
             pass  # its end was asked for; the log has ended
         elif status == 0:
-            self._feed(RankExited(process.rank))
+            self._feed(RankExited(process.rank, process.killed_by == "ended"))
         elif process.killed_by in (None, "ended", "drill"):
             self.n_losses += status < 0 and process.killed_by != "ended"
-            self._feed(RankLost(process.rank, self._ends.cause(status, process.killed_by), process.slot_lost))
+            cause = self._ends.cause(status, process.killed_by)
+            self._feed(RankLost(process.rank, cause, process.slot_lost, self._testimony(process, status)))
         process.kill()  # what is left of its session
         if process.streams is not None:
             process.streams.drain()
         self._close_rank(process)
+
+    def _testimony(self, process: RankProcess, status: int) -> Testimony:
+        """What a lost rank has left. Of an exception that it has told itself, and of SIGKILL, there is no more to learn."""
+        log = Path(process.error_file).with_name("stderr.log") if process.error_file else None
+        path = str(log) if log is not None and log.exists() else ""
+        if process.has_failed or status in (-signal.SIGKILL, -signal.SIGTERM):
+            recorded = process.error_file if process.has_failed and read_error_file(process.error_file) is not None else ""
+            return Testimony(log=path, error_file=recorded)
+        tail = self.streams.stderr_tail(process.rank)
+        return testimony(tail, process.error_file, path, was_ended=process.killed_by == "ended")
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor."""
@@ -297,6 +333,5 @@ class Processes:
             kill(self._store_pid)
         end_descendants()
         for process in [*self._living.values(), *self.ranks.values()]:
-            if process.streams is not None:
-                process.streams.drain()
             self._close_rank(process)
+        self.streams.close()
