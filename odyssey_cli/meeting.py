@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from launcher.options import Rendezvous
+from launcher.options import Rendezvous, RunOptions
 from odyssey.errors import UsageError
 from odyssey_cli import arguments as text
 from odyssey_cli.launch_parser import Given
 
 STATIC_PORT, C10D_PORT = 29500, 29400
-_JOIN_S, _LAST_CALL_S = 600.0, 30.0
+_JOIN_S = {"static": 900.0, "c10d": 600.0}
+_LAST_CALL_S = 30.0
 _TRUE_OR_FALSE = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
 
 
@@ -39,9 +40,8 @@ def meeting(given: Given) -> Meeting:
     backend = _backend(given)
     conf = _conf(given)
     node_rank = text.whole(given.value("node_rank").text, given.value("node_rank").name, 0)
-    timeout = conf.get("timeout" if backend == "static" else "join_timeout", "")
-    join_timeout_s = _seconds(timeout, "timeout" if backend == "static" else "join_timeout", _JOIN_S)
-    last_call_s = _seconds(conf.get("last_call_timeout", ""), "last_call_timeout", _LAST_CALL_S)
+    join_timeout_s = _seconds(conf, "timeout" if backend == "static" else "join_timeout", _JOIN_S[backend])
+    last_call_s = _seconds(conf, "last_call_timeout", _LAST_CALL_S)
     run_id = given.value("rdzv_id")
     _check_is_host(conf)
 
@@ -49,7 +49,9 @@ def meeting(given: Given) -> Meeting:
         return Meeting(rendezvous, *agents, host, port, rank, id, join_timeout_s, last_call_s)
 
     def alone(host: str, port: int, id: str) -> Meeting:
-        return made(Rendezvous.LOCAL, (1, 1), host, port, None, id)
+        defaults = RunOptions("")  # nobody is waited for
+        waits = defaults.join_timeout_s, defaults.last_call_s
+        return Meeting(Rendezvous.LOCAL, 1, 1, host, port, None, id, *waits)
 
     port = _port(given)
     if given.switch("standalone"):
@@ -119,10 +121,8 @@ def _conf(given: Given) -> dict[str, str]:
     return found
 
 
-def _seconds(value: str, key: str, default: float) -> float:
-    if not value:
-        return default
-    return text.delay_s(value, f"--rdzv-conf {key}")
+def _seconds(conf: dict[str, str], key: str, default: float) -> float:
+    return text.delay_s(conf[key], f"--rdzv-conf {key}") if key in conf else default
 
 
 def _check_is_host(conf: dict[str, str]) -> None:
