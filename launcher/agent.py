@@ -58,6 +58,7 @@ from launcher.events import (
     Went,
 )
 from launcher.exits import ExitCode, ending
+from launcher.failures import root
 from launcher.faults import Faults
 from launcher.gathering import Gathering
 from launcher.hub import Hub
@@ -74,6 +75,7 @@ from launcher.signals import Signals
 from launcher.stalls import StallWatch
 from launcher.state import State, Status
 from launcher.store import StoreAddress
+from launcher.testimony import hand_on
 from launcher.world import AgentInfo, in_order, seats, seats_of_nodes
 from odyssey import messages
 from odyssey.errors import OdysseyError
@@ -217,7 +219,7 @@ class Agent:
         if self._gathering is None:
             self._begin(())
         else:
-            self._loop.later(TELL_EVERY_S, self._tell_who_is_missing)
+            self._tell_who_is_missing()
             self._begin_if_enough()
         while self._code is None or not (self._nodes.have_ended and self._processes.streams.are_shown):
             self._loop.turn()
@@ -245,6 +247,10 @@ class Agent:
                 agents=agents,
                 min_agents=options.min_agents,
                 join_timeout_s=options.join_timeout_s,
+                never_retry=options.never_retry,
+                restart_limit=options.restart_limit,
+                restart_backoff_s=options.restart_backoff_s,
+                retries_same_failure=options.retries_same_failure,
                 pid_started=registry.started_at(os.getpid()) or 0.0,
                 host=socket.gethostname(),
                 folder=str(self._folder.path or ""),
@@ -283,10 +289,9 @@ class Agent:
 
     def _tell_who_is_missing(self) -> None:
         if not self._has_begun and self._gathering is not None and self._code is None:
-            here = len(self._gathering.agents)
+            here, most = len(self._gathering.agents), self._options.max_agents
             self._say(
-                f"{here} of {self._options.max_agents} agents are here, "
-                f"waiting for {self._gathering.missing()} at {self._processes.store}"
+                f"leading at {self._processes.store}: {here} of {most} agents here, waiting for {self._gathering.missing()}"
             )
             self._loop.later(TELL_EVERY_S, self._tell_who_is_missing)
 
@@ -394,14 +399,17 @@ class Agent:
     def _seat(self, rank: int) -> Seat:
         state, options = self._state, self._options
         if state.agents:
-            return seats(state.agents, state.n_restarts, state.attempt)[rank]
-        return seats_of_nodes(options.n_nodes, options.n_ranks_per_node, state.n_restarts, state.attempt)[rank]
+            seat = seats(state.agents, state.n_restarts, state.attempt)[rank]
+        else:
+            seat = seats_of_nodes(options.n_nodes, options.n_ranks_per_node, state.n_restarts, state.attempt)[rank]
+        return replace(seat, last_failure=state.last_failure)
 
     def _do(self, action: Action) -> None:
         match action:
             case Kill(rank=rank, cause=cause):
                 self._nodes.kill_rank(rank, cause)
             case EndRanks(ranks=ranks):
+                self._progress.stop()
                 self._nodes.terminate(ranks)
             case StartMeasure() as measure:
                 self._measure(measure)
@@ -454,11 +462,13 @@ class Agent:
     def _last_words(self, ended: JobEnded) -> None:
         self._why = (ended.reason, ended.help)
         self._faults.tell_never_fired()
-        if ended.code == ExitCode.FAILED:
-            for rank in range(self._state.n_ranks):
-                if f"rank {rank} " in ended.reason and (tail := self._processes.streams.stderr_tail(rank)):
-                    self._say(f"the last lines of rank {rank}:\n{tail}")
-                    break
+        cause = root(self._state.ends)
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if ended.code == ExitCode.FAILED and cause is not None and path:
+            try:
+                hand_on(cause, Path(path))
+            except OSError as error:
+                self._say(f"the failure could not be written to TORCHELASTIC_ERROR_FILE: {error}")
 
     def _end(self, code: int) -> None:
         self._code = code

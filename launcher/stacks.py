@@ -30,7 +30,7 @@ _NO_SPY = "py-spy is not installed (pip install py-spy), and only ranks forked b
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A call. `function` as Python names it."""
+    """A call. `function`: `load`, or `Dataset.load` where whoever read it could tell."""
 
     file: str
     line: int
@@ -74,7 +74,7 @@ def group(stacks: Mapping[int, Stack]) -> list[Group]:
 
 
 def place(stack: Stack) -> str:
-    """`read (data.py:17 load)`: what the user's code called last, and from where."""
+    """`all_reduce (train.py:88 step)`: what the user's code called in a library, and from where; or `load (data.py:17)`."""
     if not stack.frames:
         return stack.problem
     if not _is_of_a_library(stack.frames[0]):
@@ -83,7 +83,7 @@ def place(stack: Stack) -> str:
     for frame in stack.frames:
         if not _is_of_a_library(frame):
             return f"{called.function} ({_at(frame)} {frame.function})"
-        if frame.function not in _WRAPPERS:
+        if frame.function.rpartition(".")[2] not in _WRAPPERS:
             called = frame
     inner = stack.frames[0]
     return f"{inner.function} ({_at(inner)})"
@@ -117,7 +117,7 @@ def lines(groups: Sequence[Group]) -> list[str]:
         elif group.waits:
             texts.append(f"{name} {'waits' if n == 1 else f'{n} ranks wait'} in {group.place}")
         else:
-            texts.append(f"{name} {group.place}")
+            texts.append(f"{name} in {group.place}")
     return texts
 
 
@@ -277,7 +277,9 @@ def parse_spy(text: str, pid: int) -> Stack:
     """The main thread's stack from `py-spy dump --json`. Raises msgspec.MsgspecError for anything else."""
     for thread in msgspec.json.decode(text, type=list[_SpyThread]):
         if thread.os_thread_id == pid:
-            return Stack(tuple(Frame(frame.filename, frame.line, frame.name) for frame in thread.frames))
+            return Stack(
+                tuple(Frame(frame.filename, frame.line, frame.name.rpartition("<locals>.")[2]) for frame in thread.frames)
+            )
     return Stack(problem="its main thread runs no Python code")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from launcher.events import (
+    AtStep,
     Body,
     Event,
     JobEnded,
@@ -21,6 +22,7 @@ from launcher.events import (
     Pausing,
     PlanChosen,
     Profiled,
+    Progressed,
     Proposed,
     RankExited,
     RankFailed,
@@ -30,6 +32,9 @@ from launcher.events import (
     RankPaused,
     RankReady,
     RankStarted,
+    Restarting,
+    Resumed,
+    Stalled,
     StoreLost,
     Suspected,
     UnitCommitted,
@@ -105,6 +110,11 @@ class Board:
     steps: int = 0
     loss: float | None = None
     step_s: float | None = None
+    attempt: int = 0
+    """How often all ranks of a script without a Job have been started again."""
+    restarting: bool = False
+    n_respawned: int = 0
+    stalled: frozenset[int] = frozenset()
     recoveries: list[Recovery] = field(default_factory=list)
     recent: deque[Line] = field(default_factory=lambda: deque(maxlen=N_RECENT))
     ended: JobEnded | None = None
@@ -118,6 +128,11 @@ class Board:
     @property
     def recovering(self) -> bool:
         return self.recovery is not None and self.recovery.went is None and self.ended is None
+
+    @property
+    def n_restarts(self) -> int:
+        """As `--max-restarts` counts: of all ranks together without a Job, of single ones with one."""
+        return self.attempt + self.n_respawned
 
     @property
     def n_lost(self) -> int:
@@ -151,8 +166,10 @@ class Board:
             case JobStarted():
                 self.job, self.started = body, time
             case RankStarted(rank=rank):
+                self.n_respawned += self.ranks.get(rank) is RankState.LOST
                 self.ranks[rank] = RankState.STARTING
                 self.causes.pop(rank, None)
+                self.restarting = False
             case RankJoined(rank=rank):
                 self.ranks[rank] = RankState.READY
             case Profiled():
@@ -178,6 +195,21 @@ class Board:
             case Proposed():
                 if self.recovering and self.recovery is not None:
                     self.recovery.proposed = body
+            case Progressed(rank=rank):
+                self.ranks[rank] = RankState.RUNNING
+            case AtStep(step=step):
+                self.steps = max(self.steps, step)
+            case Restarting():
+                self.attempt, self.restarting, self.stalled = body.attempt, True, frozenset()
+                self.ranks = dict.fromkeys(self.ranks, RankState.STARTING)
+                self.causes.clear()
+                self._say(time, body.reason, "yellow")
+            case Stalled():
+                self.stalled = frozenset(body.ranks)
+                self._say(time, body.text, "yellow")
+            case Resumed():
+                self.stalled = frozenset()
+                self._say(time, f"all ranks make progress again, after {quantities.seconds(body.seconds)}")
             case Pausing():
                 self._pausing(time, generation, body)
             case PlanChosen():

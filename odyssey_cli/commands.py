@@ -114,6 +114,69 @@ def plan(
     )
 
 
+JobName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB]",
+        help="Name or its beginning, pid of the launcher, log folder, or 'last'. Default: the running job, else the newest.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+
+@app.command(context_settings=_SETTINGS, short_help="List your jobs on this host.")
+def ps(
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Those that have ended, too.")] = False,
+    json: Json = False,
+) -> None:
+    """List your jobs on this host, the newest first."""
+    from odyssey_cli import job_report
+
+    raise typer.Exit(job_report.ps(ended=ended, as_json=json))
+
+
+@app.command(context_settings=_SETTINGS, short_help="Show what a job does, or why it ended.")
+def status(job: JobName = None, json: Json = False) -> None:
+    """Show what a job does, what it has lost, or why it ended."""
+    from odyssey_cli import job_report
+
+    raise typer.Exit(job_report.status(job, as_json=json))
+
+
+@app.command(context_settings=_SETTINGS, short_help="End a job.")
+def stop(
+    job: JobName = None,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for its ranks to end by themselves.")] = False,
+) -> None:
+    """End a job, and return when it is gone."""
+    from odyssey_cli import stop as command
+
+    raise typer.Exit(command.stop(job, now=now))
+
+
+@app.command(context_settings=_SETTINGS, short_help="Show what a job's ranks wrote.")
+def logs(
+    job: JobName = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="And what they go on to write, until the job ends.")] = False,
+) -> None:
+    """Show what a job's ranks wrote, as far as it went to files."""
+    from odyssey_cli import rank_logs
+
+    raise typer.Exit(rank_logs.logs(job, rank=rank, follow=follow))
+
+
+@app.command(context_settings=_SETTINGS, short_help="Show where a running job's ranks are in their code.")
+def stacks(
+    job: JobName = None,
+    whole: Annotated[bool, typer.Option("--whole", help="All frames, innermost first.")] = False,
+) -> None:
+    """Show where a running job's ranks are in their Python code, those together that are at the same place."""
+    from odyssey_cli import stacks as command
+
+    raise typer.Exit(command.stacks(job, whole=whole))
+
+
 def execute(argv: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Raises UsageError for one that cannot be meant."""
     try:

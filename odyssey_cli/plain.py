@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import TextIO
 
 from launcher.events import (
@@ -17,6 +18,8 @@ from launcher.events import (
     Proposed,
     RankFailed,
     RankLost,
+    Resumed,
+    Stalled,
     StoreLost,
     Suspected,
     Went,
@@ -64,7 +67,8 @@ def _text(event: Event) -> str:
     match event.body:
         case JobStarted() as job:
             ranks = quantities.plural(job.n_nodes * job.n_ranks_per_node, "rank")
-            return f"start {' '.join((job.script, *job.arguments))} on {ranks}"
+            logs = f"; logs: {_short(job.folder)}" if job.folder else ""
+            return f"start {' '.join((job.script, *job.arguments))} on {ranks}{logs}"
         case Profiled(seconds=0):
             return "profile read, not measured"
         case Profiled(seconds=seconds):
@@ -86,12 +90,22 @@ def _text(event: Event) -> str:
             return _went(event.generation, went)
         case StoreLost(reason=reason):
             return f"store lost: {reason}"
+        case Stalled(text=text):
+            return text
+        case Resumed(seconds=seconds):
+            return f"all ranks make progress again, after {quantities.seconds(seconds)}"
         case Suspected(reason=reason):
             return f"no progress: {reason}"
         case Note(text=text):
             return text
         case _:
             return ""
+
+
+def _short(folder: str) -> str:
+    """As short as it can be said here."""
+    path = Path(folder)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else folder
 
 
 def _went(generation: int, went: Went) -> str:

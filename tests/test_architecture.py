@@ -103,6 +103,11 @@ COMMANDS = {
     "run": {"--help"},
     "profile": {"--help"},
     "plan": {"--fail", "--fail-ranks", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node"},
+    "ps": {"--all", "--help", "--json"},
+    "status": {"--help", "--json"},
+    "stop": {"--help", "--now"},
+    "logs": {"--follow", "--help", "--rank"},
+    "stacks": {"--help", "--whole"},
 }  # fmt: skip
 """The command lines of `run` and `profile` are not typer's, see LAUNCH_OPTIONS."""
 

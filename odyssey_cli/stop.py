@@ -1,0 +1,54 @@
+"""`odyssey stop`: ends a job by a signal to its agent, and to no other process that has come to have its number."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+
+from launcher import registry
+from odyssey.errors import OdysseyError, UsageError
+from odyssey_cli import jobs
+from odyssey_cli.errors import ExitCode
+
+AGAIN_S = 0.2
+"""With --now the agent is told so often, until it is gone: equal signals that are not taken yet count as one."""
+
+
+def stop(name: str | None, *, now: bool) -> ExitCode:
+    """SIGTERM to the agent, which ends its ranks; returns when it is gone. `now`: without waiting for the ranks."""
+    job = jobs.find(name, only_running=name is None or name == "last")
+    agent = job.agent
+    if agent is None:
+        if job.is_elsewhere:
+            raise UsageError(f"{job.name} runs on {job.started.host}", "stop it there")
+        raise UsageError(f"{job.name} does not run any more ({job.status})", "`odyssey ps` shows the jobs that do")
+    try:
+        process = os.pidfd_open(agent)
+    except ProcessLookupError:
+        print(f"{job.name} has just ended")
+        return ExitCode.OK
+    try:
+        if registry.agent_of(job.log.events[0]) == agent:  # seen again through a descriptor that nobody else can get
+            _end(process, job, now)
+    except PermissionError:
+        raise OdysseyError(f"{job.name} is another user's", "ask them") from None
+    finally:
+        os.close(process)
+    print(f"{job.name} has ended")
+    return ExitCode.OK
+
+
+def _end(process: int, job: jobs.Job, now: bool) -> None:
+    gone = select.poll()
+    gone.register(process, select.POLLIN)
+    if not now:
+        print(f"stopping {job.name}: its ranks get SIGTERM; `odyssey stop {job.name} --now` does not wait for them")
+        sys.stdout.flush()
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        while not gone.poll(AGAIN_S * 1000 if now else None):
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # gone
