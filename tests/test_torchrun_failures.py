@@ -132,7 +132,7 @@ attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 print("attempt", attempt, "of", os.environ["TORCHELASTIC_MAX_RESTARTS"])
 fails = attempt == rank
 if attempt != "2":
-    open(f"met{attempt}", "r" if fails else "w").close()  # a pipe: each waits for the other
+    open("met" + attempt, "r" if fails else "w").close()  # a pipe: each waits for the other
 os.chdir("/")
 sys.argv.append("spoiled")
 os.environ["SPOILED"] = "1"
