@@ -504,6 +504,9 @@ class Agent:
             case messages.Failed():
                 process.has_failed = True
                 self._feed_report(rank, report)
+            case messages.Stepped():
+                if not self._state.models:
+                    self._has_progressed(rank)
             case messages.Beat() as beat:
                 self._has_progressed(rank)
                 self._stalls.beat(rank, beat)

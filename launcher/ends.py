@@ -53,6 +53,14 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         pass
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a child is over and only not waited for yet."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
+
+
 def end_descendants() -> None:
     """What ranks have left behind came to us, the subreaper. Whatever they start while we look is found the next time."""
     import psutil

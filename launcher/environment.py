@@ -51,4 +51,10 @@ def for_rank(
         "TORCHELASTIC_ERROR_FILE": error_file,
         "ODYSSEY_JOB_DIR": str(job_dir or ""),
         "ODYSSEY_NODE": str(seat.node),
+        # Restarts that were counted, as TORCHELASTIC_RESTART_COUNT; a new attempt may also come of a changed membership.
+        "ODYSSEY_RESTART_COUNT": str(seat.n_restarts),
+        "ODYSSEY_MAX_RESTARTS": str(options.max_restarts),
+        "ODYSSEY_ATTEMPT": str(seat.attempt),
+        # One line, such as `rank 2 was lost (SIGKILL)`; empty in the first attempt.
+        "ODYSSEY_LAST_FAILURE": seat.last_failure,
     }

@@ -82,14 +82,16 @@ class RankEnd(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """In a few words: `ValueError: no`, `exit code 3`, `SIGKILL`."""
-        return self.error or (self.cause.text if self.cause is not None else "")
+        """In a line: `ValueError: no`, `exit code 3`, `SIGKILL`."""
+        if self.error:
+            return self.error.splitlines()[0]
+        return self.cause.text if self.cause is not None else ""
 
     @property
     def reason(self) -> str:
         """A sentence about the rank: `rank 2 failed: ValueError: no`."""
         if self.error:
-            return f"rank {self.rank} failed: {self.error}"
+            return f"rank {self.rank} failed: {self.text}"
         if self.kind in (Kind.EXIT, Kind.CRASH):
             return f"rank {self.rank} ended with {self.text}"
         return f"rank {self.rank} was lost ({self.text})"

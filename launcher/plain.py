@@ -29,8 +29,9 @@ def failure(state: State, reason: str) -> Step:
 
 def restart(state: State, why: str) -> Step:
     """Without a failure: end what is left, and start everything again when all are gone."""
+    decided = Record(Restarting(state.attempt + 1, "", why, 0.0))
     state, actions = _end_all(state)
-    return state, (Record(Note(why)), *actions)
+    return state, (decided, *actions)
 
 
 def _end_all(state: State) -> Step:

@@ -60,6 +60,8 @@ class RankProcess:
         self.has_failed = False
         self.killed_by: str | None = None
         """Kind of cause (`drill`, `hang`, …) if the agent itself ended it."""
+        self.error_file = ""
+        """TORCHELASTIC_ERROR_FILE of it; empty for none."""
         self.slot_lost = False
         self._unsent = bytearray()
 

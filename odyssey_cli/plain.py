@@ -17,7 +17,9 @@ from launcher.events import (
     Profiled,
     Proposed,
     RankFailed,
+    RankJoined,
     RankLost,
+    Restarting,
     Resumed,
     Stalled,
     StoreLost,
@@ -39,6 +41,7 @@ class PlainLog:
         self._board = board
         self._failed = False
         self._suspected = 0.0
+        self._is_job = False
         self._stream = stream if stream is not None else sys.stderr
 
     def watch(self, event: Event) -> None:
@@ -47,7 +50,8 @@ class PlainLog:
             return
         try:
             self._board.apply(event)
-            text = _text(event) if self._board.ended is None else ""  # what we end ourselves is no loss
+            self._is_job = self._is_job or isinstance(event.body, RankJoined)
+            text = _text(event) if self._is_news(event) else ""
             if isinstance(event.body, Suspected):
                 if event.time - self._suspected < QUIET_S:
                     return
@@ -61,6 +65,16 @@ class PlainLog:
             self._failed = True
             traceback.print_exc(file=self._stream)
             print("odyssey: the lines above are a bug of Odyssey, please report it; the job goes on", file=self._stream)
+
+    def _is_news(self, event: Event) -> bool:
+        """What the agent ends itself is no loss, and losses of a script without a Job are told together when all are gone."""
+        match event.body:
+            case RankLost(cause=cause):
+                return self._board.ended is None and self._is_job and cause.kind != "ended"
+            case RankFailed():
+                return self._board.ended is None and self._is_job
+            case _:
+                return self._board.ended is None
 
 
 def _text(event: Event) -> str:
@@ -96,6 +110,8 @@ def _text(event: Event) -> str:
             return f"all ranks make progress again, after {quantities.seconds(seconds)}"
         case Suspected(reason=reason):
             return f"no progress: {reason}"
+        case Restarting(reason=reason):
+            return reason
         case Note(text=text):
             return text
         case _:

@@ -9,17 +9,21 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.chronicle import Chronicle, after, failure_of
 from launcher.events import Event
 from launcher.options import RunOptions
+from odyssey_cli import json_report
 from odyssey_cli.board import Board
 from odyssey_cli.errors import ExitCode, print_error
+from odyssey_cli.failure import print_failure
 from odyssey_cli.launch_arguments import read
 from odyssey_cli.launch_options import Command
 from odyssey_cli.launch_parser import HelpAsked
 from odyssey_cli.plain import PlainLog
 from odyssey_cli.summary import summary
 
-Agent = Callable[[RunOptions, Callable[[Event], None], Callable[[int, str, bytes], None]], int]
+Watch = Callable[[Event], None]
+Agent = Callable[[RunOptions, Watch, Callable[[int, str, bytes], None]], int]
 
 
 def execute(argv: Sequence[str], command: Command) -> int:
@@ -45,29 +49,51 @@ def run(options: RunOptions, *, display: bool, agent: Agent | None = None) -> in
 
         agent = launch
     board = Board()
+    chronicle = Chronicle()
+
+    def watched(show: Watch) -> Watch:
+        def watch(event: Event) -> None:
+            nonlocal chronicle
+            chronicle = after(chronicle, event)
+            show(event)
+
+        return watch
+
     if display and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown", None):
         from odyssey_cli.screen import Screen
 
         with Screen(board) as screen:
-            code = agent(msgspec.structs.replace(options, capture_output=True), screen.watch, screen.output)
+            code = agent(msgspec.structs.replace(options, capture_output=True), watched(screen.watch), screen.output)
     else:
         log = PlainLog(board)
-        code = agent(msgspec.structs.replace(options, capture_output=False), log.watch, _no_output)
-    if code != 0:
+        code = agent(msgspec.structs.replace(options, capture_output=False), watched(log.watch), _no_output)
+    failure = failure_of(chronicle)
+    if failure is not None and failure.cause is not None:
+        print_failure(failure, str(_folder(board) or ""))
+    elif code != 0:
         end_with_error(board)
-    for line in summary(board, _folder(board, options.log_dir)).splitlines():
+    if options.json_report is not None:
+        _write_report(options.json_report, chronicle, code)
+    for line in summary(board, _folder(board)).splitlines():
         print(f"odyssey: {line}", file=sys.stderr)
     return code
+
+
+def _write_report(path: Path, chronicle: Chronicle, code: int) -> None:
+    """The job is over, whether or not this can be written."""
+    try:
+        json_report.write(path, chronicle, code)
+    except OSError as error:
+        print_error(f"--json-report: cannot write {path}: {(error.strerror or str(error)).lower()}")
 
 
 def _no_output(rank: int, stream: str, data: bytes) -> None:
     """Ranks write to the launcher's own streams."""
 
 
-def _folder(board: Board, log_dir: Path) -> Path | None:
-    """The job's own folder, which ends in the agent's process number."""
-    folders = sorted(log_dir.glob(f"*-{board.job.pid}")) if board.job is not None else []
-    return folders[-1] if folders else None
+def _folder(board: Board) -> Path | None:
+    """The job's own, where it keeps one."""
+    return Path(board.job.folder) if board.job is not None and board.job.folder else None
 
 
 def end_with_error(board: Board) -> None:
