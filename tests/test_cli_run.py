@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.events import Event, JobEnded
+from launcher.events import Event, JobEnded, JobStarted
 from launcher.options import RunOptions
 from odyssey_cli import profile as profile_command
 from odyssey_cli import run as run_command
@@ -108,12 +108,16 @@ def test_without_a_terminal_events_are_plain_lines(tmp_path: Path, capfd: pytest
 
 
 def test_the_end_names_the_jobs_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "20231114-221320-100").mkdir()
-    (tmp_path / "20231114-221320-101").mkdir()
+    def agent(options: RunOptions, watch: Watch, output: Output) -> int:
+        started = JobStarted("train.py", (), 1, 2, 0, "auto", "auto", None, "0.1.0", 100, folder=f"{tmp_path}/7_3f9c")
+        watch(Event(1.0, 1, "agent", started))
+        return 0
 
-    run_command.run(RunOptions("train.py", log_dir=tmp_path), display=False, agent=replay)
+    run_command.run(RunOptions("train.py", log_dir=tmp_path), display=False, agent=agent)
 
-    assert capfd.readouterr().err.splitlines()[-1] == f"odyssey: log: {tmp_path}/20231114-221320-100"
+    first, *_, last = capfd.readouterr().err.splitlines()
+    assert first.endswith(f"start train.py on 2 ranks; logs: {tmp_path}/7_3f9c")
+    assert last == f"odyssey: log: {tmp_path}/7_3f9c"
 
 
 def test_a_failed_job_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
