@@ -24,7 +24,7 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
     """Ctrl-C."""
     TERMINATED = 143
-    """SIGTERM or SIGHUP to the launcher."""
+    """SIGTERM to the launcher. Any other signal that ends a job: 128 and its number."""
 
 
 def print_error(what: str, help: str = "") -> None:

@@ -165,7 +165,7 @@ def help_text(command: Command) -> str:
         if options:
             lines += ["", f"{group.value}:"]
             lines += [line for option in options for line in _help_lines(option)]
-    lines += [""]
+    lines += ["", "  -h, --help".ljust(_INDENT) + "Print this.", ""]
     if command is not Command.PROFILE:
         lines += [
             "Options of torchrun can be given as environment variables as well:",
