@@ -23,7 +23,7 @@ from typing import Any
 from msgspec.structs import replace
 
 import odyssey
-from launcher import coordinator, drill, logs_specs, planning, registry, rendezvous, torch_events
+from launcher import coordinator, drill, logs_specs, planning, registry, rendezvous, spawn, torch_events
 from launcher.actions import (
     Action,
     End,
@@ -101,6 +101,7 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
     Both are called from the agent's loop, so they must not block. Raises UsageError before anything is started.
     """
     options.check_script()
+    spawn.check(options)
     if options.logs_specs:
         logs_specs.load(options.logs_specs)  # a wrong name is told before anything is started
     if options.event_log_handler != "null":
@@ -260,7 +261,7 @@ class Agent:
         if self._profile is not None:
             self._profiling.profile = self._profile
             self._feed(Profiled(self._profile, 0.0))
-        if self._processes.forks.are_safe and b"odyssey" in Path(options.script).read_bytes():
+        if self._processes.forks.are_safe and b"odyssey" in spawn.entry_text(options):
             # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
             threading.Thread(target=planning.import_all, name="imports", daemon=True).start()
         self._faults.at_start()

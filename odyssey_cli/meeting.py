@@ -81,7 +81,8 @@ def meeting(given: Given) -> Meeting:
         if min_agents > 1:
             _check_fixed_port(number, max_agents, endpoint, given)
         return alone("127.0.0.1", 0, run_id.text if run_id.is_given else "")
-    return made(Rendezvous.C10D, (min_agents, max_agents), host, number, None, run_id.text)
+    asked = node_rank if given.value("node_rank").is_given else None
+    return made(Rendezvous.C10D, (min_agents, max_agents), host, number, asked, run_id.text)
 
 
 def _agents(given: Given) -> tuple[int, int]:

@@ -9,13 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
-from launcher.options import Rendezvous, RunOptions
 from tests.agent_runs import ROOT, TRAIN
 
 pytestmark = pytest.mark.timeout(120)
@@ -27,9 +24,9 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-e = os.environ
-print("SEAT", e["TORCHELASTIC_RESTART_COUNT"], e["RANK"], e["WORLD_SIZE"], e["GROUP_RANK"], e["LOCAL_RANK"], int(total), flush=True)
-if "--wait" in sys.argv and int(e["WORLD_SIZE"]) != int(sys.argv[-1]):
+names = "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK"
+sys.stdout.write(" ".join(("SEAT", *(os.environ[name] for name in names), str(int(total)))) + "\\n")
+if "--wait" in sys.argv and os.environ["WORLD_SIZE"] != sys.argv[-1]:
     time.sleep(1000)
 dist.barrier()
 """
@@ -38,9 +35,9 @@ dist.barrier()
 class Agent:
     """One agent's process; its lines are read as they come."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "tests.jobs.agent", msgspec.json.encode(options).decode()],
+            [sys.executable, "-m", "odyssey_cli", "run", *arguments],
             cwd=ROOT,
             env={**os.environ, MARK: "1", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
@@ -79,16 +76,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    def begin(**rest: Any) -> Agent:
-        values: dict[str, Any] = {
-            "script": str(script),
-            "rendezvous": Rendezvous.C10D,
-            "min_agents": 2,
-            "max_agents": 2,
-            "master_port": port,
-            "log_dir": tmp_path / f"logs{len(agents)}",
-        } | rest
-        agents.append(Agent(RunOptions(**values)))
+    def begin(*arguments: str, script: str = str(script), backend: str = "c10d", nnodes: str = "2", **options: object) -> Agent:
+        endpoint = f"--rdzv-endpoint=127.0.0.1:{port}"
+        values = {"nnodes": nnodes, "rdzv-backend": backend, "log-dir": tmp_path / f"logs{len(agents)}"} | options
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+        agents.append(Agent(endpoint, *flags, script, *arguments))
         return agents[-1]
 
     yield begin
@@ -108,37 +100,47 @@ def _is_ours(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("rendezvous", [Rendezvous.STATIC, Rendezvous.C10D])
-def test_agents_of_different_sizes_make_one_job(start: Callable[..., Agent], rendezvous: Rendezvous) -> None:
-    first = start(rendezvous=rendezvous, n_ranks_per_node=2, node_rank=0)
-    second = start(rendezvous=rendezvous, n_ranks_per_node=1, node_rank=1)
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_agents_of_different_sizes_make_one_job(start: Callable[..., Agent], backend: str) -> None:
+    first = start(backend=backend, nproc_per_node=2, node_rank=0)
+    second = start(backend=backend, nproc_per_node=1, node_rank=1)
     assert first.end() == 0 and second.end() == 0, first.lines + second.lines
     assert first.seats() | second.seats() == {"0 3 0 0 3", "1 3 0 1 3", "2 3 1 0 3"}
 
 
 def test_a_late_agent_joins_at_once(start: Callable[..., Agent]) -> None:
-    common = {"min_agents": 1, "last_call_s": 0.0, "arguments": ("--wait", "2")}
-    first = start(**common)
+    first = start("--wait", "2", nnodes="1:2", rdzv_conf="last_call_timeout=0")
     first.until(lambda line: line.startswith("SEAT 0 0 1"))
-    second = start(**common)
+    second = start("--wait", "2", nnodes="1:2")
     assert first.end() == 0 and second.end() == 0, first.lines + second.lines
     assert first.seats() | second.seats() == {"0 1 0 0 1", "0 2 0 0 2", "1 2 1 0 2"}
 
 
 def test_a_killed_agent_is_noticed_though_no_rank_communicates(start: Callable[..., Agent]) -> None:
-    common = {"min_agents": 1, "last_call_s": 30.0, "max_restarts": 1, "arguments": ("--wait", "1")}
-    first = start(**common, n_ranks_per_node=2)
-    first.until(lambda line: "of 2 agents" in line or "zygote" in line or "start" in line or "waiting" in line or bool(line))
-    second = start(**common)
-    second.until(lambda line: line.startswith("SEAT"))
+    first = start("--wait", "1", nnodes="1:2", max_restarts=1)
+    first.until(lambda line: "leading at" in line)
+    second = start("--wait", "1", nnodes="1:2", nproc_per_node=2, max_restarts=1)
+    first.until(lambda line: line.startswith("SEAT 0 0 3"))
     second.process.kill()
-    first.until(lambda line: "was lost (connection closed)" in line)
+    assert first.end() == 0, first.lines
+    assert first.seats(1) == {"0 1 0 0 1"}
+    assert any("was lost (connection closed)" in line for line in first.lines)
+
+
+def test_an_agent_that_comes_back_is_waited_for(start: Callable[..., Agent]) -> None:
+    first = start("--wait", "9", backend="static", max_restarts=1, node_rank=0)
+    second = start("--wait", "9", backend="static", max_restarts=1, node_rank=1)
+    first.until(lambda line: line.startswith("SEAT 0"))
+    second.process.kill()
+    first.until(lambda line: "waiting up to" in line)
+    start("--wait", "9", backend="static", max_restarts=1, node_rank=1)
+    first.until(lambda line: line.startswith("SEAT 1 0 2"))
     first.process.send_signal(signal.SIGTERM)
     assert first.end() == 143
 
 
 def test_ranks_end_with_the_leading_agent(start: Callable[..., Agent]) -> None:
-    agents = [start(arguments=("--wait", "9"), rendezvous=Rendezvous.STATIC, node_rank=rank) for rank in range(2)]
+    agents = [start("--wait", "9", backend="static", node_rank=rank) for rank in range(2)]
     agents[1].until(lambda line: line.startswith("SEAT"))
     agents[0].process.kill()
     assert agents[1].end() == 1
@@ -146,30 +148,31 @@ def test_ranks_end_with_the_leading_agent(start: Callable[..., Agent]) -> None:
 
 
 def test_an_agent_of_another_job_is_refused(start: Callable[..., Agent]) -> None:
-    first = start(run_id="a")
-    second = start(run_id="b")
-    refused = next(agent for agent in _as_they_end([first, second]) if agent.process.returncode == 1)
-    assert "serves another job" in "".join(refused.lines)
-    other = first if refused is second else second
-    other.process.send_signal(signal.SIGINT)
-    assert other.end() == 130
+    first = start(backend="static", rdzv_id="a", node_rank=0)
+    second = start(backend="static", rdzv_id="b", node_rank=1)
+    assert second.end() == 1
+    assert "its --rdzv-id is 'a', not 'b'" in "".join(second.lines)
+    first.process.send_signal(signal.SIGINT)
+    assert first.end() == 130
 
 
-def _as_they_end(agents: list[Agent]) -> list[Agent]:
-    """The agents, the one that has ended first; the others live."""
-    done, _ = os.waitpid(-1, 0)
-    ended = next(agent for agent in agents if agent.process.pid == done)
-    ended.process.returncode = 1
-    assert ended.process.stdout is not None
-    ended.lines += list(ended.process.stdout)
-    return [ended]
+def test_a_port_that_something_else_holds_is_told(start: Callable[..., Agent]) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        agent = start(backend="static", node_rank=0, rdzv_endpoint=f"127.0.0.1:{stranger.getsockname()[1]}")
+        assert agent.end() == 2
+    assert f"in use by process {os.getpid()}" in "".join(agent.lines)
 
 
 def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent]) -> None:
-    common = {"script": TRAIN, "arguments": ("--steps", "60"), "n_ranks_per_node": 2, "layout": "2x2"}
-    first = start(**common, rendezvous=Rendezvous.STATIC, node_rank=0)
-    second = start(**common, rendezvous=Rendezvous.STATIC, node_rank=1)
-    first.until(lambda line: line.startswith("step 3 "))
-    second.process.kill()
-    first.until(lambda line: "recovered in" in line)
-    assert first.end() == 0, first.lines
+    agents = [
+        start("--steps", "60", script=TRAIN, backend="static", node_rank=rank, nproc_per_node=2, layout="2x2")
+        for rank in range(2)
+    ]
+    agents[0].until(lambda line: line.startswith("step 3 "))
+    agents[1].process.kill()
+    agents[0].until(lambda line: "recovered in" in line)
+    assert agents[0].end() == 0, agents[0].lines
+    steps = [int(line.split()[1]) for line in agents[0].lines if line.startswith("step ")]
+    assert steps == sorted(set(steps)) and steps[-1] == 59
