@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from odyssey.errors import UsageError
+from odyssey_cli.arguments import example_of
 
 _ACCELERATORS = ("nvidia*", "kfd", "dri/renderD*", "accel*", "davinci*", "dxg", "habanalabs*", "neuron*", "cambricon*")
 _ASK_TORCH = """
@@ -41,18 +42,21 @@ def count(kind: str, option: str, environment: Mapping[str, str]) -> int:
     if kind == "cpu":
         return processors()
     if kind in ("auto", "gpu"):
-        found = _listed_gpus(environment.get("CUDA_VISIBLE_DEVICES"))
+        found = listed_gpus(environment.get("CUDA_VISIBLE_DEVICES"), _n_nvidia_gpus())
         if found is not None:
             return found
     if kind == "auto" and not any(True for pattern in _ACCELERATORS for _ in Path("/dev").glob(pattern)):
         return processors()
     found = _ask_torch(kind, option, environment)
     if found == -2:
-        raise UsageError(f"{option}: expected a number, auto, cpu, gpu or xpu, got {kind!r}", f"for example {option} 4")
+        help = f"for example {example_of(option, '4')}"
+        raise UsageError(f"{option}: expected a number, auto, cpu, gpu or xpu, got {kind!r}", help)
     if found == -1:
         return processors()
     if found == 0:
-        raise UsageError(f"{option}: torch finds no {kind} on this host", f"to train on processors: {option} cpu")
+        raise UsageError(
+            f"{option}: torch finds no {kind} on this host", f"to train on processors: {example_of(option, 'cpu')}"
+        )
     return found
 
 
@@ -61,16 +65,21 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _listed_gpus(listed: str | None) -> int | None:
-    """Length of a CUDA_VISIBLE_DEVICES that names present devices by number, for a torch that knows CUDA; else None."""
+def listed_gpus(listed: str | None, n_present: int) -> int | None:
+    """Length of a CUDA_VISIBLE_DEVICES that names present devices by number; None where only the driver can tell."""
     if listed is None or not re.fullmatch(r"\d+(,\d+)*", listed):
         return None
-    numbers = [int(number) for number in listed.split(",")]
-    present = {int(path.name.removeprefix("nvidia")) for path in Path("/dev").glob("nvidia[0-9]*")}
-    if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(len(present))):
+    numbers = {int(number) for number in listed.split(",")}
+    if len(numbers) < listed.count(",") + 1 or max(numbers) >= n_present:
         return None
-    knows_cuda = any((Path(folder) / "torch/lib/libtorch_cuda.so").exists() for folder in sys.path)
-    return len(numbers) if knows_cuda else None
+    return len(numbers)
+
+
+def _n_nvidia_gpus() -> int:
+    """As far as there is a torch here that can use them."""
+    if not any((Path(folder) / "torch/lib/libtorch_cuda.so").exists() for folder in sys.path):
+        return 0
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia*"))
 
 
 def _ask_torch(kind: str, option: str, environment: Mapping[str, str]) -> int:
@@ -85,5 +94,5 @@ def _ask_torch(kind: str, option: str, environment: Mapping[str, str]) -> int:
     answer = re.search(r"^devices: (-?\d+)$", done.stdout, re.MULTILINE)
     if answer is None:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UsageError(f"{option}: cannot ask torch for devices: {why}", f"give a number, for example {option} 4")
+        raise UsageError(f"{option}: cannot ask torch for devices: {why}", f"give a number: {example_of(option, '4')}")
     return int(answer[1])

@@ -6,6 +6,7 @@ argparse does the splitting, as it does for torchrun: abbreviations, `-r3`, `--o
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,8 +106,8 @@ class _Parser(argparse.ArgumentParser):
         found = [match for match in found if match[0] in self._torchruns] or found
         names = {match[0].dest: match for match in found}
         if len(names) > 1:
-            known = " or ".join(f"--{dest.replace('_', '-')}" for dest in sorted(names))
-            raise UsageError(f"ambiguous option: {option_string.partition('=')[0]}", f"did you mean {known}?")
+            known = ", ".join(f"--{dest.replace('_', '-')}" for dest in sorted(names))
+            raise UsageError(f"ambiguous option: {option_string.partition('=')[0]}", f"one of: {known}")
         return found[:1]  # two spellings of one option are no ambiguity
 
     def error(self, message: str) -> NoReturn:
@@ -116,6 +117,9 @@ class _Parser(argparse.ArgumentParser):
             name = argument.partition("=")[0]
             if name.startswith("--") and not any(known.startswith(name) for known in names):
                 raise _no_such_option(name, self._command)
+        if len(self._argv) > 1 and os.path.isfile(self._argv[-1]):  # an option before it has taken it
+            what = f"no script given: {self._argv[-1]} is the value of {self._argv[-2]}"
+            raise UsageError(what, f"give {self._argv[-2]} a value before it")
         how_many = "--nproc-per-node 4" if self._command in (Command.TORCHRUN, Command.LAUNCH) else "--nodes 4"
         raise UsageError("no script given", f"for example: {self._command.value} {how_many} train.py")
 
@@ -140,7 +144,7 @@ def _no_such_option(argument: str, command: Command) -> UsageError:
     name = argument.partition("=")[0]
     help = f"see `{command.value} --help`"
     known = [spelling for option in OPTIONS if option.is_of(command) for spelling in option.names]
-    near = difflib.get_close_matches(name.replace("_", "-"), known, 1, 0.5)
+    near = difflib.get_close_matches(name.replace("_", "-"), known, 1, 0.5) if len(name) > 2 else []
     return UsageError(f"no such option: {name}", f"did you mean {near[0]}? {help}" if near else help)
 
 

@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.options import Entry, Rendezvous, RunOptions
 from odyssey.errors import UsageError
+from odyssey_cli import devices
 from odyssey_cli.launch_arguments import read
 from odyssey_cli.launch_options import OPTIONS, Command, Origin
 from odyssey_cli.launch_parser import HelpAsked, help_text, parse
@@ -381,6 +382,57 @@ def test_nproc_cpu_counts_what_this_process_may_use() -> None:
     assert ours(["--nproc-per-node=cpu", SCRIPT]).n_ranks_per_node == len(os.sched_getaffinity(0))
 
 
+def stand_in_for_torch(folder: Path, accelerators: int, gpus: int) -> dict[str, str]:
+    """An environment in which `import torch` finds so many devices."""
+    (folder / "torch.py").write_text(
+        "class accelerator:\n"
+        f"    is_available = staticmethod(lambda: {accelerators} > 0)\n"
+        f"    device_count = staticmethod(lambda: {accelerators})\n"
+        "class cuda:\n"
+        f"    is_available = staticmethod(lambda: {gpus} > 0)\n    device_count = staticmethod(lambda: {gpus})\n"
+        "class _C:\n    _get_privateuse1_backend_name = staticmethod(lambda: 'npu')\n"
+        "class npu:\n    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda: 5)\n"
+    )
+    return {**os.environ, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": "all of them"}
+
+
+@pytest.mark.parametrize(
+    ("listed", "n_present", "count"),
+    [
+        ("0,1", 8, 2), ("7", 8, 1), (None, 8, None), ("", 8, None), ("-1", 8, None), ("0,8", 8, None), ("0,0", 8, None),
+        ("GPU-8932f937", 8, None), ("0", 0, None), ("0,1,-1", 8, None),
+    ],
+)  # fmt: skip
+def test_a_list_of_visible_gpus_counts_if_it_can_be_understood_without_the_driver(
+    listed: str | None, n_present: int, count: int | None
+) -> None:
+    assert devices.listed_gpus(listed, n_present) == count
+
+
+def test_devices_are_counted_by_torch_in_a_process_of_its_own(tmp_path: Path) -> None:
+    environment = stand_in_for_torch(tmp_path, accelerators=3, gpus=3)
+
+    assert devices.count("gpu", "--nproc-per-node", environment) == 3
+    assert devices.count("npu", "--nproc-per-node", environment) == 5
+    with pytest.raises(UsageError, match="PET_NPROC_PER_NODE: expected a number, auto, cpu, gpu or xpu, got 'gpus'"):
+        devices.count("gpus", "PET_NPROC_PER_NODE", environment)
+
+
+def test_a_host_without_devices_has_processors_only(tmp_path: Path) -> None:
+    environment = stand_in_for_torch(tmp_path, accelerators=0, gpus=0)
+
+    assert devices.count("auto", "--nproc-per-node", environment) == devices.processors()
+    with pytest.raises(UsageError, match="torch finds no gpu on this host"):
+        devices.count("gpu", "--nproc-per-node", environment)
+
+
+def test_a_torch_that_cannot_be_imported_is_told_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcuda.so is missing')")
+
+    with pytest.raises(UsageError, match=r"cannot ask torch for devices: ImportError: libcuda\.so is missing"):
+        devices.count("gpu", "--nproc-per-node", {**os.environ, "PYTHONPATH": str(tmp_path)})
+
+
 def test_a_link_of_the_log_dir_is_followed_and_devnull_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
 
@@ -463,6 +515,13 @@ def test_a_wrong_option_is_explained_in_one_line_with_a_way_out(argv: list[str],
 
     assert error.value.what.startswith(what)
     assert error.value.help and "\n" not in error.value.what + error.value.help
+
+
+def test_a_script_that_an_option_has_taken_is_found() -> None:
+    with pytest.raises(UsageError) as error:
+        ours(["--nproc-per-node", "2", "--tee", SCRIPT])
+
+    assert error.value.what == f"no script given: {SCRIPT} is the value of --tee"
 
 
 def test_a_wrong_variable_is_named() -> None:
