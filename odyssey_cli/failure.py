@@ -6,6 +6,7 @@ output for.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -20,25 +21,25 @@ from odyssey_cli import quantities
 N_TRACEBACK_LINES = 15
 N_OTHERS = 4
 N_ATTEMPTS = 5
-WIDEST = 100
+NARROWEST, WIDEST = 60, 100
 
 
 def print_failure(failure: Failure, folder: str) -> None:
     """On stderr, in colour where that is a terminal. `folder`: with the logs of the job; may be empty."""
     width = shutil.get_terminal_size((WIDEST, 24)).columns
-    print(render(failure, folder, width, in_colour=sys.stderr.isatty()), file=sys.stderr)
+    print(render(failure, folder, width, cwd=os.getcwd(), in_colour=sys.stderr.isatty()), file=sys.stderr)
 
 
-def render(failure: Failure, folder: str, width: int, *, in_colour: bool = False) -> str:
-    """The block as text, no line longer than `width` where it can be broken."""
+def render(failure: Failure, folder: str, width: int, *, cwd: str = "", in_colour: bool = False) -> str:
+    """The block as text, no line longer than `width` where it can be broken. Paths below `cwd` are shortened."""
     red, bold, dim, cyan, reset = ("\033[1;31m", "\033[1m", "\033[2m", "\033[36m", "\033[0m") if in_colour else ("",) * 5
-    width = max(40, min(width, WIDEST))
+    width = max(NARROWEST, min(width, WIDEST))
     cause = failure.cause
     rule = "=" * width
     lines = [rule, f"{red}{failure.script or 'the job'} FAILED{reset}"]
     if cause is not None:
         lines += [f"{bold}Root Cause (the first failure that explains the others):{reset}"]
-        lines += _fields(_facts(failure, cause, folder), width)
+        lines += _fields(_facts(failure, cause, folder, cwd), width)
         lines += _traceback(cause, width, dim, reset)
         lines += _consequences(failure, cause, width)
     lines += _earlier(failure.attempts, width)
@@ -48,7 +49,7 @@ def render(failure: Failure, folder: str, width: int, *, in_colour: bool = False
     return "\n".join(lines)
 
 
-def _facts(failure: Failure, cause: RankEnd, folder: str) -> Iterable[tuple[str, str]]:
+def _facts(failure: Failure, cause: RankEnd, folder: str, cwd: str) -> Iterable[tuple[str, str]]:
     clock = time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(cause.time))
     yield "time", f"{clock}, {quantities.seconds(cause.time - failure.started_at)} after the start"
     yield "host", failure.host
@@ -62,7 +63,7 @@ def _facts(failure: Failure, cause: RankEnd, folder: str) -> Iterable[tuple[str,
         yield "step", str(failure.step)
     if failure.attempts:
         yield "attempt", str(failure.attempt)
-    yield "log", cause.testimony.log or folder
+    yield "log", (cause.testimony.log or folder).removeprefix(f"{cwd}/" if cwd else "")
 
 
 _NAMES = {Kind.COMMUNICATION: "its connection to another rank broke: ", Kind.OUT_OF_MEMORY: "the kernel killed it: "}

@@ -1,0 +1,252 @@
+"""The block at the end of a failed job, as a user reads it, and the same for tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.chronicle import Chronicle, Failure, after, failure_of
+from launcher.events import (
+    AtStep,
+    Body,
+    Cause,
+    Event,
+    JobEnded,
+    JobStarted,
+    RankExited,
+    RankFailed,
+    RankLost,
+    RankStarted,
+    Restarting,
+    StopRequested,
+    Testimony,
+)
+from odyssey_cli import json_report
+from odyssey_cli.failure import N_TRACEBACK_LINES, render
+
+START = 1_700_000_000.0
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    main()
+  File "train.py", line 9, in main
+    raise ValueError("no such batch")
+ValueError: no such batch"""
+CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:27307"
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def story(n_ranks: int, *told: tuple[float, Body]) -> Chronicle:
+    """A job that starts at 0 s; `told`: what happens in it, and when."""
+    job = JobStarted("train.py", ("--lr", "1"), 1, n_ranks, 3, "auto", "auto", None, "0.1", 7, folder="logs/a", run_id="a")
+    events: list[tuple[float, Body]] = [(0.0, job)]
+    events += [(0.1, RankStarted(rank, 100 + rank, 0, rank, "gpu-7")) for rank in range(n_ranks)]
+    chronicle = Chronicle()
+    for at, body in (*events, *told):
+        chronicle = after(chronicle, Event(START + at, 0, "agent", body))
+    return chronicle
+
+
+def exit_of(rank: int, code: int = 1, kind: str = "exit", **testimony: str) -> RankLost:
+    return RankLost(rank, Cause(kind, f"exit code {code}", code), False, Testimony(**testimony))
+
+
+def signal_of(rank: int, name: str, number: int, kind: str = "signal", last_lines: str = "") -> RankLost:
+    text = "killed for want of memory" if kind == "out-of-memory" else name
+    return RankLost(rank, Cause(kind, text, -number), False, Testimony(last_lines=last_lines))
+
+
+def ended_of(rank: int) -> RankLost:
+    return RankLost(rank, Cause("ended", "ended with the others, SIGTERM", -15), False)
+
+
+def failure(chronicle: Chronicle) -> Failure:
+    found = failure_of(chronicle)
+    assert found is not None
+    return found
+
+
+EXCEPTION = story(
+    4,
+    (10.0, AtStep(2, 41)),
+    (12.3, RankFailed(0, CLOSED, "", CLOSED)),
+    (12.3, exit_of(0)),
+    (12.4, RankFailed(2, "ValueError: no such batch", "", TRACEBACK)),
+    (12.5, exit_of(2, log="logs/a/attempt_0/2/stderr.log")),
+    (12.5, ended_of(1)),
+    (12.6, RankExited(3, was_ended=True)),
+    (12.6, JobEnded(1, "rank 2 failed: ValueError: no such batch", "")),
+)
+
+
+def test_the_cause_its_consequences_and_its_victims() -> None:
+    assert (
+        render(failure(EXCEPTION), "logs/a", 72)
+        == """\
+========================================================================
+train.py FAILED
+Root Cause (the first failure that explains the others):
+  time      : 2023-11-14_22:13:32, 12 s after the start
+  host      : gpu-7
+  rank      : 2 (local_rank: 2)
+  exitcode  : 1 (pid: 102)
+  cause     : ValueError: no such batch
+  step      : 41
+  log       : logs/a/attempt_0/2/stderr.log
+  traceback :
+    Traceback (most recent call last):
+      File "train.py", line 12, in <module>
+        main()
+      File "train.py", line 9, in main
+        raise ValueError("no such batch")
+    ValueError: no such batch
+lost their connection to it: 0
+ended by us after rank 2 failed: 1, 3
+========================================================================
+error: rank 2 failed: ValueError: no such batch"""
+    )
+
+
+def test_earlier_attempts_and_why_there_is_no_other() -> None:
+    reason = "rank 1 was lost (SIGKILL); all ranks start again (restart 1 of 3)"
+    chronicle = story(
+        2,
+        (5.0, signal_of(1, "SIGKILL", 9)),
+        (5.1, ended_of(0)),
+        (5.1, Restarting(1, "rank 1 was lost (SIGKILL)", reason, 0.0)),
+        *((5.2, RankStarted(rank, 200 + rank, 0, rank, "gpu-7")) for rank in range(2)),
+        (9.0, signal_of(0, "", 9, "out-of-memory")),
+        (9.1, ended_of(1)),
+        (9.1, JobEnded(1, "rank 0 was lost (killed for want of memory); 1 of 1 restarts used", "")),
+    )
+    assert (
+        render(failure(chronicle), "logs/a", 72)
+        == """\
+========================================================================
+train.py FAILED
+Root Cause (the first failure that explains the others):
+  time      : 2023-11-14_22:13:29, 9.00 s after the start
+  host      : gpu-7
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 200)
+  cause     : the kernel killed it: killed for want of memory
+  attempt   : 1
+  log       : logs/a
+ended by us after rank 0 failed: 1
+Earlier attempts:
+  attempt 0: rank 1 was lost (SIGKILL), after 5.00 s
+========================================================================
+error: rank 0 was lost (killed for want of memory); 1 of 1 restarts used
+help: use less memory (smaller batches, fewer data loader workers), or
+    raise the limit of the job or the container"""
+    )
+
+
+def test_a_crash_says_what_its_signal_means_and_what_the_rank_wrote_last() -> None:
+    chronicle = story(
+        1,
+        (1.0, signal_of(0, "SIGABRT", 6, last_lines="terminate called after throwing\n  what():  bad size")),
+        (1.0, JobEnded(1, "rank 0 ended with SIGABRT", "")),
+    )
+    lines = render(failure(chronicle), "", 72).splitlines()
+    assert "  cause     : SIGABRT: aborted by its own native code" in lines
+    assert lines[lines.index("  last lines :") + 1 :][:2] == ["    terminate called after throwing", "      what():  bad size"]
+
+
+def test_one_traceback_on_many_ranks_is_told_once_and_fits_a_screen() -> None:
+    long = "\n".join(["Traceback (most recent call last):", *(f'  File "a.py", line {i}' for i in range(90)), "KeyError: 1"])
+    told = [(1.0 + rank / 100, RankFailed(rank, f"KeyError: {rank}", "", long)) for rank in range(64)]
+    chronicle = story(64, *told, *((2.0, exit_of(rank)) for rank in range(64)), (3.0, JobEnded(1, "rank 0 failed", "")))
+    text = render(failure(chronicle), "", 100)
+    assert "  same on   : ranks 0-63" in text and text.count("KeyError: 1") == 1
+    assert f"(the last {N_TRACEBACK_LINES} lines of 92)" in text
+    assert len(text.splitlines()) <= 30
+
+
+def test_other_failures_are_told_by_a_line_each_and_only_the_first_few() -> None:
+    told = [(1.0 + rank / 100, RankFailed(rank, f"{chr(65 + rank)}Error: no\nmore", "", "…")) for rank in range(9)]
+    lines = render(failure(story(9, *told, (3.0, JobEnded(1, "rank 0 failed", "")))), "", 80).splitlines()
+    at = lines.index("Other failures:")
+    assert lines[at + 1 : at + 6] == [*(f"  rank {r}: {chr(65 + r)}Error: no" for r in (1, 2, 3, 4)), "  and ranks 5-8"]
+
+
+@pytest.mark.parametrize("width", [20, 60, 72, 200])
+def test_no_line_is_longer_than_the_screen_but_those_of_a_traceback(width: int) -> None:
+    text = render(failure(EXCEPTION), "logs/a", width)
+    head, _, rest = text.partition("  traceback :")
+    shown = max(60, min(width, 100))
+    assert all(len(line) <= shown for line in (head + rest.partition("lost their")[2]).splitlines())
+
+
+def test_paths_below_the_working_directory_are_short() -> None:
+    assert "  log       : a/attempt_0/2/stderr.log" in render(failure(EXCEPTION), "", 72, cwd="logs")
+
+
+def test_colour_changes_nothing_else() -> None:
+    coloured = render(failure(EXCEPTION), "logs/a", 72, in_colour=True)
+    for code in ("\033[1;31m", "\033[1m", "\033[2m", "\033[36m", "\033[0m"):
+        coloured = coloured.replace(code, "")
+    assert coloured == render(failure(EXCEPTION), "logs/a", 72)
+
+
+def test_a_job_that_ended_well_or_was_told_to_end_has_no_failure() -> None:
+    assert failure_of(story(1, (1.0, RankExited(0)), (1.0, JobEnded(0, "all ranks have ended their scripts", "")))) is None
+    assert failure_of(story(1, (1.0, StopRequested("interrupted by Ctrl-C")), (1.0, JobEnded(130, "interrupted", "")))) is None
+
+
+# -- for tools ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_for_tools_has_it_all(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("of an earlier job")
+    json_report.write(path, EXCEPTION, 1)
+    report = json.loads(path.read_text())
+    assert os.listdir(tmp_path) == ["report.json"]
+    assert (report["status"], report["exitcode"], report["attempt"]) == ("failed", 1, 0)
+    assert report["cause"] == {
+        "rank": 2,
+        "local_rank": 2,
+        "host": "gpu-7",
+        "pid": 102,
+        "kind": "exception",
+        "text": "ValueError: no such batch",
+        "exitcode": 1,
+        "signal": None,
+        "exception": "ValueError: no such batch",
+        "traceback": TRACEBACK,
+        "last_lines": "",
+        "step": 41,
+        "log": "logs/a/attempt_0/2/stderr.log",
+        "time": START + 12.4,
+    }
+    assert (report["same_on"], report["victims"], report["attempts"]) == ([2], [1, 3], [])
+    (other,) = report["others"]
+    assert (other["rank"], other["kind"]) == (0, "communication")
+    assert report["job"]["n_ranks"] == 4 and report["job"]["arguments"] == ["--lr", "1"]
+
+
+def test_a_job_that_succeeded_has_a_report_too(tmp_path: Path) -> None:
+    chronicle = story(1, (1.0, RankExited(0)), (1.0, JobEnded(0, "all ranks have ended their scripts", "")))
+    json_report.write(tmp_path / "report.json", chronicle, 0)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["status"], report["exitcode"], report["cause"], report["reason"]) == ("succeeded", 0, None, "")
+
+
+def test_every_key_of_the_report_is_documented() -> None:
+    report = json_report.report(EXCEPTION, 1)
+    documented = json_report.__doc__ or ""
+    for key in (*report, *report["job"], *report["cause"], *report["others"][0]):
+        assert key in documented, key
