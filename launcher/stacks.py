@@ -121,6 +121,14 @@ def lines(groups: Sequence[Group]) -> list[str]:
     return texts
 
 
+def frames_for_people(stack: Stack) -> list[Frame]:
+    """All but what started the script; innermost first."""
+    frames = list(stack.frames)
+    while len(frames) > 1 and frames[-1].file.startswith((_OURS, "<frozen runpy")):
+        frames.pop()
+    return frames
+
+
 def ranges(ranks: Sequence[int]) -> str:
     """`0-2,5`: of ranks in ascending order."""
     runs: list[list[int]] = []
@@ -134,11 +142,8 @@ def ranges(ranks: Sequence[int]) -> str:
 
 _WRAPPERS = {"wrapper", "inner", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__"}
 """Names of library functions that only call what the user meant."""
-_LIBRARIES = (
-    *(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")),
-    str(Path(odyssey.__file__).parent) + os.sep,
-    "<frozen ",
-)
+_OURS = str(Path(odyssey.__file__).parent) + os.sep
+_LIBRARIES = (*(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")), _OURS, "<frozen ")
 
 
 def _is_of_a_library(frame: Frame) -> bool:

@@ -113,6 +113,8 @@ class Board:
     attempt: int = 0
     """How often all ranks of a script without a Job have been started again."""
     restarting: bool = False
+    told_step: int | None = None
+    """The furthest that a script without a Job has told by `odyssey.heartbeat(step)` in this attempt."""
     n_respawned: int = 0
     stalled: frozenset[int] = frozenset()
     recoveries: list[Recovery] = field(default_factory=list)
@@ -198,11 +200,12 @@ class Board:
             case Progressed(rank=rank):
                 self.ranks[rank] = RankState.RUNNING
             case AtStep(step=step):
-                self.steps = max(self.steps, step)
+                self.told_step = step if self.told_step is None else max(self.told_step, step)
             case Restarting():
                 self.attempt, self.restarting, self.stalled = body.attempt, True, frozenset()
                 self.ranks = dict.fromkeys(self.ranks, RankState.STARTING)
                 self.causes.clear()
+                self.told_step = None
                 self._say(time, body.reason, "yellow")
             case Stalled():
                 self.stalled = frozenset(body.ranks)

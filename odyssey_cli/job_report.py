@@ -93,7 +93,7 @@ def line_of(job: Job) -> JobLine:
         n_ranks=job.n_ranks,
         started_at=board.started,
         age_s=round(job.age_s, 3),
-        step=board.steps or None,
+        step=board.told_step if board.told_step is not None else board.steps or None,
         n_restarts=board.n_restarts,
         last_event=last,
     )
@@ -144,13 +144,12 @@ def _table(lines: Sequence[JobLine]) -> list[str]:
 
 def _status(found: JobStatus) -> list[str]:
     line = found.line
-    restarts = quantities.plural(line.n_restarts, "restart") + (f" of {found.max_restarts}" if found.max_restarts else "")
     facts = [
         ("job", line.job),
         ("script", line.command),
         ("status", f"{line.status} {'after' if line.agent is None else 'for'} {quantities.clock(line.age_s)}"),
         ("ranks", f"{line.n_alive} of {line.n_ranks} alive"),
-        ("restarts", restarts),
+        ("restarts", f"{line.n_restarts} of {found.max_restarts}"),
         ("logs", found.folder),
     ]
     if found.exit_code is not None:

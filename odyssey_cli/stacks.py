@@ -20,6 +20,6 @@ def stacks(name: str | None, *, whole: bool) -> ExitCode:
     for group, line in zip(groups, reading.lines(groups), strict=True):
         print(line + ("   <- not with the others" if apart & set(group.ranks) else ""))
         if whole:
-            for frame in found[group.ranks[0]].frames:
+            for frame in reading.frames_for_people(found[group.ranks[0]]):
                 print(f"    {frame.function} ({frame.file}:{frame.line})")
     return ExitCode.OK if all(group.readable for group in groups) else ExitCode.FAILED
