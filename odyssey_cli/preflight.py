@@ -32,8 +32,9 @@ def entry(script: str, entry: Entry, interpreter: str) -> None:
             text.script(script)
             if not os.access(script, os.R_OK):
                 raise UsageError(f"{script}: no permission to read it", f"look at `ls -l {script}`")
-            if script.endswith(".py") and not interpreter and os.path.isfile(script):
-                _syntax(script)
+            source = os.path.join(script, "__main__.py") if os.path.isdir(script) else script
+            if source.endswith(".py") and not interpreter:
+                _syntax(source)
 
 
 def _syntax(script: str) -> None:
@@ -101,7 +102,8 @@ def interpreter(name: str) -> str:
 def log_dir(given: str, name: str, environment: Mapping[str, str]) -> tuple[Path, str]:
     """Where jobs make their folders, and what to tell the user about it (empty for nothing).
 
-    Without a choice of the user's it is a folder here, or, where that cannot be written, in the user's home.
+    Without a choice of the user's it is a folder here, or, where that cannot be written, in the user's home; a job does not
+    fail for want of either.
     """
     if given:
         path = Path(given)
@@ -112,10 +114,10 @@ def log_dir(given: str, name: str, environment: Mapping[str, str]) -> tuple[Path
     why = _unwritable(DEFAULT_LOG_DIR)
     if not why:
         return DEFAULT_LOG_DIR, ""
-    state = Path(environment.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    state = Path(environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or "/") / ".local/state")
     fallback = state / "odyssey" / "logs"
     if _unwritable(fallback):
-        raise UsageError(f"no place for logs: {why}", "name one with --log-dir; /dev/null for none")
+        return Path(os.devnull), f"{why}, and neither to {fallback}: no logs are kept; name a place with --log-dir"
     return fallback, f"{why}: logs go to {fallback}"
 
 

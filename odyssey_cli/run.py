@@ -31,7 +31,7 @@ def execute(argv: Sequence[str], command: Command) -> int:
     try:
         request = read(argv, os.environ, command)
     except HelpAsked as asked:
-        print(asked)
+        print(asked, flush=True)
         return ExitCode.OK
     for note in request.notes:
         print(f"odyssey: {note}", file=sys.stderr)

@@ -174,7 +174,9 @@ VALUES: dict[str, st.SearchStrategy[str]] = {
     "shutdown_timeout": st.sampled_from(["0", "5", "60"]),
 }
 UNCHECKED = {"logs_specs": "has to be installed", "standalone": "a switch"}
-REST = st.lists(st.sampled_from(["--nnodes", "-m", "--module", "x", "--lr=3", "-r3", "--help", "", "--verbose"]), max_size=4)
+REST = st.lists(
+    st.sampled_from(["--nnodes", "-m", "--module", "x", "--lr=3", "-r3", "--help", "", "--verbose", "--"]), max_size=4
+)
 
 
 @st.composite
@@ -207,7 +209,7 @@ def command_lines(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
             argv += [spelling, value]
     is_module = "module" in switches and "run_path" not in switches
     script = "tests.models" if is_module else "env" if "no_python" in switches and "run_path" not in switches else SCRIPT
-    return [*argv, script, *draw(REST)], environment
+    return [*argv, *draw(st.sampled_from([[], [], [], ["--"]])), script, *draw(REST)], environment
 
 
 @settings(max_examples=400, deadline=None)
@@ -452,6 +454,21 @@ def test_logs_go_to_the_users_state_folder_where_the_working_directory_has_no_pl
     assert request.notes == (f"odyssey-logs is not a directory: logs go to {tmp_path}/state/odyssey/logs",)
 
 
+def test_a_job_runs_without_logs_where_there_is_no_place_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odyssey-logs").write_text("a file")
+    monkeypatch.chdir(tmp_path)
+
+    request = read([SCRIPT], {"HOME": str(tmp_path / "odyssey-logs")}, Command.TORCHRUN)
+
+    assert request.options.log_dir == Path(os.devnull)
+    assert "no logs are kept" in request.notes[0]
+
+
+def test_only_odyssey_run_wants_a_display() -> None:
+    assert [command for command in Command if read([SCRIPT], {}, command).wants_display] == [Command.RUN]
+    assert not read(["--no-display", SCRIPT], {}, Command.RUN).wants_display
+
+
 # -- what cannot be meant ----------------------------------------------------------------------------------------------
 
 WRONG = [
@@ -545,6 +562,9 @@ def test_scripts_that_cannot_run_are_told_before_anything_is_started(tmp_path: P
         return error.value.what
 
     assert said("broken.py") == "broken.py:2: invalid syntax"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text("x = (")
+    assert said("folder") == "folder/__main__.py:1: '(' was never closed"
     assert said("null.py").startswith("null.py: source code")
     assert said("-m", "train.py") == "-m: train.py is a file, expected a module"
     assert said("-m", "no_such_module.train") == "-m: there is no module no_such_module"
