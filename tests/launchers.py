@@ -35,25 +35,29 @@ PATIENCE_S = 90.0
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher, by the module that `python -m` runs; `legacy_module` stands in for torch.distributed.launch."""
+    """A launcher, by what stands behind `python -m`; `legacy` stands in for torch.distributed.launch."""
 
     name: str
-    module: str
-    legacy_module: str
+    command: tuple[str, ...]
+    legacy: str = ""
 
     @property
     def is_ours(self) -> bool:
-        return self is OURS
+        return self is not TORCHRUN
 
     def __str__(self) -> str:
         return self.name
 
 
-TORCHRUN = Launcher("torchrun", "torch.distributed.run", "torch.distributed.launch")
-OURS = Launcher("odyssey", "odyssey_cli.torchrun", "odyssey_cli.launch")
+TORCHRUN = Launcher("torchrun", ("torch.distributed.run",), "torch.distributed.launch")
+OURS = Launcher("odyssey", ("odyssey_cli.torchrun",), "odyssey_cli.launch")
+ODYSSEY_RUN = Launcher("odyssey-run", ("odyssey_cli", "run"))
+"""What people type; its command line is torchrun's and more, so a few tests of it suffice."""
 
 under_both = pytest.mark.parametrize("launcher", [TORCHRUN, OURS], ids=str)
 """The same assertions hold under both launchers."""
+long_under_torchrun = pytest.mark.parametrize("launcher", [pytest.param(TORCHRUN, marks=pytest.mark.soak), OURS], ids=str)
+"""The same, but torchrun takes too long for the quick tests."""
 better_than_torchrun = pytest.mark.better_than_torchrun
 """Under torchrun the test shows what is bad there, under ours that it is not so."""
 
@@ -190,8 +194,8 @@ class Scene:
         stdin: Path | None = None,
         legacy: bool = False,
     ) -> Run:
-        module = launcher.legacy_module if legacy else launcher.module
-        return self.start_command([sys.executable, "-m", module, *arguments], env=env, stdin=stdin)
+        command = (launcher.legacy,) if legacy else launcher.command
+        return self.start_command([sys.executable, "-m", *command, *arguments], env=env, stdin=stdin)
 
     def start_command(self, command: list[str], *, env: Mapping[str, str] | None = None, stdin: Path | None = None) -> Run:
         run = Run(self, f"run{len(self.runs)}", command, self.environment(env), stdin)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers import OURS, PROBE, TORCHRUN, Launcher, Probe, Run, Scene, scene, scene_in, under_both
+from tests.launchers import ODYSSEY_RUN, OURS, PROBE, TORCHRUN, Launcher, Probe, Run, Scene, scene, scene_in, under_both
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 LOOKS_LIKE_OURS = ["--nproc-per-node", "7", "--max-restarts=1", "-r", "3"]
 
 
-@pytest.fixture(scope="module", params=[TORCHRUN, OURS], ids=str)
+@pytest.fixture(scope="module", params=[TORCHRUN, OURS, ODYSSEY_RUN], ids=str)
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Run]]:
     """Two ranks of a script with a relative path, with options behind it that look like the launcher's."""
     with scene_in(tmp_path_factory.mktemp("plain") / "start") as scene:
@@ -243,7 +243,7 @@ signal.pause()
 def test_in_a_terminal_ranks_write_to_it_and_ctrl_c_reaches_the_launcher_alone(scene: Scene, launcher: Launcher) -> None:
     """The launcher passes it on, once: were it the terminal that did, a rank in another session would get none."""
     script = scene.write("terminal.py", IN_A_TERMINAL)
-    command = [sys.executable, "-m", launcher.module, script]
+    command = [sys.executable, "-m", *launcher.command, script]
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(scene.cwd)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers import OURS, PROBE, TORCHRUN, Launcher, Run, Scene, scene, scene_in, under_both
+from tests.launchers import ODYSSEY_RUN, OURS, PROBE, TORCHRUN, Launcher, Run, Scene, scene, scene_in, under_both
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -43,7 +43,7 @@ def added(scene: Scene, run: Run, rank: int = 0) -> dict[str, str]:
 # -- one agent ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[TORCHRUN, OURS], ids=str)
+@pytest.fixture(scope="module", params=[TORCHRUN, OURS, ODYSSEY_RUN], ids=str)
 def two_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Run]]:
     """Nothing but the number of ranks is said."""
     with scene_in(tmp_path_factory.mktemp("two") / "ranks") as scene:
