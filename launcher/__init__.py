@@ -1,6 +1,7 @@
 """Agents: they spawn ranks, watch them, log what happens, decide with the coordinator, and leave nothing behind.
 
-May import `strategies`, `perfmodel`, `odyssey.plan`, `odyssey.messages` and `odyssey.zygote`'s requests, and no torch.
+May import `strategies`, `perfmodel`, `odyssey.plan`, `odyssey.messages` and `odyssey.zygote`'s requests, and no torch: only
+logs_specs.py and torch_events.py do, where they are asked for.
 
     options.py      what a run was asked            events.py       the log's vocabulary
     state.py        what the coordinator knows      coordinator.py  (state, event) -> (state, actions), pure
@@ -12,6 +13,8 @@ May import `strategies`, `perfmodel`, `odyssey.plan`, `odyssey.messages` and `od
     spawn.py        how processes are started       environment.py  their variables
     reports.py      what ranks say, as events       signals.py      what the launcher is told to do
     store.py        the address of the job's store  logs.py         the job's folder
+    streams.py      what ranks read and write       console.py      the terminal, line by line
+    logs_specs.py   other people's log folders      torch_events.py torchrun's events, for its handlers
     profiling.py    the profile, kept true          progress.py     hangs
     planning.py     situations and look-ups         ahead.py        plans computed before they are needed
     drill.py        faults on purpose               faults.py       when they strike
