@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 
 from launcher import events
-from launcher.events import Event, JobStarted
+from launcher.events import Event, JobEnded, JobStarted
 
 N_KEPT = 100
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SAME_START_S = 0.5 / _TICKS_PER_S
+_TAIL_BYTES = 1 << 16
 
 
 def directory() -> Path:
@@ -128,14 +129,33 @@ class Log(msgspec.Struct, frozen=True):
         return next((agent_of(event) for event in self.events if isinstance(event.body, JobStarted)), None)
 
 
+def has_ended(folder: Path) -> bool:
+    """Whether the end of the log tells the job's end, or there is no log any more. Cheap."""
+    try:
+        with (folder / "events.jsonl").open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            lines = log.read().split(b"\n")
+    except FileNotFoundError:
+        return True
+    return any(event is not None and isinstance(event.body, JobEnded) for event in map(_event, lines))
+
+
 def read(folder: Path) -> Log:
     """A last line without an end is left out: it is being written, or its writer was killed. Raises OSError."""
     lines = (folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
     found = []
     n_unreadable = 0
     for line in lines:
-        try:
-            found.append(events.decode(line))
-        except msgspec.MsgspecError:
+        event = _event(line)
+        if event is None:
             n_unreadable += 1
+        else:
+            found.append(event)
     return Log(folder, found, n_unreadable)
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        return events.decode(line)
+    except msgspec.MsgspecError:
+        return None

@@ -6,14 +6,17 @@ import os
 import select
 import signal
 import sys
+import time
 
 from launcher import registry
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli import jobs
 from odyssey_cli.errors import ExitCode
 
-AGAIN_S = 0.2
-"""With --now the agent is told so often, until it is gone: equal signals that are not taken yet count as one."""
+LOOK_S = 0.02
+TAKEN_S = 5.0
+"""With --now the second signal comes when the log has the end that the first one asked for, else they would count as one; and
+after this time in any case."""
 
 
 def stop(name: str | None, *, now: bool) -> ExitCode:
@@ -48,7 +51,11 @@ def _end(process: int, job: jobs.Job, now: bool) -> None:
         sys.stdout.flush()
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
-        while not gone.poll(AGAIN_S * 1000 if now else None):
+        if now and job.board.ended is None:
+            deadline = time.monotonic() + TAKEN_S
+            while not gone.poll(LOOK_S * 1000) and not registry.has_ended(job.folder) and time.monotonic() < deadline:
+                pass
             signal.pidfd_send_signal(process, signal.SIGTERM)
     except ProcessLookupError:
         pass  # gone
+    gone.poll()
