@@ -308,7 +308,10 @@ class Agent:
             self._say(f"agent {agent.number} ({agent.host}) is gone: {why}")
             return
         ranks = [rank for rank, home in self._state.homes.items() if home == agent.number]
+        attempt = self._state.attempt
         self._feed(AgentLost(agent, why))
+        if self._state.attempt != attempt:
+            return  # a script without a Job has started again already, and these ranks live elsewhere
         for rank in ranks:  # a script without a Job has lost them with the agent
             self._feed(RankLost(rank, Cause("agent", f"agent {agent.number} was lost: {why}"), True))
 
@@ -363,6 +366,9 @@ class Agent:
         if isinstance(event.body, RankStarted):
             self._stalls.began(event.body.rank)
             self._progressed.discard(event.body.rank)
+        elif isinstance(event.body, RankLost | RankFailed):
+            for at in self._stalls.untold(event.body.rank):
+                self._log(Event(event.time, event.generation, "agent", at))
         self._state, actions = coordinator.step(self._state, event)
         rest = [action for action in actions if not self._do_at_once(action)]
         self._log(event)
@@ -449,7 +455,7 @@ class Agent:
             return
         generation = self._state.generation
         self._profiling.rescale(plan, self._node_of)
-        can_respawn = self._state.n_restarts < self._state.max_restarts
+        can_respawn = self._state.may_respawn
         seconds = self._expected_change().seconds
         assert self._profiling.profile is not None
         self._planner.plan_ahead(plan, self._state.members, can_respawn, self._profiling.profile, seconds)
@@ -553,11 +559,17 @@ class Agent:
         return ranks
 
     def _plain_ranks(self) -> dict[int, int]:
-        """The living ranks without a Job, and their pids: those of this agent."""
+        """The living ranks without a Job on this host, and their pids."""
         if self._state.status is Status.RESTARTING or self._code is not None:
             return {}
-        plain = sorted(self._state.alive - self._state.joined)
-        return {rank: pid for rank in plain if (pid := self._nodes.pid_of(rank)) is not None}
+        pids = {}
+        for rank in sorted(self._state.alive - self._state.joined):
+            home = self._gathering.agents.get(self._state.homes.get(rank, 0)) if self._gathering is not None else None
+            is_beside = home is not None and home.number != 0 and home.host == socket.gethostname()
+            pid = self._nodes.process(rank).pid if is_beside else self._nodes.pid_of(rank)
+            if pid is not None:
+                pids[rank] = pid
+        return pids
 
     def _rank_hangs(self, rank: int, text: str) -> None:
         self._nodes.kill_rank(rank, Cause("hang", text))

@@ -25,7 +25,6 @@ from launcher.events import (
     Went,
 )
 from launcher.failures import Ends, RankEnd, alike, others, root, victims, with_end
-from odyssey.messages import position_after
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -38,7 +37,8 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Chronicle(msgspec.Struct, frozen=True):
-    """`started`: the newest process of each rank. `steps`: what ranks have told by heartbeats; `step`: the next one of a Job.
+    """`started`: the newest process of each rank. `steps`: what ranks have told by heartbeats; `step`: the last
+    of a Job that has a result.
 
     Times are seconds since the epoch.
     """
@@ -72,7 +72,7 @@ def after(chronicle: Chronicle, event: Event) -> Chronicle:
         case AtStep(rank=rank, step=step):
             return replace(chronicle, steps={**chronicle.steps, rank: step})
         case UnitCommitted(result=result):
-            return replace(chronicle, step=position_after(result)[0])
+            return replace(chronicle, step=result.position[0])
         case Restarting() as restarting:
             return _next_attempt(chronicle, event.time, restarting)
         case JobEnded() as ended:

@@ -50,7 +50,7 @@ from launcher.events import (
     UnitCommitted,
 )
 from launcher.failures import with_end
-from launcher.restarts import Policy
+from launcher.restarts import Policy, counted
 from launcher.state import State, Status, ranks_text, with_result
 from launcher.world import homes
 from odyssey.errors import ProfileError
@@ -192,8 +192,9 @@ def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
 
 def _lost_before_all_joined(state: State, event: Event, rank: int, how: str) -> Step:
     """Nothing has been communicated yet: spawn it again if that is allowed, else start without it."""
-    if rank not in state.slots_lost and state.n_restarts < state.max_restarts:
-        state = replace(state, n_restarts=state.n_restarts + 1, alive=state.alive | {rank}, lost=(), loss_at=None)
+    if rank not in state.slots_lost and state.may_respawn:
+        past = counted(state.past, event.time)
+        state = replace(state, n_restarts=state.n_restarts + 1, past=past, alive=state.alive | {rank}, lost=(), loss_at=None)
         return state, (Record(Note(f"{how} before the job began; it is started again")), Spawn(rank))
     if not state.alive:
         return end(state, 1, f"{how}, the last one")

@@ -6,6 +6,8 @@ the limit in a window of time. Then a pause, where the last attempt came to noth
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 from msgspec.structs import replace
 
@@ -71,15 +73,31 @@ def decide(
         )
     if n_restarts >= policy.max_restarts:
         return GiveUp(f"{n_restarts} of {policy.max_restarts} restarts used")
-    if policy.limit is not None:
+    if policy.limit is not None and _n_allowed_now(policy, past, now) <= 0:
         n_allowed, window_s = policy.limit
-        recent = [time for time in past.times if time > now - window_s]
-        if len(recent) >= n_allowed:
-            return GiveUp(f"{len(recent)} restarts within {window_s:g} s, {n_allowed} are allowed by --restart-limit")
+        return GiveUp(f"{n_allowed} restarts within {window_s:g} s, no more are allowed by --restart-limit")
     n_in_row = 0 if had_progress else past.n_in_row
     wait_s = backoff_s(policy.backoff_s, n_in_row)
     why_wait = f"{_ordinal(n_in_row + 1)} restart in a row without progress" if wait_s else ""
-    return Restart(replace(past, times=(*past.times, now), n_in_row=n_in_row + 1, signature=same), wait_s, why_wait)
+    return Restart(replace(counted(past, now), n_in_row=n_in_row + 1, signature=same), wait_s, why_wait)
+
+
+def may_respawn(policy: Policy, past: Past, n_restarts: int, now: float) -> bool:
+    """Whether a single rank of a Job may be started again: the count and the limit are the job's, the rest does not fit."""
+    return n_restarts < policy.max_restarts and _n_allowed_now(policy, past, now) > 0
+
+
+def counted(past: Past, now: float) -> Past:
+    """After a restart at `now`."""
+    return replace(past, times=(*past.times, now))
+
+
+def _n_allowed_now(policy: Policy, past: Past, now: float) -> float:
+    """How many restarts the limit in a window of time leaves."""
+    if policy.limit is None:
+        return math.inf
+    n_allowed, window_s = policy.limit
+    return n_allowed - sum(time > now - window_s for time in past.times)
 
 
 def backoff_s(first_s: float, n_in_row: int) -> float:

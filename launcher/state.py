@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.events import RankPaused, RankReady
 from launcher.failures import Ends
-from launcher.restarts import Past, Policy
+from launcher.restarts import Past, Policy, may_respawn
 from launcher.world import AgentInfo
 from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
@@ -93,6 +93,11 @@ class State(msgspec.Struct, frozen=True):
     @property
     def joined(self) -> frozenset[int]:
         return self.alive & frozenset(self.models)
+
+    @property
+    def may_respawn(self) -> bool:
+        """Whether a rank of a Job may be started again now."""
+        return may_respawn(self.policy, self.past, self.n_restarts, self.now)
 
     @property
     def members(self) -> frozenset[int]:

@@ -14,6 +14,7 @@ from launcher import gate
 from launcher.actions import Action, Kill, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
 from launcher.decision import Step, end
 from launcher.events import Event, Note, Pausing, PlanChosen, Proposed, RankPaused, RankReady, Went
+from launcher.restarts import counted
 from launcher.state import State, Status, ranks_text
 from odyssey.errors import PlanError
 from odyssey.messages import Go, Pause, Prepare
@@ -91,9 +92,7 @@ def propose(state: State, event: Event) -> Step:
             return propose(replace(state, plan=None), event)
         return _state_lost(state, missing)
     respawnable = tuple(
-        rank
-        for rank in sorted(state.lost)
-        if rank not in state.slots_lost and (rank in state.alive or state.n_restarts < state.max_restarts)
+        rank for rank in sorted(state.lost) if rank not in state.slots_lost and (rank in state.alive or state.may_respawn)
     )
     if not state.lost and all(state.plan.held[worker] <= held.get(worker, frozenset()) for worker in state.plan.workers):
         state, actions = _choose(
@@ -162,6 +161,7 @@ def _choose(state: State, event: Event, plan: Plan, reason: str) -> Step:
         arriving=(state.arriving | set(new)) & alive,
         models={rank: model for rank, model in state.models.items() if rank in alive and rank not in new},
         n_restarts=state.n_restarts + (1 if new else 0),
+        past=counted(state.past, event.time) if new else state.past,
         chosen_at=event.time,
     )
     spawns: tuple[Action, ...] = tuple(Spawn(rank) for rank in new)

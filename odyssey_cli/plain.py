@@ -67,10 +67,13 @@ class PlainLog:
             print("odyssey: the lines above are a bug of Odyssey, please report it; the job goes on", file=self._stream)
 
     def _is_news(self, event: Event) -> bool:
-        """What the agent ends itself is no loss, and losses of a script without a Job are told together when all are gone."""
+        """What the agent ends itself is no loss, and losses of a script without a Job are told together when all are gone.
+
+        An exit code ends the job of a Job, and is told then.
+        """
         match event.body:
             case RankLost(cause=cause):
-                return self._board.ended is None and self._is_job and cause.kind != "ended"
+                return self._board.ended is None and self._is_job and cause.kind not in ("ended", "exit")
             case RankFailed():
                 return self._board.ended is None and self._is_job
             case _:
