@@ -188,6 +188,7 @@ class StallWatch:
         self.steps: dict[int, int] = {}
         """The last step that each rank's present process told, or its last one."""
         self._step_due: dict[int, float] = {}
+        self._untold: set[int] = set()
 
     def start(self) -> None:
         self._look_later()
@@ -211,12 +212,23 @@ class StallWatch:
             self.steps[rank] = beat.step
             if now >= self._step_due.get(rank, now):
                 self._step_due[rank] = now + TELL_STEP_S
+                self._untold.discard(rank)
                 self._feed(AtStep(rank, beat.step))
+            else:
+                self._untold.add(rank)
+
+    def untold(self, rank: int) -> list[AtStep]:
+        """The last step that the rank told, if the log does not have it: to be written before the rank's end."""
+        if rank not in self._untold:
+            return []
+        self._untold.discard(rank)
+        return [AtStep(rank, self.steps[rank])]
 
     def began(self, rank: int) -> None:
         """A new process of the rank."""
         self.steps.pop(rank, None)
         self._step_due.pop(rank, None)
+        self._untold.discard(rank)
         if self._stalls is not None:
             self._stalls.forget(rank)
 

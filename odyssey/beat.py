@@ -17,6 +17,8 @@ INTERVAL_S = 1.0
 _due = 0.0
 _rank_pid: int | None = None
 """The process that beats; 0 where no agent listens."""
+_untold: SupportsIndex | None = None
+"""The step of a beat that was not sent."""
 
 
 def heartbeat(step: SupportsIndex | None = None) -> None:
@@ -27,14 +29,27 @@ def heartbeat(step: SupportsIndex | None = None) -> None:
     small message. Does nothing where no agent listens, as under plain `python`, and in processes that the rank starts.
     Raises TypeError for a step that is no whole number.
     """
-    global _due, _rank_pid
+    global _due, _rank_pid, _untold
     now = time.monotonic()
     if now < _due:
+        _untold = step
         return
     number = operator.index(step) if step is not None else None
-    _due = now + INTERVAL_S
+    _due, _untold = now + INTERVAL_S, None
     if _rank_pid is None:
         _rank_pid = os.getpid() if _agent_listens() else 0
+    _send(number)
+
+
+def tell_last_step() -> None:
+    """Before this rank says that it has failed: the last step, even if it was not yet time to tell it."""
+    global _untold
+    if _untold is not None:
+        number, _untold = operator.index(_untold), None
+        _send(number)
+
+
+def _send(step: int | None) -> None:
     if _rank_pid != os.getpid():
         return
     from odyssey.link import connect
@@ -42,7 +57,7 @@ def heartbeat(step: SupportsIndex | None = None) -> None:
 
     link = connect()
     assert link is not None
-    link.report(Beat(number))
+    link.report(Beat(step))
 
 
 def _agent_listens() -> bool:

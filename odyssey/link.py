@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -70,6 +71,8 @@ def report_failure(error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
         help = error.help if isinstance(error, OdysseyError) else ""
         link.has_failed = True
+        if (beat := sys.modules.get("odyssey.beat")) is not None:
+            beat.tell_last_step()
         link.report(Failed(_what(error), help, text))
 
 

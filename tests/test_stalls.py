@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from launcher import stacks, stalls
-from launcher.events import Event, Progressed, RankLost, RankStarted, Restarting, Resumed, Stalled
+from launcher.events import AtStep, Event, Progressed, RankFailed, RankLost, RankStarted, Restarting, Resumed, Stalled
 from launcher.options import RunOptions
 from launcher.stacks import Frame, Group, Reading, Stack
 from launcher.stalls import Sample, Stalls, Verdict, to_blame
@@ -327,6 +327,18 @@ while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     ran = Ran(options(tmp_path, text, stall_timeout_s=1.0, ends_stalled=True, max_restarts=1))
     assert ran.code == 0
     assert ", at step 41): no odyssey.heartbeat()" in ran.all(Stalled)[0].text
+
+
+def test_the_last_step_is_in_the_log_before_the_failure(tmp_path: Path) -> None:
+    text = """
+import odyssey
+for step in range(100):
+    odyssey.heartbeat(step)
+raise ValueError
+"""
+    ran = Ran(options(tmp_path, text))
+    ends = [event.body for event in ran.events if isinstance(event.body, AtStep | RankFailed)]
+    assert ends[-2] == AtStep(0, 99) and isinstance(ends[-1], RankFailed)
 
 
 def test_heartbeats_of_other_processes_than_the_rank_are_none(tmp_path: Path) -> None:
