@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,9 @@ from launcher.events import (
     StopRequested,
     Testimony,
 )
+from launcher.options import RunOptions
 from odyssey_cli import json_report
+from odyssey_cli import run as run_command
 from odyssey_cli.failure import N_TRACEBACK_LINES, render
 
 START = 1_700_000_000.0
@@ -250,3 +252,35 @@ def test_every_key_of_the_report_is_documented() -> None:
     documented = json_report.__doc__ or ""
     for key in (*report, *report["job"], *report["cause"], *report["others"][0]):
         assert key in documented, key
+
+
+# -- `odyssey run` -----------------------------------------------------------------------------------------------------
+
+
+def failing(options: RunOptions, watch: Callable[[Event], None], output: Callable[[int, str, bytes], None]) -> int:
+    """Stands in for the agent: a job of one rank that fails."""
+    told: tuple[Body, ...] = (
+        JobStarted(options.script, (), 1, 1, 0, "auto", "auto", None, "0.1", 7),
+        RankStarted(0, 100, 0, 0, "gpu-7"),
+        RankFailed(0, "ValueError: no", "", TRACEBACK),
+        exit_of(0),
+        JobEnded(1, "rank 0 failed: ValueError: no", ""),
+    )
+    for body in told:
+        watch(Event(START, 0, "agent", body))
+    return 1
+
+
+def test_a_failed_job_ends_with_the_block_and_its_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = RunOptions("train.py", log_dir=tmp_path, json_report=tmp_path / "report.json")
+    assert run_command.run(options, display=False, agent=failing) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert "train.py FAILED" in said and "error: rank 0 failed: ValueError: no" in said
+    assert sum("ValueError: no" in line and "odyssey" in line for line in said) == 0, "it is told once, in the block"
+    assert json.loads((tmp_path / "report.json").read_text())["status"] == "failed"
+
+
+def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "none" / "report.json"
+    assert run_command.run(RunOptions("train.py", json_report=path), display=False, agent=failing) == 1
+    assert f"error: --json-report: cannot write {path}: no such file or directory" in capfd.readouterr().err.splitlines()
