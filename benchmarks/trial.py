@@ -39,6 +39,14 @@ class Mark(msgspec.Struct, frozen=True):
     time: float
 
 
+class FirstLine(msgspec.Struct, frozen=True):
+    """A rank's process has done its imports at `time` (CLOCK_MONOTONIC)."""
+
+    pid: int
+    rank: int
+    time: float
+
+
 class Kill(msgspec.Struct, frozen=True):
     """SIGKILL was sent to `rank`; the same moment on both clocks."""
 
@@ -61,6 +69,7 @@ class Trial:
         self.marks_folder.mkdir()
         self._output = (folder / "output").open("wb")
         self._known: dict[int, psutil.Process] = {}
+        self.started_at = time.monotonic()
         self._process = subprocess.Popen(
             [*command, "--marks", str(self.marks_folder)],
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -98,6 +107,20 @@ class Trial:
                 found.append(Mark(int(path.stem), int(rank), int(step), float(moment)))
         return sorted(found, key=lambda mark: mark.time)
 
+    def first_lines(self) -> list[FirstLine]:
+        """Of all processes so far (benchmarks/jobs/first_line.py), by time."""
+        found = []
+        for path in self.marks_folder.glob("*.first"):
+            if data := path.read_text():
+                rank, moment = data.split()
+                found.append(FirstLine(int(path.stem), int(rank), float(moment)))
+        return sorted(found, key=lambda first: first.time)
+
+    def memory_bytes(self) -> int:
+        """Of the launcher and all below it, shared pages in parts (proportional set size)."""
+        self._note_children()
+        return sum(_proportional_bytes(pid) for pid in (self._process.pid, *self._known))
+
     def events(self) -> list[Event]:
         """The job's log so far; empty where there is none."""
         logs = list((self.folder / "logs").glob("*/events.jsonl"))
@@ -127,18 +150,26 @@ class Trial:
 
     def kill(self, generator: random.Random) -> Kill:
         """SIGKILL a rank drawn by `generator` at a moment drawn within a step; then leave the machine to the job a second."""
+        time.sleep(generator.random() * step_s(self.marks()))
+        return self.kill_now(generator)
+
+    def kill_now(self, generator: random.Random) -> Kill:
+        """SIGKILL a rank drawn by `generator`; then leave the machine to the job a second."""
         self._note_children()
-        marks = self.marks()
-        rank, pid = generator.choice(sorted({(mark.rank, mark.pid) for mark in marks}))
-        time.sleep(generator.random() * step_s(marks))
+        newest = {mark.rank: mark.pid for mark in self.marks()}
+        rank, pid = generator.choice(sorted(newest.items()))
         now = Kill(rank, pid, time.monotonic(), time.time())
         os.kill(pid, signal.SIGKILL)
         time.sleep(QUIET_S)
         return now
 
+    def output(self) -> str:
+        """What launcher and ranks have written so far."""
+        return (self.folder / "output").read_text(errors="replace")
+
     def output_end(self) -> str:
-        """The last 30 lines that launcher and ranks wrote."""
-        return "\n".join((self.folder / "output").read_text(errors="replace").splitlines()[-30:])
+        """The last 30 lines of it."""
+        return "\n".join(self.output().splitlines()[-30:])
 
     def _note_children(self) -> None:
         """Remember what to end: ranks of a launcher that is killed may be left running."""
@@ -158,6 +189,15 @@ def step_s(marks: Sequence[Mark], n_warm_up: int = 2) -> float:
     return median(late - early for early, late in pairwise(times))
 
 
+def _proportional_bytes(pid: int) -> int:
+    """0 for a process that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
+
+
 def new_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for one trial, in memory where the system offers that."""
     shared = Path("/dev/shm")
@@ -175,5 +215,27 @@ def torchrun(folder: Path, n_ranks: int, script: str, flags: Sequence[str], argu
 
     Without the variable restarts never succeed: ranks would read addresses of dead ones from the shared store.
     """
+    return _torchrun(folder, n_ranks, script, flags, arguments, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+
+
+def torchrun_as_it_comes(folder: Path, n_ranks: int, script: str, flags: Sequence[str], arguments: Sequence[str]) -> Trial:
+    """torchrun with `script` of benchmarks/jobs, and nothing else done for it."""
+    return _torchrun(folder, n_ranks, script, flags, arguments, {})
+
+
+def odyssey_as_torchrun(folder: Path, n_ranks: int, script: str, flags: Sequence[str], arguments: Sequence[str]) -> Trial:
+    """`odyssey run` with `script` of benchmarks/jobs, one that knows nothing of Odyssey."""
+    run = [sys.executable, "-m", "odyssey_cli", "run", "--no-display", "--nproc-per-node", str(n_ranks)]
+    command = [*run, "--log-dir", str(folder / "logs"), *flags, str(JOBS / script), *arguments]
+    return Trial(command, {"PYTHONPATH": str(ROOT)}, folder)
+
+
+def _torchrun(
+    folder: Path, n_ranks: int, script: str, flags: Sequence[str], arguments: Sequence[str], environment: dict[str, str]
+) -> Trial:
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks), *flags]
-    return Trial([*run, str(JOBS / script), *arguments], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, folder)
+    return Trial([*run, str(JOBS / script), *arguments], {"PYTHONPATH": str(ROOT), **environment}, folder)
+
+
+PLAIN_LAUNCHERS = {"odyssey": odyssey_as_torchrun, "torchrun": torchrun, "torchrun as it comes": torchrun_as_it_comes}
+"""By name: whatever runs a script that was written for torchrun."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import psutil
 import pytest
 
-from benchmarks import accuracy, joblog, recovery, report, summary, trial
+from benchmarks import accuracy, joblog, launch, recovery, report, restart, summary, trial
 from examples import demo
 from launcher.events import Body, Cause, Event, PlanChosen, RankLost, RankPaused, RankStarted, UnitCommitted, Went, encode
 from odyssey.messages import Result
@@ -113,6 +114,90 @@ def test_step_time_of_marks_is_that_of_the_process_with_most_of_them():
     assert trial.step_s(marks) == pytest.approx(0.5)
 
 
+def test_launch_summary_sets_each_number_of_ranks_against_torchruns():
+    def one(launcher: str, n_ranks: int, seconds: float, script: str = "imports torch") -> launch.Start:
+        return launch.Start(launcher, script, n_ranks, seconds, int(seconds * 100))
+
+    starts = [
+        *[one("odyssey", 4, seconds) for seconds in (1.0, 2.0, 9.0)],
+        *[one("torchrun", 4, seconds) for seconds in (4.0, 3.0, 5.0)],
+        one("odyssey", 4, 0.5, "imports nothing"),
+        one("torchrun", 4, 1.0, "imports nothing"),
+        one("odyssey", 16, 3.0),
+    ]
+    helps = [launch.Help(0.3, 0.1), launch.Help(0.1, 0.1), launch.Help(0.2, 0.1)]
+    assert launch.summarise(starts, helps) == pytest.approx(
+        {
+            "launch_ratio_4": 0.5,
+            "launch_memory_ratio_4": 0.5,
+            "launch_bare_ratio_4": 0.5,
+            "help_s": 0.2,
+            "help_ratio": 2.0,
+        }
+    )
+    first = launch.rows(starts)[0]
+    assert (first["launcher"], first["runs"], first["least"], first["most"]) == ("odyssey", 3, 1.0, 9.0)
+
+
+def test_restart_summary_keeps_early_kills_and_heavy_imports_apart():
+    def one(launcher: str, when: str, line_s: float, step_s: float, script: str = "DDP", n_ranks: int = 4) -> restart.Restart:
+        return restart.Restart(launcher, script, n_ranks, when, 3.0, line_s, step_s)
+
+    measured = [
+        one("odyssey", "late", 0.2, 0.5),
+        one("odyssey", "late", 0.4, 0.7),
+        one("torchrun", "late", 3.0, 6.0),
+        one("odyssey", "early", 0.6, 1.5),
+        one("torchrun", "early", 2.0, 5.0),
+        one("odyssey", "late", 1.0, 2.0, "DDP, heavy imports"),
+        one("torchrun", "late", 10.0, 10.0, "DDP, heavy imports"),
+        one("odyssey", "late", 0.2, 0.5, n_ranks=8),
+    ]
+    assert restart.summarise(measured) == pytest.approx(
+        {
+            "restart_ratio_4": 0.1,
+            "resume_ratio_4": 0.1,
+            "restart_ratio_4_early": 0.3,
+            "resume_ratio_4_early": 0.3,
+            "restart_heavy_ratio_4": 0.1,
+            "resume_heavy_ratio_4": 0.2,
+        }
+    )
+    assert [(row["script"], row["ranks"], row["when"], row["launcher"]) for row in restart.rows(measured)] == [
+        ("DDP", 4, "early", "odyssey"),
+        ("DDP", 4, "early", "torchrun"),
+        ("DDP", 4, "late", "odyssey"),
+        ("DDP", 4, "late", "torchrun"),
+        ("DDP", 8, "late", "odyssey"),
+        ("DDP, heavy imports", 4, "late", "odyssey"),
+        ("DDP, heavy imports", 4, "late", "torchrun"),
+    ]
+
+
+@pytest.mark.parametrize("launcher", ["odyssey", "torchrun"])
+def test_trial_sees_every_ranks_first_line_kills_the_living_and_leaves_nothing(tmp_path, launcher):
+    (tmp_path / launcher).mkdir()
+    flags = ["--max-restarts", "2"]
+    with trial.PLAIN_LAUNCHERS[launcher](tmp_path / launcher, 2, "idle.py", flags, []) as job:
+        job.wait_until(lambda: len(job.first_lines()) == 2, "first lines")
+        firsts = job.first_lines()
+        assert sorted(first.rank for first in firsts) == [0, 1]
+        assert all(first.time > job.started_at for first in firsts)
+        assert job.memory_bytes() > 1e6
+    assert not any(psutil.pid_exists(first.pid) for first in firsts)
+
+
+def test_next_attempt_is_that_of_other_processes(tmp_path):
+    with trial.Trial(["true"], {}, tmp_path) as job:
+        for pid, rank, moments in ((11, 0, (1.0, 2.0)), (12, 1, (1.5,)), (21, 0, (7.0, 8.0)), (22, 1, (9.0,))):
+            lines = [f"{rank} {step} {moment}\n" for step, moment in enumerate(moments)]
+            (job.marks_folder / f"{pid}.marks").write_text("".join(lines))
+            (job.marks_folder / f"{pid}.first").write_text(f"{rank} {moments[0] - 0.5}\n")
+        assert restart.steps_of_all(job, frozenset(), 2) == 1.5
+        assert restart.steps_of_all(job, frozenset({11, 12}), 2) == 9.0
+        assert restart.lines_of_all(job, frozenset({11, 12})) == 8.5
+
+
 def test_report_is_read_as_written_and_names_the_machine(tmp_path):
     written = report.Report(
         "recovery", "About.", report.this_machine(), {"kill_to_step_s_4": 0.05}, [{"ranks": 4, "raw s": None}]
@@ -125,9 +210,14 @@ def test_report_is_read_as_written_and_names_the_machine(tmp_path):
 def test_page_has_every_metric_and_every_row():
     rows: list[dict[str, report.Cell]] = [{"case": "torchrun", "kills": 4, "raw s": 5.912345, "groups s": None}]
     text = summary.page([report.Report("recovery", "About kills.", MACHINE, {"kill_to_step_s_4": 0.0512}, rows)])
-    assert "| `kill_to_step_s_4` | 0.0512 | 4 ranks: SIGKILL to the next step on all, less one step, seconds |" in text
+    assert "| `kill_to_step_s_4` | 0.0512 |  | 4 ranks: SIGKILL to the next step on all, less one step, seconds |" in text
     assert "| case | kills | raw s | groups s |\n|---|---:|---:|---|\n| torchrun | 4 | 5.91 | - |" in text
     assert "2 cores of cpu" in text
+
+
+def test_page_sets_figures_against_their_aims():
+    text = summary.page([report.Report("launch", "About.", MACHINE, {"launch_ratio_16": 0.1}, [])])
+    assert "| `launch_ratio_16` | 0.1 | ≤ 0.12 | 16 ranks: the same |" in text
 
 
 def test_page_without_results_says_how_to_get_some():

@@ -1,6 +1,7 @@
-"""The benchmarks' model under torchrun: DDP, a checkpoint after every step, resumed from the last one.
+"""The benchmarks' model as torchrun runs it: DDP, a checkpoint after every step, resumed from the last one.
 
-Written to restart fast: the checkpoint lies in memory (/dev/shm), one micro-batch a step and rank, one thread.
+Written to restart fast: the checkpoint lies in memory (/dev/shm), one micro-batch a step and rank, one thread. Rank 0
+prints the loss of the last step, which must not depend on how often the job was restarted.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ import argparse
 import os
 from pathlib import Path
 
+import first_line
 import gpt
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
+
+first_line.note()
 
 
 def main() -> None:
@@ -39,7 +43,8 @@ def main() -> None:
     for step in range(first, options.steps):
         start = step * options.global_batch + rank * n_own
         inputs, target = default_collate([data[i % len(data)] for i in range(start, start + n_own)])
-        gpt.loss_fn(replica(inputs), target).backward()
+        loss = gpt.loss_fn(replica(inputs), target)
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), gpt.CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
@@ -48,6 +53,10 @@ def main() -> None:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, temporary)
             temporary.replace(options.checkpoint)
         gpt.mark(marks, step)
+    total = loss.detach()
+    dist.all_reduce(total)
+    if rank == 0:
+        print(f"final loss {total.item() / n_ranks!r}", flush=True)
     dist.destroy_process_group()
 
 
