@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.options import RunOptions, Seat
+from odyssey.errors import UsageError
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 
@@ -34,7 +35,7 @@ def for_rank(
     """The whole environment of a rank. Its agent socket's number is added by whoever starts it."""
     return for_all(inherited, options.n_nodes * options.n_ranks_per_node) | {
         "RANK": str(seat.rank),
-        "LOCAL_RANK": str(seat.local_rank),
+        "LOCAL_RANK": "0" if options.virtual_local_rank else str(seat.local_rank),
         "WORLD_SIZE": str(seat.n_ranks),
         "LOCAL_WORLD_SIZE": str(seat.n_local_ranks),
         "GROUP_RANK": str(seat.node),
@@ -51,6 +52,7 @@ def for_rank(
         "TORCHELASTIC_ERROR_FILE": error_file,
         "ODYSSEY_JOB_DIR": str(job_dir or ""),
         "ODYSSEY_NODE": str(seat.node),
+        **_device(options, inherited, seat),
         # Restarts that were counted, as TORCHELASTIC_RESTART_COUNT; a new attempt may also come of a changed membership.
         "ODYSSEY_RESTART_COUNT": str(seat.n_restarts),
         "ODYSSEY_MAX_RESTARTS": str(options.max_restarts),
@@ -58,3 +60,26 @@ def for_rank(
         # One line, such as `rank 2 was lost (SIGKILL)`; empty in the first attempt.
         "ODYSSEY_LAST_FAILURE": seat.last_failure,
     }
+
+
+def of_ranks(options: RunOptions) -> frozenset[str]:
+    """Names of the variables that differ between ranks, or between starts of a rank."""
+    seat = Seat(0, 0, 0, 1, 1, 1, 0, 1)
+    of_one = for_rank(options, {}, seat, master_addr="", master_port=0, run_id="", job_dir=None, error_file="")
+    return frozenset(of_one) - frozenset(for_all({}, 2)) | {AGENT_FD}
+
+
+def _device(options: RunOptions, inherited: Mapping[str, str], seat: Seat) -> dict[str, str]:
+    """With a virtual local rank: the one device that the rank sees, as its device 0."""
+    if not options.virtual_local_rank:
+        return {}
+    visible = inherited.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return {"CUDA_VISIBLE_DEVICES": str(seat.local_rank)}
+    devices = visible.split(",")
+    if seat.local_rank >= len(devices):
+        raise UsageError(
+            f"--virtual-local-rank: no device for local rank {seat.local_rank} in CUDA_VISIBLE_DEVICES={visible}",
+            "start no more ranks here than it names devices",
+        )
+    return {"CUDA_VISIBLE_DEVICES": devices[seat.local_rank].strip()}

@@ -1,29 +1,31 @@
-"""Starts the processes of ranks and of the store: as forks of the zygote where that is faithful, else as plain spawns.
+"""Starts the processes of ranks and of the store: forks of the zygote where that is faithful (fidelity.py), or plain spawns.
 
     start_rank, start_store ─► zygote (or a plain spawn) ─► `started(process, pid)`
 
 What was asked for and is not there yet is remembered here with its descriptors, so that the loss of the zygote costs
-time and nothing else: another one serves it.
+time and nothing else: another one serves it. Once ranks have told what they import, a better one takes its place
+(learning.py).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
-from launcher import spawn
+from launcher import environment, fidelity, spawn
+from launcher.fidelity import Ruling
+from launcher.learning import Learning
 from launcher.loop import Loop
 from launcher.options import RunOptions
 from launcher.spawn import RankProcess, Zygote
-from odyssey.services import ForkLookup
-from odyssey.zygote import Forked, ForkRank, Imported, Request
+from odyssey.services import ForkLookup, ForkStore
+from odyssey.zygote import Fork, Forked, ForkRank, Imported
 
 
 class _Asked:
     """A process that is still to come. `process`: None for any but a rank's. Holds copies of its descriptors until then."""
 
-    def __init__(self, request: Request, process: RankProcess | None, descriptors: list[int]) -> None:
+    def __init__(self, request: Fork, process: RankProcess | None, descriptors: list[int]) -> None:
         self.request = request
         self.process = process
         self.descriptors = [os.dup(fd) for fd in descriptors]
@@ -64,21 +66,44 @@ class Forks:
         """Pipes on which answers of stores are awaited."""
         self._number = 0
         self._is_ending = False
-        self.are_safe = True
+        self._ruling: Ruling | None = None
+        """Why ranks are plain spawns."""
+        self._obstacle: Ruling | None = None
+        """Why no zygote can be forked from, which the store needs too."""
+        self._is_ready = False
+        self._n_early_ends = 0
+        """Zygotes that have ended before they were ready."""
+        self._learned: tuple[str, ...] = ()
+        self._better: Zygote | None = None
+        """It takes over when the present one has answered what it was asked."""
+        variables = tuple(environment.of_ranks(options))
+        self._learning = Learning(
+            loop, variables, make=lambda: self._make_zygote(quiet=True), ready=self._take_over, explain=self._explain
+        )
+
+    @property
+    def are_safe(self) -> bool:
+        """Ranks are forks, as far as is known."""
+        return self._ruling is None and self._obstacle is None
 
     def start(self) -> None:
         """Start the zygote."""
-        if (reason := spawn.unfaithful(Path(self._options.script))) is not None:
-            self.are_safe = False
-            self._say(f"ranks are started without the zygote: {reason}")
+        self._ruling = fidelity.ruling(self._options, os.environ)
+        if self._ruling is not None:
+            self._tell(self._ruling)
         self._start_zygote()
 
-    def start_rank(
-        self, process: RankProcess, arguments: tuple[str, ...], variables: dict[str, str], descriptors: list[int]
-    ) -> None:
+    def learn(self, modules: tuple[str, ...]) -> None:
+        """Ranks have imported these by their first step: have them ready at the next start. Only the first call counts."""
+        if self.are_safe and modules and not (self._learned or self._is_ending):
+            self._learned = modules
+            self._learning.begin(modules)
+
+    def start_rank(self, process: RankProcess, variables: dict[str, str], descriptors: list[int]) -> None:
         """`descriptors`: its stdin, stdout and stderr, and its socket to the agent; the caller may close them afterwards."""
         self._number += 1
-        request = spawn.fork_rank(self._number, self._options.script, arguments, variables)
+        arguments = spawn.arguments_for(self._options, process.seat)
+        request = spawn.fork_rank(self._options, self._number, process.seat, arguments, variables)
         self._ask(_Asked(request, process, descriptors))
 
     def start_store(self, host: str, port: int, listener: int, keys: dict[str, str]) -> None:
@@ -118,6 +143,7 @@ class Forks:
     def end(self) -> None:
         """Nothing more will be asked for: a zygote that is lost from now on is not replaced."""
         self._is_ending = True
+        self._learning.close()
 
     def close(self) -> None:
         """End the zygote, and forget what was asked for."""
@@ -125,41 +151,70 @@ class Forks:
             self._loop.unwatch(fd)
             os.close(fd)
         self._lookups.clear()
-        if self._zygote is not None:
-            self._loop.unwatch(self._zygote.socket.fileno())
-            self._zygote.close()
-            self._zygote = None
+        self._learning.close()
+        if self._better is not None:
+            self._better.close()
+            self._better = None
+        self._close_zygote()
         for asked in self._asked.values():
             asked.close()
         self._asked.clear()
 
+    def _make_zygote(self, *, quiet: bool = False) -> Zygote:
+        return Zygote(spawn.imports_for(self._options), dict(os.environ), self._n_ranks, quiet=quiet)
+
     def _start_zygote(self) -> None:
-        modules = spawn.imports_for(Path(self._options.script)) if Path(self._options.script).is_file() else ["torch"]
-        self._zygote = Zygote(modules, dict(os.environ), self._n_ranks)
+        self._is_ready = False
+        self._zygote = self._make_zygote()
         self._loop.watch(self._zygote.socket.fileno(), self._on_zygote)
+
+    def _close_zygote(self) -> None:
+        if self._zygote is not None:
+            self._loop.unwatch(self._zygote.socket.fileno())
+            self._zygote.close()
+            self._zygote = None
+
+    def _take_over(self, better: Zygote) -> None:
+        """`better` serves from now on, or when the present zygote has answered."""
+        if self._is_ending or self._asked:
+            self._better = better
+            return
+        self._close_zygote()
+        self._better, self._zygote, self._is_ready = None, better, True
+        self._loop.watch(better.socket.fileno(), self._on_zygote)
 
     def _ask(self, asked: _Asked) -> None:
         request = asked.request
         self._asked[request.number] = asked
-        if isinstance(request, ForkRank) and not (self.are_safe and self._zygote is not None):
-            streams, agent_fd = asked.descriptors[:3], asked.descriptors[3]
-            popen = spawn.plain_spawn(request.script, request.arguments, request.environment, streams, agent_fd)
-            popen.returncode = 0  # the agent's loop waits for its children itself
-            self._is_there(request.number, popen.pid)
-        elif self._zygote is not None:
-            try:
-                self._zygote.request(request, asked.descriptors)
-            except OSError:
-                pass  # the zygote is gone: asked again when the next one is there
+        match request:
+            case ForkRank() if not self.are_safe:
+                self._is_there(request.number, spawn.plain_spawn(self._options, request, asked.descriptors))
+            case ForkStore() | ForkLookup() if self._obstacle is not None:
+                if self._obstacle.name == "broken-import":  # it would end at once, and be asked for again
+                    del self._asked[request.number]
+                    asked.close()
+                else:
+                    self._is_there(request.number, spawn.plain_service(request, asked.descriptors))
+            case _ if self._zygote is not None:
+                try:
+                    self._zygote.request(request, asked.descriptors)
+                except OSError:
+                    pass  # the zygote is gone: asked again when the next one is there
 
     def _on_zygote(self, mask: int) -> None:
         assert self._zygote is not None
         match self._zygote.answer():
             case None:
                 self._zygote_is_gone()
-            case Imported(threads=threads) if threads > 1:
-                self.are_safe = False
-                self._say(f"ranks are started without the zygote: importing torch has started {threads - 1} threads")
+            case Imported() as imported:
+                self._is_ready = True
+                self._obstacle = fidelity.ruling_on(imported)
+                if self._obstacle is not None:
+                    self._tell(self._obstacle)
+                elif self._learned:
+                    self._learning.begin(self._learned)  # the one that had learned them was lost
+                elif self._ruling is None:
+                    self._explain(f"ranks are forks of the zygote, which took {imported.seconds:.1f} s to import torch")
             case Forked(number=number, pid=pid):
                 self._is_there(number, pid)
 
@@ -172,23 +227,38 @@ class Forks:
             self._gone(pid, self._unclaimed.pop(pid))
         if not self._asked:
             self._unclaimed.clear()
+            if self._better is not None:
+                self._take_over(self._better)
 
     def _zygote_is_gone(self) -> None:
-        """Its forks live on. A new one takes its place, and what it was asked for last is asked for again."""
-        self._loop.unwatch(self._require().socket.fileno())
-        self._require().close()
-        self._zygote = None
+        """Its forks live on. Another one takes its place, and what it was asked for last is asked for again."""
+        self._close_zygote()
+        asked = list(self._asked.values())
+        self._asked.clear()
         if self._is_ending:
-            for asked in self._asked.values():
-                asked.close()
-            self._asked.clear()
+            for one in asked:
+                one.close()
             return
-        if self.are_safe:
+        if not self._is_ready:
+            self._n_early_ends += 1
+            if self._n_early_ends > 1:
+                self._obstacle = fidelity.DIES
+                self._tell(self._obstacle)
+        if self._better is not None:
+            self._take_over(self._better)
+        elif self._obstacle is None:
             self._say("the zygote was lost; another one is started")
             self._start_zygote()
-        for asked in list(self._asked.values()):
-            self._ask(asked)
+        for one in asked:
+            self._ask(one)
 
-    def _require(self) -> Zygote:
-        assert self._zygote is not None
-        return self._zygote
+    def _tell(self, ruling: Ruling) -> None:
+        text = f"ranks are started without the zygote: {ruling.reason}"
+        if self._options.verbose:
+            self._say(f"{text} (rule {ruling.name})")
+        elif ruling.surprises and self._ruling in (None, ruling):
+            self._say(text)
+
+    def _explain(self, text: str) -> None:
+        if self._options.verbose:
+            self._say(text)

@@ -133,9 +133,8 @@ class Processes:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         process.socket = ours
-        arguments = tuple(a.replace("${local_rank}", variables["LOCAL_RANK"]) for a in self._options.arguments)
         descriptors = [*streams.descriptors, theirs.fileno()]
-        self.forks.start_rank(process, arguments, variables, descriptors)
+        self.forks.start_rank(process, variables, descriptors)
         theirs.close()
         streams.close_theirs()
         self._loop.watch(ours.fileno(), lambda mask: self._on_rank(process, mask))
@@ -332,6 +331,6 @@ class Processes:
         if self._store_pid is not None:
             kill(self._store_pid)
         end_descendants()
+        self.streams.close()
         for process in [*self._living.values(), *self.ranks.values()]:
             self._close_rank(process)
-        self.streams.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,9 +17,10 @@ import msgspec
 
 from launcher.environment import AGENT_FD, for_all
 from launcher.loop import Loop
-from launcher.options import Seat
+from launcher.options import Entry, RunOptions, Seat
 from launcher.streams import RankStreams
 from odyssey import zygote
+from odyssey.errors import OdysseyError, UsageError
 from odyssey.messages import Deframer, Report
 from odyssey.services import ForkLookup, ForkStore
 from odyssey.zygote import Forked, ForkRank, Imported
@@ -96,22 +98,44 @@ class RankProcess:
                 pass
 
 
-def unfaithful(script: Path) -> str | None:
-    """Why a fork of the zygote would not behave as `python -u script` does; None where it would."""
-    if script.is_dir():
-        return "a directory is run by its __main__.py, which Python's own start finds"
-    with script.open("rb") as file:
-        if file.read(4) == b"PK\x03\x04":
-            return "a zip file is run by its __main__.py, which Python's own start finds"
-    if "coverage" in sys.modules or os.environ.get("COVERAGE_PROCESS_START"):
-        return "coverage hooks into the start of the interpreter"
-    return None
+def check(options: RunOptions) -> None:
+    """Raises UsageError if what ranks are to be cannot be started here."""
+    if options.entry is Entry.PROGRAM:
+        _check_program(options.script, "give the path of a program, or the name of one on PATH")
+    elif options.interpreter:
+        _check_program(options.interpreter, "set PYTHON_EXEC to a Python interpreter")
+    if options.numa_binding and not any(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia")):
+        raise UsageError(f"--numa-binding={options.numa_binding}: this host has no GPU", "leave --numa-binding out")
 
 
-def imports_for(script: Path) -> list[str]:
+def _check_program(name: str, help: str) -> None:
+    if shutil.which(name) is not None:
+        return
+    if not os.path.exists(name):
+        raise UsageError(f"no such program: {name}", help)
+    if os.path.isdir(name):
+        raise UsageError(f"{name} is a directory", help)
+    raise UsageError(f"{name} is not executable", f"run `chmod +x {name}`, or leave --no-python out if it is a Python script")
+
+
+def entry_text(options: RunOptions) -> bytes:
+    """The source of what is run first, as far as it is found without importing anything; empty otherwise."""
+    if options.entry is Entry.PROGRAM:
+        return b""
+    candidates = [options.script, f"{options.script}/__main__.py"]
+    if options.entry is Entry.MODULE:
+        paths = [f"{folder or '.'}/{options.script.replace('.', '/')}" for folder in ("", *sys.path)]
+        candidates = [f"{path}{end}" for path in paths for end in (".py", "/__main__.py")]
+    for candidate in candidates:
+        if os.path.isfile(candidate):
+            return Path(candidate).read_bytes()
+    return b""
+
+
+def imports_for(options: RunOptions) -> list[str]:
     """What the zygote imports: what the script's ranks would all spend seconds on, each for itself."""
     modules = ["torch", "torch.distributed", "odyssey.link"]
-    text = script.read_bytes()
+    text = entry_text(options)
     if b"odyssey" in text or b"optim" in text:
         modules.append("torch._dynamo")  # constructing an optimizer imports it
     if b"odyssey" in text:
@@ -119,10 +143,19 @@ def imports_for(script: Path) -> list[str]:
     return modules
 
 
+def arguments_for(options: RunOptions, seat: Seat) -> tuple[str, ...]:
+    """Of the script, with what differs between ranks put in: `${local_rank}`, and `--local-rank` if it is to be passed."""
+    given = options.arguments
+    if options.passes_local_rank:
+        given = ("--local-rank=${local_rank}", *given)
+    return tuple(argument.replace("${local_rank}", str(seat.local_rank)) for argument in given)
+
+
 class Zygote:
     """The agent's end of one zygote process. Requests may be made at once; they are served when torch is imported."""
 
-    def __init__(self, modules: list[str], environment: dict[str, str], n_ranks: int) -> None:
+    def __init__(self, modules: list[str], environment: dict[str, str], n_ranks: int, *, quiet: bool = False) -> None:
+        """`quiet`: what its imports complain of has been said by the ranks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
@@ -136,6 +169,7 @@ class Zygote:
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if quiet else None,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
@@ -146,7 +180,11 @@ class Zygote:
 
     def request(self, request: zygote.Request, descriptors: list[int]) -> None:
         """Raises OSError if the zygote is gone."""
-        socket.send_fds(self.socket, [msgspec.msgpack.encode(request)], descriptors)
+        _send(self.socket, request, descriptors)
+
+    def prepare(self, modules: tuple[str, ...], variables: tuple[str, ...]) -> None:
+        """Have it import these as well; `variables`: those that differ between ranks. Raises OSError if it is gone."""
+        _send(self.socket, zygote.Import(modules, variables), [])
 
     def answer(self) -> Imported | Forked | None:
         """The next answer; None if the zygote is gone."""
@@ -171,8 +209,22 @@ class Zygote:
         self._process.returncode = 0
 
 
-def fork_rank(number: int, script: str, arguments: tuple[str, ...], environment: dict[str, str]) -> ForkRank:
-    return ForkRank(number, script, arguments, os.getcwd(), environment, AGENT_FD, os.getpid())
+def fork_rank(
+    options: RunOptions, number: int, seat: Seat, arguments: tuple[str, ...], environment: dict[str, str]
+) -> ForkRank:
+    entry: zygote.Entry = "module" if options.entry is Entry.MODULE else "path" if options.entry is Entry.PATH else "script"
+    return ForkRank(
+        number,
+        options.script,
+        arguments,
+        os.getcwd(),
+        environment,
+        AGENT_FD,
+        os.getpid(),
+        entry,
+        options.numa_binding,
+        seat.local_rank,
+    )
 
 
 def fork_store(number: int, host: str, port: int, keys: dict[str, str]) -> ForkStore:
@@ -183,17 +235,48 @@ def fork_lookup(number: int, host: str, port: int, key: str) -> ForkLookup:
     return ForkLookup(number, host, port, os.getpid(), key, LOOKUP_S)
 
 
-def plain_spawn(
-    script: str, arguments: tuple[str, ...], environment: dict[str, str], streams: list[int], agent_fd: int
-) -> subprocess.Popen[bytes]:
-    """`python -u script …`, in a session of its own, ended with the agent."""
-    return subprocess.Popen(
-        [sys.executable, "-u", script, *arguments],
-        env={**environment, AGENT_FD: str(agent_fd)},
-        stdin=streams[0],
-        stdout=streams[1],
-        stderr=streams[2],
-        pass_fds=[agent_fd],
-        start_new_session=True,
-        preexec_fn=partial(die_with_parent, os.getpid()),
-    )
+def plain_spawn(options: RunOptions, request: ForkRank, descriptors: list[int]) -> int:
+    """A process of its own, in a session of its own, ended with the agent. Answers its pid. Raises OdysseyError."""
+    streams, agent_fd = descriptors[:3], descriptors[3]
+    if options.entry is Entry.PROGRAM:
+        command = [request.script, *request.arguments]
+    else:
+        command = [options.interpreter or sys.executable, *zygote.command(request.entry, request.script, request.arguments)]
+    if options.numa_binding:
+        gpu = 0 if options.virtual_local_rank else request.local_rank
+        command = [sys.executable, "-P", "-m", "odyssey.binding", options.numa_binding, str(gpu), *command]
+    return _popen(command, {**request.environment, AGENT_FD: str(agent_fd)}, streams, agent_fd).pid
+
+
+def plain_service(request: ForkStore | ForkLookup, descriptors: list[int]) -> int:
+    """A process of its own that serves this request and no other. Answers its pid. Raises OdysseyError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open(os.devnull, "r+b") as quiet:
+        _send(ours, request, descriptors)
+        command = [sys.executable, "-u", zygote.__file__, str(theirs.fileno()), "once"]
+        return _popen(command, dict(os.environ), [quiet.fileno()] * 3, theirs.fileno()).pid
+
+
+def _popen(command: list[str], environment: dict[str, str], streams: list[int], fd: int) -> subprocess.Popen[bytes]:
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            pass_fds=[fd],
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise OdysseyError(f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}") from None
+    process.returncode = 0  # the agent's loop waits for its children itself
+    return process
+
+
+def _send(sock: socket.socket, request: zygote.Request, descriptors: list[int]) -> None:
+    """The request goes in a memory file: a packet has a limit, an environment hardly."""
+    with open(os.memfd_create("odyssey-request", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        file.write(msgspec.msgpack.encode(request))
+        socket.send_fds(sock, [b"?"], [file.fileno(), *descriptors])

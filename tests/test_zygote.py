@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,14 +33,17 @@ class Forks:
         imported = self.zygote.answer()
         assert isinstance(imported, zygote.Imported) and imported.threads == 1
 
-    def run(self, script: Path, *arguments: str, cwd: Path, **variables: str) -> tuple[int, bytes, bytes, list[object]]:
+    def run(
+        self, script: Path | str, *arguments: str, cwd: Path, entry: zygote.Entry = "script", **variables: str
+    ) -> tuple[int, bytes, bytes, list[object]]:
         """Exit code (minus the signal), stdout, stderr, and what the rank reported."""
         self._number += 1
         ours, theirs = socket.socketpair()
         out, err = (cwd / f"{self._number}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull) as stdin:
+            environment = {**os.environ, **variables}
             request = zygote.ForkRank(
-                self._number, str(script), arguments, str(cwd), {**os.environ, **variables}, "ODYSSEY_AGENT_FD", os.getpid()
+                self._number, str(script), arguments, str(cwd), environment, "ODYSSEY_AGENT_FD", os.getpid(), entry
             )
             self.zygote.request(request, [stdin.fileno(), stdout.fileno(), stderr.fileno(), theirs.fileno()])
         theirs.close()
@@ -67,21 +71,77 @@ def forks() -> Iterator[Forks]:
     made.close()
 
 
-def as_python(script: Path, *arguments: str, cwd: Path) -> tuple[int, bytes, bytes]:
-    command = [sys.executable, "-u", str(script), *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+def as_python(script: Path | str, *arguments: str, cwd: Path, entry: zygote.Entry = "script") -> tuple[int, bytes, bytes]:
+    command = [sys.executable, *zygote.command(entry, str(script), arguments)]
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        capture_output=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     return done.returncode, done.stdout, done.stderr
 
 
+KINDS = ("file", "directory", "zip", "module", "package", "path")
+
+
+def place(kind: str, text: str, folder: Path) -> tuple[zygote.Entry, str]:
+    """Put a script there, for an entry of this kind: how it is run, and what is named."""
+    if kind == "directory":
+        (folder / "app").mkdir()
+        (folder / "app" / "__main__.py").write_text(text)
+        return "script", "app"
+    if kind == "zip":
+        with zipfile.ZipFile(folder / "app.zip", "w") as file:
+            file.writestr("__main__.py", text)
+        return "script", "app.zip"
+    if kind == "package":
+        (folder / "app").mkdir()
+        (folder / "app" / "__init__.py").write_text("")
+        (folder / "app" / "__main__.py").write_text(text)
+        return "module", "app"
+    (folder / "app.py").write_text(text)
+    return ("module", "app") if kind == "module" else ("path" if kind == "path" else "script", "app.py")
+
+
+PROBE = r"""
+import torch, atexit, faulthandler, gc, logging, os, pickle, resource, signal, sys, threading, types, warnings
+class Mine: pass
+def inner(): pass
+main = sys.modules["__main__"]
+print(__name__, globals().get("__file__"), __package__, __doc__, type(__loader__).__name__)
+print(__spec__ and (__spec__.name, __spec__.origin, __spec__.parent), globals().get("__cached__"))
+print(main.__dict__ is globals(), sorted(globals()))
+print(sys.argv, sys.orig_argv, sys.path, sys.flags, sys.executable, sys.prefix, sys.warnoptions, sys._xoptions)
+print(os.getcwd(), os.environ.get("PWD"), sorted(set(os.environ) - {"OMP_NUM_THREADS", "ODYSSEY_AGENT_FD", "_", "LC_CTYPE"}))
+for number in sorted(signal.valid_signals() - {signal.SIGRTMAX - 7}):
+    print(number, signal.getsignal(number), signal.siginterrupt)
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
+print({name: status[name] for name in ("Name", "Umask", "SigBlk", "SigIgn", "Threads", "NoNewPrivs", "Cpus_allowed", "Seccomp")})
+print(os.nice(0), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), resource.getrlimit(resource.RLIMIT_NOFILE))
+print(os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid())
+print(open("/proc/self/cmdline").read().rstrip("\0 ").replace("\0", " "), os.readlink("/proc/self/exe"))
+for s in (sys.stdin, sys.stdout, sys.stderr):
+    print(s.name, s.encoding, s.errors, s.line_buffering, s.write_through if s is not sys.stdin else "", s.isatty(), type(s.buffer))
+    print(s is getattr(sys, f"__{s.name[1:-1]}__"), s.fileno())
+print(repr(sys.stdin.read()), threading.current_thread().name, threading.active_count(), threading.main_thread().ident is not None)
+print(sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, threading.excepthook is threading.__excepthook__)
+print(faulthandler.is_enabled(), sys.gettrace(), sys.getprofile(), sys.getrecursionlimit(), sys.getswitchinterval(), gc.isenabled())
+print([f[:1] + f[2:3] for f in warnings.filters if f[2] is not None and f[2].__module__ == "builtins"], logging.root.handlers)
+print(logging.LogRecord("n", 10, "p", 1, "m", (), None).relativeCreated < 60_000, sys.dont_write_bytecode, sys.pycache_prefix)
+print(type(pickle.loads(pickle.dumps(Mine()))) is Mine, Mine.__module__, inner.__module__)
+print(hasattr(sys, "last_value"), hasattr(sys, "ps1"), os.path.exists(sys.path[0] or "."), type(sys.meta_path[0]).__name__)
+atexit.register(lambda: print("bye"))
+"""
 SAME = {
-    "names": """
-import sys, os
-print(__name__, __file__, __spec__, __package__, __doc__, type(__loader__).__name__)
-print(sys.modules["__main__"].__dict__ is globals())
-print(sys.argv, sys.orig_argv, sys.path, sys.flags, os.getcwd(), sys.executable)
-print([name for name in sorted(globals())])
-""",
+    "probe": PROBE,
     "exception": """
+import sys, atexit
+atexit.register(lambda: print(type(sys.last_value)))
 def f():
     raise ValueError("two\\nlines") from KeyError("why")
 f()
@@ -90,7 +150,10 @@ f()
     "exit_text": "import sys; sys.exit('no more')",
     "exit_code": "import sys; sys.exit(300)",
     "exit_none": "import sys; sys.exit()",
-    "excepthook": "import sys\nsys.excepthook = lambda *a: print('mine', a[0])\n1 / 0",
+    "exit_object": "raise SystemExit([1, 2])",
+    "interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT); input()",
+    "excepthook": "import sys\nsys.excepthook = lambda kind, e, trace: print('mine', kind, trace.tb_lineno)\n1 / 0",
+    "excepthook_exits": "import sys\nsys.excepthook = lambda *a: sys.exit(7)\n1 / 0",
     "atexit": """
 import atexit, threading, time
 atexit.register(lambda: print("bye"))
@@ -98,38 +161,50 @@ threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
 open("left.txt", "w").write("unflushed")
 raise SystemExit(3)
 """,
-    "signals": """
-import signal
-for number in sorted(signal.valid_signals()):
-    print(number, signal.getsignal(number))
-print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-""",
-    "streams": """
-import sys
-for s in (sys.stdin, sys.stdout, sys.stderr):
-    print(s.name, s.encoding, s.errors, s.line_buffering, getattr(s, "write_through", None), s.isatty(), type(s.buffer))
-print(repr(sys.stdin.read()))
-""",
-    "pickle": """
-import pickle, multiprocessing as mp
+    "processes": """
+import multiprocessing as mp, sys
 class Mine: pass
-def work(x): return x + 1
+def work(x): print(type(x), __name__, flush=True)
 if __name__ == "__main__":
-    print(type(pickle.loads(pickle.dumps(Mine()))))
-    with mp.get_context("spawn").Pool(1) as pool: print(pool.map(work, [1, 2]))
+    for method in ("spawn", "forkserver", "fork"):
+        process = mp.get_context(method).Process(target=work, args=(Mine(),))
+        process.start()
+        process.join()
+        print(process.exitcode)
+""",
+    "loader": """
+from torch.utils.data import DataLoader, Dataset
+class Numbers(Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i): return i
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        print([batch.tolist() for batch in DataLoader(Numbers(), 2, num_workers=1, multiprocessing_context=method)])
 """,
     "killed": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
 }
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_a_fork_behaves_as_python_does(name: str, forks: Forks, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SAME[name])
-    code, out, err, _ = forks.run(script, "-a", "b c", cwd=tmp_path)
-    assert (code, out, err) == as_python(script, "-a", "b c", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, "file") for name in SAME]
+    + [(name, kind) for name in ("probe", "exception", "syntax", "exit_text") for kind in KINDS[1:]]
+    + [("processes", "module"), ("processes", "package")],
+)
+def test_a_fork_behaves_as_python_does(name: str, kind: str, forks: Forks, tmp_path: Path) -> None:
+    entry, script = place(kind, SAME[name], tmp_path)
+    code, out, err, _ = forks.run(script, "-a", "b c", cwd=tmp_path, entry=entry, OMP_NUM_THREADS="1")
+    theirs = as_python(script, "-a", "b c", cwd=tmp_path, entry=entry)
+    assert (code, out.decode(), err.decode()) == (theirs[0], theirs[1].decode(), theirs[2].decode())
     if name == "atexit":
         assert (tmp_path / "left.txt").read_text() == "unflushed"
+
+
+@pytest.mark.parametrize(("entry", "script"), [("module", "no.such"), ("module", "json.nothing"), ("module", "email")])
+def test_what_cannot_be_run_says_what_python_says(entry: zygote.Entry, script: str, forks: Forks, tmp_path: Path) -> None:
+    code, out, err, _ = forks.run(script, cwd=tmp_path, entry=entry)
+    assert (code, out, err) == as_python(script, cwd=tmp_path, entry=entry)
+    assert code == 1 and err
 
 
 def test_a_relative_script_and_modules_beside_it(forks: Forks, tmp_path: Path) -> None:
@@ -160,8 +235,9 @@ def test_a_fork_has_its_own_session_threads_and_no_descriptor_of_ours(forks: For
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, torch\n"
-        "fds = sorted(int(fd) for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}'))\n"
-        "print(os.getsid(0) == os.getpid(), os.getppid(), fds == [0, 1, 2, int(os.environ['ODYSSEY_AGENT_FD'])])\n"
+        "fds = {int(fd): os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')}\n"
+        "ours = [fd for fd, file in fds.items() if os.path.exists(f'/proc/self/fd/{fd}') and 'odyssey-stacks' not in file]\n"
+        "print(os.getsid(0) == os.getpid(), os.getppid(), ours == [0, 1, 2, int(os.environ['ODYSSEY_AGENT_FD'])])\n"
         "print(torch.get_num_threads(), 'OPENBLAS_NUM_THREADS' in os.environ, 'odyssey.zygote' in sys.modules)\n"
     )
     code, out, _, _ = forks.run(script, cwd=tmp_path, OMP_NUM_THREADS="3")
