@@ -37,6 +37,7 @@ from launcher.actions import (
     Spawn,
     StartMeasure,
 )
+from launcher.chronicle import Chronicle, after, retold
 from launcher.events import (
     AgentJoined,
     AgentLost,
@@ -150,6 +151,7 @@ class Agent:
         self._queue: deque[tuple[Body, str, int | None]] = deque()
         self._is_feeding = False
         self._code: int | None = None
+        self._chronicle = Chronicle()
         self._why = ("", "")
         """Reason and help at the end."""
         self._ending_signal = signal.SIGTERM
@@ -376,6 +378,7 @@ class Agent:
             self._do(action)
 
     def _log(self, event: Event) -> None:
+        self._chronicle = after(self._chronicle, event)
         self._folder.append(event)
         self._watch(event)
 
@@ -482,7 +485,7 @@ class Agent:
         self._progress.stop()
         self._stalls.close()
         self._faults.end()
-        self._nodes.end(self._ending_signal, code, *self._why)
+        self._nodes.end(self._ending_signal, code, *self._why, retold(self._chronicle))
 
     # -- reports and orders --------------------------------------------------------------------------------------------
 
@@ -511,7 +514,9 @@ class Agent:
             case messages.Failed():
                 process.has_failed = True
                 self._feed_report(rank, report)
-            case messages.Stepped():
+            case messages.Stepped(modules=modules):
+                if self._state.n_restarts < self._state.max_restarts:
+                    self._processes.forks.learn(modules)
                 if not self._state.models:
                     self._has_progressed(rank)
             case messages.Beat() as beat:

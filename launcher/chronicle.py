@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from launcher.advice import advice
 from launcher.events import (
     AtStep,
+    Body,
     Event,
     JobEnded,
     JobStarted,
@@ -149,3 +150,30 @@ def failure_of(chronicle: Chronicle) -> Failure | None:
         attempt=chronicle.attempt,
         attempts=chronicle.attempts,
     )
+
+
+RETOLD = "retold"
+"""Origin of events that are told again at the end, to an agent that has not the job's log."""
+
+
+def retold(chronicle: Chronicle) -> tuple[Event, ...]:
+    """A short log that leads to the same failure; empty for a job that has not failed."""
+    failure = failure_of(chronicle)
+    if failure is None or chronicle.job is None:
+        return ()
+    now = chronicle.started_at
+    told: list[tuple[float, Body]] = [(now, chronicle.job)]
+    for attempt in chronicle.attempts:
+        now += attempt.ran_s
+        told.append((now, Restarting(attempt.number + 1, attempt.failure, attempt.failure, 0.0)))
+    told += [(now, started) for started in chronicle.started.values()]
+    for end in chronicle.ends.values():
+        if end.error:
+            told.append((end.time, RankFailed(end.rank, end.error, end.help, end.traceback)))
+        if end.cause is not None:
+            told.append((end.time, RankLost(end.rank, end.cause, False, end.testimony)))
+    if failure.cause is not None and failure.step is not None:
+        told.append((now, AtStep(failure.cause.rank, failure.step)))
+    if chronicle.ended is not None:
+        told.append((chronicle.ended_at, chronicle.ended))
+    return tuple(Event(time, 0, RETOLD, body) for time, body in told)

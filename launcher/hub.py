@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from launcher.channel import Channel
-from launcher.events import Body, Cause, RankExited, RankLost, RankStarted
+from launcher.events import Body, Cause, Event, RankExited, RankLost, RankStarted
 from launcher.gathering import Gathering
 from launcher.loop import Loop
 from launcher.options import Seat
@@ -224,11 +224,11 @@ class Hub:
         for channel in self._channels.values():
             channel.send(Signal(number))
 
-    def end(self, code: int, reason: str, help: str) -> None:
+    def end(self, code: int, reason: str, help: str, story: tuple[Event, ...]) -> None:
         """Send all home. Their connections end when their ranks have."""
         self._is_over = True
         for channel in self._channels.values():
-            channel.send(JobIsOver(code, reason, help))
+            channel.send(JobIsOver(code, reason, help, story))
 
     def kill_all(self) -> None:
         for channel in self._channels.values():

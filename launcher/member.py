@@ -203,7 +203,9 @@ class Member:
             case Signal(number=number):
                 self._processes.pass_on(number)
             case JobIsOver() as over:
-                if over.code != ExitCode.OK:
+                for event in over.story:
+                    self._watch(event)
+                if over.code != ExitCode.OK and not over.story:
                     self._say(f"the job is over: {over.reason}")
                 self._end(over.code)
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator, Mapping
 
 from launcher import ends
-from launcher.events import Cause
+from launcher.events import Cause, Event
 from launcher.hub import Hub, RemoteRank
 from launcher.options import Seat
 from launcher.processes import Processes
@@ -78,11 +78,11 @@ class Nodes:
         if self._hub is not None:
             self._hub.pass_on(number)
 
-    def end(self, number: signal.Signals, code: int, reason: str, help: str) -> None:
+    def end(self, number: signal.Signals, code: int, reason: str, help: str, story: tuple[Event, ...]) -> None:
         """End all: the log has ended, so nothing is fed any more."""
         self._here.end(number)
         if self._hub is not None:
-            self._hub.end(code, reason, help)
+            self._hub.end(code, reason, help, story)
 
     def kill_all(self) -> None:
         """SIGKILL to every rank."""

@@ -9,7 +9,7 @@ import struct
 
 import msgspec
 
-from launcher.events import RankExited, RankLost, RankStarted
+from launcher.events import Event, RankExited, RankLost, RankStarted
 from launcher.options import Seat
 from odyssey.messages import Report
 
@@ -118,11 +118,12 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobIsOver(msgspec.Struct, frozen=True, tag=True):
-    """End what is left and exit with this code."""
+    """End what is left and exit with this code. `story`: of a job that failed, what explains it (chronicle.retold)."""
 
     code: int
     reason: str
     help: str
+    story: tuple[Event, ...] = ()
 
 
 FromLeader = Welcome | Refused | SpawnRank | ToRank | EndRanks | KillRank | Drill | KillAll | Signal | JobIsOver

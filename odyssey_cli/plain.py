@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TextIO
 
+from launcher.chronicle import RETOLD
 from launcher.events import (
     Event,
     JobStarted,
@@ -71,6 +72,8 @@ class PlainLog:
 
         An exit code ends the job of a Job, and is told then.
         """
+        if event.origin == RETOLD:
+            return False
         match event.body:
             case RankLost(cause=cause):
                 return self._board.ended is None and self._is_job and cause.kind not in ("ended", "exit")

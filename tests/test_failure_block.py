@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.chronicle import Chronicle, Failure, after, failure_of
+from launcher.chronicle import Chronicle, Failure, after, failure_of, retold
 from launcher.events import (
     AtStep,
     Body,
@@ -190,6 +190,18 @@ def test_no_line_is_longer_than_the_screen_but_those_of_a_traceback(width: int) 
     head, _, rest = text.partition("  traceback :")
     shown = max(60, min(width, 100))
     assert all(len(line) <= shown for line in (head + rest.partition("lost their")[2]).splitlines())
+
+
+def test_what_an_agent_is_told_at_the_end_leads_to_the_same_block() -> None:
+    again = "rank 1 was lost (SIGKILL)"
+    chronicle = EXCEPTION
+    later = story(2, (5.0, signal_of(1, "SIGKILL", 9)), (5.0, Restarting(1, again, again, 0.0)), (6.0, exit_of(0, 3)))
+    for whole in (chronicle, after(later, Event(START + 7, 0, "agent", JobEnded(1, "rank 0 ended with exit code 3", "")))):
+        short = Chronicle()
+        for event in retold(whole):
+            short = after(short, event)
+        assert render(failure(short), "logs/a", 72) == render(failure(whole), "logs/a", 72)
+    assert retold(story(1, (1.0, JobEnded(0, "all ranks have ended their scripts", "")))) == ()
 
 
 def test_paths_below_the_working_directory_are_short() -> None:
