@@ -203,12 +203,10 @@ def test_layers_that_do_not_fit_in_memory(run: Run, profile: Path, tmp_path: Pat
 # -- the script -------------------------------------------------------------------------------------------------------
 
 
-def test_a_syntax_error(run: Run) -> None:
+def test_a_syntax_error_is_told_once_before_any_rank_is_started(run: Run) -> None:
     said = run("def broken(:", "--nodes", 2)
-    said_at = f"line {SCRIPT.splitlines().index('FAULT') + 1}"
-    assert said.code == 1 and said.n_tracebacks == 0
-    assert len(said.errors) == 1 and said.errors[0].endswith(f"failed: SyntaxError: invalid syntax (script.py, {said_at})")
-    assert 1 <= said.stderr.count("    def broken(:\n") <= 2
+    line = SCRIPT.splitlines().index("FAULT") + 1
+    said.assert_one_error(2, f"script.py:{line}: invalid syntax", "the line is: def broken(:")
 
 
 def test_all_ranks_raise_before_the_job(run: Run) -> None:
