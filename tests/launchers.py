@@ -1,9 +1,9 @@
 """torchrun and our launcher as subprocesses: the same command line, in the same surroundings, under the same eyes.
 
 A `Scene` is a folder to launch in, with a working directory, a temporary folder and a state folder of its own. Ranks say
-that they are ready by a line to a pipe, and `tests/clients/probe.py` writes down what a rank finds around it. What a
-launcher leaves behind is found by a variable in the environment of all its processes, not by parenthood; and since the
-process of the tests becomes the parent of whatever is orphaned below it, a zombie cannot hide in init's lap either.
+that they are ready by a line to a pipe, and `tests/clients/probe.py` writes down what a rank finds around it. The process
+of the tests becomes the parent of whatever is orphaned below it, so that neither a process in another session, nor one
+without environment, nor a zombie can get away.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from launcher import spawn
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
 PROBE = str(CLIENTS / "probe.py")
-PATIENCE_S = 90.0
+PATIENCE_S = 60.0
 """For anything that a launcher has to do. No test waits so long unless it fails."""
 
 
@@ -153,7 +152,6 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.id = uuid.uuid4().hex
         self.cwd, self.tmp, self.state, self.probes_dir = (folder / name for name in ("work", "tmp", "state", "probes"))
         for path in (self.cwd, self.tmp, self.state, self.probes_dir):
             path.mkdir(parents=True)
@@ -163,6 +161,7 @@ class Scene:
         self._ready = os.open(self._ready_path, os.O_RDWR)  # for writing, too: else it ends with its first writer
         self._heard = b""
         self._shm = _shared_memory()
+        self._before = psutil.Process().children(recursive=True)
 
     # -- before ----------------------------------------------------------------------------------------------------------
 
@@ -181,7 +180,6 @@ class Scene:
             "XDG_STATE_HOME": str(self.state),
             "PROBES": str(self.probes_dir),
             "READY": str(self._ready_path),
-            "SCENE": self.id,
             "PYTHONDONTWRITEBYTECODE": "1",
             **(more or {}),
         }
@@ -222,15 +220,12 @@ class Scene:
         return not self._heard and not select.select([self._ready], [], [], seconds)[0]
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of this scene's launchers, their ranks, and whatever these started."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("SCENE") == self.id and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue  # gone, a zombie, or not ours to look into
-        return found
+        """Every living process of this scene's launchers, their ranks, and whatever these started, orphans too."""
+        return [process for process in self._descendants() if _is_alive(process)]
+
+    def _descendants(self) -> list[psutil.Process]:
+        """All that came below this process since the scene began, zombies included: it is the parent of orphans."""
+        return [process for process in psutil.Process().children(recursive=True) if process not in self._before]
 
     # -- after -----------------------------------------------------------------------------------------------------------
 
@@ -249,34 +244,24 @@ class Scene:
 
         A launcher that was killed could not wait for its ranks; then they get a moment to die in.
         """
-        assert all(run.process.poll() is not None for run in self.runs)
-        orphans = self._orphans()
+        running = [run.story() for run in self.runs if run.process.poll() is None]
+        assert not running, f"still running: {running}"
         if any(run.process.returncode == -signal.SIGKILL for run in self.runs):
-            psutil.wait_procs([*orphans, *self.processes()], timeout=10)
-            orphans = [process for process in self._orphans() if process.status() != psutil.STATUS_ZOMBIE]
-        left = {*orphans, *self.processes()}
-        described = [_describe(process) for process in left]
-        assert not left, f"{described} left by {[run.story() for run in self.runs]}"
+            psutil.wait_procs(self._descendants(), timeout=10)
+        left = [_describe(process) for process in self._descendants()]
+        assert not left, f"{left} left by {[run.story() for run in self.runs]}"
         assert sorted(self.tmp.rglob("*")) == []
         assert sorted(_shared_memory() - self._shm) == []
 
-    def _orphans(self) -> list[psutil.Process]:
-        """Children that came to this process from a launcher that did not wait for them; zombies among them."""
-        launchers = {run.process.pid for run in self.runs}
-        started = min((run.process.pid for run in self.runs), default=0)
-        return [child for child in psutil.Process().children() if child.pid not in launchers and child.pid > started]
-
     def clear(self) -> None:
         """End what is left, whoever left it."""
-        left = [*self.processes(), *self._orphans()]
-        while left:
+        while left := self._descendants():
             for process in left:
                 try:
                     process.kill()
                 except psutil.NoSuchProcess:
                     pass
             psutil.wait_procs(left, timeout=10)
-            left = [*self.processes(), *self._orphans()]
         for run in self.runs:
             run.process.wait()
         os.close(self._ready)
@@ -304,6 +289,13 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def _shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _describe(process: psutil.Process) -> str:

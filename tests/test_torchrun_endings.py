@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -17,7 +19,6 @@ pytestmark = pytest.mark.timeout(240)
 
 FAMILY = """
 import multiprocessing, os, signal, subprocess, sys
-from multiprocessing.shared_memory import SharedMemory
 
 def work(sentinel):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -29,7 +30,6 @@ if __name__ == "__main__":
     if "ignore" in sys.argv:
         for name in ("SIGINT", "SIGTERM"):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    memory = SharedMemory(create=True, size=4096)
     queue = multiprocessing.Queue()
     worker = multiprocessing.Process(target=work, args=(queue,), daemon=True)
     worker.start()
@@ -40,15 +40,13 @@ if __name__ == "__main__":
         ready.write(f"{os.getpid()} {queue.get()} {same.pid} {other.pid}\\n")
     if "end" in sys.argv or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         worker.kill()
-        memory.close()
-        memory.unlink()
     elif "fail" in sys.argv and os.environ["RANK"] == "1":
-        sys.exit(3)
+        os._exit(3)  # without waiting for the worker
     else:
         while True:
             signal.pause()
 """
-"""Each rank has a worker that ignores SIGTERM, a child, a child in a session of its own, and shared memory."""
+"""Each rank has a worker that ignores SIGTERM, a child and a child in a session of its own."""
 
 
 def family(scene: Scene, n_ranks: int = 2) -> list[list[psutil.Process]]:
@@ -57,16 +55,20 @@ def family(scene: Scene, n_ranks: int = 2) -> list[list[psutil.Process]]:
 
 
 def zygote(scene: Scene) -> psutil.Process:
-    """Its process, as soon as there is one."""
+    """Its process, as soon as there is one: the oldest, the others are forks of it."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        for process in scene.processes():
-            try:
-                if any(part.endswith("zygote.py") for part in process.cmdline()):
-                    return process
-            except psutil.Error:
-                continue
-    raise AssertionError("no zygote")
+        found = [process for process in scene.processes() if _runs_zygote(process)]
+        if found:
+            return min(found, key=lambda process: (process.create_time(), process.pid))
+    raise AssertionError(f"no zygote among {scene.processes()}")
+
+
+def _runs_zygote(process: psutil.Process) -> bool:
+    try:
+        return any(part.endswith("zygote.py") for part in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def test_when_all_succeed(scene: Scene) -> None:
@@ -110,8 +112,8 @@ def test_a_second_ctrl_c_waits_for_nobody(scene: Scene) -> None:
     while run.process.poll() is None and time.monotonic() < deadline:  # two that come at once may be one to the kernel
         run.signal(signal.SIGINT)
         try:
-            psutil.Process(run.process.pid).wait(0.5)
-        except psutil.TimeoutExpired:
+            run.process.wait(0.5)
+        except subprocess.TimeoutExpired:
             continue
     assert run.end() == 130
 
@@ -143,7 +145,7 @@ import os
 with open(os.environ["READY"], "w") as ready:
     ready.write(f"{os.getpid()}\\n")
 os.read(os.open("go", os.O_RDONLY), 1)
-print("done")
+os.write(1, b"done\\n")
 """
     run = scene.start(OURS, "--nproc-per-node=2", scene.write("train.py", text))
     if is_early:
@@ -153,8 +155,8 @@ print("done")
         zygote(scene).kill()
     assert all(rank.is_running() for (rank,) in ranks)
     os.write(go, b"12")
-    os.close(go)
     assert run.succeed().stdout == "done\ndone\n"
+    os.close(go)
 
 
 def test_a_killed_zygote_does_not_hinder_a_restart(scene: Scene) -> None:
@@ -188,8 +190,6 @@ signal.pause()
 
 
 def test_an_explicit_port_is_free_again(scene: Scene) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     for _ in range(2):  # and can be had at once by the next job
