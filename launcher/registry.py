@@ -83,10 +83,10 @@ def started_at(pid: int) -> float | None:
     return int(fields[19]) / _TICKS_PER_S if fields[0] not in "ZX" else None
 
 
-def agent_of(first: Event) -> int | None:
-    """The agent's pid if it still runs here. `first`: of the job's log."""
-    job = first.body
-    if not isinstance(job, JobStarted) or job.host not in ("", socket.gethostname()) or first.time < _booted_at() - 1:
+def agent_of(started: Event) -> int | None:
+    """The agent's pid if it still runs here. `started`: the JobStarted of its log."""
+    job = started.body
+    if not isinstance(job, JobStarted) or job.host not in ("", socket.gethostname()) or started.time < _booted_at() - 1:
         return None
     now = started_at(job.pid)
     return job.pid if now is not None and abs(now - job.pid_started) < _SAME_START_S else None
@@ -96,9 +96,12 @@ def is_running(folder: Path) -> bool:
     """Whether the job's agent runs on this host."""
     try:
         with (folder / "events.jsonl").open("rb") as log:
-            return agent_of(events.decode(log.readline())) is not None
-    except (OSError, msgspec.MsgspecError):
-        return False
+            for line in log:  # notes may come before the line that tells
+                if (event := _event(line)) is not None and isinstance(event.body, JobStarted):
+                    return agent_of(event) is not None
+    except OSError:
+        pass
+    return False
 
 
 def _booted_at() -> float:

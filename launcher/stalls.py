@@ -33,6 +33,8 @@ LATEST_REPEAT_S = 3600.0
 TELL_STEP_S = 10.0
 """A rank's step comes into the log this often."""
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
 # -- who has stalled, pure ---------------------------------------------------------------------------------------------
 
 
@@ -104,10 +106,17 @@ class Stalls:
         stopped = frozenset(rank for rank in stalled if samples[rank].is_stopped)
         return Verdict(stalled, frozenset(samples) - frozenset(stalled), stopped, is_open)
 
+    def pass_over(self, now: float, samples: Mapping[int, Sample]) -> None:
+        """What ranks did since the last look was our doing, no sign of life."""
+        for rank, sample in samples.items():
+            if rank in self._lives:
+                self._lives[rank].sample, self._lives[rank].looked_at = sample, now
+
 
 def _lives(before: Sample, now: Sample, seconds: float) -> bool:
-    """Processes that have ended take their seconds with them, so a sum may sink."""
-    return now.written != before.written or now.processor_s - before.processor_s > IDLE_SHARE * seconds
+    """Processes that have ended take their seconds with them, so a sum may sink. A single tick of the clock says nothing."""
+    used_s = now.processor_s - before.processor_s
+    return now.written != before.written or used_s > IDLE_SHARE * seconds + 1.01 / _TICKS_PER_S
 
 
 def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[int], frozenset[int]]:
@@ -229,6 +238,7 @@ class StallWatch:
         self.steps.pop(rank, None)
         self._step_due.pop(rank, None)
         self._untold.discard(rank)
+        self._told_since = None
         if self._stalls is not None:
             self._stalls.forget(rank)
 
@@ -239,6 +249,9 @@ class StallWatch:
 
     def _look(self) -> None:
         assert self._stalls is not None and self._timeout_s is not None
+        self._look_later()
+        if self._reader is not None:
+            return  # what ranks do now is to be read
         now = self._loop.clock()
         pids = self._ranks()
         self._pids = pids
@@ -251,9 +264,8 @@ class StallWatch:
             self._told_since = min(self._verdict.stalled.values())
             self._repeat_s = self._timeout_s
             self._read_stacks()
-        elif now >= self._tell_at and self._reader is None:
+        elif now >= self._tell_at:
             self._read_stacks()
-        self._look_later()
 
     def _goes_on(self, now: float) -> None:
         """There is progress (again)."""
@@ -271,6 +283,7 @@ class StallWatch:
         self._reader = None
         assert self._verdict is not None and self._stalls is not None
         living = self._ranks()
+        self._stalls.pass_over(self._loop.clock(), sample(living, self._written))  # that they were read costs ranks some time
         stalled = {rank: at for rank, at in self._verdict.stalled.items() if living.get(rank) == self._pids.get(rank)}
         if not stalled:
             return
@@ -287,8 +300,6 @@ class StallWatch:
             for rank in sorted(blamed):
                 if self._ranks().get(rank) == self._pids.get(rank):
                     self._kill(rank, Cause("hang", f"made no progress for {now - stalled[rank]:.0f} s"))
-            if blamed:
-                self._told_since = None  # what comes next is no progress, but another start
 
 
 class _Reader:
@@ -347,9 +358,6 @@ def sample(pids: Mapping[int, int], written: Callable[[int], int]) -> dict[int, 
         processor_s = sum(table[p][3] for p in seen if p in table)
         samples[rank] = Sample(processor_s, written(rank) + _file_bytes(pid), table[pid][2] in "Tt")
     return samples
-
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def _processes() -> dict[int, tuple[int, int, str, float]]:

@@ -33,7 +33,7 @@ def stop(name: str | None, *, now: bool) -> ExitCode:
         print(f"{job.name} has just ended")
         return ExitCode.OK
     try:
-        if registry.agent_of(job.log.events[0]) == agent:  # seen again through a descriptor that nobody else can get
+        if job.log.agent == agent:  # seen again through a descriptor that nobody else can get
             _end(process, job, now)
     except PermissionError:
         raise OdysseyError(f"{job.name} is another user's", "ask them") from None

@@ -27,8 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 WAITING = """
 import os, sys, odyssey
 def serve():
-    with open(sys.argv[1]) as pipe:
-        pipe.read()
+    with open(sys.argv[1]) as pipe: pipe.read()  # in one line, so that both are at the same place
 print("rank", os.environ["RANK"], "begins", flush=True)
 odyssey.heartbeat(7)
 serve()
@@ -150,7 +149,7 @@ def test_a_running_job_is_listed_shown_read_and_stopped(
         assert [rank["is_alive"] for rank in status["ranks"]] == [True, True]
     assert f"agent     pid {job.process.pid}" in Cli(capsys, "status").out
 
-    assert Cli(capsys, "stacks").out == "ranks 0-1: in serve (serve.py:5)\n"
+    assert Cli(capsys, "stacks").out == "ranks 0-1: in serve (serve.py:4)\n"
     assert Cli(capsys, "logs").out == "[rank 0]: rank 0 begins\n[rank 1]: rank 1 begins\n"
     assert Cli(capsys, "logs", "--rank", "1").out == "rank 1 begins\n"
     assert "has no rank 2" in Cli(capsys, "logs", "--rank", "2").err
@@ -292,6 +291,7 @@ def test_another_process_with_the_agents_number_is_never_taken_for_it(
     assert own is not None
     right = logged(tmp_path / "right", started(os.getpid(), own))
     assert registry.is_running(right)
+    assert registry.is_running(logged(tmp_path / "later", Note("waiting for agent 1"), started(os.getpid(), own)))
     job = started(os.getpid(), own + (broken == "start"), host="elsewhere" if broken == "host" else "")
     folder = logged(tmp_path / "wrong", job, time=1.0 if broken == "boot" else 2e9)
     assert not registry.is_running(folder)

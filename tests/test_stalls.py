@@ -54,6 +54,13 @@ def test_a_trickle_of_processor_time_is_no_life() -> None:
     assert watch.look(10.0, {0: Sample(5.05, 0)}).stalled == {0: 0.0}
 
 
+def test_what_reading_its_stack_cost_a_rank_is_no_life() -> None:
+    watch = Stalls(10.0)
+    watch.look(0.0, {0: IDLE})
+    watch.pass_over(9.0, {0: Sample(5.5, 100)})
+    assert watch.look(10.0, {0: Sample(5.5, 100)}).stalled == {0: 0.0}
+
+
 def test_with_heartbeats_only_heartbeats_count() -> None:
     watch = Stalls(10.0)
     watch.look(0.0, {0: IDLE})
@@ -158,8 +165,7 @@ def test_a_stopped_rank_is_to_blame_wherever_it_was() -> None:
 SLEEPER = """
 import sys, threading, time
 def wait():
-    print("ready", flush=True)
-    time.sleep(1000)
+    print("ready", flush=True); time.sleep(1000)  # in one line, so that both are at the same place
 threading.Thread(target=lambda: time.sleep(1000), daemon=True).start()
 wait()
 """
@@ -180,14 +186,14 @@ needs_spy = pytest.mark.skipif(stacks.find_spy() is None, reason="py-spy is not 
 @needs_spy
 def test_the_main_threads_stack_is_read_from_outside(sleeper: subprocess.Popen[str]) -> None:
     found = Reading().read({0: sleeper.pid})
-    assert stacks.lines(stacks.group(found)) == ["rank 0: in wait (sleeper.py:5)"]
+    assert stacks.lines(stacks.group(found)) == ["rank 0: in wait (sleeper.py:4)"]
 
 
 @needs_spy
 def test_the_stack_of_a_stopped_process_is_read(sleeper: subprocess.Popen[str]) -> None:
     sleeper.send_signal(signal.SIGSTOP)
     os.waitpid(sleeper.pid, os.WUNTRACED)
-    assert stacks.place(Reading().read({0: sleeper.pid})[0]) == "wait (sleeper.py:5)"
+    assert stacks.place(Reading().read({0: sleeper.pid})[0]) == "wait (sleeper.py:4)"
 
 
 def test_without_py_spy_a_process_that_is_not_prepared_is_left_alone(
