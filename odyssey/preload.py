@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+ENDING_S = 0.02
+"""A thread that was joined may still be seen for a moment."""
 MAX_PAUSE_S = 0.5
 """After each import it sleeps as long as the import took, up to this: the ranks need the processors more."""
 
@@ -152,6 +154,8 @@ class _Watch:
 
     def look(self) -> None:
         """Has anything happened since the last time?"""
+        if n_threads() > self._n_threads:
+            time.sleep(ENDING_S)
         if (now := n_threads()) > self._n_threads:
             self._n_threads = now
             self.leave_out("starts a thread", [*_importing(), self.last])
@@ -194,8 +198,13 @@ def _rank_zero(module: Any) -> None:
     module.rank_zero_only.rank = module._get_rank() or 0
 
 
+def _rank_zero_of_torchmetrics(module: Any) -> None:
+    module.rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", 0))
+
+
 REPAIRS: dict[str, Callable[[Any], None]] = {
     "lightning.fabric.utilities.rank_zero": _rank_zero,
     "lightning_fabric.utilities.rank_zero": _rank_zero,
+    "torchmetrics.utilities.prints": _rank_zero_of_torchmetrics,
 }
 """Modules that read a rank's variables at import, and what to do about it in the fork."""

@@ -102,7 +102,7 @@ sys.stderr.write("done\\n")
         assert (ran.folder / "attempt_0" / str(rank) / "stderr.log").read_text() == "done\n"
 
 
-def test_a_directory_is_run_without_the_zygote(tmp_path: Path) -> None:
+def test_a_directory_is_run_by_its_main(tmp_path: Path) -> None:
     folder = tmp_path / "package"
     folder.mkdir()
     (folder / "__main__.py").write_text("import sys; print(sys.argv[1:], sys.path[0])")

@@ -1,0 +1,259 @@
+"""Ranks and the store come whatever happens to the zygote; it costs the speed of the next start, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import environment, fidelity, spawn
+from launcher.ends import end_descendants
+from launcher.forks import Forks
+from launcher.loop import Loop
+from launcher.options import Entry, RunOptions, Seat
+from launcher.spawn import RankProcess
+from odyssey.errors import UsageError
+from odyssey.zygote import Imported
+
+pytestmark = pytest.mark.timeout(120)
+HERE = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'], flush=True)"
+
+
+class Starts:
+    """Forks on a loop of their own, and what has become of what they were asked for."""
+
+    def __init__(self, folder: Path, text: str = HERE, **options: Any) -> None:
+        (folder / "script.py").write_text(text)
+        self.folder = folder
+        self.options = RunOptions(str(folder / "script.py"), n_ranks_per_node=2, **options)
+        self.loop = Loop(time.monotonic)
+        self.said: list[str] = []
+        self.ranks: list[tuple[int, int]] = []
+        """Rank and pid, as they came."""
+        self.stores: list[int] = []
+        self.sockets: list[socket.socket] = []
+        self._was_subreaper = spawn.set_subreaper(True)
+        self.forks = Forks(self.options, self.loop, 2, say=self.said.append, started=self._started, gone=self._gone)
+        self.forks.start()
+
+    def _started(self, process: RankProcess | None, pid: int) -> None:
+        if process is None:
+            self.stores.append(pid)
+        else:
+            self.ranks.append((process.rank, pid))
+
+    def _gone(self, pid: int, status: int) -> None:
+        raise AssertionError("nothing is reaped here before it is known")
+
+    @property
+    def zygote(self) -> int:
+        assert self.forks._zygote is not None
+        return self.forks._zygote.pid
+
+    def start(self, rank: int, **variables: str) -> None:
+        seat = Seat(rank, rank, 0, 2, 2, 1, rank, 2)
+        given = environment.for_rank(
+            self.options, os.environ, seat, master_addr="", master_port=0, run_id="", job_dir=None, error_file=""
+        )
+        ours, theirs = socket.socketpair()
+        self.sockets.append(ours)
+        with theirs, open(os.devnull) as stdin, (self.folder / f"out{rank}").open("ab") as out:
+            descriptors = [stdin.fileno(), out.fileno(), out.fileno(), theirs.fileno()]
+            self.forks.start_rank(RankProcess(seat), given | variables, descriptors)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            self.loop.turn()
+
+    def ready(self) -> None:
+        self.until(lambda: self.forks._is_ready)
+
+    def output(self, n_ranks: int) -> list[str]:
+        """Of all ranks, when they have come and ended."""
+        self.until(lambda: len(self.ranks) == n_ranks)
+        for ours in self.sockets:
+            while ours.recv(1 << 16):
+                pass  # its end of file is the rank's end
+            ours.close()
+        self.sockets.clear()
+        for _, pid in self.ranks:
+            os.waitpid(pid, 0)
+        return [(self.folder / f"out{rank}").read_text() for rank in sorted({rank for rank, _ in self.ranks})]
+
+    def close(self) -> None:
+        self.forks.close()
+        self.loop.close()
+        end_descendants()
+        spawn.set_subreaper(self._was_subreaper)
+
+
+@pytest.fixture
+def starts(tmp_path: Path) -> Iterator[Callable[..., Starts]]:
+    made: list[Starts] = []
+    before = set(os.listdir("/proc/self/fd"))
+
+    def make(text: str = HERE, **options: Any) -> Starts:
+        made.append(Starts(tmp_path, text, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_zygote_that_is_killed_while_it_imports_is_replaced(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.start(0)
+    os.kill(it.zygote, signal.SIGKILL)
+    assert it.output(1) == ["0 0\n"]
+    assert it.said == ["the zygote was lost; another one is started"]
+
+
+def test_a_zygote_that_never_gets_ready_is_done_without(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.start(0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        it.forks.start_store("127.0.0.1", port, listener.fileno(), {"key": "value"})
+        for _ in range(2):
+            first = it.zygote
+            os.kill(first, signal.SIGKILL)
+            it.until(lambda first=first: it.forks._zygote is None or it.zygote != first)
+        assert it.output(1) == ["0 0\n"]
+        assert it.said[-1] == "ranks are started without the zygote: it has ended twice before it was ready"
+        from torch.distributed import TCPStore
+
+        assert TCPStore("127.0.0.1", port, is_master=False).get("key") == b"value"
+
+
+def test_a_zygote_that_is_killed_between_two_starts_is_replaced(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.ready()
+    os.kill(it.zygote, signal.SIGKILL)
+    os.waitid(os.P_PID, it.zygote, os.WEXITED | os.WNOWAIT)
+    it.start(1)
+    assert it.output(1) == ["1 1\n"]
+
+
+def test_a_zygote_that_is_killed_while_it_forks_leaves_each_rank_once(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.ready()
+    for rank in range(6):
+        it.start(rank)
+    it.until(lambda: it.ranks)
+    os.kill(it.zygote, signal.SIGKILL)
+    assert it.output(6) == [f"{rank} {rank}\n" for rank in range(6)]
+
+
+def test_where_torch_cannot_be_imported_ranks_are_plain_spawns(
+    starts: Callable[..., Starts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('broken on purpose')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    it = starts()
+    it.ready()
+    it.start(0)
+    assert it.output(1) == ["0 0\n"]
+    assert it.said == ["ranks are started without the zygote: its imports failed, ImportError: broken on purpose"]
+
+
+def test_fifty_starts_leak_no_descriptor(starts: Callable[..., Starts]) -> None:
+    it = starts("pass")
+    it.ready()
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        it.start(0)
+        it.output(1)
+        it.ranks.clear()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_environment_may_be_larger_than_a_packet(starts: Callable[..., Starts]) -> None:
+    it = starts("import os; print(sum(map(len, os.environ.values())) > 3_000_000)")
+    it.start(0, **{f"LARGE_{i}": "x" * 100_000 for i in range(30)})
+    assert it.output(1) == ["True\n"]
+
+
+def test_plain_spawns_run_programs_and_other_interpreters(starts: Callable[..., Starts]) -> None:
+    it = starts("import sys; print(sys.executable, sys.argv[1:])", interpreter=sys.base_prefix + "/bin/python3")
+    it.start(0)
+    assert it.output(1)[0].startswith(sys.base_prefix)
+    assert it.said == []
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "name"),
+    [
+        ({"entry": Entry.PROGRAM}, {}, "no-python"),
+        ({"interpreter": "/usr/bin/python3"}, {}, "other-interpreter"),
+        ({}, {"ODYSSEY_ZYGOTE": "0"}, "switched-off"),
+        ({}, {"PYTHONPROFILEIMPORTTIME": "1"}, "start-variable"),
+        ({}, {"COVERAGE_PROCESS_START": "x"}, "coverage"),
+    ],
+)
+def test_rules_say_why_ranks_are_no_forks(options: dict[str, Any], variables: dict[str, str], name: str) -> None:
+    ruling = fidelity.ruling(RunOptions("script.py", **options), variables)
+    assert ruling is not None and ruling.name == name and ruling.reason
+    assert fidelity.ruling(RunOptions("script.py"), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("imported", "name"),
+    [(Imported(1.0, 3), "threads"), (Imported(1.0, 1, has_cuda=True), "cuda"), (Imported(1.0, 1, error="E"), "broken-import")],
+)
+def test_what_the_zygote_became_may_forbid_forks(imported: Imported, name: str) -> None:
+    ruling = fidelity.ruling_on(imported)
+    assert not imported.is_safe and ruling is not None and ruling.name == name
+    assert fidelity.ruling_on(Imported(1.0, 1)) is None
+
+
+def test_rules_are_said_when_asked_for(starts: Callable[..., Starts], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODYSSEY_ZYGOTE", "0")
+    it = starts(verbose=True)
+    assert it.said == ["ranks are started without the zygote: ODYSSEY_ZYGOTE is 0 (rule switched-off)"]
+
+
+def test_arguments_name_the_local_rank() -> None:
+    seat = Seat(5, 1, 1, 8, 4, 2, 5, 8)
+    options = RunOptions("s.py", ("--dir=${local_rank}", "$HOME"), passes_local_rank=True, virtual_local_rank=True)
+    assert spawn.arguments_for(options, seat) == ("--local-rank=1", "--dir=1", "$HOME")
+
+
+def test_a_virtual_local_rank_sees_one_device() -> None:
+    options = RunOptions("s.py", virtual_local_rank=True)
+
+    def of_rank(local_rank: int, **inherited: str) -> tuple[str, str]:
+        seat = Seat(local_rank, local_rank, 0, 2, 2, 1, local_rank, 2)
+        given = environment.for_rank(
+            options, inherited, seat, master_addr="", master_port=0, run_id="", job_dir=None, error_file=""
+        )
+        return given["LOCAL_RANK"], given["CUDA_VISIBLE_DEVICES"]
+
+    assert of_rank(1) == ("0", "1")
+    assert of_rank(1, CUDA_VISIBLE_DEVICES="4, 7") == ("0", "7")
+    with pytest.raises(UsageError, match="no device for local rank 1 in CUDA_VISIBLE_DEVICES=4"):
+        of_rank(1, CUDA_VISIBLE_DEVICES="4")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("none", "no such program"), ("plain.sh", "not executable"), (".", "is a directory")]
+)
+def test_a_program_that_cannot_run_is_an_error_before_the_start(name: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "plain.sh").write_text("true")
+    with pytest.raises(UsageError, match=what):
+        spawn.check(RunOptions(f"{tmp_path}/{name}", entry=Entry.PROGRAM))
+
+
+def test_binding_without_a_gpu_is_one_error() -> None:
+    if any(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia")):
+        pytest.skip("this host has a GPU")
+    with pytest.raises(UsageError, match="this host has no GPU"):
+        spawn.check(RunOptions("script.py", numa_binding="node"))
