@@ -2,8 +2,9 @@
 
 The agent starts it as `python -u zygote.py FD` and asks for forks over the socket FD, one request a packet, with the new
 process's streams and its socket to the agent attached. A fork is made twice, so that the middle process's end hands the
-new one to the agent (a child subreaper): the agent waits for it, and the loss of the zygote harms nobody. What is
-forked runs the script as `python -u script.py` does, see entry.py. End of file on the socket ends the zygote.
+new one to the agent (a child subreaper): the agent waits for it, and the loss of the zygote harms nobody. Whatever has
+been asked for by then shares one middle process, for it costs as much as a rank. What is forked runs the script as
+`python -u script.py` does, see entry.py. End of file on the socket ends the zygote.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from odyssey import preload
 from odyssey.services import ForkLookup, ForkStore, run_lookup, run_store
 
 PACKET_BYTES = 1 << 18
+MAX_BATCH = 32
+"""Requests that are served by one middle process: it holds their descriptors, of which it may have 1024."""
 STACKS_SIGNAL = signal.SIGRTMAX - 7
 STACKS_FILE = "odyssey-stacks"
 """At this signal a rank writes the Python stacks of its threads to its memory file of this name, see entry.py."""
@@ -161,27 +164,38 @@ def _serve(control: socket.socket, modules: list[str], our_variables: list[str])
     if not _is_ready(control, started, error, {}):
         return None, []
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the middle processes
-    while True:
-        try:
-            packet, descriptors = _receive(control)
-        except OSError:
-            packet = b""
-        if not packet:
-            return None, []
-        request = _requests.decode(packet)
-        if isinstance(request, Import):
-            started = time.monotonic()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # modules may start processes and wait for them
-            left_out = preload.import_all(request.modules, request.variables)
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            if not _is_ready(control, started, "", left_out):
-                return None, []
-            continue
-        if _fork_twice(control, request):
+    while batch := _receive_batch(control):
+        for request, _ in batch:
+            if isinstance(request, Import):
+                started = time.monotonic()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # modules may start processes and wait for them
+                left_out = preload.import_all(request.modules, request.variables)
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+                if not _is_ready(control, started, "", left_out):
+                    return None, []
+        mine = _fork_twice(control, [(request, found) for request, found in batch if not isinstance(request, Import)])
+        for request, descriptors in batch:
+            if mine is None or request is not mine[0]:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        if mine is not None:
             control.close()
-            return request, descriptors
-        for descriptor in descriptors:
-            os.close(descriptor)
+            return mine
+    return None, []
+
+
+def _receive_batch(control: socket.socket) -> list[tuple[Request, list[int]]]:
+    """All that has been asked for by now, at least one; none when the agent is gone."""
+    batch: list[tuple[Request, list[int]]] = []
+    while len(batch) < MAX_BATCH:
+        try:
+            packet, descriptors = _receive(control, socket.MSG_DONTWAIT if batch else 0)
+        except OSError:
+            break
+        if not packet:
+            break
+        batch.append((_requests.decode(packet), descriptors))
+    return batch
 
 
 def _import(modules: list[str]) -> str:
@@ -207,10 +221,10 @@ def _is_ready(control: socket.socket, started: float, error: str, left_out: dict
     return imported.is_safe
 
 
-def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+def _receive(control: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
     descriptors = array.array("i")
     """The request lies in the first of the descriptors that come."""
-    packet, ancillary, _flags, _address = control.recvmsg(PACKET_BYTES, socket.CMSG_LEN(8 * descriptors.itemsize))
+    packet, ancillary, _flags, _address = control.recvmsg(PACKET_BYTES, socket.CMSG_LEN(8 * descriptors.itemsize), flags)
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
@@ -221,26 +235,30 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
         return file.read(), list(descriptors[1:])
 
 
-def _fork_twice(control: socket.socket, request: Fork) -> bool:
-    """True in the new process, False in the zygote. The middle process answers the agent and is gone."""
-    if os.fork() != 0:
-        return False
+def _fork_twice(control: socket.socket, batch: list[tuple[Fork, list[int]]]) -> tuple[Fork, list[int]] | None:
+    """In a new process its own entry of the batch, in the zygote None. The middle process answers the agent and is gone."""
+    if not batch or os.fork() != 0:
+        return None
     # A new process that ends before the middle one does must stay a zombie for the agent, who waits for its status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     middle = os.getpid()
-    pid = os.fork()
-    if pid != 0:
+    for mine in batch:
+        pid = os.fork()
+        if pid == 0:
+            break
         try:
-            control.send(_encoder.encode(Forked(request.number, pid)))
-        finally:
+            control.send(_encoder.encode(Forked(mine[0].number, pid)))
+        except OSError:
             os._exit(0)
+    else:
+        os._exit(0)
     os.setsid()
     while os.getppid() == middle:  # until the kernel has torn the middle process down, some 20 ms; it cannot hang
         time.sleep(0.0005)
     _die_with_parent()
-    if os.getppid() != request.agent:
+    if os.getppid() != mine[0].agent:
         os._exit(1)  # the agent went before it could become the parent: nobody would end us
-    return True
+    return mine
 
 
 def _die_with_parent() -> None:
