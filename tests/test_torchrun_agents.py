@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 
 import pytest
 
-from tests.launchers import Launcher, Run, Scene, better_than_torchrun, long_under_torchrun, scene, under_both
+from tests.launchers import PATIENCE_S, Launcher, Run, Scene, better_than_torchrun, long_under_torchrun, scene, under_both
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -33,24 +34,23 @@ class Agents:
     """Agents `a` and `b` of one job, of which `a` hosts the rendezvous; scripts get the agent's name as first argument."""
 
     def __init__(self, scene: Scene, launcher: Launcher, script: str, nnodes: str, *options: str) -> None:
-        self._start = lambda name, is_host: scene.start(
-            launcher,
-            f"--nnodes={nnodes}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{port}",
-            "--rdzv-id=shared",
-            f"--rdzv-conf=is_host={is_host},last_call_timeout=1",
-            *options,
-            script,
-            name,
-        )
-        port = free_port()
+        self._scene, self._launcher = scene, launcher
+        self._port = free_port()
+        where = [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=shared"]
+        self._arguments = [*where, *options, script]
 
     def a(self) -> Run:
-        return self._start("a", 1)
+        return self._scene.start(self._launcher, *self._arguments, "a")
 
     def b(self) -> Run:
-        return self._start("b", 0)
+        """When `a` is there to host."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port)).close()
+                return self._scene.start(self._launcher, *self._arguments, "b")
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline
 
 
 @under_both
@@ -165,7 +165,9 @@ def test_the_end_of_the_hosting_agent_ends_the_other(scene: Scene, launcher: Lau
 @better_than_torchrun
 @long_under_torchrun
 def test_a_late_agent_joins_at_once(scene: Scene, launcher: Launcher) -> None:
-    agents = Agents(scene, launcher, scene.write("train.py", WAIT), "1:2", "--max-restarts=3")
+    agents = Agents(
+        scene, launcher, scene.write("train.py", WAIT), "1:2", "--max-restarts=3", "--rdzv-conf=last_call_timeout=1"
+    )
     a = agents.a()
     assert scene.hear(1) == ["a of 1"]
     b = agents.b()
