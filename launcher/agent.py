@@ -37,6 +37,7 @@ from launcher.actions import (
     Spawn,
     StartMeasure,
 )
+from launcher.assembly import Assembly
 from launcher.chronicle import Chronicle, after, retold
 from launcher.events import (
     AgentJoined,
@@ -48,7 +49,6 @@ from launcher.events import (
     JobEnded,
     JobStarted,
     Note,
-    Profiled,
     Progressed,
     RankFailed,
     RankLost,
@@ -65,11 +65,11 @@ from launcher.gathering import Gathering
 from launcher.hub import Hub
 from launcher.logs import JobFolder
 from launcher.loop import Loop, Timer
-from launcher.member import TELL_EVERY_S, Member
+from launcher.member import Member
 from launcher.nodes import Nodes, Process
 from launcher.options import RunOptions, Seat
+from launcher.pricing import Pricing
 from launcher.processes import Processes
-from launcher.profiling import Profiling
 from launcher.progress import Progress
 from launcher.reports import event_of
 from launcher.signals import Signals
@@ -77,17 +77,14 @@ from launcher.stalls import StallWatch
 from launcher.state import State, Status
 from launcher.store import StoreAddress
 from launcher.testimony import hand_on
-from launcher.world import AgentInfo, in_order, seats, seats_of_nodes
+from launcher.world import AgentInfo, seats, seats_of_nodes
 from odyssey import messages
 from odyssey.errors import OdysseyError
 from odyssey.messages import Measure, Measured, Ping, Prepare, frame, position_after
 from perfmodel.profile import Profile
-from perfmodel.reliability import ExpectedChange, seconds_to_change
 
 MOVE_S, MEASURE_S, FINISH_S = 1.0, 2.0, 5.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""
-FIRST_LOOK_S, LAST_LOOK_S = 1.0, 60.0
-"""After a Go, plans for the next loss are made anew at the costs that real steps have shown: soon, then ever more rarely."""
 CONNECTION_GRACE_S = 1.0
 """A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
@@ -156,7 +153,6 @@ class Agent:
         """Reason and help at the end."""
         self._ending_signal = signal.SIGTERM
         """What ranks are ended with: the signal that ends the job."""
-        self._has_begun = False
         self._deadline: Timer | None = None
         self._order: tuple[Any, bytes] = (None, b"")
         self._processes = Processes(
@@ -172,6 +168,7 @@ class Agent:
         )
         self._gathering: Gathering | None = None
         self._hub: Hub | None = None
+        self._assembly: Assembly | None = None
         if options.max_agents > 1:
             leader = AgentInfo(0, socket.gethostname(), os.getpid(), options.n_ranks_per_node, options.role, options.node_rank)
             self._gathering = Gathering(options, leader, options.run_id, self._loop.clock())
@@ -179,18 +176,33 @@ class Agent:
                 self._loop,
                 self._gathering,
                 self._processes.run_id,
-                joined=self._agent_joined,
-                lost=self._agent_lost,
+                joined=lambda agent: self._require().joined(agent),
+                lost=lambda agent, why: self._require().lost(agent, why),
                 feed=self._feed,
                 say=self._say,
                 report=self._report,
             )
+            self._assembly = Assembly(
+                self._gathering,
+                self._loop,
+                str(self._processes.store),
+                say=self._say,
+                begin=self._begin,
+                give_up=lambda what, help: self._feed(StopRequested(what, ExitCode.FAILED, help)),
+                joined=lambda agent: self._feed(AgentJoined(agent)),
+                lost=self._agent_lost,
+            )
             self._processes.store_keys[rendezvous.LEADER_KEY] = self._hub.listen(listener)
         self._nodes = Nodes(self._processes, self._hub)
-        self._profiling = Profiling(options)
         self._node_of: dict[int, int] = {}
-        """Filled when the job begins: the agents may have ranks of any number."""
-        self._planner = planning.Planner(options, self._node_of, self._loop)
+        self._pricing = Pricing(
+            options,
+            self._node_of,
+            self._loop,
+            state=lambda: self._state,
+            now=self._now,
+            n_losses=lambda: self._nodes.n_losses,
+        )
         self._faults = Faults(drills, self._loop, self._nodes, self._say)
         self._progress = Progress(
             self._loop,
@@ -219,11 +231,10 @@ class Agent:
         self._signals.watch()
         self._processes.start()
         self._profile = profile
-        if self._gathering is None:
+        if self._assembly is None:
             self._begin(())
         else:
-            self._tell_who_is_missing()
-            self._begin_if_enough()
+            self._assembly.start()
         while self._code is None or not (self._nodes.have_ended and self._processes.streams.are_shown):
             self._loop.turn()
         return self._code
@@ -231,7 +242,6 @@ class Agent:
     def _begin(self, agents: tuple[AgentInfo, ...]) -> None:
         """All agents that are waited for are here; none where there is only this one."""
         options = self._options
-        self._has_begun = True
         sat = seats(agents, 0, 0) if agents else seats_of_nodes(options.n_nodes, options.n_ranks_per_node, 0, 0)
         self._node_of |= {rank: seat.node for rank, seat in sat.items()}
         self._feed(
@@ -261,8 +271,7 @@ class Agent:
             )
         )
         if self._profile is not None:
-            self._profiling.profile = self._profile
-            self._feed(Profiled(self._profile, 0.0))
+            self._feed(self._pricing.read(self._profile))
         if self._processes.forks.are_safe and b"odyssey" in spawn.entry_text(options):
             # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
             threading.Thread(target=planning.import_all, name="imports", daemon=True).start()
@@ -276,39 +285,11 @@ class Agent:
 
     # -- several agents ------------------------------------------------------------------------------------------------
 
-    def _begin_if_enough(self) -> None:
-        """The job begins when all agents are here, or enough and the last call is over."""
-        assert self._gathering is not None
-        if self._has_begun or self._code is not None:
-            return
-        now, starts_at = self._loop.clock(), self._gathering.starts_at()
-        if starts_at is not None and now >= starts_at:
-            self._begin(in_order(tuple(self._gathering.agents.values())))
-        elif starts_at is None and now >= self._gathering.gives_up_at:
-            what = f"{self._gathering.missing()} did not come within {self._options.join_timeout_s:g} s"
-            self._feed(StopRequested(what, ExitCode.FAILED, "start the missing agents, or ask for fewer with --nnodes MIN:MAX"))
-        else:
-            self._loop.later(max(0.0, (starts_at or self._gathering.gives_up_at) - now), self._begin_if_enough)
-
-    def _tell_who_is_missing(self) -> None:
-        if not self._has_begun and self._gathering is not None and self._code is None:
-            here, most = len(self._gathering.agents), self._options.max_agents
-            self._say(
-                f"leading at {self._processes.store}: {here} of {most} agents here, waiting for {self._gathering.missing()}"
-            )
-            self._loop.later(TELL_EVERY_S, self._tell_who_is_missing)
-
-    def _agent_joined(self, agent: AgentInfo) -> None:
-        if self._has_begun:
-            self._feed(AgentJoined(agent))
-        else:
-            self._say(f"agent {agent.number} joined: {agent.host}, {agent.n_ranks} rank{'s' if agent.n_ranks > 1 else ''}")
-            self._begin_if_enough()
+    def _require(self) -> Assembly:
+        assert self._assembly is not None
+        return self._assembly
 
     def _agent_lost(self, agent: AgentInfo, why: str) -> None:
-        if not self._has_begun:
-            self._say(f"agent {agent.number} ({agent.host}) is gone: {why}")
-            return
         ranks = [rank for rank, home in self._state.homes.items() if home == agent.number]
         attempt = self._state.attempt
         self._feed(AgentLost(agent, why))
@@ -320,7 +301,7 @@ class Agent:
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor, no handler."""
         self._stalls.close()
-        self._planner.close()
+        self._pricing.close()
         if self._hub is not None:
             self._hub.close()
         self._processes.close()
@@ -364,7 +345,7 @@ class Agent:
     def _take(self, event: Event) -> None:
         if self._code is not None:
             return  # the log has ended
-        self._profiling.watch(event)
+        self._pricing.profiling.watch(event)
         if isinstance(event.body, RankStarted):
             self._stalls.began(event.body.rank)
             self._progressed.discard(event.body.rank)
@@ -412,7 +393,7 @@ class Agent:
             seat = seats(state.agents, state.n_restarts, state.attempt)[rank]
         else:
             seat = seats_of_nodes(options.n_nodes, options.n_ranks_per_node, state.n_restarts, state.attempt)[rank]
-        return replace(seat, last_failure=state.last_failure)
+        return replace(seat, max_restarts=options.max_restarts, last_failure=state.last_failure)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -448,26 +429,7 @@ class Agent:
         expected_s = plan.estimate.step_s if plan.estimate is not None else 1.0
         self._progress.expect(expected_s)
         self._faults.on_step(plan.step, expected_s)
-        self._profiling.calibrate(plan, went)
-        self._plan_ahead(FIRST_LOOK_S)
-
-    def _plan_ahead(self, look_again_s: float) -> None:
-        """Have plans for the next loss at today's costs; and again when real steps have shown more of these."""
-        plan = self._state.plan
-        if plan is None or self._state.status is not Status.RUNNING:
-            return
-        generation = self._state.generation
-        self._profiling.rescale(plan, self._node_of)
-        can_respawn = self._state.may_respawn
-        seconds = self._expected_change().seconds
-        assert self._profiling.profile is not None
-        self._planner.plan_ahead(plan, self._state.members, can_respawn, self._profiling.profile, seconds)
-
-        def look() -> None:
-            if self._state.generation == generation:
-                self._plan_ahead(min(3 * look_again_s, LAST_LOOK_S))
-
-        self._loop.later(look_again_s, look)
+        self._pricing.went(went)
 
     def _last_words(self, ended: JobEnded) -> None:
         self._why = (ended.reason, ended.help)
@@ -482,6 +444,8 @@ class Agent:
 
     def _end(self, code: int) -> None:
         self._code = code
+        if self._assembly is not None:
+            self._assembly.end()
         self._progress.stop()
         self._stalls.close()
         self._faults.end()
@@ -504,7 +468,7 @@ class Agent:
                 self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, what, generation))
             case messages.OpTimes(generation=generation) as times:
                 if generation == self._state.generation:
-                    self._profiling.refresh(times)
+                    self._pricing.profiling.refresh(times)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
             case messages.Finished():
@@ -582,34 +546,25 @@ class Agent:
     # -- profile and plans ---------------------------------------------------------------------------------------------
 
     def _measure(self, action: StartMeasure) -> None:
-        ranks = self._profiling.begin(action, self._now())
         self._progress.expect(MEASURE_S)
         order = Measure(action.generation, action.chain, "")
-        for rank in ranks:
+        for rank in self._pricing.measure(action):
             self._send(rank, order)
 
     def _measured(self, rank: int, report: Measured) -> None:
-        if not self._profiling.take(rank, report) or self._state.status is not Status.MEASURING:
-            return
         try:
-            profile = self._profiling.merge(self._state.models[min(self._state.models)])
+            profiled = self._pricing.measured(rank, report)
         except (OdysseyError, OSError) as error:
             self._fail(error)
             return
-        self._feed(Profiled(profile, self._now() - self._profiling.since))
+        if profiled is not None:
+            self._feed(profiled)
 
     def _propose(self, ask: Propose) -> None:
-        profile = self._profiling.profile
-        assert profile is not None
         try:
-            proposed = self._planner.propose(ask, profile, self._expected_change())
-            self._feed(proposed, generation=ask.generation)
+            self._feed(self._pricing.propose(ask), generation=ask.generation)
         except OdysseyError as error:
             self._fail(error)
-
-    def _expected_change(self) -> ExpectedChange:
-        observed_s = self._now() - self._state.started_at
-        return seconds_to_change(self._nodes.n_losses, observed_s, mtbf_s=self._options.mtbf_s)
 
     def _fail(self, error: OdysseyError | OSError) -> None:
         what, help = (error.what, error.help) if isinstance(error, OdysseyError) else (str(error), "")

@@ -12,13 +12,18 @@ AGENT_FD = "ODYSSEY_AGENT_FD"
 
 
 def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
-    """What the zygote and all ranks share: read by torch when it is imported."""
+    """What all ranks share."""
     variables = dict(inherited)
     if n_ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
-    variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else every loss prints C++ stack traces of the survivors
     variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     return variables
+
+
+def for_zygote(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
+    """What torch reads when it is imported."""
+    # Else every loss prints C++ stack traces of the survivors. What ranks start themselves does not inherit it.
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | for_all(inherited, n_ranks)
 
 
 def for_rank(
@@ -46,16 +51,17 @@ def for_rank(
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),
         "TORCHELASTIC_RESTART_COUNT": str(seat.n_restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(seat.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(options.ending_signals),
         "TORCHELASTIC_ERROR_FILE": error_file,
         "ODYSSEY_JOB_DIR": str(job_dir or ""),
         "ODYSSEY_NODE": str(seat.node),
         **_device(options, inherited, seat),
         # Restarts that were counted, as TORCHELASTIC_RESTART_COUNT; a new attempt may also come of a changed membership.
         "ODYSSEY_RESTART_COUNT": str(seat.n_restarts),
-        "ODYSSEY_MAX_RESTARTS": str(options.max_restarts),
+        "ODYSSEY_MAX_RESTARTS": str(seat.max_restarts),
         "ODYSSEY_ATTEMPT": str(seat.attempt),
         # One line, such as `rank 2 was lost (SIGKILL)`; empty in the first attempt.
         "ODYSSEY_LAST_FAILURE": seat.last_failure,

@@ -69,6 +69,16 @@ class Gathering:
         return self._enough_since + self._options.last_call_s
 
     @property
+    def most(self) -> int:
+        """How many there may be."""
+        return self._options.max_agents
+
+    @property
+    def patience_s(self) -> float:
+        """How long too few are waited for."""
+        return self._options.join_timeout_s
+
+    @property
     def gives_up_at(self) -> float:
         """When too few will not be waited for any longer."""
         return self._began + self._options.join_timeout_s

@@ -74,12 +74,14 @@ class JobFolder:
 
     def __init__(self, options: RunOptions, now: float, complain: Callable[[str], None]) -> None:
         """Raises UsageError if the folder cannot be made."""
-        self.run_id = options.run_id or time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+        name = (
+            f"{options.run_id.replace('/', '_') or time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}_{secrets.token_hex(4)}"
+        )
+        self.run_id = options.run_id or name
         self.path: Path | None = None
         self._options = options
         self._events: LogFile | None = None
         if options.log_dir != Path(os.devnull):
-            name = f"{self.run_id.replace('/', '_')}_{secrets.token_hex(4)}"
             self.path = (options.log_dir / name).absolute()
             _make(self.path)
             self._events = LogFile(self.path / "events.jsonl", complain)

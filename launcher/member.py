@@ -17,6 +17,7 @@ from typing import Any
 
 import odyssey
 from launcher import ends
+from launcher.assembly import TELL_EVERY_S
 from launcher.channel import Channel
 from launcher.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.exits import ExitCode, ending
@@ -49,8 +50,6 @@ from launcher.wire import (
 from odyssey.errors import OdysseyError
 
 RETRY_S = 0.2
-TELL_EVERY_S = 10.0
-"""How often it is said who is being waited for."""
 
 Watch = Callable[[Event], None]
 Output = Callable[[int, str, bytes], None]

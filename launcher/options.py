@@ -143,8 +143,9 @@ class Seat(msgspec.Struct, frozen=True):
     """Where a rank sits in the present world: what torchrun's variables tell it.
 
     `node`: number of its agent (GROUP_RANK), or of its failure domain where there is only one agent. `role_rank`,
-    `n_role_ranks`: among the ranks of agents with the same role. `n_restarts`: of the job so far. `attempt`: how often all
-    ranks have been started again. `last_failure`: why they had to be, in a line; empty before the first time.
+    `n_role_ranks`: among the ranks of agents with the same role. `n_restarts`: of the job so far, of `max_restarts`.
+    `attempt`: how often all ranks have been started again. `last_failure`: why they had to be, in a line; empty before the
+    first time.
     """
 
     rank: int
@@ -157,4 +158,5 @@ class Seat(msgspec.Struct, frozen=True):
     n_role_ranks: int
     n_restarts: int = 0
     attempt: int = 0
+    max_restarts: int = 0
     last_failure: str = ""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.environment import AGENT_FD, for_all
+from launcher.environment import AGENT_FD, for_zygote
 from launcher.loop import Loop
 from launcher.options import Entry, RunOptions, Seat
 from launcher.streams import RankStreams
@@ -159,7 +159,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-        variables = for_all(environment, n_ranks)
+        variables = for_zygote(environment, n_ranks)
         variables["ODYSSEY_ZYGOTE_IMPORTS"] = " ".join(modules)
         if "OPENBLAS_NUM_THREADS" not in variables:
             variables["OPENBLAS_NUM_THREADS"] = "1"  # else importing numpy starts threads, and forks are not safe

@@ -15,6 +15,7 @@ import logging
 import os
 import pkgutil
 import runpy
+import signal
 import sys
 import time
 import types
@@ -59,6 +60,9 @@ def run(entry: Entry, script: str, arguments: Sequence[str]) -> None:
         error.__traceback__ = trace = _from(first_file, error.__traceback__)
         _report(error)
         hook = sys.excepthook
+        if isinstance(error, KeyboardInterrupt):  # of all ranks at once: Ctrl-C; if it was not, the agent tells of it
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the interpreter, at its very end, ends itself with it
+            hook = _say_nothing if hook is sys.__excepthook__ else hook
 
         def show(kind: type[BaseException], error: BaseException, _: types.TracebackType | None) -> None:
             sys.last_traceback = error.__traceback__ = trace
@@ -66,6 +70,10 @@ def run(entry: Entry, script: str, arguments: Sequence[str]) -> None:
 
         sys.excepthook = show
         raise
+
+
+def _say_nothing(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Instead of as many tracebacks as there are ranks."""
 
 
 def _body(entry: Entry, script: str, main: types.ModuleType) -> tuple[Callable[[], object], str]:

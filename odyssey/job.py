@@ -264,6 +264,8 @@ def _report_uncaught_errors() -> None:
         link.report_failure(error)
         if isinstance(error, OdysseyError):
             return
+        if isinstance(error, KeyboardInterrupt) and before is sys.__excepthook__:
+            return  # of all ranks at once: Ctrl-C; if it was not, the agent tells of it
         if before is sys.__excepthook__:
             # In one write, so that the lines of ranks that fail together do not mix.
             sys.stderr.write("".join(traceback.format_exception(kind, error, users_frames(trace))))

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 
 from odyssey.errors import OdysseyError
+from odyssey.frames import users_frames
 from odyssey.messages import Deframer, Failed, Order, Report, send
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
@@ -68,7 +69,7 @@ def report_failure(error: BaseException) -> None:
     """Tell the agent, if there is one, that the script raised `error`. Only the first time counts."""
     link = connect()
     if link is not None and not link.has_failed:
-        text = "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(type(error), error, users_frames(error.__traceback__)))
         help = error.help if isinstance(error, OdysseyError) else ""
         link.has_failed = True
         if (beat := sys.modules.get("odyssey.beat")) is not None:

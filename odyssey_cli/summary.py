@@ -11,7 +11,11 @@ from odyssey_cli.board import Board
 def summary(board: Board, log_dir: Path | None) -> str:
     """A line each: steps, losses recovered, time lost, where the log is."""
     took = quantities.clock(max(0.0, board.now - board.started))
-    lines = [f"{quantities.plural(board.steps, 'step')} in {took}"]
+    if board.job is None:
+        return ""  # another agent leads the job, and sums it up
+    lines = [f"{quantities.plural(board.steps, 'step')} in {took}" if board.plan is not None else f"ran for {took}"]
+    if board.n_restarts and board.plan is None:
+        lines.append(f"all ranks were started again {quantities.plural(board.attempt, 'time')}")
     recovered = [recovery for recovery in board.recoveries if recovery.went is not None]
     if recovered:
         n_ranks = sum(len(recovery.lost) for recovery in recovered)

@@ -87,7 +87,8 @@ class Said:
         lines = stderr.splitlines()
         self.errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         self.helps = [line.removeprefix("help: ") for line in lines if line.startswith("help: ")]
-        self.n_tracebacks = stderr.count("Traceback (most recent call last)")
+        ranks_own = re.sub(r"\n={20,}\n.*\n={20,}\n", "\n", stderr, flags=re.DOTALL)  # without the block at the end
+        self.n_tracebacks = ranks_own.count("Traceback (most recent call last)")
         self.files = re.findall(r'File "([^"]+)"', stderr)
 
     def assert_one_error(self, code: int, error: str, help: str) -> None:
