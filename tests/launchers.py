@@ -292,7 +292,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    return {entry.name for entry in os.scandir("/dev/shm") if entry.is_file(follow_symlinks=False)}
 
 
 def _is_alive(process: psutil.Process) -> bool:

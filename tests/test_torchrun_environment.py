@@ -21,14 +21,6 @@ GIVEN = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "WORLD_SIZE",
 }  # fmt: skip
 """What torchrun adds to a rank's environment when there is more than one."""
-TO_ITSELF = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
-"""How torchrun's parts tell each other; no part of ours does."""
-OURS_TO_TORCH = {"TORCH_CPP_LOG_LEVEL"}
-"""Unless it is set, ours keep torch from printing C++ stacks of the survivors of each loss."""
-
-
-def given(run: Run) -> set[str]:
-    return GIVEN - TO_ITSELF | OURS_TO_TORCH if run.is_ours else GIVEN
 
 
 def free_port() -> int:
@@ -61,7 +53,7 @@ def two_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def test_these_variables_are_given_and_no_others(two_ranks: tuple[Scene, Run]) -> None:
     scene, run = two_ranks
     for rank in (0, 1):
-        assert set(added(scene, run, rank)) == given(run)
+        assert set(added(scene, run, rank)) == GIVEN
 
 
 def test_each_rank_knows_its_seat(two_ranks: tuple[Scene, Run]) -> None:
@@ -78,6 +70,7 @@ def test_constants_have_torchruns_values(two_ranks: tuple[Scene, Run]) -> None:
     assert found["TORCHELASTIC_MAX_RESTARTS"] == "0"
     assert found["TORCHELASTIC_RESTART_COUNT"] == "0"
     assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
 
 
@@ -97,7 +90,7 @@ def test_each_rank_has_an_error_file_of_its_own(two_ranks: tuple[Scene, Run]) ->
     for rank, file in enumerate(files):
         assert file.is_absolute() and file.parent.is_dir()
         assert file.parts[-3:] == ("attempt_0", str(rank), "error.json")
-        assert file.parts[-4].startswith(f"{run_id}_")
+        assert file.parts[-4].startswith(run_id)
     assert files[0].parents[1] == files[1].parents[1]
 
 
@@ -117,6 +110,7 @@ def test_what_is_set_already_is_left_alone(scene: Scene, launcher: Launcher) -> 
         found = scene.probe(rank).env
         assert {name: found[name] for name in env} == env
         assert found["TORCHELASTIC_MAX_RESTARTS"] == "3"
+        assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR2"
         assert found["ROLE_NAME"] == "trainer"
         assert scene.probe(rank).seat == (rank, rank, 2, 2, 0, 1, rank, 2)
 
@@ -132,7 +126,7 @@ def test_a_single_rank_may_use_all_threads_and_the_run_id_is_the_one_given(scene
     ]  # fmt: skip
     run = scene.start(launcher, *arguments, PROBE).succeed()
     found = added(scene, run)
-    assert set(found) == given(run) - {"OMP_NUM_THREADS"}
+    assert set(found) == GIVEN - {"OMP_NUM_THREADS"}
     assert found["TORCHELASTIC_RUN_ID"] == "101"
     assert found["ROLE_NAME"] == ""
     assert found["MASTER_PORT"] != "1" and scene.probe().facts["store_answers"]
