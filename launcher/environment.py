@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,6 +38,7 @@ def for_rank(
     run_id: str,
     job_dir: Path | None,
     error_file: str,
+    timer_file: str = "",
 ) -> dict[str, str]:
     """The whole environment of a rank. Its agent socket's number is added by whoever starts it."""
     return for_all(inherited, options.n_nodes * options.n_ranks_per_node) | {
@@ -58,6 +61,7 @@ def for_rank(
         "TORCHELASTIC_ERROR_FILE": error_file,
         "ODYSSEY_JOB_DIR": str(job_dir or ""),
         "ODYSSEY_NODE": str(seat.node),
+        **({"TORCHELASTIC_TIMER_FILE": timer_file} if timer_file else {}),
         **_device(options, inherited, seat),
         # Restarts that were counted, as TORCHELASTIC_RESTART_COUNT; a new attempt may also come of a changed membership.
         "ODYSSEY_RESTART_COUNT": str(seat.n_restarts),
@@ -66,6 +70,13 @@ def for_rank(
         # One line, such as `rank 2 was lost (SIGKILL)`; empty in the first attempt.
         "ODYSSEY_LAST_FAILURE": seat.last_failure,
     }
+
+
+def timer_file(inherited: Mapping[str, str], job_dir: Path | None) -> str:
+    """The pipe for torch.distributed.elastic.timer, where TORCHELASTIC_ENABLE_FILE_TIMER asks for it; else empty."""
+    if inherited.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
+        return ""
+    return inherited.get("TORCHELASTIC_TIMER_FILE") or str((job_dir or Path(tempfile.gettempdir())) / f"timers-{os.getpid()}")
 
 
 def of_ranks(options: RunOptions) -> frozenset[str]:

@@ -18,7 +18,7 @@ from launcher.learning import Learning
 from launcher.loop import Loop
 from launcher.options import RunOptions
 from launcher.spawn import RankProcess, Zygote
-from odyssey.services import ForkLookup, ForkStore
+from odyssey.services import ForkLookup, ForkStore, ForkTimers
 from odyssey.zygote import Fork, Forked, ForkRank, Imported
 
 
@@ -111,6 +111,11 @@ class Forks:
         self._number += 1
         self._ask(_Asked(spawn.fork_store(self._number, host, port, keys), None, [listener]))
 
+    def start_timers(self, path: str, run_id: str) -> None:
+        """Have ranks ended whose timers expire."""
+        self._number += 1
+        self._ask(_Asked(spawn.fork_timers(self._number, path, run_id), None, []))
+
     def look_up(self, host: str, port: int, key: str, found: Callable[[str], None]) -> None:
         """Ask the store at an address for a key; `found('')` if it does not answer in time."""
         self._number += 1
@@ -189,7 +194,7 @@ class Forks:
         match request:
             case ForkRank() if not self.are_safe:
                 self._is_there(request.number, spawn.plain_spawn(self._options, request, asked.descriptors))
-            case ForkStore() | ForkLookup() if self._obstacle is not None:
+            case ForkStore() | ForkLookup() | ForkTimers() if self._obstacle is not None:
                 if self._obstacle.name == "broken-import":  # it would end at once, and be asked for again
                     del self._asked[request.number]
                     asked.close()
@@ -221,7 +226,7 @@ class Forks:
     def _is_there(self, number: int, pid: int) -> None:
         asked = self._asked.pop(number)
         asked.close()
-        if not isinstance(asked.request, ForkLookup):
+        if isinstance(asked.request, ForkRank | ForkStore):
             self._started(asked.process, pid)
         if pid in self._unclaimed:
             self._gone(pid, self._unclaimed.pop(pid))

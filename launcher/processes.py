@@ -30,8 +30,9 @@ from launcher.store import StoreAddress
 from launcher.streams import Streams
 from launcher.testimony import read_error_file, testimony
 
-FAILED_GRACE_S = 5.0
-"""For a rank whose script has failed, to print its traceback and end by itself."""
+FAILED_GRACE_S, VICTIM_GRACE_S = 5.0, 0.1
+"""For a rank whose script has failed, to print its traceback and end by itself; and where the reason is another rank's death,
+which leaves nothing to learn from this one."""
 
 
 class Processes:
@@ -71,6 +72,9 @@ class Processes:
         """By pid, all that are not reaped yet."""
         n_ranks = options.n_nodes * options.n_ranks_per_node
         self.forks = Forks(options, loop, n_ranks, say=say, started=self._started, gone=self._gone)
+        self._failed: list[RankProcess] = []
+        """Ranks that are to end, and have failed by themselves: they may take their time."""
+        self._timer_file = environment.timer_file(os.environ, folder.path)
         self._store_pid: int | None = None
         self._is_ending = False
         self.n_losses = 0
@@ -83,6 +87,8 @@ class Processes:
         """Start the zygote, and the store from it."""
         self.forks.start()
         self._start_store()
+        if self._timer_file:
+            self.forks.start_timers(self._timer_file, self.run_id)
 
     def _start_store(self) -> None:
         if self._listener is not None:
@@ -124,6 +130,7 @@ class Processes:
             master_port=self.store.port,
             run_id=self.run_id,
             job_dir=self._folder.path,
+            timer_file=self._timer_file,
             error_file="",
         )
         process.streams = streams = self.streams.open(process.seat, variables)
@@ -219,12 +226,21 @@ class Processes:
         A rank that reported its script's failure is about to end: it may still print its traceback.
         """
         processes = [self.ranks[rank] for rank in ranks if rank in self.ranks]
+        self._failed = [process for process in processes if process.has_failed]
         for process in processes:
             if process.has_failed:
                 self._loop.later(FAILED_GRACE_S, partial(self._ask_to_end, process, number))
             else:
                 self._ask_to_end(process, number)
         self._loop.later(self._options.shutdown_timeout_s, lambda: self._kill_what_is_left(processes))
+
+    def _hurry(self) -> None:
+        """A rank has died of a signal. Those that failed with it, and may end by themselves, are not waited for any longer.
+
+        What their interpreters do at the end can take seconds, which a restart would begin with.
+        """
+        for process in self._failed:
+            self._loop.later(VICTIM_GRACE_S, partial(self._ask_to_end, process, signal.SIGTERM))
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Terminate all: the log has ended, so nothing is fed any more."""
@@ -309,6 +325,8 @@ class Processes:
             self.n_losses += status < 0 and process.killed_by != "ended"
             cause = self._ends.cause(status, process.killed_by)
             self._feed(RankLost(process.rank, cause, process.slot_lost, self._testimony(process, status)))
+            if status < 0 and process.killed_by is None:
+                self._hurry()
         process.kill()  # what is left of its session
         if process.streams is not None:
             process.streams.drain()
@@ -331,6 +349,8 @@ class Processes:
         if self._store_pid is not None:
             kill(self._store_pid)
         end_descendants()
+        if self._timer_file:
+            Path(self._timer_file).unlink(missing_ok=True)
         self.streams.close()
         for process in [*self._living.values(), *self.ranks.values()]:
             self._close_rank(process)

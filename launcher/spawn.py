@@ -22,7 +22,7 @@ from launcher.streams import RankStreams
 from odyssey import zygote
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.messages import Deframer, Report
-from odyssey.services import ForkLookup, ForkStore
+from odyssey.services import ForkLookup, ForkStore, ForkTimers
 from odyssey.zygote import Forked, ForkRank, Imported
 
 LOOKUP_S = 20.0
@@ -231,6 +231,10 @@ def fork_store(number: int, host: str, port: int, keys: dict[str, str]) -> ForkS
     return ForkStore(number, host, port, os.getpid(), keys)
 
 
+def fork_timers(number: int, path: str, run_id: str) -> ForkTimers:
+    return ForkTimers(number, path, run_id, os.getpid())
+
+
 def fork_lookup(number: int, host: str, port: int, key: str) -> ForkLookup:
     return ForkLookup(number, host, port, os.getpid(), key, LOOKUP_S)
 
@@ -248,7 +252,7 @@ def plain_spawn(options: RunOptions, request: ForkRank, descriptors: list[int]) 
     return _popen(command, {**request.environment, AGENT_FD: str(agent_fd)}, streams, agent_fd).pid
 
 
-def plain_service(request: ForkStore | ForkLookup, descriptors: list[int]) -> int:
+def plain_service(request: ForkStore | ForkLookup | ForkTimers, descriptors: list[int]) -> int:
     """A process of its own that serves this request and no other. Answers its pid. Raises OdysseyError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, open(os.devnull, "r+b") as quiet:

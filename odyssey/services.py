@@ -1,4 +1,4 @@
-"""What forks of the zygote do for the job itself: serve its store, and ask the store of another agent."""
+"""What forks of the zygote do for the job itself: serve its store, ask the store of another agent, watch its timers."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ class ForkLookup(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float
 
 
+class ForkTimers(msgspec.Struct, frozen=True, tag=True):
+    """End ranks whose timers (torch.distributed.elastic.timer) expire. `path`: of the pipe that they are told through."""
+
+    number: int
+    path: str
+    run_id: str
+    agent: int
+
+
 def run_store(request: ForkStore, descriptors: Sequence[int]) -> NoReturn:
     """Serve until killed; the agent's end ends it (PDEATHSIG)."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -58,6 +67,16 @@ def run_lookup(request: ForkLookup, descriptors: Sequence[int]) -> NoReturn:
     except RuntimeError:
         os._exit(1)  # the agent, which finds the pipe empty, tries again or says what is wrong
     os._exit(0)
+
+
+def run_timers(request: ForkTimers) -> NoReturn:
+    """Watch until killed; the agent's end ends it (PDEATHSIG)."""
+    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerServer
+
+    _be_quiet()
+    FileTimerServer(request.path, request.run_id, max_interval=0.1).start()
+    while True:
+        signal.pause()
 
 
 def _be_quiet() -> None:

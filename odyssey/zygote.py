@@ -36,7 +36,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 from odyssey import preload
-from odyssey.services import ForkLookup, ForkStore, run_lookup, run_store
+from odyssey.services import ForkLookup, ForkStore, ForkTimers, run_lookup, run_store, run_timers
 
 PACKET_BYTES = 1 << 18
 MAX_BATCH = 32
@@ -88,7 +88,7 @@ class Import(msgspec.Struct, frozen=True, tag=True):
     variables: tuple[str, ...]
 
 
-Fork = ForkRank | ForkStore | ForkLookup
+Fork = ForkRank | ForkStore | ForkLookup | ForkTimers
 Request = Fork | Import
 
 
@@ -148,6 +148,8 @@ def _run_service(request: Request, descriptors: list[int]) -> NoReturn:
     match request:
         case ForkStore():
             run_store(request, descriptors)
+        case ForkTimers():
+            run_timers(request)
         case ForkLookup():
             run_lookup(request, descriptors)
         case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from launcher.agent import ExitCode, run
-from launcher.events import JobEnded, RankFailed, RankLost, RankStarted
+from launcher.events import Event, JobEnded, RankFailed, RankLost, RankStarted
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from tests.agent_runs import ROOT, Ran, nothing_left
@@ -80,6 +81,34 @@ time.sleep(1000)
     ran.assert_replays()
 
 
+def test_a_death_ends_those_that_failed_of_it_before_they_have_done_all_they_do_at_their_end(tmp_path: Path) -> None:
+    text = """
+import atexit, os, time
+def finish():
+    time.sleep(4)  # less than a rank that fails by itself would be given
+    open("finished", "w")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == "1":
+        atexit.register(finish)
+        raise RuntimeError("Connection closed by peer")
+    time.sleep(1000)
+"""
+
+    def on_event(event: Event, ran: Ran) -> None:
+        if isinstance(event.body, RankFailed):  # rank 0 is dead by the time this is acted upon
+            pid = next(body.pid for body in ran.all(RankStarted) if body.rank == 0)
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    folder = tmp_path / "here"
+    folder.mkdir()
+    with contextlib.chdir(folder):
+        ran = Ran(options(tmp_path, text, n_nodes=2, max_restarts=1), on_event)
+    assert ran.code == 0
+    assert [lost.cause.text for lost in ran.all(RankLost) if lost.rank == 0] == ["SIGKILL"]
+    assert not (folder / "finished").exists()
+
+
 def test_an_exit_code_of_its_own_fails_the_job(tmp_path: Path) -> None:
     ran = Ran(options(tmp_path, "import sys; sys.exit(7)"))
     assert ran.code == ExitCode.FAILED
@@ -109,6 +138,25 @@ def test_a_directory_is_run_by_its_main(tmp_path: Path) -> None:
     ran = Ran(RunOptions(script=str(folder), arguments=("--a",), log_dir=tmp_path / "logs", capture_output=True))
     assert ran.code == 0
     assert ran.text() == f"['--a'] {folder}\n"
+
+
+def test_a_rank_whose_timer_expires_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    text = """
+import os, threading
+import torch.distributed.elastic.timer as timer
+path = os.environ["TORCHELASTIC_TIMER_FILE"]
+client = timer.FileTimerClient(path)
+timer.configure(client)
+while not os.path.exists(path):
+    os.sched_yield()
+with timer.expires(after=0.2):
+    threading.Event().wait()
+"""
+    ran = Ran(options(tmp_path, text))
+    assert ran.code == ExitCode.FAILED
+    assert ran.all(RankLost)[0].cause.text == "SIGKILL"
+    assert not list(ran.folder.glob("timers-*"))
 
 
 def test_what_ranks_leave_behind_is_ended(tmp_path: Path) -> None:
