@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.options import Entry, RunOptions
+from launcher.spawn import entry_text
 from odyssey.errors import ProfileError, UsageError
 from odyssey_cli import arguments as text
 from odyssey_cli import preflight
@@ -67,7 +68,8 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         never_retry=_never_retry(given),
         restart_limit=_restart_limit(given),
         restart_backoff_s=text.delay_s(given.value("restart_backoff").text, given.value("restart_backoff").name),
-        retries_same_failure=given.switch("retry_same_failure"),
+        # Who gives torchrun's options cannot ask for it, and may count on it.
+        retries_same_failure=given.switch("retry_same_failure") or command in (Command.TORCHRUN, Command.LAUNCH),
         log_dir=log_dir,
         redirects=text.streams(given.value("redirects").text, given.value("redirects").name),
         tee=text.streams(given.value("tee").text, given.value("tee").name),
@@ -92,7 +94,8 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         profile=_profile(given),
         write_profile=Path(output.text) if command is Command.PROFILE else None,
     )
-    wants_display = command is Command.RUN and not given.switch("no_display")
+    # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
+    wants_display = command is Command.RUN and not given.switch("no_display") and b"odyssey" in entry_text(options)
     return Request(options, wants_display, (*notes, *([note] if note else [])))
 
 
