@@ -132,9 +132,13 @@ def test_a_job_runs_without_logs_where_there_is_no_place_for_them(tmp_path: Path
     assert "no logs are kept" in request.notes[0]
 
 
-def test_only_odyssey_run_wants_a_display() -> None:
-    assert [command for command in Command if read([SCRIPT], {}, command).wants_display] == [Command.RUN]
-    assert not read(["--no-display", SCRIPT], {}, Command.RUN).wants_display
+def test_only_odyssey_run_wants_a_display_and_only_for_scripts_that_use_odyssey(tmp_path: Path) -> None:
+    ours, other = tmp_path / "ours.py", tmp_path / "other.py"
+    ours.write_text("import odyssey")
+    other.write_text("import torch")
+    assert [command for command in Command if read([str(ours)], {}, command).wants_display] == [Command.RUN]
+    assert not read(["--no-display", str(ours)], {}, Command.RUN).wants_display
+    assert not read([str(other)], {}, Command.RUN).wants_display
 
 
 # -- what cannot be meant ----------------------------------------------------------------------------------------------

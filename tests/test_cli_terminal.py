@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 SCRIPT = """
+import odyssey
 import os, sys
 rank = os.environ["RANK"]
 sys.stdout.write("half of rank " + rank)
@@ -25,9 +26,9 @@ sys.exit(3 if rank == "1" and "fail" in sys.argv else 0)
 """
 
 
-def run_in_terminal(folder: Path, *argv: str) -> tuple[int, str]:
+def run_in_terminal(folder: Path, *argv: str, script: str = SCRIPT) -> tuple[int, str]:
     """Exit code and everything that the terminal got, of `odyssey run --nodes 2 script.py ...`."""
-    (folder / "script.py").write_text(SCRIPT)
+    (folder / "script.py").write_text(script)
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     process = subprocess.Popen(
@@ -69,3 +70,10 @@ def test_a_rank_that_fails_ends_the_job_with_an_error(tmp_path: Path) -> None:
     assert code == 1
     assert "rank 1 ended with exit code 3" in said
     assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+
+
+def test_a_script_that_knows_nothing_of_us_has_the_terminal_to_itself(tmp_path: Path) -> None:
+    code, said = run_in_terminal(tmp_path, script="import os; os.write(1, b'tty %d%d\\n' % (os.isatty(1), os.isatty(2)))")
+
+    assert code == 0
+    assert said.count("tty 11") == 2 and "\x1b[?25l" not in said

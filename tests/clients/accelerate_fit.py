@@ -1,5 +1,7 @@
 """An Accelerate script under a launcher; rank 0 prints losses, gathered over all ranks."""
 
+import time
+
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -21,6 +23,7 @@ def main():
         mean = accelerator.gather(loss.detach().reshape(1)).mean()
         accelerator.print(f"loss {mean.item():.6f}")
     accelerator.print(f"{accelerator.num_processes} processes, {accelerator.distributed_type}")
+    time.sleep(0.5)  # torch 2.13 hangs if a group's last holder goes while its thread still clears the last collective away
     accelerator.end_training()
 
 
