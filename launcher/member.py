@@ -48,6 +48,7 @@ from launcher.wire import (
     Welcome,
 )
 from odyssey.errors import OdysseyError
+from odyssey.messages import Stepped
 
 RETRY_S = 0.2
 
@@ -228,6 +229,8 @@ class Member:
             self._channel.send(Told(str(body)))
 
     def _report(self, process: RankProcess, report: Any) -> None:
+        if isinstance(report, Stepped) and process.seat.n_restarts < process.seat.max_restarts:
+            self._processes.forks.learn(report.modules)
         if self._channel is not None:
             self._channel.send(FromRank(self._numbers[process.rank], report))
 

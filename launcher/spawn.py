@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from string import Template
 
 import msgspec
 
@@ -144,11 +145,12 @@ def imports_for(options: RunOptions) -> list[str]:
 
 
 def arguments_for(options: RunOptions, seat: Seat) -> tuple[str, ...]:
-    """Of the script, with what differs between ranks put in: `${local_rank}`, and `--local-rank` if it is to be passed."""
+    """Of the script, with what differs between ranks put in: `${local_rank}`, as torchrun does it (`$$` is a dollar sign),
+    and `--local-rank` if it is to be passed."""
     given = options.arguments
     if options.passes_local_rank:
         given = ("--local-rank=${local_rank}", *given)
-    return tuple(argument.replace("${local_rank}", str(seat.local_rank)) for argument in given)
+    return tuple(Template(argument).safe_substitute(local_rank=seat.local_rank) for argument in given)
 
 
 class Zygote:

@@ -42,8 +42,19 @@ def report(error: OdysseyError) -> ExitCode:
     return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
 
 
+def _open_missing_streams() -> None:
+    """Give a process that was started without some of its standard streams empty ones.
+
+    Else the next file or socket that is opened takes their number, and what is printed goes into it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
 def exit_code_of(command: Callable[[], int]) -> int:
     """Run a command; every way in which it can fail is an exit code, and a message where the user needs one."""
+    _open_missing_streams()
     try:
         return command()
     except OdysseyError as error:

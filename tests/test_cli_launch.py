@@ -288,3 +288,12 @@ def test_help_of_a_run_reads_like_this() -> None:
 
 def test_help_behind_the_script_is_the_scripts() -> None:
     assert ours([SCRIPT, "--help", "-h"]).arguments == ("--help", "-h")
+
+
+def test_a_launcher_that_was_started_without_streams_gives_ranks_empty_ones(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; open(sys.argv[1], 'w').write(os.readlink('/proc/self/fd/0') + repr(os.read(0, 9)))")
+    command = f"exec {sys.executable} -m odyssey_cli run --log-dir /dev/null {script} {tmp_path}/said <&-"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "said").read_text() == "/dev/nullb''"
