@@ -86,7 +86,8 @@ def test_a_job_of_two_agents_trains(scene: Scene, launcher: Launcher) -> None:
     text = (CLIENTS / "fsdp2.py").read_text()
     script = scene.write("train.py", text)
     where = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29417", "--rdzv-id=two"]
-    runs = [scene.start(launcher, *where, f"--rdzv-conf=is_host={1 - i}", script) for i in (0, 1)]
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(scene.folder / "inductor")}  # which torch else makes in the temporary folder
+    runs = [scene.start(launcher, *where, f"--rdzv-conf=is_host={1 - i}", script, env=env) for i in (0, 1)]
     for run in runs:
         run.succeed(PATIENCE_S)
     losses = [line for run in runs for line in run.stdout.splitlines() if line.startswith("loss")]

@@ -199,7 +199,15 @@ while True:
 
 
 @under_both
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        signal.SIGINT,
+        *(pytest.param(number, marks=pytest.mark.soak) for number in (signal.SIGHUP, signal.SIGQUIT)),
+    ],
+    ids=lambda number: number.name,
+)
 def test_a_signal_is_passed_on_and_ends_the_job(scene: Scene, launcher: Launcher, number: signal.Signals) -> None:
     run = scene.start(launcher, "--nproc-per-node=2", "--max-restarts=3", scene.write("train.py", TELLS))
     scene.hear(2)
@@ -232,7 +240,7 @@ while True:
 
 
 @under_both
-@pytest.mark.parametrize("by_variable", [False, True], ids=["option", "variable"])
+@pytest.mark.parametrize("by_variable", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["option", "variable"])
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_time_out(scene: Scene, launcher: Launcher, by_variable: bool) -> None:
     option, env = ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}) if by_variable else (["--shutdown-timeout=1"], {})
     run = scene.start(launcher, *option, scene.write("train.py", STUBBORN), env=env)
