@@ -95,7 +95,7 @@ def main() -> None:
         notes.append(f"Heavy imports were not measured: {' and '.join(missing)} are not installed (the extra `clients`).")
     else:
         for launcher in LAUNCHERS:
-            one_job(launcher, "DDP, heavy imports", options.heavy_ranks, [options.late_after] * 2)
+            one_job(launcher, "DDP, heavy imports", options.heavy_ranks, [options.heavy_after, options.late_after])
     notes.append(_without_the_switch())
     undisturbed, resumed = last_loss((), generator), last_loss(KILL_AT_STEPS, generator)
     notes.append(f"Loss of step {N_STEPS - 1} under `odyssey run`: {undisturbed!r} undisturbed, {resumed!r} after two kills.")
@@ -236,6 +236,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8])
     parser.add_argument("--heavy-ranks", type=int, default=4)
     parser.add_argument("--late-after", type=float, default=3.0, help="seconds of steps before a late kill")
+    parser.add_argument(
+        "--heavy-after", type=float, default=15.0, help="the same for the first kill of the script with heavy imports"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     return parser.parse_args()

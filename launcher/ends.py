@@ -1,4 +1,4 @@
-"""How processes end: a wait status in words and as a Cause, and the last sweep after which nothing is left."""
+"""How processes end: a wait status in words and as a Cause."""
 
 from __future__ import annotations
 
@@ -45,34 +45,12 @@ def how(status: int) -> str:
         return f"signal {-status}"
 
 
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """SIGKILL or another signal, if it is still there."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
 def has_ended(pid: int) -> bool:
     """Whether a child is over and only not waited for yet."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
-
-
-def end_descendants() -> None:
-    """What ranks have left behind came to us, the subreaper. Whatever they start while we look is found the next time."""
-    import psutil
-
-    while children := psutil.Process().children(recursive=True):
-        for child in children:
-            kill(child.pid)
-        for child in children:
-            try:
-                os.waitpid(child.pid, 0)  # killed, so it ends; what it has forked meanwhile is found the next time
-            except ChildProcessError:
-                continue  # a grandchild: ours as soon as its parent is reaped
 
 
 def oom_counter(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Path | None:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import odyssey
-from launcher import ends
 from launcher.assembly import TELL_EVERY_S
 from launcher.channel import Channel
 from launcher.events import Body, Event, Note, RankExited, RankLost, RankStarted
@@ -29,6 +28,7 @@ from launcher.rendezvous import LEADER_KEY
 from launcher.signals import Signals
 from launcher.spawn import LOOKUP_S, RankProcess
 from launcher.store import StoreAddress
+from launcher.strays import kill
 from launcher.wire import (
     Drill,
     EndRanks,
@@ -213,7 +213,7 @@ class Member:
         if (pid := self._processes.pid_of(rank)) is not None:
             if number == signal.SIGKILL:
                 self._processes.ranks[rank].killed_by = "drill"
-            ends.kill(pid, number)
+            kill(pid, number)
 
     def _leader_is_gone(self, why: str) -> None:
         if self._code is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Mapping
 
-from launcher import ends
 from launcher.events import Cause, Event
 from launcher.hub import Hub, RemoteRank
 from launcher.options import Seat
 from launcher.processes import Processes
 from launcher.spawn import RankProcess
+from launcher.strays import kill
 
 Process = RankProcess | RemoteRank
 
@@ -64,7 +64,7 @@ class Nodes:
         elif (pid := self._here.pid_of(rank)) is not None:
             if number == signal.SIGKILL:
                 process.killed_by = "drill"
-            ends.kill(pid, number)
+            kill(pid, number)
 
     def terminate(self, ranks: tuple[int, ...]) -> None:
         """SIGTERM, and SIGKILL to what is left after the time-out."""

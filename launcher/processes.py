@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from launcher import environment, logs_specs
-from launcher.ends import Ends, end_descendants, has_ended, how, kill
+from launcher.ends import Ends, has_ended, how
 from launcher.events import Body, Cause, RankExited, RankLost, RankStarted, StoreLost, Testimony
 from launcher.forks import Forks
 from launcher.logs import JobFolder
@@ -27,12 +27,17 @@ from launcher.loop import Loop
 from launcher.options import RunOptions, Seat
 from launcher.spawn import RankProcess
 from launcher.store import StoreAddress
+from launcher.strays import VARIABLE, Guard, end_descendants, end_orphans, kill
 from launcher.streams import Streams
 from launcher.testimony import read_error_file, testimony
 
 FAILED_GRACE_S, VICTIM_GRACE_S = 5.0, 0.1
 """For a rank whose script has failed, to print its traceback and end by itself; and where the reason is another rank's death,
 which leaves nothing to learn from this one."""
+
+
+STRAYS_S = 0.05
+"""From the end of a rank to that of what it has left: a recovery comes first."""
 
 
 class Processes:
@@ -72,6 +77,9 @@ class Processes:
         """By pid, all that are not reaped yet."""
         n_ranks = options.n_nodes * options.n_ranks_per_node
         self.forks = Forks(options, loop, n_ranks, say=say, started=self._started, gone=self._gone)
+        self._guard: Guard | None = None
+        self._gone_leaders: set[int] = set()
+        """Ranks that are gone, and may have left something in the sessions that they led."""
         self._failed: list[RankProcess] = []
         """Ranks that are to end, and have failed by themselves: they may take their time."""
         self._timer_file = environment.timer_file(os.environ, folder.path)
@@ -85,6 +93,7 @@ class Processes:
 
     def start(self) -> None:
         """Start the zygote, and the store from it."""
+        self._guard = Guard()
         self.forks.start()
         self._start_store()
         if self._timer_file:
@@ -95,7 +104,8 @@ class Processes:
             self.forks.start_store(self.store.host, self.store.port, self._listener.fileno(), self.store_keys)
 
     def renew_store(self) -> None:
-        """Another process with a fresh store, at the same address."""
+        """Another process with a fresh store, at the same address. What used the old one is gone, and what it started goes."""
+        self._end_orphans()
         if self._store_pid is not None:
             pid, self._store_pid = self._store_pid, None
             kill(pid)
@@ -133,6 +143,8 @@ class Processes:
             timer_file=self._timer_file,
             error_file="",
         )
+        assert self._guard is not None
+        variables[VARIABLE] = self._guard.marker
         process.streams = streams = self.streams.open(process.seat, variables)
         process.error_file = variables["TORCHELASTIC_ERROR_FILE"]
         if process.error_file:
@@ -149,6 +161,8 @@ class Processes:
     def _is_there(self, process: RankProcess, pid: int) -> None:
         process.pid = pid
         self._living[pid] = process
+        assert self._guard is not None
+        self._guard.add(pid)
         self._ends.rank_starts()
         if not self._is_ending:
             seat = process.seat
@@ -311,6 +325,9 @@ class Processes:
             self.forks.reaped(pid, status)
 
     def _rank_ended(self, process: RankProcess, status: int) -> None:
+        assert process.pid is not None
+        self._gone_leaders.add(process.pid)
+        self._loop.later(STRAYS_S, self._end_orphans)
         if process.streams is not None:
             process.streams.drain()  # the log, the terminal and the last words come before the news
         self._read_reports(process)  # what it said last counts, above all a result
@@ -327,10 +344,17 @@ class Processes:
             self._feed(RankLost(process.rank, cause, process.slot_lost, self._testimony(process, status)))
             if status < 0 and process.killed_by is None:
                 self._hurry()
-        process.kill()  # what is left of its session
         if process.streams is not None:
             process.streams.drain()
         self._close_rank(process)
+
+    def _end_orphans(self) -> None:
+        """What the ranks that are gone have left."""
+        assert self._guard is not None
+        if self._gone_leaders:
+            # A process in another session may be that of any rank: as long as one lives it is left to it.
+            end_orphans(self._gone_leaders, "" if self._living else self._guard.marker)
+            self._gone_leaders.clear()
 
     def _testimony(self, process: RankProcess, status: int) -> Testimony:
         """What a lost rank has left. Of an exception that it has told itself, and of SIGKILL, there is no more to learn."""
@@ -348,6 +372,8 @@ class Processes:
         self.forks.close()
         if self._store_pid is not None:
             kill(self._store_pid)
+        if self._guard is not None:
+            self._guard.close()
         end_descendants()
         if self._timer_file:
             Path(self._timer_file).unlink(missing_ok=True)

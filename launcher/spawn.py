@@ -19,6 +19,7 @@ import msgspec
 from launcher.environment import AGENT_FD, for_zygote
 from launcher.loop import Loop
 from launcher.options import Entry, RunOptions, Seat
+from launcher.strays import kill
 from launcher.streams import RankStreams
 from odyssey import zygote
 from odyssey.errors import OdysseyError, UsageError
@@ -86,17 +87,18 @@ class RankProcess:
         loop.watch(self.socket.fileno(), on_ready, write=bool(self._unsent))
 
     def kill(self) -> None:
-        """SIGKILL to the whole session of the rank. Only while it is not reaped: its id may be another's afterwards."""
-        self.signal(signal.SIGKILL)
+        """SIGKILL to the rank. Only while it is not reaped: its id may be another's afterwards. (What it leaves: strays.py.)"""
+        if self.pid is not None:
+            kill(self.pid)
 
     def signal(self, number: int) -> None:
+        """To the rank and what it has started in its process group. Only while it is not reaped."""
         if self.pid is None:
             return
-        for send in (os.killpg, os.kill):
-            try:
-                send(self.pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            kill(self.pid, number)  # it leads no group, or not yet
 
 
 def check(options: RunOptions) -> None:

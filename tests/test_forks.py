@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from launcher import environment, fidelity, spawn
-from launcher.ends import end_descendants
 from launcher.forks import Forks
 from launcher.loop import Loop
 from launcher.options import Entry, RunOptions, Seat
 from launcher.spawn import RankProcess
+from launcher.strays import end_descendants
 from odyssey.errors import UsageError
 from odyssey.zygote import Imported
 

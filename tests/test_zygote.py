@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from launcher import spawn
-from launcher.ends import end_descendants
+from launcher.strays import end_descendants
 from odyssey import services, zygote
 from odyssey.messages import Deframer, Failed, Report
 
