@@ -57,7 +57,9 @@ def main() -> None:
     dist.all_reduce(total)
     if rank == 0:
         print(f"final loss {total.item() / n_ranks!r}", flush=True)
-    del replica  # torch may deadlock where a replica is the last to hold a Gloo group: its end joins a thread that needs the GIL
+    del (
+        replica
+    )  # torch may deadlock where a replica is the last to hold a Gloo group: its end joins a thread that needs the GIL
     dist.destroy_process_group()
 
 
