@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from launcher.loop import Loop
-from launcher.wire import FromLeader, FromMember, frame
-from odyssey.messages import Deframer
+from launcher.wire import FromLeader, FromMember
+from odyssey.messages import Deframer, frame
 
 
 class Channel:

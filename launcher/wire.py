@@ -5,8 +5,6 @@ Frames as between ranks and agents (odyssey.messages). A connection that ends me
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
 from launcher.events import Event, RankExited, RankLost, RankStarted
@@ -127,12 +125,3 @@ class JobIsOver(msgspec.Struct, frozen=True, tag=True):
 
 
 FromLeader = Welcome | Refused | SpawnRank | ToRank | EndRanks | KillRank | Drill | KillAll | Signal | JobIsOver
-
-_LENGTH = struct.Struct("<I")
-_encoder = msgspec.msgpack.Encoder()
-
-
-def frame(message: FromMember | FromLeader) -> bytes:
-    """The bytes that carry `message`; to be read by `odyssey.messages.Deframer`."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body

@@ -321,8 +321,8 @@ _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: Order | Report) -> bytes:
-    """The bytes that carry `message` on the socket."""
+def frame(message: msgspec.Struct) -> bytes:
+    """The bytes that carry `message`, an order, a report, or what agents say to each other, on a socket."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
