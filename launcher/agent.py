@@ -44,12 +44,10 @@ from launcher.events import (
     AgentLost,
     Body,
     Cause,
-    ConnectionLost,
     Event,
     JobEnded,
     JobStarted,
     Note,
-    Progressed,
     RankFailed,
     RankLost,
     RankStarted,
@@ -62,16 +60,16 @@ from launcher.exits import ExitCode, ending
 from launcher.failures import root
 from launcher.faults import Faults
 from launcher.gathering import Gathering
+from launcher.hearing import Hearing
 from launcher.hub import Hub
 from launcher.logs import JobFolder
 from launcher.loop import Loop, Timer
 from launcher.member import Member
-from launcher.nodes import Nodes, Process
+from launcher.nodes import Nodes
 from launcher.options import RunOptions, Seat
 from launcher.pricing import Pricing
 from launcher.processes import Processes
 from launcher.progress import Progress
-from launcher.reports import event_of
 from launcher.signals import Signals
 from launcher.stalls import StallWatch
 from launcher.state import State, Status
@@ -80,13 +78,11 @@ from launcher.testimony import hand_on
 from launcher.world import AgentInfo, seats, seats_of_nodes
 from odyssey import messages
 from odyssey.errors import OdysseyError
-from odyssey.messages import Measure, Measured, Ping, Prepare, frame, position_after
+from odyssey.messages import Measure, Measured, Ping, Prepare, frame
 from perfmodel.profile import Profile
 
-MOVE_S, MEASURE_S, FINISH_S = 1.0, 2.0, 5.0
+MOVE_S, MEASURE_S = 1.0, 2.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""
-CONNECTION_GRACE_S = 1.0
-"""A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
 Watch = Callable[[Event], None]
 Output = Callable[[int, str, bytes], None]
@@ -163,7 +159,7 @@ class Agent:
             listener,
             feed=self._feed,
             say=self._say,
-            report=self._report,
+            report=lambda process, report: self._hearing.heard(process, report),
             output=output,
         )
         self._gathering: Gathering | None = None
@@ -180,7 +176,7 @@ class Agent:
                 lost=lambda agent, why: self._require().lost(agent, why),
                 feed=self._feed,
                 say=self._say,
-                report=self._report,
+                report=lambda process, report: self._hearing.heard(process, report),
             )
             self._assembly = Assembly(
                 self._gathering,
@@ -221,8 +217,17 @@ class Agent:
             feed=self._feed,
             kill=self._nodes.kill_rank,
         )
-        self._progressed: set[int] = set()
-        """Ranks without a Job that have shown progress since they all started."""
+        self._hearing = Hearing(
+            self._loop,
+            self._processes.forks,
+            self._progress,
+            self._pricing.profiling,
+            self._stalls,
+            self._faults,
+            state=lambda: self._state,
+            feed=self._feed,
+            measured=self._measured,
+        )
 
     # -- the life of a job ---------------------------------------------------------------------------------------------
 
@@ -347,8 +352,7 @@ class Agent:
             return  # the log has ended
         self._pricing.profiling.watch(event)
         if isinstance(event.body, RankStarted):
-            self._stalls.began(event.body.rank)
-            self._progressed.discard(event.body.rank)
+            self._hearing.began(event.body.rank)
         elif isinstance(event.body, RankLost | RankFailed):
             for at in self._stalls.untold(event.body.rank):
                 self._log(Event(event.time, event.generation, "agent", at))
@@ -451,65 +455,7 @@ class Agent:
         self._faults.end()
         self._nodes.end(self._ending_signal, code, *self._why, retold(self._chronicle))
 
-    # -- reports and orders --------------------------------------------------------------------------------------------
-
-    def _report(self, process: Process, report: Any) -> None:
-        """Make events of what the current process of a rank says."""
-        rank = process.rank
-        match report:
-            case messages.Committed(result=result, unit_s=unit_s):
-                results = self._state.results
-                if not results or result.position == position_after(results[-1]):
-                    self._feed_report(rank, report)
-                    self._unit_is_final(result, unit_s)
-            case messages.Pong() as pong:
-                self._progress.pong(rank, pong)
-            case messages.Broken(generation=generation, what=what):
-                self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, what, generation))
-            case messages.OpTimes(generation=generation) as times:
-                if generation == self._state.generation:
-                    self._pricing.profiling.refresh(times)
-            case messages.Measured() as measured:
-                self._measured(rank, measured)
-            case messages.Finished():
-                process.has_finished = True
-                self._feed_report(rank, report)
-                self._progress.expect(FINISH_S)
-            case messages.Failed():
-                process.has_failed = True
-                self._feed_report(rank, report)
-            case messages.Stepped(modules=modules):
-                if self._state.n_restarts < self._state.max_restarts:
-                    self._processes.forks.learn(modules)
-                if not self._state.models:
-                    self._has_progressed(rank)
-            case messages.Beat() as beat:
-                self._has_progressed(rank)
-                self._stalls.beat(rank, beat)
-            case _:
-                self._feed_report(rank, report)
-
-    def _has_progressed(self, rank: int) -> None:
-        """A rank without a Job has done a step, or says that it goes on."""
-        if rank not in self._progressed:
-            self._progressed.add(rank)
-            self._feed(Progressed(rank))
-
-    def _feed_report(self, rank: int, report: Any) -> None:
-        body = event_of(rank, report)
-        assert body is not None
-        self._feed(body, f"rank {rank}", getattr(report, "generation", None))
-
-    def _still_broken(self, rank: int, what: str, generation: int) -> None:
-        if generation == self._state.generation:
-            self._feed(ConnectionLost(rank, what), generation=generation)
-
-    def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
-        self._progress.made(unit_s)
-        if result.kind == "step":
-            plan = self._state.plan
-            expected_s = plan.estimate.step_s if plan is not None and plan.estimate is not None else unit_s
-            self._faults.on_step(result.position[0] + 1, min(expected_s, unit_s))
+    # -- orders --------------------------------------------------------------------------------------------------------
 
     def _send(self, rank: int, order: messages.Order) -> None:
         if order is not self._order[0]:
