@@ -20,6 +20,8 @@ from odyssey.messages import position_after
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
+WORTH_LEARNING = 10
+"""Fewer modules than this are imported sooner than another zygote is made ready."""
 CONNECTION_GRACE_S = 1.0
 """A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
@@ -89,7 +91,7 @@ class Hearing:
                 process.has_failed = True
                 self._pass_on(rank, report)
             case messages.Stepped(modules=modules):
-                if self._state().n_restarts < self._state().max_restarts:
+                if self._state().n_restarts < self._state().max_restarts and len(modules) >= WORTH_LEARNING:
                     self._forks.learn(modules)
                 if not self._state().models:
                     self._has_progressed(rank)

@@ -20,6 +20,7 @@ from launcher.assembly import TELL_EVERY_S
 from launcher.channel import Channel
 from launcher.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.exits import ExitCode, ending
+from launcher.hearing import WORTH_LEARNING
 from launcher.logs import JobFolder
 from launcher.loop import Loop, Timer
 from launcher.options import RunOptions
@@ -229,7 +230,8 @@ class Member:
             self._channel.send(Told(str(body)))
 
     def _report(self, process: RankProcess, report: Any) -> None:
-        if isinstance(report, Stepped) and process.seat.n_restarts < process.seat.max_restarts:
+        may_restart = process.seat.n_restarts < process.seat.max_restarts
+        if isinstance(report, Stepped) and may_restart and len(report.modules) >= WORTH_LEARNING:
             self._processes.forks.learn(report.modules)
         if self._channel is not None:
             self._channel.send(FromRank(self._numbers[process.rank], report))

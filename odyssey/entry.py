@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import faulthandler
+import functools
 import importlib.machinery
 import io
 import logging
@@ -20,9 +21,11 @@ import sys
 import time
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from odyssey.zygote import RUN_PATH, STACKS_FILE, STACKS_SIGNAL, Entry, command
 
+GROUP_END_S = 0.05
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,6 +41,7 @@ def become(cwd: str, environment: dict[str, str], streams: Sequence[int]) -> Non
     _own_randomness()
     _own_start()
     _tell_stacks()
+    _let_groups_end()
 
 
 def run(entry: Entry, script: str, arguments: Sequence[str]) -> None:
@@ -156,6 +160,28 @@ def _tell_stacks() -> None:
     """
     file = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+
+
+def _let_groups_end() -> None:
+    """Give the thread of a Gloo group a moment for the last collective, before the group is destroyed.
+
+    To free a tensor that Python made it needs the interpreter lock. If a DDP replica is the last to hold the group, its end
+    joins that thread with the lock held, and neither goes on (torch 2.9 to 2.13). A process of its own nearly always wins
+    this race; a fork, whose first writes copy pages, loses it now and then.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None or module is None or not distributed.is_available():
+        return
+    destroy = module.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*arguments: Any, **named: Any) -> Any:
+        time.sleep(GROUP_END_S)
+        return destroy(*arguments, **named)
+
+    for place in (distributed, module):
+        place.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
 
 
 def _name_process() -> None:
