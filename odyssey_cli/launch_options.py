@@ -136,7 +136,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(("--rdzv-endpoint",), "HOST:PORT", "Where they meet. Port with c10d: 29400.", Group.MEETING, _THEIRS),
     Option(("--rdzv-id",), "ID", "The job's name: only agents that give the same one meet.", Group.MEETING, _THEIRS, "none"),
     Option(
-        ("--rdzv-conf",), "KEY=VALUE", "join_timeout, last_call_timeout in seconds, is_host; others are ignored.",
+        ("--rdzv-conf",), "KEY=VALUE", "join_timeout, last_call_timeout in seconds; others are ignored.",
         Group.MEETING, _THEIRS,
     ),
     Option(("--node-rank",), "N", "Number of this agent, with static.", Group.MEETING, _THEIRS, "0"),
