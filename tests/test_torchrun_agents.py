@@ -185,7 +185,7 @@ import os, signal, time
 import torch
 import torch.distributed as dist
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-if attempt != "0" and os.environ["RANK"] == "1":
+if attempt != "0" and os.environ["RANK"] == "0":
     time.sleep(1)  # a rank that is a little slower to start: the others look for it in the store, and must not find its ghost
 dist.init_process_group("gloo")
 total = torch.ones(1)
@@ -194,7 +194,7 @@ if attempt == "0":
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
-print("sum", total.item(), flush=True)
+print(f"sum {total.item()}\\n", end="", flush=True)
 dist.barrier()
 dist.destroy_process_group()
 """

@@ -126,7 +126,7 @@ sys.path.insert(0, {str(Path(__file__).resolve().parent / "clients")!r})
 import probe
 probe.main()
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-print("attempt", attempt, "of", os.environ["TORCHELASTIC_MAX_RESTARTS"])
+print("attempt " + attempt + " of " + os.environ["TORCHELASTIC_MAX_RESTARTS"] + "\\n", end="")
 fails = attempt == rank
 if attempt != "2":
     open("met" + attempt, "r" if fails else "w").close()  # a pipe: each waits for the other
