@@ -201,16 +201,15 @@ dist.destroy_process_group()
 
 
 @better_than_torchrun
-@under_both
+@long_under_torchrun
 def test_a_group_forms_again_after_a_rank_was_killed(scene: Scene, launcher: Launcher) -> None:
-    """torchrun's ranks find the addresses of the dead in the store that all attempts share."""
-    run = scene.start(launcher, "--nproc-per-node=2", "--max-restarts=1", scene.write("train.py", GROUP_AGAIN))
-    if launcher.is_ours:
-        run.succeed()
-        assert run.stdout.count("sum 2.0") == 2
-    else:
-        run.fail()
-        assert "Connection refused" in run.stderr and run.stdout == ""
+    """torchrun's ranks may find the addresses of the dead in the store that all attempts share; more ranks, more surely."""
+    ends = []
+    for _ in range(1 if launcher.is_ours else 3):
+        run = scene.start(launcher, "--nproc-per-node=4", "--max-restarts=1", scene.write("train.py", GROUP_AGAIN))
+        ends.append(run.end())
+        assert run.stdout.count("sum 4.0") == (4 if ends[-1] == 0 else 0)
+    assert ends == [0] if launcher.is_ours else 1 in ends
 
 
 @under_both
