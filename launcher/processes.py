@@ -36,8 +36,8 @@ FAILED_GRACE_S, VICTIM_GRACE_S = 5.0, 0.1
 which leaves nothing to learn from this one."""
 
 
-STRAYS_S = 0.05
-"""From the end of a rank to that of what it has left: a recovery comes first."""
+STRAYS_S = 1.0
+"""From the end of a rank to the search for what it has left: a recovery comes first."""
 
 
 class Processes:
@@ -326,6 +326,7 @@ class Processes:
 
     def _rank_ended(self, process: RankProcess, status: int) -> None:
         assert process.pid is not None
+        process.signal(signal.SIGTERM)  # to its process group, at once; what does not end of it is searched for
         self._gone_leaders.add(process.pid)
         self._loop.later(STRAYS_S, self._end_orphans)
         if process.streams is not None:

@@ -120,14 +120,15 @@ def _lives(before: Sample, now: Sample, seconds: float) -> bool:
 
 
 def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[int], frozenset[int]]:
-    """(ranks to end, ranks that the others wait for and that are busy). Who waits for a busy rank is not to blame."""
+    """(ranks to end, ranks that the others wait for and that are busy). Who waits for a busy rank is not to blame, nor who
+    may do so for all that can be read of it."""
     if verdict.stopped:
         return verdict.stopped, frozenset()
     apart = stacks.outliers(groups)
     stalled = frozenset(verdict.stalled)
     if apart and not apart & stalled:
         return frozenset(), apart
-    waiting = frozenset(rank for group in groups if group.waits for rank in group.ranks)
+    waiting = frozenset(rank for group in groups if group.waits or not group.readable for rank in group.ranks)
     if not apart and verdict.busy and stalled <= waiting:
         return frozenset(), verdict.busy
     return apart & stalled or stalled, frozenset()

@@ -316,6 +316,7 @@ def test_one_rank_ends_with_an_exit_code(run: Run, fault: str) -> None:
     assert said.code == 1 and said.errors == ["rank 1 ended with exit code 3"] and said.n_tracebacks == 0
 
 
+@pytest.mark.soak
 def test_ranks_that_make_different_calls(run: Run) -> None:
     said = run("def after(step):\n    if RANK == 1:\n        job.evaluate(Data())", "--nodes", 2, "--layout", "2x1")
     said.assert_one_error(1, "waits in", "let all ranks make the same calls in the same order")

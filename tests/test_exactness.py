@@ -46,8 +46,18 @@ def random_case(seed: int, n_kills: tuple[int, int] = (1, 4)) -> Case:
     )
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+SOME = {("2x2", "auto"), ("4x2", "reroute"), ("2x4", "repartition"), ("3+2+3", "shrink"), ("4x2", "respawn"), ("2x4", "auto")}
+"""Quick; the rest is for the soak."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy"),
+    [
+        pytest.param(layout, strategy, marks=() if (layout, strategy) in SOME else pytest.mark.soak)
+        for layout in LAYOUTS
+        for strategy in STRATEGIES
+    ],
+)
 def test_a_killed_rank_changes_nothing(layout, strategy, tmp_path):
     n_ranks = LAYOUTS[layout]
     kills = ({"on": "step", "number": 4, "delay_s": 0.01, "ranks": [n_ranks - 1]},)
@@ -58,7 +68,7 @@ def test_a_killed_rank_changes_nothing(layout, strategy, tmp_path):
     assert strategy in ("auto", outcome.strategies[0])
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_kills_change_nothing(seed, tmp_path):
     exactness.run(random_case(seed), tmp_path)
 

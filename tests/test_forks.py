@@ -165,6 +165,7 @@ def test_where_torch_cannot_be_imported_ranks_are_plain_spawns(
     assert it.said == ["ranks are started without the zygote: its imports failed, ImportError: broken on purpose"]
 
 
+@pytest.mark.soak
 def test_fifty_starts_leak_no_descriptor(starts: Callable[..., Starts]) -> None:
     it = starts("pass")
     it.ready()

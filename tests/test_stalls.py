@@ -296,7 +296,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
     ran = Ran(options(tmp_path, text, n_ranks_per_node=2, stall_timeout_s=1.0, ends_stalled=True))
-    assert ran.code == 0 and not ran.all(RankLost)
+    assert ran.code == 0 and not ran.all(RankLost), [event.body for event in ran.events]
     assert all("the others wait for rank 0, which is busy" in stalled.text for stalled in ran.all(Stalled))
 
 

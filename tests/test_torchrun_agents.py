@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launchers import PATIENCE_S, Launcher, Run, Scene, better_than_torchrun, long_under_torchrun, scene, under_both
+from tests.launchers import PATIENCE_S, Launcher, Run, Scene, better_than_torchrun, scene, under_both
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -163,7 +163,7 @@ def test_the_end_of_the_hosting_agent_ends_the_other(scene: Scene, launcher: Lau
 
 
 @better_than_torchrun
-@long_under_torchrun
+@under_both
 def test_a_late_agent_joins_at_once(scene: Scene, launcher: Launcher) -> None:
     agents = Agents(
         scene, launcher, scene.write("train.py", WAIT), "1:2", "--max-restarts=3", "--rdzv-conf=last_call_timeout=1"
@@ -201,7 +201,7 @@ dist.destroy_process_group()
 
 
 @better_than_torchrun
-@long_under_torchrun
+@under_both
 def test_a_group_forms_again_after_a_rank_was_killed(scene: Scene, launcher: Launcher) -> None:
     """torchrun's ranks may find the addresses of the dead in the store that all attempts share; more ranks, more surely."""
     ends = []
