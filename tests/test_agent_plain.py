@@ -217,3 +217,25 @@ def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path, number: signal
         assert launcher.wait() == code
         _, alive = psutil.wait_procs(everything, timeout=30)
     assert alive == []
+
+
+def test_a_forwarded_signal_reaches_every_rank_and_ends_nothing(tmp_path: Path) -> None:
+    text = """
+import os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+os.write(1, b"ready\\n")
+os.write(1, b"got %d\\n" % signal.sigwait([signal.SIGUSR1]))
+"""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    options = ["--forward-signals", "SIGUSR1", "--nproc-per-node", "2", "--log-dir", str(tmp_path / "logs")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "odyssey_cli", "run", *options, str(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.read() == f"got {signal.SIGUSR1:d}\n" * 2
+    assert process.wait() == 0
+    process.stdout.close()
