@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launchers import PATIENCE_S, Launcher, Run, Scene, better_than_torchrun, scene, under_both
+from tests.launchers import OURS, PATIENCE_S, Launcher, Run, Scene, better_than_torchrun, scene, under_both
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -200,16 +200,12 @@ dist.destroy_process_group()
 """
 
 
-@better_than_torchrun
-@under_both
-def test_a_group_forms_again_after_a_rank_was_killed(scene: Scene, launcher: Launcher) -> None:
-    """torchrun's ranks may find the addresses of the dead in the store that all attempts share; more ranks, more surely."""
-    ends = []
-    for _ in range(1 if launcher.is_ours else 3):
-        run = scene.start(launcher, "--nproc-per-node=4", "--max-restarts=1", scene.write("train.py", GROUP_AGAIN))
-        ends.append(run.end())
-        assert run.stdout.count("sum 4.0") == (4 if ends[-1] == 0 else 0)
-    assert ends == [0] if launcher.is_ours else 1 in ends
+def test_a_group_forms_again_after_a_rank_was_killed(scene: Scene) -> None:
+    """torchrun's ranks may find the addresses of the dead in the store that all attempts share. Whether they do is chance:
+    benchmarks/restart.py shows it."""
+    run = scene.start(OURS, "--nproc-per-node=4", "--max-restarts=1", scene.write("train.py", GROUP_AGAIN))
+    run.succeed()
+    assert run.stdout.count("sum 4.0") == 4
 
 
 @under_both
