@@ -45,10 +45,6 @@ class Channel:
         """From the next message on others take care of it."""
         self._received, self._ended = received, ended
 
-    @property
-    def is_flushed(self) -> bool:
-        return not self._unsent
-
     def close(self) -> None:
         """Without `ended`."""
         if self._socket is not None:
