@@ -152,6 +152,9 @@ class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
     groups_s: float
     moves_s: float
     moved_bytes: int
+    contracts: tuple[tuple[int, str], ...] = ()
+    stream: str | None = None
+    problem: str = ""
 
 
 class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from launcher.events import RankPaused, RankReady
 from launcher.state import ranks_text
@@ -67,27 +67,40 @@ def layers_without_holder(held: Mapping[int, frozenset[int]], n_layers: int) -> 
     return [layer for layer in range(n_layers) if layer not in kept]
 
 
-def gate_problem(plan: Plan, ready: Mapping[int, RankReady], end: Position | None) -> str | None:
-    """The first thing in which the ranks at the gate disagree with each other or with the plan; None: go."""
-    return next(_gate_problems(plan, ready, end), None)
+def gate_problem(
+    plan: Plan, ready: Mapping[int, RankReady], end: Position | None, held_before: Mapping[int, Collection[int]]
+) -> str | None:
+    """The first thing in which the ranks at the gate disagree with each other or with the plan; None: go.
+
+    `held_before`: the layers that ranks had before the plan, which they let go only when it runs.
+    """
+    return next(_gate_problems(plan, ready, end, held_before), None)
 
 
-def _gate_problems(plan: Plan, ready: Mapping[int, RankReady], end: Position | None) -> Iterator[str]:
+def _gate_problems(
+    plan: Plan, ready: Mapping[int, RankReady], end: Position | None, held_before: Mapping[int, Collection[int]]
+) -> Iterator[str]:
     expected = end if end is not None else ready[plan.leader].position
     for rank, report in sorted(ready.items()):
+        if report.problem:
+            yield f"rank {rank} would not train what it holds: {report.problem}"
         if report.position != expected:
             yield f"rank {rank} stands at {_at(report.position)}, expected {_at(expected)}"
     digests: dict[int, dict[int, str]] = {}
-    for worker in plan.workers:
-        mine = dict(ready[worker].digests)
-        for unit in sorted(set(mine) ^ _units(plan, worker)):
-            yield f"rank {worker} {'holds' if unit in mine else 'lacks'} {_name(plan, unit)}, against the plan"
+    for rank, report in sorted(ready.items()):
+        mine, planned = dict(report.digests), _units(plan, plan.held.get(rank, ()))
+        for unit in sorted(planned - set(mine)):
+            yield f"rank {rank} lacks {_name(plan, unit)}, against the plan"
+        for unit in sorted(set(mine) - planned - _units(plan, held_before.get(rank, ()))):
+            yield f"rank {rank} holds {_name(plan, unit)}, against the plan"
         for unit, digest in mine.items():
-            digests.setdefault(unit, {})[worker] = digest
+            digests.setdefault(unit, {})[rank] = digest
     for unit, by_rank in sorted(digests.items()):
         if len(set(by_rank.values())) > 1:
             texts = ", ".join(f"rank {rank} {digest}" for rank, digest in sorted(by_rank.items()))
             yield f"{_name(plan, unit)} differs between its holders: {texts}"
+    yield from _reduction_problems(plan, ready)
+    yield from _stream_problems(plan, ready)
     owner: dict[int, int] = {}
     for worker in plan.workers:
         for micro_batch, n_samples in ready[worker].samples:
@@ -103,10 +116,31 @@ def _gate_problems(plan: Plan, ready: Mapping[int, RankReady], end: Position | N
             yield f"micro-batch {micro_batch} is run by no rank"
 
 
-def _units(plan: Plan, worker: int) -> set[int]:
-    """What a worker's digests are of: its layers, and the ties that these take part in, numbered behind all layers."""
-    held = plan.held[worker]
-    return {*held, *(plan.n_layers + t for t, tie in enumerate(plan.ties) if held & set(tie))}
+def _reduction_problems(plan: Plan, ready: Mapping[int, RankReady]) -> Iterator[str]:
+    for g, group in enumerate(plan.reduce):
+        contracts = {worker: dict(ready[worker].contracts).get(g) for worker in group.workers}
+        if None in contracts.values() or len(set(contracts.values())) > 1:
+            texts = ", ".join(f"rank {worker} {contract}" for worker, contract in sorted(contracts.items()))
+            yield f"the gradients of layers {list(group.layers)} are summed differently: {texts}"
+    for worker in plan.workers:
+        if foreign := set(dict(ready[worker].contracts)) - set(plan.groups_of.get(worker, ())):
+            yield f"rank {worker} takes part in reduction {min(foreign)}, against the plan"
+
+
+def _stream_problems(plan: Plan, ready: Mapping[int, RankReady]) -> Iterator[str]:
+    streams = {worker: ready[worker].stream for worker in plan.workers if ready[worker].stream is not None}
+    if len(set(streams.values())) > 1:
+        texts = ", ".join(f"rank {worker} {stream}" for worker, stream in sorted(streams.items()))
+        yield f"the samples or random numbers of the next step differ: {texts}"
+    for k in range(plan.n_micro_batches):
+        for stage in (0, len(plan.pipelines[plan.home[k]].stages) - 1):
+            if (worker := plan.runner(k, stage)) not in streams:
+                yield f"rank {worker} does not know the samples of micro-batch {k}"
+
+
+def _units(plan: Plan, held: Collection[int]) -> set[int]:
+    """What digests of `held` layers are of: these, and the ties that they take part in, numbered behind all layers."""
+    return {*held, *(plan.n_layers + t for t, tie in enumerate(plan.ties) if not set(held).isdisjoint(tie))}
 
 
 def _name(plan: Plan, unit: int) -> str:

@@ -197,7 +197,8 @@ def rank_ready(state: State, event: Event, body: RankReady) -> Step:
         return state, ()
     plan = state.next_plan
     assert plan is not None
-    if (problem := gate.gate_problem(plan, state.ready, state.end)) is not None:
+    held_before = {rank: report.held for rank, report in state.paused.items()}
+    if (problem := gate.gate_problem(plan, state.ready, state.end, held_before)) is not None:
         return end(state, 1, f"the ranks do not agree before generation {state.generation}: {problem}", _REPORT)
     went = _went(state, event, plan)
     state = replace(

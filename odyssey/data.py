@@ -89,6 +89,10 @@ class Prefetcher:
         self._arrived = threading.Condition()
         threading.Thread(target=self._fetch, name="odyssey-data", daemon=True).start()
 
+    def ids(self, step: int, micro_batch: int) -> list[int]:
+        """Sample ids of one micro-batch of `step`."""
+        return micro_batch_ids(self._sampler, self._plan, step, micro_batch)
+
     def request(self, step: int, micro_batches: Iterable[int]) -> None:
         """Fetch these micro-batches of `step`, unless they are there or on their way."""
         for micro_batch in micro_batches:
@@ -119,7 +123,7 @@ class Prefetcher:
             value: Any = None
             if (step, micro_batch) in self._wanted:
                 try:
-                    value = fetch(self._data, micro_batch_ids(self._sampler, self._plan, step, micro_batch))
+                    value = fetch(self._data, self.ids(step, micro_batch))
                 except Exception as error:  # raised again in the thread that asks for it
                     value = error
             with self._arrived:

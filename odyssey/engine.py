@@ -83,6 +83,11 @@ class Engine:
         self._compute = {"F": self._forward, "B": self._backward, "I": self._input_gradient, "W": self._weight_gradient}
         self._start(0)
 
+    @property
+    def reads_data(self) -> bool:
+        """Whether this worker's part of the plan begins or ends a pipeline for some micro-batch."""
+        return bool(self._micro_batches)
+
     def _start(self, step: int) -> None:
         self._step = step
         self._live: dict[tuple[int, int], Live] = {}
@@ -207,7 +212,7 @@ class Engine:
 
     def _drop(self, op: Drop) -> None:
         del self._live[op.stage, op.micro_batch]
-        self._sent_outputs.pop((op.stage, op.micro_batch), None)  # its gradient has come back, so it has arrived
+        self._sent_outputs.pop((op.stage, op.micro_batch), None)  # its gradient, or the token for it, has come back
 
     def _weights(self, layers: range) -> list[nn.Parameter]:
         found = {id(p): p for layer in layers for p in self.model.layers[layer].parameters() if p.requires_grad}
@@ -227,7 +232,7 @@ class Engine:
         if op.kind == "F":
             tensors = self._live[op.stage, op.micro_batch].outputs
         else:
-            tensors = self._arrived.pop(("B", op.stage, op.micro_batch))
+            tensors = self._arrived.pop(("B", op.stage, op.micro_batch)) or [torch.empty(1, dtype=torch.uint8)]
         tag = self._tag(op)
         wires = [self.groups.to_wire(tensor.detach()) for tensor in tensors]
         sent = [(self.groups.send(wire, op.peer, tag), wire) for wire in wires]
@@ -262,7 +267,8 @@ class Engine:
         else:
             expected = self._expect(stage.first - 1, op.micro_batch)
             room = expected.empty(self.groups.wire_device)
-            tensors = [tensor for tensor, spec in zip(room, expected.tensors, strict=True) if spec.requires_grad]
+            needing = [tensor for tensor, spec in zip(room, expected.tensors, strict=True) if spec.requires_grad]
+            tensors = needing or [torch.empty(1, dtype=torch.uint8, device=self.groups.wire_device)]
         tag = self._tag(op)
         self._posted.append((op, tensors, [self.groups.receive(tensor, op.peer, tag) for tensor in tensors]))
 

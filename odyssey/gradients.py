@@ -5,7 +5,8 @@ The parameters of a reduce group share one flat buffer (one for each dtype), so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ class Gradients:
     def __init__(self, plan: Plan, worker: int, model: Model) -> None:
         self._flats: dict[int, list[torch.Tensor]] = {}
         self._workers: dict[int, tuple[int, ...]] = {}
+        self._units: dict[int, list[int]] = {}
         self._counted: list[int] = []
         for number, group in enumerate(plan.reduce):
             if worker not in group.workers:
@@ -34,6 +36,7 @@ class Gradients:
                 for dtype in dict.fromkeys(p.dtype for p in parameters)
             ]
             self._workers[number] = group.workers
+            self._units[number] = units
             if group.workers[0] == worker:
                 self._counted.append(number)
 
@@ -42,6 +45,28 @@ class Gradients:
         for flats in self._flats.values():
             for flat in flats:
                 flat.zero_()
+
+    def contracts(self, model: Model) -> dict[int, str]:
+        """Reduce group -> digest of what is summed there and in which order: workers, and the modules' own parameters."""
+        found = {}
+        for number, units in self._units.items():
+            named = [item for unit in units for item in model.parameters_of(unit).items()]
+            facts = [(name, tuple(p.shape), str(p.dtype)) for name, p in named if p.requires_grad]
+            sizes = [(flat.numel(), str(flat.dtype)) for flat in self._flats[number]]
+            text = repr((self._workers[number], facts, sizes))
+            found[number] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return found
+
+    def problems(self, model: Model) -> Iterator[str]:
+        """Which of the modules' own parameters do not sum their gradients here; nothing if all do."""
+        storages = {flat.untyped_storage().data_ptr() for flats in self._flats.values() for flat in flats}
+        for unit in sorted(unit for units in self._units.values() for unit in units):
+            for name, parameter in model.parameters_of(unit).items():
+                gradient = parameter.grad
+                if not parameter.requires_grad:
+                    continue
+                if gradient is None or gradient.untyped_storage().data_ptr() not in storages:
+                    yield f"unit {unit}: the gradient of {name} is not reduced"
 
     def start_reduction(self, group: int, groups: Groups) -> list[Any]:
         """Start summing a group's gradients over its workers; returns the works to wait for."""

@@ -33,10 +33,11 @@ from odyssey.evaluation import evaluate_body
 from odyssey.frames import users_frames
 from odyssey.local import LocalSession
 from odyssey.messages import ModelSpec
-from odyssey.model import LayerFactory, Model, OptimizerFactory, SchedulerFactory
+from odyssey.model import LayerFactory, Model
 from odyssey.plan import Plan
 from odyssey.recipe import Recipe
 from odyssey.session import Session, Values, Work
+from odyssey.unit import OptimizerFactory, SchedulerFactory
 
 
 @dataclass(frozen=True)

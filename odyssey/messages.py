@@ -218,10 +218,12 @@ class Paused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Groups are built and states moved. `digests`: per held layer, of parameters, buffers, optimizer and scheduler.
+    """Groups are built and states moved: what this rank will train, and with whom, see odyssey/proof.py.
 
-    `samples`: for each micro-batch whose loss this rank computes, its number of samples; the sum over ranks is the
-    denominator. `moved`: digest of each received state as its sender announced it was checked already by the receiver.
+    `digests`: per held unit, of parameters, buffers, optimizer and scheduler. `samples`: for each micro-batch whose loss this
+    rank computes, its number of samples; the sum over ranks is the denominator. `contracts`: for each reduce group of this
+    rank, a digest of what is summed with whom. `stream`: digest of the data and random numbers that the next step begins
+    with; None where this rank reads no data. `problem`: why this rank must not train, empty if nothing is wrong.
     """
 
     generation: int
@@ -232,6 +234,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     groups_s: float
     moves_s: float
     moved_bytes: int
+    contracts: tuple[tuple[int, str], ...] = ()
+    stream: str | None = None
+    problem: str = ""
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):

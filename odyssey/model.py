@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,37 +19,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from odyssey.errors import JobError
 from odyssey.messages import LayerSpec
+from odyssey.unit import OptimizerFactory, SchedulerFactory, Unit
 
 LayerFactory = Callable[[], nn.Module]
-OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-SchedulerFactory = Callable[[torch.optim.Optimizer], Any]
 Occurrence = tuple[int, str]  # layer number and the parameter's name in it
 
 META = torch.device("meta")
-
-
-class Unit:
-    """Parameters that are reduced, stepped and moved together. `named`: `layers.3.attention.weight` -> parameter."""
-
-    def __init__(self, named: dict[str, nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None) -> None:
-        self.named = named
-        self.trainable = [parameter for parameter in named.values() if parameter.requires_grad]
-        self.optimizer = optimizer(self.trainable) if self.trainable else None
-        self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
-
-    def progress(self) -> dict[str, Any]:
-        """State of optimizer and scheduler."""
-        return {
-            "optimizer": self.optimizer.state_dict() if self.optimizer else None,
-            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
-        }
-
-    def load_progress(self, progress: dict[str, Any]) -> None:
-        """Take on what `progress` gave."""
-        if self.optimizer is not None:
-            self.optimizer.load_state_dict(progress["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(progress["scheduler"])
 
 
 class Model:
@@ -165,8 +140,11 @@ class Model:
         return result
 
     def adopt(self, layer: int, state: dict[str, Any]) -> None:
-        """Hold one layer more, with the state that another rank exported."""
+        """Hold one layer, with the state that another rank exported. What this rank had of it before is let go whole:
+        an optimizer that was kept would step parameters that no module has any more."""
         self.is_as_built = False
+        if layer in self.held:
+            self.keep_only(self.held - {layer})
         module = self.layers[layer]
         _replace(module, lambda t: torch.empty_like(t, device=self.device))
         values = state["parameters"] | state["buffers"]
@@ -196,11 +174,24 @@ class Model:
         }
 
     def unit_state(self, number: int) -> dict[str, Any]:
-        """Everything of a unit that ranks must agree on: parameters, a layer's buffers, optimizer, scheduler."""
-        unit = self.units[number]
+        """Everything of a unit that ranks must agree on, as training will find it: the modules' own parameters and buffers,
+        and what optimizer and scheduler keep for just these."""
+        named = self.parameters_of(number)
         buffers = dict(self.layers[number].named_buffers()) if number < len(self.layers) else {}
-        parameters = {name: parameter.detach() for name, parameter in unit.named.items()}
-        return {"parameters": parameters, "buffers": buffers, "progress": unit.progress()}
+        parameters = {name: parameter.detach() for name, parameter in named.items()}
+        return {"parameters": parameters, "buffers": buffers, "progress": self.units[number].state_by_name(named)}
+
+    def problems(self) -> Iterator[str]:
+        """Why training would not train the modules of the held layers; nothing if it would."""
+        if set(self.units) != set(self.units_of(self.held)):
+            yield f"units {sorted(self.units)} belong to layers {sorted(self.held)}"
+        for number, unit in self.units.items():
+            for problem in unit.problems(self.parameters_of(number)):
+                yield f"unit {number}: {problem}"
+        for shared in self._shared:
+            here = [_parameter(self.layers, occurrence) for occurrence in shared if occurrence[0] in self.held]
+            if any(parameter is not here[0] for parameter in here):
+                yield f"layers {sorted({layer for layer, _ in shared})} do not share their parameter any more"
 
     def _take(self, layers: frozenset[int]) -> None:
         """Make `layers` the held ones: one parameter object for each tie, and a unit for each layer and tie."""
@@ -219,6 +210,10 @@ class Model:
                 self.units[number] = Unit(self._named(number, layers), self._optimizer, self._scheduler)
         self.held = layers
 
+    def parameters_of(self, number: int) -> dict[str, nn.Parameter]:
+        """The parameters of a unit, as the modules of the held layers have them now."""
+        return self._named(number, self.held)
+
     def _named(self, number: int, layers: frozenset[int]) -> dict[str, nn.Parameter]:
         if number >= len(self.layers):
             result = {}
@@ -229,16 +224,6 @@ class Model:
         tied = {name for shared in self._shared for i, name in shared if i == number}
         named = self.layers[number].named_parameters()
         return {full_name(number, name): parameter for name, parameter in named if name not in tied}
-
-    # -- the whole model by names -------------------------------------------------------------------------------------
-
-    def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and persistent buffers of the held layers by full name; a tied parameter under each of its names."""
-        return {
-            full_name(i, name): tensor
-            for i in sorted(self.held)
-            for name, tensor in self.layers[i].state_dict(keep_vars=True).items()
-        }
 
 
 def full_name(layer: int, name: str) -> str:

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from odyssey.data import Prefetcher
 from odyssey.errors import JobError
 from odyssey.messages import ModelSpec
-from odyssey.model import OptimizerFactory
 from odyssey.plan import Plan
+from odyssey.unit import OptimizerFactory
 
 
 class Recipe(NamedTuple):

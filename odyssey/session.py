@@ -25,7 +25,7 @@ import torch
 
 from odyssey.data import Prefetcher
 from odyssey.engine import Engine
-from odyssey.errors import JobError
+from odyssey.errors import JobError, OdysseyError
 from odyssey.groups import Cut, Groups
 from odyssey.link import Link
 from odyssey.measure import measure
@@ -46,7 +46,6 @@ from odyssey.messages import (
     Pong,
     Position,
     Prepare,
-    Ready,
     Result,
     Stop,
     position_after,
@@ -54,9 +53,9 @@ from odyssey.messages import (
 from odyssey.model import Model
 from odyssey.moves import move_layers
 from odyssey.plan import Plan
+from odyssey.proof import problem, ready
 from odyssey.recipe import Recipe
 from odyssey.schedule import Commit, Receive, Reduce
-from odyssey.state import digest
 
 OP_TIMES_EVERY_S = 0.5
 N_VALUES = 2
@@ -311,14 +310,13 @@ class Session:
         if self._data is None:
             self._data = self._recipe.prefetcher(plan)
         self._engine = Engine(plan, me, self.model, self._recipe, self._data, groups, order.boundaries)
-        units = self.model.units_of(plan.held.get(me, ()))
         self._link.report(
-            Ready(
-                generation=order.generation,
-                position=self.position,
-                digests=tuple((number, digest(self.model.unit_state(number))) for number in units),
-                samples=self._engine.samples,
-                denominator=plan.global_batch,
+            ready(
+                self._engine,
+                self.model,
+                self._recipe,
+                self._data,
+                self.position,
                 groups_s=built_s - started_s,
                 moves_s=moved_s - built_s,
                 moved_bytes=moved_bytes,
@@ -328,8 +326,10 @@ class Session:
     def _go(self, generation: int) -> None:
         with self._lock:
             self._running = generation
-        assert self.plan is not None
+        assert self.plan is not None and self._engine is not None
         self.model.keep_only(self.plan.held.get(self.rank, ()))
+        if what := problem(self._engine, self.model):
+            raise OdysseyError(f"what the gate has seen is not what is left to train: {what}", "please report this bug")
 
     def _report_times(self) -> None:
         now_s = time.monotonic()

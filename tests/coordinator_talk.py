@@ -228,7 +228,9 @@ class Talk:
         digests = tuple((layer, "other" if bad else f"state{layer}") for layer in held)
         last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
         samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()
-        return RankReady(rank, self.state.end or (0, 0), digests, samples, plan.global_batch, 0.01, 0.002, 0)
+        contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
+        position = self.state.end or (0, 0)
+        return RankReady(rank, position, digests, samples, plan.global_batch, 0.01, 0.002, 0, contracts, "same")
 
 
 def text_of(actions: Iterable[Action]) -> list[str]:

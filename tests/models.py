@@ -3,6 +3,7 @@
     gpt      embedding, blocks with a causal mask as buffer, norm and head
     tied     the head uses the embedding's own weight: the same Parameter object in the first and the last layer
     frozen   the embedding and one block's norms do not train: a layer without trainable parameters, and one with both
+    prefix   the first three of the layers do not train at all: whole stages need no gradient
     nested   between layers travels (hidden, {"ids": int64, "weight": float that needs no gradient})
     mlp      linear layers and nothing else
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-VARIANTS = ("gpt", "tied", "frozen", "nested", "mlp")
+VARIANTS = ("gpt", "tied", "frozen", "prefix", "nested", "mlp")
 
 
 class TokenData:
@@ -156,6 +157,9 @@ def build_layers(
     if variant == "frozen":
         layers[0].requires_grad_(False)
         layers[1].norm1.requires_grad_(False)
+    if variant == "prefix":
+        for layer in layers[:3]:
+            layer.requires_grad_(False)
     return layers
 
 

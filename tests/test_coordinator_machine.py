@@ -141,7 +141,8 @@ class Job(RuleBasedStateMachine):
                 held = tuple((layer, f"after {me.position}") for layer in sorted(plan.held.get(rank, ())))
                 last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
                 samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()
-                ready = RankReady(rank, me.position, held, samples, plan.global_batch, 0.0, 0.0, 0)
+                contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
+                ready = RankReady(rank, me.position, held, samples, plan.global_batch, 0.0, 0.0, 0, contracts, "same")
                 me.outbox.append((generation, ready))
             case Go(generation=generation) if generation >= me.paused_for:
                 assert me.plan is not None

@@ -85,6 +85,14 @@ def test_a_second_loss_during_the_recovery_changes_nothing(phase, tmp_path):
         assert "lost during recovery" in outcome.marks
 
 
+def test_stages_that_need_no_gradient_train_on_and_survive(tmp_path):
+    """Whole stages of frozen layers: no gradient comes back to say that what they have sent has arrived."""
+    kills = ({"on": "step", "number": 3, "delay_s": 0.005, "ranks": [1]},)
+    case = Case(0, 6, "2x3", "repartition", variant="prefix", global_batch=32, kills=kills, steps=8)
+    outcome = exactness.run(case, tmp_path)
+    assert outcome.strategies
+
+
 def test_a_rank_that_stands_still_is_lost_and_changes_nothing(tmp_path):
     kills = ({"on": "step", "number": 3, "delay_s": 0.005, "ranks": [1], "stop": True},)
     outcome = exactness.run(Case(0, 4, "2x2", kills=kills, steps=8), tmp_path)

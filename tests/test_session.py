@@ -174,6 +174,31 @@ def test_a_rank_that_joins_late_replays_and_is_exact(agent_of: Callable[..., Min
     assert_exact(tmp_path / "out.pt")
 
 
+def test_a_rank_that_receives_its_layers_twice_trains_them(
+    agent_of: Callable[..., MiniAgent], held: Held, tmp_path: Path
+) -> None:
+    """A second rank is lost when a respawned one has its layers already: the next plan moves them to it again."""
+    agent = agent_of(4, *EXACT, *held.arguments, "--out", tmp_path / "out.pt")
+    gate_after_three_steps(agent, held)
+    agent.kill(3)
+    paused = agent.pause()
+    agent.spawn(3)
+    agent.wait(Hello, 3)
+    agent.prepare(agent.replan("respawn", paused, respawnable=(3,)))
+    assert agent.plan is not None
+    layers = agent.plan.held[3]
+
+    agent.pause()
+    again = replace(agent.plan, generation=agent.generation)
+    assert {move.layer for move in again.moves} == layers
+    ready = agent.prepare(again)
+
+    assert all(not report.problem for report in ready.values())
+    agent.go()
+    agent.finish()
+    assert_exact(tmp_path / "out.pt")
+
+
 def test_idle_ranks_follow_and_end_with_the_others(agent_of: Callable[..., MiniAgent], tmp_path: Path) -> None:
     agent = agent_of(3, *EXACT, "--eval-every", "2", "--out", tmp_path / "out.pt")
     ready = agent.start("1x2")

@@ -1,0 +1,55 @@
+"""What a rank proves at the gate, taken from the very things that will be trained: modules, optimizers, gradient buffers.
+
+The coordinator compares it between ranks and with the plan (launcher/gate.py), and nothing runs before all agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from odyssey.data import Prefetcher, layer_seed
+from odyssey.engine import Engine
+from odyssey.messages import Position, Ready
+from odyssey.model import Model
+from odyssey.recipe import Recipe
+from odyssey.state import digest
+
+
+def ready(
+    engine: Engine,
+    model: Model,
+    recipe: Recipe,
+    data: Prefetcher,
+    position: Position,
+    *,
+    groups_s: float,
+    moves_s: float,
+    moved_bytes: int,
+) -> Ready:
+    """The report for the gate of `engine`'s plan. Layers that leave with this plan are among the digests, as what has come
+    of them elsewhere must equal them."""
+    plan = engine.plan
+    return Ready(
+        generation=plan.generation,
+        position=position,
+        digests=tuple((number, digest(model.unit_state(number))) for number in sorted(model.units)),
+        samples=engine.samples,
+        denominator=recipe.spec.global_batch,
+        groups_s=groups_s,
+        moves_s=moves_s,
+        moved_bytes=moved_bytes,
+        contracts=tuple(sorted(engine.gradients.contracts(model).items())),
+        stream=_stream(recipe, data, position[0]) if engine.reads_data else None,
+        problem=problem(engine, model),
+    )
+
+
+def problem(engine: Engine, model: Model) -> str:
+    """Why a step would not train the modules of this rank's part of the plan: the first thing found, empty if it would."""
+    return next((text for found in (model.problems(), engine.gradients.problems(model)) for text in found), "")
+
+
+def _stream(recipe: Recipe, data: Prefetcher, step: int) -> str:
+    """Digest of the samples and of the random numbers that the next step begins with."""
+    facts = (data.ids(step, 0), layer_seed(recipe.seed, step, 0, 0))
+    return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()

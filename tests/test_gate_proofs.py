@@ -1,0 +1,283 @@
+"""Silent bugs of a transition, injected one by one: the gate refuses each, from what ranks read off their modules.
+
+The kinds are those that systems which move training state have really had. Three ranks: rank 0 holds all layers, rank 1
+gives up its own, rank 2 adopts them and is hit by the bug. Every report is made by the code that makes it in a rank.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from msgspec.structs import asdict
+from torch import nn
+
+from launcher import gate
+from launcher.events import RankReady
+from odyssey import proof
+from odyssey.data import Prefetcher, Sampler
+from odyssey.engine import Engine
+from odyssey.groups import Groups
+from odyssey.messages import ModelSpec
+from odyssey.model import Model
+from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage
+from odyssey.recipe import Recipe
+from odyssey.state import pack, unpack
+from tests import models
+
+CPU = torch.device("cpu")
+POSITION = (3, 0)
+ADOPTED = (1, 2)
+
+
+def plan(*, is_alone=False):
+    """Rank 2 takes layers 1 and 2 of four from rank 1, which keeps layer 0; the last layer shares a parameter with the first.
+    `is_alone`: without rank 0, which holds everything a second time."""
+    parts = (Stage(1, 0, 1), Stage(2, 1, 4))
+    moves = tuple(Move(layer, 1, 2) for layer in ADOPTED)
+    if is_alone:
+        pipelines: tuple[Pipeline, ...] = (Pipeline(parts, 0, 4),)
+        reduce = (ReduceGroup((1,), (0,), (), 0), ReduceGroup((2,), (1, 2, 3), (), 0), ReduceGroup((1, 2), (), (0,), 1))
+    else:
+        pipelines = (Pipeline((Stage(0, 0, 4),), 0, 2), Pipeline(parts, 2, 4))
+        reduce = (ReduceGroup((0, 1), (0,), (), 0), ReduceGroup((0, 2), (1, 2, 3), (), 1), ReduceGroup((0, 1, 2), (), (0,), 2))
+    return Plan(2, "test", 3, 8, 2, 4, pipelines, reduce, ties=((0, 3),), moves=moves).validate(HELD_BEFORE)
+
+
+HELD_BEFORE = {0: (0, 1, 2, 3), 1: (0, 1, 2), 2: (3,)}
+
+
+class Rank:
+    """A rank's side without processes: the model, and what it reports."""
+
+    def __init__(self, number, held):
+        self.number = number
+        self.model = Model(
+            partial(models.build_layers, "tied", n_blocks=2),
+            lambda params: torch.optim.AdamW(params, lr=3e-3),
+            lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+            CPU,
+            0,
+        )
+        self.model.hold_built(held)
+        self.n_samples = 96
+        self.global_batch = 8
+        self.position = POSITION
+        for step in range(3):
+            self.step(step)
+
+    def step(self, step):
+        for number, unit in self.model.units.items():
+            for i, parameter in enumerate(unit.trainable):
+                generator = torch.Generator().manual_seed(1000 * step + 10 * number + i)
+                parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+            unit.optimizer.step()
+            unit.scheduler.step()
+
+    def adopt(self, layer, source):
+        self.model.adopt(layer, unpack(*pack(source.model.export(layer), CPU)))
+
+    def prepare(self, of):
+        spec = ModelSpec((), (), (), self.global_batch, 2, self.n_samples, 0, "cpu")
+        self.data = Prefetcher(models.TokenData(96), Sampler(self.n_samples, 0), of)
+        self.recipe = Recipe(spec, models.token_loss, None, None, None, 0, None)
+        groups = Groups("", of.generation, (self.number,), (), (), self.number, CPU)
+        self.engine = Engine(of, self.number, self.model, self.recipe, self.data, groups, ())
+        groups.release()
+
+    def report(self):
+        ready = proof.ready(
+            self.engine, self.model, self.recipe, self.data, self.position, groups_s=0.0, moves_s=0.0, moved_bytes=0
+        )
+        facts = asdict(ready)
+        del facts["generation"]
+        return RankReady(self.number, **facts)
+
+
+def transition(after=lambda rank: None, at_gate=lambda rank: None, *, is_alone=False):
+    """What the gate says. `after`: what happens to rank 2 behind its adoptions; `at_gate`: when all is prepared."""
+    the_plan = plan(is_alone=is_alone)
+    ranks = {number: Rank(number, held) for number, held in HELD_BEFORE.items() if number or not is_alone}
+    for layer in ADOPTED:
+        ranks[2].adopt(layer, ranks[1])
+    after(ranks[2])
+    for rank in ranks.values():
+        rank.prepare(the_plan)
+    at_gate(ranks[2])
+    return gate.gate_problem(the_plan, {number: rank.report() for number, rank in ranks.items()}, POSITION, HELD_BEFORE)
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_transition_without_a_bug_passes(is_alone):
+    assert transition(is_alone=is_alone) is None
+
+
+def weight(rank, layer=1):
+    return rank.model.layers[layer].up.weight
+
+
+def moments(rank, layer=1):
+    return rank.model.units[layer].optimizer.state[weight(rank, layer)]
+
+
+@torch.no_grad()
+def initial_value(rank):
+    weight(rank).copy_(models.build_layers("tied", n_blocks=2)[1].up.weight)
+
+
+@torch.no_grad()
+def corrupted_value(rank):
+    weight(rank)[3, 4] += 1e-15
+
+
+@torch.no_grad()
+def permuted_rows(rank):
+    weight(rank).copy_(weight(rank).roll(1, 0))
+
+
+@torch.no_grad()
+def one_parameter_over_another(rank):
+    weight(rank, 1).copy_(weight(rank, 2))
+
+
+def stale_moment(rank):
+    moments(rank)["exp_avg"].zero_()
+
+
+def step_counter_reset(rank):
+    moments(rank)["step"].zero_()
+
+
+def silent_cast(rank):
+    state = moments(rank)
+    state["exp_avg_sq"] = state["exp_avg_sq"].float()
+
+
+def dropped_tensor(rank):
+    del moments(rank)["exp_avg_sq"]
+
+
+def all_state_dropped(rank):
+    del rank.model.units[1].optimizer.state[weight(rank)]
+
+
+def other_learning_rate(rank):
+    rank.model.units[2].optimizer.param_groups[0]["lr"] *= 1.0001
+
+
+def scheduler_reset(rank):
+    rank.model.units[2].scheduler.last_epoch = 0
+
+
+@torch.no_grad()
+def other_buffer(rank):
+    rank.model.layers[1].mask.logical_not_()
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        initial_value,
+        corrupted_value,
+        permuted_rows,
+        one_parameter_over_another,
+        stale_moment,
+        step_counter_reset,
+        silent_cast,
+        dropped_tensor,
+        all_state_dropped,
+        other_learning_rate,
+        scheduler_reset,
+        other_buffer,
+    ],
+)
+def test_state_that_is_not_the_sources_is_refused(bug):
+    assert "differs between its holders" in (transition(after=bug) or "")
+
+
+def test_the_source_that_lets_a_layer_go_is_the_witness_of_what_it_was():
+    """Nobody else holds the layer under the plan."""
+    assert "layer 1 differs between its holders" in (transition(after=corrupted_value, is_alone=True) or "")
+
+
+def orphans(rank):
+    """New Parameter objects in the module, an optimizer of the old ones."""
+    layer = rank.model.layers[1]
+    layer.up.weight = nn.Parameter(layer.up.weight.detach().clone())
+
+
+def torn_tie(rank):
+    embedding = rank.model.layers[0].token
+    head = rank.model.layers[3].linear
+    assert embedding.weight.device.type == "meta"
+    head.weight = nn.Parameter(head.weight.detach().clone())
+
+
+def foreign_parameter_stepped(rank):
+    rank.model.units[1].optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+
+def other_optimizer_scheduled(rank):
+    unit = rank.model.units[1]
+    unit.scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 2)
+
+
+@pytest.mark.parametrize("bug", [orphans, torn_tie, foreign_parameter_stepped, other_optimizer_scheduled])
+@pytest.mark.parametrize("moment", ["after", "at_gate"])
+def test_what_would_not_train_the_modules_is_refused(bug, moment):
+    """Equal values are not enough: parameters, optimizer, scheduler and gradient buffers must be each other's own."""
+    assert "rank 2 would not train what it holds" in (transition(**{moment: bug}) or "")
+
+
+def gradient_elsewhere(rank):
+    weight(rank).grad = torch.zeros_like(weight(rank))
+
+
+def test_a_gradient_that_is_not_reduced_is_refused():
+    problem = transition(at_gate=gradient_elsewhere)
+    assert problem is not None and "the gradient of layers.1.up.weight is not reduced" in problem
+
+
+def summed_in_another_order(rank):
+    unit = rank.model.units[1]
+    up = rank.model.layers[1]._modules.pop("up")
+    rank.model.layers[1]._modules["up"] = up
+    unit.named = rank.model.parameters_of(1)
+    unit.trainable = list(unit.named.values())
+
+
+def other_denominator(rank):
+    rank.global_batch = 4
+
+
+def data_cursor_reset(rank):
+    rank.position = (0, 0)
+
+
+def other_samples(rank):
+    rank.n_samples = 95
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        (summed_in_another_order, "are summed differently"),
+        (other_denominator, "rank 2 divides by 4 samples"),
+        (data_cursor_reset, "rank 2 stands at step 0, expected step 3"),
+        (other_samples, "the samples or random numbers of the next step differ"),
+    ],
+)
+def test_another_reduction_or_another_stream_is_refused(bug, words):
+    assert words in (transition(after=bug) or "")
+
+
+def test_a_layer_too_many_or_too_few_is_refused():
+    def too_many(rank):
+        rank.model.adopt(0, Rank(1, HELD_BEFORE[1]).model.export(0))
+
+    def too_few(rank):
+        rank.model.keep_only((1, 3))
+
+    assert "rank 2 holds layer 0, against the plan" in (transition(at_gate=too_many) or "")
+    assert "rank 2 would not train what it holds: unit 2: the gradient" in (transition(at_gate=too_few) or "")
