@@ -205,7 +205,9 @@ class Agent:
             self._ping_all,
             self._rank_hangs,
             lambda text: self._feed(Suspected(text)),
-            lambda rank, text: self._feed(RankFailed(rank, text, "let all ranks make the same calls in the same order", "")),
+            lambda rank, text: self._feed(
+                RankFailed(rank, text, "let all ranks make the same calls in the same order", "", True)
+            ),
             self._nodes.pid_of,
         )
         self._stalls = StallWatch(

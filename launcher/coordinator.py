@@ -15,9 +15,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from launcher import gate, membership, plain, transition
+from launcher import gate, membership, plain, rank_failure, transition
 from launcher.actions import (
     Action,
+    EndRanks,
     Kill,
     Record,
     SendOrder,
@@ -50,7 +51,7 @@ from launcher.events import (
     UnitCommitted,
 )
 from launcher.failures import with_end
-from launcher.restarts import Policy, counted
+from launcher.restarts import GiveUp, Policy, after_progress
 from launcher.state import State, Status, ranks_text, with_result
 from launcher.world import homes
 from odyssey.errors import ProfileError
@@ -173,28 +174,33 @@ def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
         return if_failed_and_gone(state)
     if not state.models and state.plan is None:
         return plain.failure(state, state.ends[rank].reason)
-    if body.cause.kind == "exit":
-        return fail(state, state.first_failure or state.ends[rank].reason)
     how = f"{ranks_text([rank])} was lost ({body.cause.text})"
+    told: tuple[Action, ...] = ()
+    if body.cause.kind == "exit" or rank in state.failing:
+        how = state.ends[rank].reason
+        decision = rank_failure.judge(state, rank)
+        if isinstance(decision, GiveUp):
+            return fail(state, state.first_failure or how, decision.why, decision.help)
+        state, told = rank_failure.forgive(state, rank, decision)
     if state.status is Status.FINISHING:
         return _lost_while_finishing(state, event, rank)
     state = replace(
-        state,
+        _without_model(state, rank),
         arriving=state.arriving - {rank},
-        models={r: model for r, model in state.models.items() if r != rank},
         lost=state.lost if rank in state.lost else (*state.lost, rank),
         loss_at=event.time if state.loss_at is None else state.loss_at,
     )
-    if state.status is Status.STARTING:
-        return _lost_before_all_joined(state, event, rank, how)
-    return transition.pause(state, how)
+    state, actions = (
+        _lost_before_all_joined(state, event, rank, how) if state.status is Status.STARTING else transition.pause(state, how)
+    )
+    return state, (*actions, *told)
 
 
 def _lost_before_all_joined(state: State, event: Event, rank: int, how: str) -> Step:
     """Nothing has been communicated yet: spawn it again if that is allowed, else start without it."""
-    if rank not in state.slots_lost and state.may_respawn:
-        past = counted(state.past, event.time)
-        state = replace(state, n_restarts=state.n_restarts + 1, past=past, alive=state.alive | {rank}, lost=(), loss_at=None)
+    if rank not in state.slots_lost and (rank in state.forgiven or state.may_respawn):
+        state = rank_failure.with_restart(state, (rank,), event.time)
+        state = replace(state, alive=state.alive | {rank}, lost=(), loss_at=None)
         return state, (Record(Note(f"{how} before the job began; it is started again")), Spawn(rank))
     if not state.alive:
         return end(state, 1, f"{how}, the last one")
@@ -209,6 +215,8 @@ def _committed(state: State, event: Event, body: UnitCommitted) -> Step:
     results = with_result(state.results, body.result)
     if results is state.results:
         return state, ()
+    if body.result.kind == "step":
+        state = replace(state, past=after_progress(state.past))
     plan = state.plan
     followers = state.joined & frozenset(plan.idle if plan is not None else ())
     order = Follow(state.generation, body.result)
@@ -220,22 +228,31 @@ def _rank_finished(state: State, event: Event, body: RankFinished) -> Step:
         return state, ()
     interrupted = state.status in (Status.PAUSING, Status.PLANNING, Status.MOVING) and state.plan is not None
     state = replace(state, status=Status.FINISHING, finished=state.finished | {body.rank}, next_plan=None)
-    return state, (SetDeadline(None), *(_finish_orders(state) if interrupted else ()))
+    if interrupted:
+        state = replace(state, stranded=state.joined)
+    state, actions = _release_stranded(state)
+    return state, (SetDeadline(None), *actions)
 
 
-def _finish_orders(state: State) -> tuple[Action, ...]:
+def _release_stranded(state: State) -> Step:
+    """Who cannot go on because others have ended their scripts takes what is final, and ends its own.
+
+    A rank says that its script is at its end before anybody can know its exit code: only with that it is sure.
+    """
+    is_sure = not state.finished.isdisjoint(state.exited) or state.finished.isdisjoint(state.alive)
+    if not is_sure:
+        return state, ()
     order = Finish(state.generation, state.results)
-    return tuple(SendOrder(rank, order) for rank in sorted(state.joined - state.finished))
+    ranks = sorted((state.stranded & state.joined) - state.finished)
+    return replace(state, stranded=frozenset()), tuple(SendOrder(rank, order) for rank in ranks)
 
 
 def _lost_while_finishing(state: State, event: Event, rank: int) -> Step:
     """No new plan: who has ended cannot take part. What is final is final, so the job has its result without this rank."""
     note = Record(Note(f"{ranks_text([rank])} was lost while the ranks were ending their scripts"))
-    state = replace(state, generation=state.generation + 1)
-    if not state.alive:
-        state, actions = _end_finished(state)
-        return state, (note, *actions)
-    return state, (note, *_finish_orders(state))
+    state = replace(state, generation=state.generation + 1, stranded=state.joined)
+    state, actions = _end_finished(state) if not state.alive else _release_stranded(state)
+    return state, (note, *actions)
 
 
 def _rank_exited(state: State, event: Event, body: RankExited) -> Step:
@@ -250,11 +267,31 @@ def _rank_exited(state: State, event: Event, body: RankExited) -> Step:
         return if_failed_and_gone(state)
     if not state.alive:
         return _end_finished(state)
-    if not state.models or rank in state.finished:
+    if rank in state.finished:
+        return _release_stranded(state)
+    if not state.models:
         return state, ()
     reached = f"{ranks_text([rank])} ended with exit code 0 before its last step, while others still train"
     state = replace(state, status=Status.FINISHING, first_failure=reached)
     return state, (Record(Note(reached)), SetDeadline(EXIT_DEADLINE_S))
+
+
+def _exited_early(state: State, event: Event) -> Step:
+    """The others still train without the rank that has ended with exit code 0: a failure of that rank like any other."""
+    rank, reason = min(state.exited - state.finished), state.first_failure
+    lost = RankLost(rank, Cause("exit", "exit code 0", 0), False)
+    state = replace(state, ends=with_end(state.ends, event.time, lost), first_failure="")
+    decision = rank_failure.judge(state, rank)
+    if isinstance(decision, GiveUp):
+        return end(state, 1, f"{reason}; {decision.why}" if decision.why else reason, decision.help)
+    state, told = rank_failure.forgive(state, rank, decision)
+    state = replace(state, exited=state.exited - {rank}, lost=(*state.lost, rank), loss_at=event.time)
+    state, actions = transition.pause(_without_model(state, rank), reason)
+    return state, (*actions, *told)
+
+
+def _without_model(state: State, rank: int) -> State:
+    return replace(state, models={r: model for r, model in state.models.items() if r != rank})
 
 
 def _end_finished(state: State) -> Step:
@@ -264,16 +301,20 @@ def _end_finished(state: State) -> Step:
 
 
 def _rank_failed(state: State, event: Event, body: RankFailed) -> Step:
-    """The script's own exception: the same would come again on a respawned rank, so a Job ends with it.
+    """The script's own exception. It is a loss of that rank where restarts are left, see rank_failure.py; else the job's end.
 
-    The exception of a script without a Job counts when the process has ended, which is a moment later.
+    What it is judged by is known when the process has ended, which is a moment later, or is made to.
     """
     if body.rank not in state.alive:
         return state, ()
     state = replace(state, ends=with_end(state.ends, event.time, body))
     if state.status in (Status.RESTARTING, Status.ENDING) or (not state.models and state.plan is None):
         return state, ()
-    return fail(state, state.ends[body.rank].reason)
+    decision = rank_failure.judge(state, body.rank)
+    if body.is_final or isinstance(decision, GiveUp):
+        why, help = (decision.why, decision.help) if isinstance(decision, GiveUp) and not body.is_final else ("", "")
+        return fail(state, state.ends[body.rank].reason, why, help)
+    return replace(state, failing=state.failing | {body.rank}), (EndRanks((body.rank,)),)
 
 
 # -- time, the store, the end ------------------------------------------------------------------------------------------
@@ -290,7 +331,7 @@ def _tick(state: State, event: Event, body: Tick) -> Step:
     if state.status is Status.RESTARTING:
         return plain.waited(state)
     if state.status is Status.FINISHING and state.first_failure:
-        return end(state, 1, state.first_failure)
+        return _exited_early(state, event)
     return state, ()
 
 
@@ -308,8 +349,8 @@ def _store_lost(state: State, event: Event, body: StoreLost) -> Step:
 
 def _connection_lost(state: State, event: Event, body: ConnectionLost) -> Step:
     """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
-    if state.status is Status.FINISHING:  # others have ended their scripts: it takes what is final, and must not go on
-        return state, (SendOrder(body.rank, Finish(state.generation, state.results)),) if body.rank in state.joined else ()
+    if state.status is Status.FINISHING:
+        return _release_stranded(replace(state, stranded=state.stranded | {body.rank}))
     if state.status not in (Status.MEASURING, Status.MOVING, Status.RUNNING):
         return state, ()
     reason = f"rank {body.rank} lost its connection to another ({body.what})"

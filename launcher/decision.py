@@ -18,9 +18,12 @@ def end(state: State, code: int, reason: str, help: str = "") -> Step:
     return replace(state, status=Status.ENDED), (SetDeadline(None), Record(JobEnded(code, reason, help)), End(code))
 
 
-def fail(state: State, reason: str) -> Step:
-    """A Job's script has failed: end all ranks, and then the job, as what the others still say belongs to the story."""
-    state = replace(state, status=Status.ENDING, first_failure=reason)
+def fail(state: State, reason: str, why: str = "", help: str = "") -> Step:
+    """A Job's script has failed: end all ranks, and then the job. What ranks still say until then helps to explain it.
+
+    `why`, `help`: why the job does not go on without that rank, and what to do about it.
+    """
+    state = replace(state, status=Status.ENDING, first_failure=reason, last_words=(why, help))
     if not state.alive:
         return if_failed_and_gone(state)
     return state, (SetDeadline(None), EndRanks(tuple(sorted(state.alive))))
@@ -31,4 +34,6 @@ def if_failed_and_gone(state: State) -> Step:
     if state.alive:
         return state, ()
     cause = root(state.ends)
-    return end(state, 1, cause.reason if cause is not None else state.first_failure, cause.help if cause is not None else "")
+    reason, help = (cause.reason, cause.help) if cause is not None else (state.first_failure, "")
+    why, way_out = state.last_words
+    return end(state, 1, f"{reason}; {why}" if why else reason, help or way_out)

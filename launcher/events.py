@@ -180,12 +180,13 @@ class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
-    """The script raised in this rank."""
+    """The script raised in this rank. `is_final`: an error of ours about what it does or passes, which would come again."""
 
     rank: int
     error: str
     help: str
     traceback: str
+    is_final: bool = False
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):

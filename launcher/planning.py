@@ -58,26 +58,27 @@ class Planner:
 
     def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
         """Raises OdysseyError if nothing can be proposed at all."""
-        from strategies.search import best, initial_plan, rescore, search
+        from strategies.search import best, rescore
 
         started = time.perf_counter()
         known = self._look_up(ask)
+        candidates = known if known is not None else self._search(ask, profile, expected, self._only)
+        if ask.plan is not None and self._only is not None and best(candidates) is None:
+            # The strategy asked for is impossible here, its reasons stay in the table. The job goes on all the same.
+            candidates, known = self._search(ask, profile, expected, None), None
+        search_s = time.perf_counter() - started
         if known is not None:
-            search_s = time.perf_counter() - started
             candidates = rescore(known, seconds_to_change=expected.seconds, search_s=search_s)
-        else:
-            situation = situation_of(ask, profile, self._node_of, expected.seconds)
-            if ask.plan is None:
-                # Where a rank was lost before the layout that was asked for could run, the best one for the others is.
-                layout = self._options.layout if len(ask.alive) == len(self._node_of) else "auto"
-                candidates = initial_plan(situation, layout)
-            else:
-                candidates = search(situation, self._only)
-                if best(candidates) is None and self._only is not None:
-                    # The strategy asked for is impossible here, its reasons stay in the table. The job goes on all the same.
-                    candidates = search(situation)
-            search_s = time.perf_counter() - started
         return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, known is not None)
+
+    def _search(self, ask: Propose, profile: Profile, expected: ExpectedChange, only: str | None) -> list[Candidate]:
+        from strategies.search import initial_plan, search
+
+        situation = situation_of(ask, profile, self._node_of, expected.seconds)
+        if ask.plan is not None:
+            return search(situation, only)
+        # Where a rank was lost before the layout that was asked for could run, the best one for the others is.
+        return initial_plan(situation, self._options.layout if len(ask.alive) == len(self._node_of) else "auto")
 
     def plan_ahead(self, plan: Plan, members: frozenset[int], can_respawn: bool, profile: Profile, seconds: float) -> None:
         """Have a plan ready for the loss of each one rank. Answers for an earlier plan are dropped; those for the same

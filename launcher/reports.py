@@ -19,8 +19,8 @@ def event_of(rank: int, report: Any) -> Body | None:
             return RankReady(rank, **{name: getattr(ready, name) for name in RankReady.__struct_fields__ if name != "rank"})
         case Hello(model=model):
             return RankJoined(rank, model)
-        case Failed(error=error, help=help, traceback=traceback):
-            return RankFailed(rank, error, help, traceback)
+        case Failed(error=error, help=help, traceback=traceback, is_final=is_final):
+            return RankFailed(rank, error, help, traceback, is_final)
         case Finished():
             return RankFinished(rank)
     return None

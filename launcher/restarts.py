@@ -68,7 +68,7 @@ def decide(
     same = signature(root) if root is not None and not had_progress else None
     if same is not None and same == past.signature and not policy.retries_same_failure:
         return GiveUp(
-            "the same failure came twice before the first step; restarting again would not help",
+            "the same failure came twice with no step in between; restarting again would not help",
             "mend the script, or, if it may go well the next time, run with --retry-same-failure",
         )
     if n_restarts >= policy.max_restarts:
@@ -80,6 +80,11 @@ def decide(
     wait_s = backoff_s(policy.backoff_s, n_in_row)
     why_wait = f"{_ordinal(n_in_row + 1)} restart in a row without progress" if wait_s else ""
     return Restart(replace(counted(past, now), n_in_row=n_in_row + 1, signature=same), wait_s, why_wait)
+
+
+def after_progress(past: Past) -> Past:
+    """A step has been made since the last failure: what comes now is another one."""
+    return past if past.signature is None and past.n_in_row == 0 else replace(past, signature=None, n_in_row=0)
 
 
 def may_respawn(policy: Policy, past: Past, n_restarts: int, now: float) -> bool:

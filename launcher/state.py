@@ -35,11 +35,14 @@ class Status(enum.StrEnum):
 
 
 class State(msgspec.Struct, frozen=True):
-    """`alive`: ranks with a process. `arriving`: those of them that no running generation has had yet since their spawn.
+    """`alive`: ranks with a process. `arriving`: those of them that were spawned and have taken part in nothing yet.
 
     `models`: what each rank that has joined was given. `lost`: gone since the generation in `plan` (the last that ran) began.
-    `first_failure`: what was noticed first, and ends the attempt or the job. `results`: the units before the first committed
-    step, and those since the last one, itself included. `loss_at`, `paused_at`, `chosen_at`, `joined_at` (the last of the
+    `failing`: living ranks whose script has failed, whose end is awaited. `forgiven`: of the lost, those whose failure has been
+    counted as a restart. `stranded`: ranks that can go on only when it is sure that others have ended their scripts well.
+    `first_failure`: what was noticed first, and ends the attempt or the job; `last_words`: why it is not got over, and what
+    to do. `results`: the units before the first committed step, and those since the last one, itself included.
+    `loss_at`, `paused_at`, `chosen_at`, `joined_at` (the last of the
     ranks that were spawned): event times of this recovery. `agents`: where there are several, in the order of their ranks;
     `homes`: rank -> number of its agent. `attempt`: how often all ranks of a script without a Job have been started again; it
     began at `attempt_at`, and ends that ranks have come to in it are in `ends`. `has_progressed`: in this attempt;
@@ -58,6 +61,9 @@ class State(msgspec.Struct, frozen=True):
     arriving: frozenset[int] = frozenset()
     models: Mapping[int, ModelSpec] = {}
     lost: tuple[int, ...] = ()
+    failing: frozenset[int] = frozenset()
+    forgiven: frozenset[int] = frozenset()
+    stranded: frozenset[int] = frozenset()
     slots_lost: frozenset[int] = frozenset()
     profile: Profile | None = None
     plan: Plan | None = None
@@ -68,6 +74,7 @@ class State(msgspec.Struct, frozen=True):
     finished: frozenset[int] = frozenset()
     exited: frozenset[int] = frozenset()
     first_failure: str = ""
+    last_words: tuple[str, str] = ("", "")
     started_at: float = 0.0
     joined_after_s: float = 0.0
     loss_at: float | None = None

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from launcher import gate
+from launcher import gate, rank_failure
 from launcher.actions import Action, Kill, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
 from launcher.decision import Step, end
 from launcher.events import Event, Note, Pausing, PlanChosen, Proposed, RankPaused, RankReady, Went
-from launcher.restarts import counted
 from launcher.state import State, Status, ranks_text
 from odyssey.errors import PlanError
 from odyssey.messages import Go, Pause, Prepare
@@ -44,7 +43,7 @@ def pause(state: State, reason: str) -> Step:
     )
     orders = tuple(SendOrder(rank, Pause(state.generation)) for rank in sorted(state.joined))
     decision = Record(Pausing(tuple(sorted(state.lost)), reason))
-    if not state.members:
+    if not state.joined:
         state, actions = end(state, 1, f"{reason}, the last one")
         return state, (decision, *actions)
     return state, (*orders, decision, SetDeadline(PAUSE_DEADLINE_S))
@@ -56,7 +55,13 @@ def rank_paused(state: State, event: Event, body: RankPaused) -> Step:
     state = replace(state, paused={**state.paused, body.rank: body})
     if not state.joined <= frozenset(state.paused):
         return state, ()
-    state = replace(state, paused_at=event.time)
+    # Whoever has joined and answered is as good as a survivor: what it has received is the state that the others stand at.
+    state = replace(
+        state,
+        paused_at=event.time,
+        arriving=state.arriving - state.joined,
+        lost=tuple(rank for rank in state.lost if rank not in state.joined),
+    )
     if state.plan is not None:
         return propose(state, event)
     if state.profile is None:
@@ -92,7 +97,9 @@ def propose(state: State, event: Event) -> Step:
             return propose(replace(state, plan=None), event)
         return _state_lost(state, missing)
     respawnable = tuple(
-        rank for rank in sorted(state.lost) if rank not in state.slots_lost and (rank in state.alive or state.may_respawn)
+        rank
+        for rank in sorted(state.lost)
+        if rank not in state.slots_lost and (rank in state.alive or rank in state.forgiven or state.may_respawn)
     )
     if not state.lost and all(state.plan.held[worker] <= held.get(worker, frozenset()) for worker in state.plan.workers):
         state, actions = _choose(
@@ -160,10 +167,9 @@ def _choose(state: State, event: Event, plan: Plan, reason: str) -> Step:
         alive=alive,
         arriving=(state.arriving | set(new)) & alive,
         models={rank: model for rank, model in state.models.items() if rank in alive and rank not in new},
-        n_restarts=state.n_restarts + (1 if new else 0),
-        past=counted(state.past, event.time) if new else state.past,
         chosen_at=event.time,
     )
+    state = rank_failure.with_restart(state, new, event.time)
     spawns: tuple[Action, ...] = tuple(Spawn(rank) for rank in new)
     kills: tuple[Action, ...] = tuple(Kill(rank, None) for rank in unwanted)
     state, actions = if_spawned_joined(state, event)
@@ -208,6 +214,7 @@ def rank_ready(state: State, event: Event, body: RankReady) -> Step:
         next_plan=None,
         arriving=frozenset(),
         lost=(),
+        forgiven=frozenset(),
         loss_at=None,
         paused={},
         ready={},

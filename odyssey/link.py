@@ -74,7 +74,7 @@ def report_failure(error: BaseException) -> None:
         link.has_failed = True
         if (beat := sys.modules.get("odyssey.beat")) is not None:
             beat.tell_last_step()
-        link.report(Failed(_what(error), help, text))
+        link.report(Failed(_what(error), help, text, isinstance(error, OdysseyError)))
 
 
 def _what(error: BaseException) -> str:

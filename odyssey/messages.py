@@ -20,6 +20,8 @@ import msgspec
 from odyssey.plan import Plan, Stage
 
 Position = tuple[int, int]
+SAME_CALLS = "let all ranks make the same calls in the same order"
+"""What helps where ranks are in different units."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -292,11 +294,13 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The script is at fault: its exception, or a JobError about what it passed. The rank exits after this."""
+    """The script has raised an exception, and the rank exits after this. `is_final`: it is an error of ours about what the
+    script does or passes, which would come again."""
 
     error: str
     help: str
     traceback: str
+    is_final: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):

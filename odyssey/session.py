@@ -30,6 +30,7 @@ from odyssey.groups import Cut, Groups
 from odyssey.link import Link
 from odyssey.measure import measure
 from odyssey.messages import (
+    SAME_CALLS,
     Broken,
     Committed,
     Finish,
@@ -60,7 +61,6 @@ from odyssey.schedule import Commit, Receive, Reduce
 OP_TIMES_EVERY_S = 0.5
 N_VALUES = 2
 """The most values that a unit ends in."""
-_SAME_CALLS = "let all ranks make the same calls in the same order"
 Values = tuple[float, ...]
 
 
@@ -148,7 +148,7 @@ class Session:
         if self.replaying:
             return self._replay(work.kind)
         if self._finished:
-            raise JobError(f"{work.kind}: another rank has already ended its script", _SAME_CALLS)
+            raise JobError(f"{work.kind}: another rank has already ended its script", SAME_CALLS)
         with self._lock:
             self._inside, self._work, self._phase = True, work, "compute"
         self._taken_over = self._leader_of_unit = None
@@ -185,7 +185,7 @@ class Session:
         if n_members > 1:
             engine.groups.wait(engine.groups.all_reduce(sums).wait)
         if sums[N_VALUES:].tolist() != [part * n_members for part in unit]:
-            raise JobError(f"other ranks ended another unit than this one's {self._unit}", _SAME_CALLS)
+            raise JobError(f"other ranks ended another unit than this one's {self._unit}", SAME_CALLS)
         return work.conclude(sums[: len(values)].tolist())
 
     def _commit(self, work: Work, values: Values, started_s: float) -> None:
@@ -252,7 +252,7 @@ class Session:
                     self._roll_forward(order.results)
                     if self._taken_over is None and self._work is not None:
                         what = f"the other ranks ended their script while this one was in {self._work.kind}"
-                        raise JobError(what, _SAME_CALLS)
+                        raise JobError(what, SAME_CALLS)
                     return
                 elif isinstance(order, Measure) and order.generation >= self._paused_for:
                     self._measure(order)

@@ -23,6 +23,7 @@ from launcher.events import (
     PlanChosen,
     Profiled,
     Proposed,
+    RankFailed,
     RankFinished,
     RankJoined,
     RankLost,
@@ -64,6 +65,8 @@ class Job(RuleBasedStateMachine):
         """Units whose result any rank has ever had: they must all stand, each once."""
         self.plans: dict[int, Plan] = {}
         self.deadline_is_set = False
+        self.failing: set[int] = set()
+        """Ranks whose script has raised, and whose process has not ended yet."""
 
     # -- the coordinator's side ----------------------------------------------------------------------------------------
 
@@ -90,8 +93,9 @@ class Job(RuleBasedStateMachine):
                 self.ranks[rank].inbox.append(order)
             case Kill(rank=rank, cause=cause):
                 self.end(rank, cause)
-            case EndRanks():
-                raise AssertionError("a Job's ranks are never started over")
+            case EndRanks(ranks=ranks):
+                for rank in set(ranks) & set(self.ranks) - self.failing:
+                    self.end(rank, Cause("ended", "ended with the others, SIGTERM", -15))
             case Record(body=PlanChosen(plan=plan)):
                 assert plan.generation not in self.plans, f"two plans in generation {plan.generation}"
                 self.plans[plan.generation] = plan
@@ -112,6 +116,7 @@ class Job(RuleBasedStateMachine):
         while process.outbox:
             self.deliver(rank)
         del self.ranks[rank]
+        self.failing.discard(rank)
         if cause is not None:
             self.feed(RankLost(rank, cause, slot_lost))
 
@@ -122,9 +127,11 @@ class Job(RuleBasedStateMachine):
     # -- a rank's side -------------------------------------------------------------------------------------------------
 
     def work(self, rank: int) -> None:
-        """The process reads one order."""
+        """The process reads one order, unless its script has failed."""
         me = self.ranks[rank]
         order = me.inbox.popleft()
+        if rank in self.failing:
+            return
         match order:
             case Pause(generation=generation):
                 me.running, me.paused_for = None, generation
@@ -249,6 +256,26 @@ class Job(RuleBasedStateMachine):
             if rank in self.talk.state.alive and self.talk.state.status is not Status.ENDED:
                 self.end(rank, Cause("signal", "SIGKILL"), slot_lost=slot)
 
+    @rule(data=st.data(), raises=st.booleans(), error=st.sampled_from(["RuntimeError: CUDA", "OSError: disk"]))
+    def the_script_fails_on_a_rank(self, data: st.DataObject, raises: bool, error: str) -> None:
+        living = sorted(set(self.ranks) & self.talk.state.alive - self.failing)
+        if len(self.ranks) < 2 or not living or not self.talk.state.models or self.talk.state.status is Status.ENDED:
+            return
+        rank = data.draw(st.sampled_from(living))
+        if raises:
+            self.failing.add(rank)
+            self.feed(RankFailed(rank, error, "", "Traceback"))
+        else:
+            self.end(rank, Cause("exit", "exit code 3", 3))
+
+    @rule(data=st.data())
+    @precondition(lambda self: bool(self.failing))
+    def a_failed_rank_ends(self, data: st.DataObject) -> None:
+        rank = data.draw(st.sampled_from(sorted(self.failing)))
+        self.failing.discard(rank)
+        if rank in self.ranks:
+            self.end(rank, Cause("exit", "exit code 1", 1))
+
     @rule(data=st.data())
     @precondition(lambda self: self.talk.state.status in (Status.PLANNING, Status.MEASURING))
     def the_search_answers(self, data: st.DataObject) -> None:
@@ -309,6 +336,8 @@ class Job(RuleBasedStateMachine):
     def teardown(self) -> None:
         """The faults have ended: whatever is outstanding is answered, and the job must run, or have ended for a reason."""
         for _ in range(1000):
+            for rank in sorted(self.failing & set(self.ranks)):
+                self.end(rank, Cause("exit", "exit code 1", 1))
             self.settle()
             if self.talk.state.status is Status.MEASURING:
                 self.feed(Profiled(profile(), 0.1))

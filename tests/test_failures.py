@@ -304,7 +304,7 @@ def test_the_same_failure_twice_before_the_first_step_ends_the_job(tmp_path: Pat
     text = "import os; raise ValueError(f'no batch {os.getpid()}')"
     failure = failure_in(Ran(options(tmp_path, text, max_restarts=5)))
     assert failure.attempt == 1 and [attempt.number for attempt in failure.attempts] == [0]
-    assert "the same failure came twice before the first step" in failure.reason and "--retry-same-failure" in failure.help
+    assert "the same failure came twice with no step in between" in failure.reason and "--retry-same-failure" in failure.help
 
 
 @real

@@ -32,9 +32,8 @@ def optimizers():
 def _optimizers():
     for name, kind in vars(torch.optim).items():
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
-            if name not in NOT_FOR_A_STEP_WITHOUT_ARGUMENTS:
-                for way in ways_of(kind):
-                    yield pytest.param(kind, way, id="-".join([name, *way]))
+            ways = [] if name in NOT_FOR_A_STEP_WITHOUT_ARGUMENTS else ways_of(kind)
+            yield from (pytest.param(kind, way, id="-".join([name, *way])) for way in ways)
 
 
 class Odd(torch.optim.Optimizer):
