@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -48,9 +49,8 @@ class Process:
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
-        program = (
-            f"import sys; sys.path[:] = {sys.path!r}; from launcher.ahead import main; main({theirs.fileno()}, {os.getpid()})"
-        )
+        path = [str(Path(__file__).parents[1]), *sys.path]  # `launcher` means ours, wherever we are run
+        program = f"import sys; sys.path[:] = {path!r}; from launcher.ahead import main; main({theirs.fileno()}, {os.getpid()})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             pass_fds=[theirs.fileno()],

@@ -84,9 +84,11 @@ def _n_nvidia_gpus() -> int:
 
 def _ask_torch(kind: str, option: str, environment: Mapping[str, str]) -> int:
     """What torch counts in a process of its own: -1 for no accelerator, -2 for a kind that it does not know."""
-    command = [sys.executable, "-c", _ASK_TORCH, kind]
+    command = [sys.executable, "-P", "-c", _ASK_TORCH, kind]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, env=dict(environment), check=False)
+        done = subprocess.run(
+            command, capture_output=True, errors="replace", timeout=_ASK_S, env=dict(environment), check=False
+        )
     except subprocess.TimeoutExpired:
         raise UsageError(
             f"{option}: torch did not answer within {_ASK_S:.0f} s how many devices there are", "give a number"

@@ -251,8 +251,8 @@ class Scene:
         files = sorted(self.tmp.rglob("*"))
         assert not files, f"{files} left in the temporary folder"
         deadline = time.monotonic() + 5
-        while (names := _shared_memory() - self._shm) and time.monotonic() < deadline:
-            time.sleep(0.05)  # shared memory belongs to the whole host: what other programs have for a moment goes
+        while (names := _shared_memory() - self._shm - _mapped()) and time.monotonic() < deadline:
+            time.sleep(0.05)  # shared memory belongs to the whole host: what other programs have is not ours
         assert not names, f"{sorted(names)} left in /dev/shm"
 
     def clear(self) -> None:
@@ -291,6 +291,17 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def _shared_memory() -> set[str]:
     return {entry.name for entry in os.scandir("/dev/shm") if entry.is_file(follow_symlinks=False)}
+
+
+def _mapped() -> set[str]:
+    """The files of /dev/shm that a living process has."""
+    names = set()
+    for process in psutil.process_iter():
+        try:
+            names |= {Path(area.path).name for area in process.memory_maps() if area.path.startswith("/dev/shm/")}
+        except (psutil.Error, OSError):
+            continue  # it is gone, or another user's
+    return names
 
 
 def _is_alive(process: psutil.Process) -> bool:
