@@ -15,6 +15,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from odyssey.codec import Json, to_json
+
 RESULTS = Path(__file__).parent / "results"
 
 Cell = str | int | float | None
@@ -80,14 +82,15 @@ def write(report: Report, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{report.name}.json"
     temporary = folder / f".{report.name}.tmp"
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    temporary.write_bytes(msgspec.json.format(to_json(report), indent=1) + b"\n")
     temporary.replace(path)
     return path
 
 
 def read(path: Path) -> Report:
-    """Read what `write` wrote. Raises msgspec.MsgspecError for anything else."""
-    return msgspec.json.decode(path.read_bytes(), type=Report)
+    """Read what `write` wrote. Raises Malformed for anything else."""
+    report: Report = Json(Report).decode(path.read_bytes())
+    return report
 
 
 def table(rows: list[dict[str, Cell]], title: str) -> Table:

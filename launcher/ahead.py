@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from odyssey.codec import Malformed, Packed
+from odyssey.messages import Deframer, frame
 from strategies.situation import Candidate, Situation
 
 NICENESS = 10
-_LENGTH = struct.Struct("<I")
+_candidates = Packed(list[Candidate])
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -40,7 +40,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def decode_candidates(data: msgspec.Raw) -> list[Candidate]:
-    return msgspec.msgpack.decode(data, type=list[Candidate])
+    """Raises Malformed."""
+    candidates: list[Candidate] = _candidates.decode(data)
+    return candidates
 
 
 class Process:
@@ -62,12 +64,11 @@ class Process:
         theirs.close()
         self.pid = self._process.pid
         self._unsent = bytearray()
-        self._buffer = bytearray()
+        self._deframer = Deframer(Answer)
 
     def ask(self, ask: Ask) -> None:
         """Queue the request; `flush` sends it when the process reads."""
-        body = msgspec.msgpack.encode(ask)
-        self._unsent += _LENGTH.pack(len(body)) + body
+        self._unsent += frame(ask)
 
     def flush(self) -> bool:
         """Send what can be sent; True if there is more. Raises OSError if the process is gone."""
@@ -79,7 +80,7 @@ class Process:
         return False
 
     def answers(self) -> list[Answer]:
-        """All that have come. Raises EOFError if the process is gone."""
+        """All that have come. Raises EOFError if the process is gone, or sends what is no answer."""
         try:
             data = self.socket.recv(1 << 20)
         except BlockingIOError:
@@ -88,21 +89,13 @@ class Process:
             data = b""
         if not data:
             raise EOFError
-        self._buffer += data
-        return [msgspec.msgpack.decode(body, type=Answer) for body in _bodies(self._buffer)]
+        try:
+            return list(self._deframer.feed(data))
+        except Malformed:
+            raise EOFError from None
 
     def close(self) -> None:
         self.socket.close()
-
-
-def _bodies(buffer: bytearray) -> Iterator[bytes]:
-    while len(buffer) >= _LENGTH.size:
-        (length,) = _LENGTH.unpack_from(buffer)
-        if len(buffer) < _LENGTH.size + length:
-            return
-        body = bytes(buffer[_LENGTH.size : _LENGTH.size + length])
-        del buffer[: _LENGTH.size + length]
-        yield body
 
 
 def main(fd: int, agent: int) -> None:
@@ -115,7 +108,7 @@ def main(fd: int, agent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     link = socket.socket(fileno=fd)
-    buffer = bytearray()
+    asks = Deframer(Ask)
     current: Ask | None = None
     index = 0
     while True:
@@ -129,9 +122,8 @@ def main(fd: int, agent: int) -> None:
         if data is not None:
             if not data:
                 return
-            buffer += data
-            for body in _bodies(buffer):
-                current, index = msgspec.msgpack.decode(body, type=Ask), 0
+            for ask in asks.feed(data):
+                current, index = ask, 0
             continue
         assert current is not None
         try:
@@ -140,9 +132,8 @@ def main(fd: int, agent: int) -> None:
             candidates = []
         answer = Answer(current.number, index, msgspec.Raw(msgspec.msgpack.encode(candidates)))
         link.setblocking(True)
-        body = msgspec.msgpack.encode(answer)
         try:
-            link.sendall(_LENGTH.pack(len(body)) + body)
+            link.sendall(frame(answer))
         except OSError:
             return
         index += 1

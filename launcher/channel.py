@@ -6,20 +6,28 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from launcher.loop import Loop
 from launcher.wire import FromLeader, FromMember
-from odyssey.messages import Deframer, frame
+from odyssey.codec import Malformed
+from odyssey.messages import MAX_FRAME_BYTES, Deframer, frame
+
+N_READS = 16
+"""In a row, before the loop's other business: one side that never stops sending is not all there is."""
 
 
 class Channel:
     """`received(message)` for each message; `ended(why)` once, when the other side is gone or talks nonsense."""
 
     def __init__(
-        self, loop: Loop, connected: socket.socket, kind: Any, received: Callable[[Any], None], ended: Callable[[str], None]
+        self,
+        loop: Loop,
+        connected: socket.socket,
+        kind: Any,
+        received: Callable[[Any], None],
+        ended: Callable[[str], None],
+        max_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
-        """`kind`: what the other side sends, `FromMember` or `FromLeader`."""
+        """`kind`: what the other side sends, `FromMember` or `FromLeader`, in frames of at most `max_bytes`."""
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A host that vanishes without a word is noticed after 5 s, with nothing sent in the meantime.
@@ -29,7 +37,7 @@ class Channel:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
         self._loop = loop
         self._socket: socket.socket | None = connected
-        self._deframer = Deframer(kind)
+        self._deframer = Deframer(kind, max_bytes)
         self._received = received
         self._ended = ended
         self._unsent = bytearray()
@@ -41,8 +49,9 @@ class Channel:
             self._unsent += frame(message)
             self._flush()
 
-    def become(self, received: Callable[[Any], None], ended: Callable[[str], None]) -> None:
-        """From the next message on others take care of it."""
+    def become(self, kind: Any, received: Callable[[Any], None], ended: Callable[[str], None]) -> None:
+        """From the next message on others take care of it, and whole messages of this kind may come."""
+        self._deframer.expect(kind)
         self._received, self._ended = received, ended
 
     def close(self) -> None:
@@ -72,7 +81,9 @@ class Channel:
     def _on_ready(self, mask: int) -> None:
         if self._socket is not None:
             self._flush()
-        while self._socket is not None:
+        for _ in range(N_READS):
+            if self._socket is None:
+                return
             try:
                 data = self._socket.recv(1 << 16)
             except BlockingIOError:
@@ -86,5 +97,7 @@ class Channel:
             try:
                 for message in self._deframer.feed(data):
                     self._received(message)
-            except msgspec.MsgspecError as error:
+                    if self._socket is None:
+                        return  # closed by whoever received it: what follows is nobody's
+            except Malformed as error:
                 self._end(f"sent what is no message of ours: {error}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from launcher.world import AgentInfo
+from odyssey.codec import Json, Name, Pid, to_json
 from odyssey.messages import ModelSpec, Position, Result
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
@@ -16,8 +17,8 @@ from strategies.situation import Candidate
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why a rank is gone. `kind`: `exit`, `signal`, `hang`, `out-of-memory`, `drill`, `unresponsive`, `agent` (lost with it),
-    `ended` (by the agent, because another rank failed).
+    """Why a rank is gone. `kind`: `exit`, `signal`, `hang`, `out-of-memory`, `drill`, `unresponsive`, `malformed` (it
+    sent what is no report), `agent` (lost with it), `ended` (by the agent, because another rank failed).
 
     `text` is for people: `SIGKILL`, `exit code 3`, `did not answer for 5.0 s`. `status`: exit code, or minus the signal's
     number; None where nobody waited for the process.
@@ -93,10 +94,10 @@ class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
     """A process was spawned for `rank`."""
 
     rank: int
-    pid: int
+    pid: Pid
     node: int
     local_rank: int = 0
-    host: str = ""
+    host: Name = ""
 
 
 class RankJoined(msgspec.Struct, frozen=True, tag="rank_joined"):
@@ -333,15 +334,15 @@ class Event(msgspec.Struct, frozen=True):
     body: Body
 
 
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Event)
+_decoder = Json(Event)
 
 
 def encode(event: Event) -> bytes:
     """The event's line, newline included."""
-    return _encoder.encode(event) + b"\n"
+    return to_json(event) + b"\n"
 
 
 def decode(line: bytes | str) -> Event:
-    """Raises msgspec.MsgspecError for a line that is no event."""
-    return _decoder.decode(line)
+    """Raises Malformed for a line that is no event."""
+    event: Event = _decoder.decode(line)
+    return event

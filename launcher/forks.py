@@ -122,7 +122,7 @@ class Forks:
         read_end, write_end = os.pipe()
 
         def answered(mask: int) -> None:
-            value = os.read(read_end, 1 << 12).decode()
+            value = os.read(read_end, 1 << 12).decode(errors="replace")  # whatever listens there may have written it
             self._loop.unwatch(read_end)
             os.close(read_end)
             self._lookups.discard(read_end)
@@ -224,7 +224,9 @@ class Forks:
                 self._is_there(number, pid)
 
     def _is_there(self, number: int, pid: int) -> None:
-        asked = self._asked.pop(number)
+        asked = self._asked.pop(number, None)
+        if asked is None:
+            return  # nobody has asked for it
         asked.close()
         if isinstance(asked.request, ForkRank | ForkStore):
             self._started(asked.process, pid)

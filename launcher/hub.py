@@ -7,6 +7,7 @@ A member agent decides nothing. What it tells of a process that is not a rank's 
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from launcher.channel import Channel
 from launcher.events import Body, Cause, Event, RankExited, RankLost, RankStarted
 from launcher.gathering import Gathering
-from launcher.loop import Loop
+from launcher.loop import Loop, Timer
 from launcher.options import Seat
 from launcher.wire import (
     Drill,
@@ -39,6 +40,19 @@ from launcher.wire import (
     Welcome,
 )
 from launcher.world import AgentInfo
+from odyssey.codec import for_people
+
+STRANGER_S = 10.0
+"""For who has connected to say who it is."""
+MAX_STRANGERS = 128
+"""At a time; a further one takes the place of the one that has been silent longest."""
+MAX_STRANGERS_BYTES = 1 << 16
+"""Of the first frame."""
+MAX_TOLD = 4096
+"""Characters of what a member has to say to people."""
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+PAUSE_S = 1.0
+"""Before the next connection is taken, where there is no descriptor for it."""
 
 
 class RemoteRank:
@@ -80,7 +94,8 @@ class Hub:
         self._say = say
         self._report = report
         self._channels: dict[int, Channel] = {}
-        self._strangers: set[Channel] = set()
+        self._strangers: dict[Channel, Timer] = {}
+        """In the order in which they came, and when they must have joined."""
         self.ranks: dict[int, RemoteRank] = {}
         self._living: dict[int, RemoteRank] = {}
         """By the number of the process."""
@@ -96,58 +111,78 @@ class Hub:
         self._listener.bind((like.getsockname()[0], 0))
         self._listener.listen(128)
         self._listener.setblocking(False)
-        self._loop.watch(self._listener.fileno(), self._on_connection)
+        self._take_connections()
         return f"{self._listener.getsockname()[1]} {self._token}"
+
+    def _take_connections(self) -> None:
+        if self._listener is not None:
+            self._loop.watch(self._listener.fileno(), self._on_connection)
 
     def _on_connection(self, mask: int) -> None:
         assert self._listener is not None
         try:
             connected, _address = self._listener.accept()
-        except OSError:
-            return  # gone again
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:  # else it is gone again
+                self._loop.unwatch(self._listener.fileno())
+                self._loop.later(PAUSE_S, self._take_connections)
+            return
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._dismiss(next(iter(self._strangers)))
         channel: Channel
 
-        def received(message: FromMember) -> None:
+        def received(message: Join) -> None:
             self._first_words(channel, message)
 
-        channel = Channel(self._loop, connected, FromMember, received, lambda why: self._strangers.discard(channel))
-        self._strangers.add(channel)
+        channel = Channel(self._loop, connected, Join, received, lambda why: self._dismiss(channel), MAX_STRANGERS_BYTES)
+        self._strangers[channel] = self._loop.later(STRANGER_S, lambda: self._dismiss(channel))
 
-    def _first_words(self, channel: Channel, message: FromMember) -> None:
+    def _dismiss(self, stranger: Channel) -> None:
+        self._strangers.pop(stranger).cancel()
+        stranger.close()
+
+    def _first_words(self, channel: Channel, message: Join) -> None:
         """A stranger joins, and is a member from then on."""
-        if not isinstance(message, Join) or not secrets.compare_digest(message.token, self._token):
-            self._strangers.discard(channel)
-            channel.close()
+        if not secrets.compare_digest(message.token.encode(), self._token.encode()):
+            self._dismiss(channel)
             return
         answer = self._gathering.join(message, self._loop.clock())
         channel.send(answer if isinstance(answer, Refused) else Welcome(answer.number, self._run_id))
         if isinstance(answer, Refused):
             self._say(f"refused an agent of {message.host} (process {message.pid}): {answer.what}")
-            return  # it closes the connection when it has read why
-        self._strangers.discard(channel)
+            # It closes the connection when it has read why, or is dismissed in time; what else it says is not heard.
+            channel.become(FromMember, lambda message: None, lambda why: self._dismiss(channel))
+            return
+        self._strangers.pop(channel).cancel()
         self._channels[answer.number] = channel
-        channel.become(partial(self._received, answer.number), partial(self._gone, answer.number))
+        channel.become(FromMember, partial(self._received, answer.number), partial(self._end_member, answer.number))
         self._joined(answer)
 
     # -- what members tell ---------------------------------------------------------------------------------------------
 
     def _received(self, agent: int, message: FromMember) -> None:
+        if isinstance(message, FromRank | Happened):
+            process = self._living.get(message.process)
+            if process is None:
+                return  # its loss has been told already
+            if process.agent != agent or (isinstance(message, Happened) and message.event.rank != process.rank):
+                self._end_member(agent, f"told of process {message.process}, which is none of its own")
+                return
         match message:
             case FromRank(process=number, report=report):
-                process = self._living.get(number)
-                if process is not None and self.ranks.get(process.rank) is process and not self._is_over:
+                process = self._living[number]
+                if self.ranks.get(process.rank) is process and not self._is_over:
                     self._report(process, report)
             case Happened(process=number, event=event):
-                self._happened(number, event)
+                self._happened(self._living[number], event)
             case Told(text=text):
-                self._say(f"agent {agent}: {text}")
+                self._say(f"agent {agent}: {for_people(text, MAX_TOLD)}")
             case Leaving(reason=reason):
-                self._end_member(agent, reason)
+                self._end_member(agent, for_people(reason, MAX_TOLD))
+            case Join():
+                self._end_member(agent, "joined a second time")
 
-    def _happened(self, number: int, event: RankStarted | RankExited | RankLost) -> None:
-        process = self._living.get(number)
-        if process is None:
-            return
+    def _happened(self, process: RemoteRank, event: RankStarted | RankExited | RankLost) -> None:
         if isinstance(event, RankStarted):
             process.pid = event.pid
         else:
@@ -164,9 +199,6 @@ class Hub:
         process.is_gone = True
         process.pid = None
         self._living.pop(process.number, None)
-
-    def _gone(self, agent: int, why: str) -> None:
-        self._end_member(agent, why)
 
     def _end_member(self, agent: int, why: str) -> None:
         """It and its ranks are no more: they end with their agent, however it ended."""
@@ -240,8 +272,11 @@ class Hub:
         return not self._living and not (self._is_over and self._channels)
 
     def close(self) -> None:
-        for channel in [*self._channels.values(), *self._strangers]:
+        for stranger in list(self._strangers):
+            self._dismiss(stranger)
+        for channel in self._channels.values():
             channel.close()
         if self._listener is not None:
             self._loop.unwatch(self._listener.fileno())
             self._listener.close()
+            self._listener = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import socket
 import time
@@ -23,7 +24,7 @@ from launcher.exits import ExitCode, ending
 from launcher.hearing import WORTH_LEARNING
 from launcher.logs import JobFolder
 from launcher.loop import Loop, Timer
-from launcher.options import RunOptions
+from launcher.options import RunOptions, Seat
 from launcher.processes import Processes
 from launcher.rendezvous import LEADER_KEY
 from launcher.signals import Signals
@@ -48,10 +49,13 @@ from launcher.wire import (
     ToRank,
     Welcome,
 )
+from odyssey.codec import for_people
 from odyssey.errors import OdysseyError
 from odyssey.messages import Stepped
 
 RETRY_S = 0.2
+_LEADER = re.compile(r"(?P<port>[0-9]{1,5}) (?P<token>[0-9a-f]{1,128})", re.ASCII)
+"""What `Hub.listen` has the store tell."""
 
 Watch = Callable[[Event], None]
 Output = Callable[[int, str, bytes], None]
@@ -83,6 +87,8 @@ class Member:
         self._numbers: dict[int, int] = {}
         """The leading agent's number of the current process of each rank."""
         self._channel: Channel | None = None
+        self._is_in = False
+        """The leading agent has said Welcome."""
         self._code: int | None = None
         self._failure: OdysseyError | None = None
         self._began = self._loop.clock()
@@ -143,9 +149,13 @@ class Member:
         if not text:
             self._loop.later(RETRY_S, self._connect)
             return
-        port, token = text.split()
+        named = _LEADER.fullmatch(text)
+        if named is None or int(named["port"]) > 65535:
+            said = for_people(repr(text), 100)
+            self._fail(f"the store at {self._store} does not say where the leading agent listens: {said}")
+            return
         try:
-            connected = socket.create_connection((self._store.host, int(port)), 5.0)
+            connected = socket.create_connection((self._store.host, int(named["port"])), 5.0)
         except OSError as error:
             self._trouble = error.strerror or str(error)
             self._loop.later(RETRY_S, self._connect)
@@ -154,7 +164,7 @@ class Member:
         options = self._options
         self._channel.send(
             Join(
-                token,
+                named["token"],
                 odyssey.__version__,
                 options.run_id,
                 socket.gethostname(),
@@ -172,23 +182,26 @@ class Member:
         )
 
     def _tell_what_is_awaited(self) -> None:
-        if self._channel is None and self._code is None:
+        if self._is_in or self._code is not None:
+            return
+        if self._channel is None:
             waited_s = self._loop.clock() - self._began
             self._say(f"waiting for the leading agent at {self._store} for {waited_s:.0f} s: {self._trouble}")
-            self._loop.later(TELL_EVERY_S, self._tell_what_is_awaited)
+        self._loop.later(TELL_EVERY_S, self._tell_what_is_awaited)
 
     # -- what the leading agent says -----------------------------------------------------------------------------------
 
     def _received(self, message: FromLeader) -> None:
         match message:
             case Welcome(number=number, run_id=run_id):
+                self._is_in = True
                 self._processes.run_id = run_id
                 self._say(f"joined the job led at {self._store} as its agent {number}")
             case Refused(what=what, help=help):
                 self._fail(what, help)
             case SpawnRank(process=number, seat=seat):
                 self._numbers[seat.rank] = number
-                self._processes.spawn(seat)
+                self._spawn(seat)
             case ToRank(rank=rank, order=order):
                 if rank in self._processes.ranks:
                     self._processes.send(rank, order)
@@ -210,6 +223,15 @@ class Member:
                     self._say(f"the job is over: {over.reason}")
                 self._end(over.code)
 
+    def _spawn(self, seat: Seat) -> None:
+        try:
+            self._processes.spawn(seat)
+        except (OdysseyError, OSError) as error:  # no log file, no descriptor left
+            what = error.what if isinstance(error, OdysseyError) else str(error)
+            if self._channel is not None:
+                self._channel.send(Leaving(f"cannot start rank {seat.rank}: {what}"))
+            self._fail(what, error.help if isinstance(error, OdysseyError) else "")
+
     def _drill(self, rank: int, number: int) -> None:
         if (pid := self._processes.pid_of(rank)) is not None:
             if number == signal.SIGKILL:
@@ -217,7 +239,11 @@ class Member:
             kill(pid, number)
 
     def _leader_is_gone(self, why: str) -> None:
-        if self._code is None:
+        if self._code is None and not self._is_in:  # it, or another one, may take us yet
+            self._channel = None
+            self._trouble = f"the leading agent has not answered ({why})"
+            self._loop.later(RETRY_S, self._connect)
+        elif self._code is None:
             self._processes.kill_all()
             self._fail(f"the leading agent at {self._store} is lost ({why})", "see its own output, and that of its host")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from odyssey.codec import Count
 from odyssey.errors import UsageError
 
 
@@ -148,14 +149,14 @@ class Seat(msgspec.Struct, frozen=True):
     first time.
     """
 
-    rank: int
-    local_rank: int
-    node: int
-    n_ranks: int
-    n_local_ranks: int
-    n_nodes: int
-    role_rank: int
-    n_role_ranks: int
+    rank: Count
+    local_rank: Count
+    node: Count
+    n_ranks: Count
+    n_local_ranks: Count
+    n_nodes: Count
+    role_rank: Count
+    n_role_ranks: Count
     n_restarts: int = 0
     attempt: int = 0
     max_restarts: int = 0

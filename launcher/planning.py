@@ -12,6 +12,7 @@ from launcher.actions import Propose
 from launcher.events import Proposed
 from launcher.loop import Loop
 from launcher.options import RunOptions
+from odyssey.codec import Malformed
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
@@ -111,7 +112,10 @@ class Planner:
     def _look_up(self, ask: Propose) -> list[Candidate] | None:
         for index, prepared in enumerate(self._asked):
             if index in self._answers and _is_same(prepared, ask):
-                return ahead.decode_candidates(self._answers[index]) or None
+                try:
+                    return ahead.decode_candidates(self._answers[index]) or None
+                except Malformed:
+                    return None  # searched now
         return None
 
     def close(self) -> None:

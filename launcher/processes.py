@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from launcher import environment, logs_specs
 from launcher.ends import Ends, has_ended, how
 from launcher.events import Body, Cause, RankExited, RankLost, RankStarted, StoreLost, Testimony
@@ -30,6 +28,7 @@ from launcher.store import StoreAddress
 from launcher.strays import VARIABLE, Guard, end_descendants, end_orphans, kill
 from launcher.streams import Streams
 from launcher.testimony import read_error_file, testimony
+from odyssey.codec import Malformed
 
 FAILED_GRACE_S, VICTIM_GRACE_S = 5.0, 0.1
 """For a rank whose script has failed, to print its traceback and end by itself; and where the reason is another rank's death,
@@ -201,24 +200,34 @@ class Processes:
             except OSError:
                 data = b""
             if not data:
-                self._loop.unwatch(process.socket.fileno())
-                process.socket.close()
-                process.socket = None
+                self._close_socket(process)
                 return
             try:
                 for report in process.deframer.feed(data):
                     if self.ranks.get(process.rank) is process:
                         self._report(process, report)
-            except msgspec.MsgspecError as error:
-                self._say(f"rank {process.rank} sent what is no report: {error}")
-                process.kill()
-                return
+            except Malformed as error:
+                self._close_socket(process)
+                self._sent_no_report(process, str(error))
 
-    def _close_rank(self, process: RankProcess) -> None:
+    def _sent_no_report(self, process: RankProcess, why: str) -> None:
+        """It costs the rank, if that has not ended already, and nothing else."""
+        text = f"sent what is no report: {why}"
+        has_ended = process.pid is not None and process.pid not in self._living
+        if has_ended or process.killed_by is not None or self.ranks.get(process.rank) is not process:
+            self._say(f"rank {process.rank} {text}")
+            process.kill()
+        else:
+            self.kill_rank(process.rank, Cause("malformed", text))
+
+    def _close_socket(self, process: RankProcess) -> None:
         if process.socket is not None:
             self._loop.unwatch(process.socket.fileno())
             process.socket.close()
             process.socket = None
+
+    def _close_rank(self, process: RankProcess) -> None:
+        self._close_socket(process)
         if process.streams is not None:
             process.streams.close()
             process.streams = None
@@ -265,7 +274,7 @@ class Processes:
     def pass_on(self, number: int) -> None:
         """Pass a signal on to every rank itself: what a rank has started may not expect it, and would end."""
         for pid in self._living:
-            os.kill(pid, number)
+            kill(pid, number)
 
     @property
     def have_ended(self) -> bool:

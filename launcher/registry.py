@@ -14,6 +14,7 @@ import msgspec
 
 from launcher import events
 from launcher.events import Event, JobEnded, JobStarted
+from odyssey.codec import Malformed
 
 N_KEPT = 100
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -160,5 +161,5 @@ def read(folder: Path) -> Log:
 def _event(line: bytes) -> Event | None:
     try:
         return events.decode(line)
-    except msgspec.MsgspecError:
+    except Malformed:
         return None

@@ -22,6 +22,7 @@ from launcher.options import Entry, RunOptions, Seat
 from launcher.strays import kill
 from launcher.streams import RankStreams
 from odyssey import zygote
+from odyssey.codec import Malformed, Packed
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.messages import Deframer, Report
 from odyssey.services import ForkLookup, ForkStore, ForkTimers
@@ -180,7 +181,7 @@ class Zygote:
         theirs.close()
         self.pid = self._process.pid
         self.socket = ours
-        self._decoder = msgspec.msgpack.Decoder(zygote.Answer)
+        self._decoder = Packed(zygote.Answer)
 
     def request(self, request: zygote.Request, descriptors: list[int]) -> None:
         """Raises OSError if the zygote is gone."""
@@ -191,12 +192,13 @@ class Zygote:
         _send(self.socket, zygote.Import(modules, variables), [])
 
     def answer(self) -> Imported | Forked | None:
-        """The next answer; None if the zygote is gone."""
+        """The next answer; None if the zygote is gone, or answers what is none."""
         try:
             packet = self.socket.recv(zygote.PACKET_BYTES)
-        except OSError:
+            answer: Imported | Forked | None = self._decoder.decode(packet) if packet else None
+        except (OSError, Malformed):
             return None
-        return self._decoder.decode(packet) if packet else None
+        return answer
 
     def close(self) -> None:
         """The end of file ends it; SIGKILL, in case that it still imports."""

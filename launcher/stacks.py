@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 import odyssey
+from odyssey.codec import Json, Malformed
 from odyssey.zygote import STACKS_FILE, STACKS_SIGNAL
 
 LIMIT_S = 5.0
@@ -206,7 +207,7 @@ class Reading:
             break
         try:
             return parse_spy(out, pid)
-        except msgspec.MsgspecError:
+        except Malformed:
             words = [line.strip() for line in err.splitlines() if line.strip()]
             return Stack(problem=f"py-spy: {words[0] if words else 'no answer'}")
 
@@ -279,8 +280,8 @@ class _SpyThread(msgspec.Struct):
 
 
 def parse_spy(text: str, pid: int) -> Stack:
-    """The main thread's stack from `py-spy dump --json`. Raises msgspec.MsgspecError for anything else."""
-    for thread in msgspec.json.decode(text, type=list[_SpyThread]):
+    """The main thread's stack from `py-spy dump --json`. Raises Malformed for anything else."""
+    for thread in Json(list[_SpyThread]).decode(text):
         if thread.os_thread_id == pid:
             return Stack(
                 tuple(Frame(frame.filename, frame.line, frame.name.rpartition("<locals>.")[2]) for frame in thread.frames)

@@ -38,7 +38,7 @@ def read_error_file(path: str) -> tuple[str, str] | None:
         return None
     try:
         message = json.loads(Path(path).read_text())["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # most scripts write none; what another handler of theirs has written may be anything
     if isinstance(message, str):
         return message.strip(), ""
@@ -95,7 +95,7 @@ def _recorded(cause: RankEnd) -> dict[str, Any]:
             data = json.loads(Path(cause.testimony.error_file).read_text())
             if isinstance(data, dict) and "message" in data:
                 return data
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             pass  # what was read at the rank's end is as good
     extra = {"py_callstack": cause.traceback, "timestamp": str(int(cause.time))}
     return {"message": {"message": cause.reason if not cause.error else cause.error, "extraInfo": extra}}

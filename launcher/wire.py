@@ -5,10 +5,13 @@ Frames as between ranks and agents (odyssey.messages). A connection that ends me
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from launcher.events import Event, RankExited, RankLost, RankStarted
 from launcher.options import Seat
+from odyssey.codec import Count, Name, Pid, SignalNumber
 from odyssey.messages import Report
 
 # -- member to leader --------------------------------------------------------------------------------------------------
@@ -18,13 +21,13 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     """First words. `token`: as the store at the endpoint gave it out, so that only who asked there gets in."""
 
     token: str
-    version: str
+    version: Name
     run_id: str
-    host: str
-    pid: int
-    n_ranks: int
+    host: Name
+    pid: Pid
+    n_ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     role: str
-    node_rank: int | None
+    node_rank: Count | None
 
 
 class FromRank(msgspec.Struct, frozen=True, tag=True):
@@ -61,7 +64,7 @@ FromMember = Join | FromRank | Happened | Told | Leaving
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The member is in. `run_id`: TORCHELASTIC_RUN_ID."""
 
-    number: int
+    number: Count
     run_id: str
 
 
@@ -102,7 +105,7 @@ class Drill(msgspec.Struct, frozen=True, tag=True):
     """SIGKILL or SIGSTOP to a rank on purpose; what follows is told as if it had happened by itself."""
 
     rank: int
-    number: int
+    number: SignalNumber
 
 
 class KillAll(msgspec.Struct, frozen=True, tag=True):
@@ -112,13 +115,13 @@ class KillAll(msgspec.Struct, frozen=True, tag=True):
 class Signal(msgspec.Struct, frozen=True, tag=True):
     """Pass a signal on to every rank."""
 
-    number: int
+    number: SignalNumber
 
 
 class JobIsOver(msgspec.Struct, frozen=True, tag=True):
     """End what is left and exit with this code. `story`: of a job that failed, what explains it (chronicle.retold)."""
 
-    code: int
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)]
     reason: str
     help: str
     story: tuple[Event, ...] = ()

@@ -14,11 +14,14 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
 from odyssey.frames import users_frames
 from odyssey.messages import Deframer, Failed, Order, Report, send
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
+MAX_TEXT = 1 << 20
+"""Characters of an exception that are told."""
 
 
 class Link:
@@ -50,8 +53,12 @@ class Link:
                 data = b""
             if not data:
                 _end_self()
-            for order in deframer.feed(data):
-                handle(order)
+            try:
+                for order in deframer.feed(data):
+                    handle(order)
+            except Malformed as error:
+                print(f"odyssey: the agent sent what is no order: {error}", file=sys.stderr, flush=True)
+                _end_self()
 
 
 _link: Link | None = None
@@ -74,7 +81,13 @@ def report_failure(error: BaseException) -> None:
         link.has_failed = True
         if (beat := sys.modules.get("odyssey.beat")) is not None:
             beat.tell_last_step()
-        link.report(Failed(_what(error), help, text, isinstance(error, OdysseyError)))
+        link.report(Failed(_told(_what(error)), _told(help), _told(text), isinstance(error, OdysseyError)))
+
+
+def _told(text: str) -> str:
+    """As it can be sent: what the script has put into its exception may be of any length, and no Unicode."""
+    cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}\n…\n{text[-MAX_TEXT // 2 :]}"
+    return cut.encode("utf-8", "backslashreplace").decode()
 
 
 def _what(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from odyssey.codec import Count, Malformed, Packed
 from odyssey.plan import Plan, Stage
 
 Position = tuple[int, int]
@@ -30,6 +31,10 @@ class Result(msgspec.Struct, frozen=True):
     position: Position
     kind: str
     values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind == "load" and not (self.values and self.values[0] >= 0 and self.values[0].is_integer()):
+            raise ValueError(f"a load that leads to no step: {self.values}")
 
 
 def position_after(result: Result) -> Position:
@@ -260,9 +265,9 @@ class OpTime(msgspec.Struct, frozen=True):
     """
 
     kind: str
-    first: int
-    stop: int
-    n: int
+    first: Count
+    stop: Count
+    n: Count
     mean_s: float
 
 
@@ -327,6 +332,8 @@ Report = Hello | Measured | Paused | Ready | Committed | OpTimes | Pong | Broken
 # -- framing -----------------------------------------------------------------------------------------------------------
 
 _LENGTH = struct.Struct("<I")
+MAX_FRAME_BYTES = 1 << 27
+"""Plans for thousands of ranks are some MB; what claims to be longer than this is none of ours."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -339,16 +346,25 @@ def frame(message: msgspec.Struct) -> bytes:
 class Deframer:
     """Collects bytes of a socket into messages of one direction."""
 
-    def __init__(self, message_type: Any) -> None:
-        """`message_type`: `Order` or `Report`."""
-        self._decoder = msgspec.msgpack.Decoder(message_type)
+    def __init__(self, message_type: Any, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        """`message_type`: `Order` or `Report`; `max_bytes`: of a frame."""
         self._buffer = bytearray()
+        self.expect(message_type, max_bytes)
+
+    def expect(self, message_type: Any, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        """From the next frame on."""
+        self._decoder = Packed(message_type)
+        self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """All messages that `data` completes. Raises msgspec.ValidationError for a frame that is none of ours."""
+        """All messages that `data` completes. Raises Malformed for a frame that is none of ours; then nothing more is to be
+        fed. Nothing is kept of a frame that is too long."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > self._max_bytes:
+                self._buffer.clear()
+                raise Malformed(f"a frame of {length} bytes, where at most {self._max_bytes} are taken")
             if len(self._buffer) < _LENGTH.size + length:
                 return
             body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])

@@ -16,6 +16,7 @@ from itertools import groupby
 
 import msgspec
 
+from odyssey.codec import Json, Malformed, to_json
 from odyssey.errors import PlanError
 
 # gc=False: a large plan has hundreds of thousands of these, none can be part of a cycle, and a collection that visits
@@ -363,12 +364,13 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
 def encode(plan: Plan) -> bytes:
     """JSON, one line."""
-    return msgspec.json.encode(plan)
+    return to_json(plan)
 
 
 def decode(data: bytes | str) -> Plan:
     """Read what `encode` wrote. Raises PlanError naming the field that is wrong."""
     try:
-        return msgspec.json.decode(data, type=Plan)
-    except msgspec.MsgspecError as error:
+        plan: Plan = Json(Plan).decode(data)
+        return plan
+    except Malformed as error:
         raise PlanError(f"not a plan: {error}") from None

@@ -36,6 +36,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 from odyssey import preload
+from odyssey.codec import Pid
 from odyssey.services import ForkLookup, ForkStore, ForkTimers, run_lookup, run_store, run_timers
 
 PACKET_BYTES = 1 << 18
@@ -114,7 +115,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     """The answer to the request of this number."""
 
     number: int
-    pid: int
+    pid: Pid
 
 
 Answer = Imported | Forked

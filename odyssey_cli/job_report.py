@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from launcher.events import RankLost
+from odyssey.codec import to_json
 from odyssey_cli import jobs, quantities
 from odyssey_cli.errors import ExitCode
 from odyssey_cli.jobs import Job, Rank
@@ -63,7 +64,7 @@ def ps(*, ended: bool, as_json: bool) -> ExitCode:
     """Print a line for each job."""
     found = [line_of(job) for job in jobs.everything(ended=ended)]
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        print(msgspec.json.format(to_json(found)).decode())
     elif found:
         print("\n".join(_table(found)))
     else:
@@ -75,7 +76,7 @@ def status(name: str | None, *, as_json: bool) -> ExitCode:
     """Print all that is known of one job."""
     found = status_of(jobs.find(name))
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        print(msgspec.json.format(to_json(found)).decode())
     else:
         print("\n".join(_status(found)))
     return ExitCode.OK

@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from odyssey.codec import to_json
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.plan import Plan
 from odyssey_cli import arguments as text
@@ -71,7 +72,7 @@ def plan(
     found = source.find(source_text).resized(nodes, nproc_per_node)
     answer = ask(found, lost, layout, mtbf_s)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.write(to_json(answer) + b"\n")
     else:
         from odyssey_cli.answer import show
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from launcher import events
+from odyssey.codec import Malformed
 from odyssey.errors import ProfileError, UsageError
 from odyssey.plan import Plan
 from odyssey_cli.run import newest_job
@@ -94,7 +95,7 @@ def of_job(folder: Path) -> Source:
     for number, line in enumerate((folder / "events.jsonl").read_bytes().splitlines(), 1):
         try:
             event = events.decode(line)
-        except msgspec.MsgspecError as error:
+        except Malformed as error:
             raise UsageError(f"{folder / 'events.jsonl'}: line {number}: {error}", "is it of another version?") from None
         last = event.time
         match event.body:

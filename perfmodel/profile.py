@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from odyssey.codec import Json, Malformed, to_json
 from odyssey.errors import ProfileError
 from odyssey.messages import Boundary
 
@@ -107,15 +108,16 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def write(profile: Profile, path: Path) -> None:
     """Write the profile as indented JSON, whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+    temporary.write_bytes(msgspec.json.format(to_json(profile), indent=1) + b"\n")
     temporary.replace(path)
 
 
 def read(path: Path) -> Profile:
     """Read a profile. Raises ProfileError that names file and field."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Profile)
+        profile: Profile = Json(Profile).decode(path.read_bytes())
+        return profile
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}", "measure one with `odyssey profile train.py`") from None
-    except msgspec.MsgspecError as error:
+    except Malformed as error:
         raise ProfileError(f"{path}: {error}", "measure it again with `odyssey profile train.py`") from None

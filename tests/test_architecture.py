@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"odyssey", "perfmodel", "strategies", "launcher", "odyssey_cli", "configs"}
-PLAN_SIDE = {"odyssey.plan", "odyssey.schedule", "odyssey.errors", "odyssey.messages"}
+PLAN_SIDE = {"odyssey.plan", "odyssey.schedule", "odyssey.errors", "odyssey.messages", "odyssey.codec"}
 """What both sides speak: the parts of `odyssey` that planning may import."""
 
 MAY_IMPORT: dict[str, set[str]] = {
