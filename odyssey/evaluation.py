@@ -22,9 +22,12 @@ def evaluate_body(engine: Engine, data: Dataset) -> Sequence[float]:
 
     Every worker goes through (micro-batch, stage) in ascending order, so sends and receives between any two agree.
     """
+    with engine.model.in_evaluation():
+        return (_sum_of_losses(engine, data),)
+
+
+def _sum_of_losses(engine: Engine, data: Dataset) -> float:
     model, groups, plan = engine.model, engine.groups, engine.plan
-    for layer in model.held:
-        model.layers[layer].eval()
     total = 0.0
     sent: deque[tuple[Any, torch.Tensor]] = deque()
     with torch.no_grad():
@@ -66,7 +69,7 @@ def evaluate_body(engine: Engine, data: Dataset) -> Sequence[float]:
                         groups.wait(sent.popleft()[0].wait)
     for work, _ in sent:
         groups.wait(work.wait)
-    return (total,)
+    return total
 
 
 _TAG = 1 << 30

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -102,6 +103,22 @@ class Model:
         except Exception as error:
             error.add_note(f"in layer {self.specs[layer].name}")
             raise
+
+    @contextmanager
+    def in_evaluation(self) -> Iterator[None]:
+        """The held layers in evaluation mode; afterwards every module in the mode that it was in, as a rank that joins and
+        has not evaluated builds it."""
+        layers = [self.layers[layer] for layer in self.held]
+        modes = [(module, module.training) for layer in layers for module in layer.modules()]
+        for layer in layers:
+            layer.eval()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.train()  # whatever it does beside the flags is undone
+            for module, mode in modes:
+                module.training = mode
 
     # -- holding ------------------------------------------------------------------------------------------------------
 

@@ -270,3 +270,19 @@ def test_a_boundary_describes_any_nesting_and_smaller_micro_batches():
 def test_a_layer_that_passes_on_something_else_than_tensors_is_named():
     with pytest.raises(JobError, match="layer 7 passes on a float"):
         flatten((torch.zeros(1), 0.5), 7)
+
+
+def test_an_evaluation_leaves_every_module_in_the_mode_it_was_in():
+    """A rank that joins has not evaluated: a part that the script keeps in evaluation mode must not differ there."""
+
+    def build():
+        layers = models.build_layers("mlp", n_blocks=2, dropout=0.5)
+        layers[1][2].eval()
+        return layers
+
+    model = Model(build, make_optimizer, make_scheduler, CPU, 0)
+    model.hold_built(range(4))
+    before = [module.training for layer in model.layers for module in layer.modules()]
+    with model.in_evaluation():
+        assert not any(module.training for layer in model.layers for module in layer.modules())
+    assert [module.training for layer in model.layers for module in layer.modules()] == before
