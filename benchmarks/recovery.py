@@ -34,7 +34,7 @@ ABOUT = (
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """Seconds from the kill to the step, one after the other. `groups_s` and `moves_s` are within `ready_s`.
+    """Seconds from the kill to the step, one after the other. `groups_s`, `moves_s` and `proof_s` are within `ready_s`.
 
     `ahead`: the plan was found before the kill, so that `plan_s` is a look-up.
     """
@@ -45,11 +45,12 @@ class Parts(msgspec.Struct, frozen=True):
     ready_s: float
     groups_s: float
     moves_s: float
+    proof_s: float
     first_step_s: float
     ahead: bool
 
 
-PART_NAMES = ("detect_s", "pause_s", "plan_s", "ready_s", "groups_s", "moves_s", "first_step_s")
+PART_NAMES = ("detect_s", "pause_s", "plan_s", "ready_s", "groups_s", "moves_s", "proof_s", "first_step_s")
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -155,6 +156,7 @@ def parts_of(new: joblog.Generation, killed_at: float, finished_at: float) -> Pa
         ready_s=new.went_at - new.planned_at,
         groups_s=new.went.groups_s,
         moves_s=new.went.moves_s,
+        proof_s=new.went.proof_s,
         first_step_s=finished_at - new.went_at,
         ahead=new.ahead,
     )
@@ -169,6 +171,8 @@ def summarise(recoveries: Sequence[Recovery]) -> dict[str, float]:
         if ours:
             summary[f"kill_to_step_s_{n_ranks}"] = median(each.beyond_step_s for each in ours)
             summary[f"kill_to_step_raw_s_{n_ranks}"] = median(each.raw_s for each in ours)
+        if proofs_s := [each.parts.proof_s for each in recoveries if each.n_ranks == n_ranks and each.parts is not None]:
+            summary[f"proof_s_{n_ranks}"] = median(proofs_s)
         if ours and theirs:
             ratio = median(each.beyond_step_s for each in theirs) / median(each.beyond_step_s for each in ours)
             summary[f"speedup_vs_torchrun_{n_ranks}"] = ratio

@@ -16,6 +16,8 @@ MEANINGS = {
     "kill_to_step_s_8": "8 ranks: the same",
     "kill_to_step_raw_s_4": "4 ranks: SIGKILL to the next step on all, that step included, seconds",
     "kill_to_step_raw_s_8": "8 ranks: the same",
+    "proof_s_4": "4 ranks: what ranks prove at the gate before they go on (within the above), seconds",
+    "proof_s_8": "8 ranks: the same",
     "speedup_vs_torchrun_4": "4 ranks: how many times faster than torchrun's restart",
     "speedup_vs_torchrun_8": "8 ranks: the same",
     "step_median_error": "predicted step time after a loss against measured, median relative error",

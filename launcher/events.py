@@ -156,6 +156,7 @@ class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
     contracts: tuple[tuple[int, str], ...] = ()
     stream: str | None = None
     problem: str = ""
+    proof_s: float = 0.0
 
 
 class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):
@@ -249,8 +250,9 @@ class Went(msgspec.Struct, frozen=True, tag="go"):
     """Decision: all ranks are ready and agree. Measured parts of the transition, seconds; None for the first start.
 
     From the first loss on, one after the other: pause, plan, spawn (None where no rank had to be waited for), groups and
-    moves (of the rank that moved longest) and the rest: orders on their way, rolling forward, checksums. Together they are
-    `total_s`. `detect_s`, before them, is None where nobody knows when the rank was gone.
+    moves (of the rank that moved longest) and the rest: orders on their way, rolling forward, proofs. Together they are
+    `total_s`. `proof_s`, within the rest: of the rank that took longest. `detect_s`, before them, is None where nobody knows
+    when the rank was gone.
     """
 
     detect_s: float | None
@@ -261,6 +263,7 @@ class Went(msgspec.Struct, frozen=True, tag="go"):
     total_s: float | None
     spawn_s: float | None = None
     rest_s: float | None = None
+    proof_s: float = 0.0
 
 
 class Restarting(msgspec.Struct, frozen=True, tag="restarting"):

@@ -228,8 +228,9 @@ def _went(state: State, event: Event, plan: Plan) -> Went:
     """The rank that moved longest, or else built groups longest, tells both parts: those of two ranks may overlap."""
     slowest = max(state.ready.values(), key=lambda report: (report.moves_s if plan.moves else 0.0, report.groups_s))
     groups_s, moves_s = slowest.groups_s, slowest.moves_s
+    proof_s = max(report.proof_s for report in state.ready.values())
     if state.loss_at is None:
-        return Went(None, None, None, groups_s, moves_s, None)
+        return Went(None, None, None, groups_s, moves_s, None, proof_s=proof_s)
     return Went(
         detect_s=None,
         pause_s=state.paused_at - state.loss_at,
@@ -239,4 +240,5 @@ def _went(state: State, event: Event, plan: Plan) -> Went:
         total_s=event.time - state.loss_at,
         spawn_s=state.joined_at - state.chosen_at if state.joined_at > state.chosen_at else None,
         rest_s=max(0.0, event.time - state.joined_at - groups_s - moves_s),
+        proof_s=proof_s,
     )

@@ -230,7 +230,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     `digests`: per held unit, of parameters, buffers, optimizer and scheduler. `samples`: for each micro-batch whose loss this
     rank computes, its number of samples; the sum over ranks is the denominator. `contracts`: for each reduce group of this
     rank, a digest of what is summed with whom. `stream`: digest of the data and random numbers that the next step begins
-    with; None where this rank reads no data. `problem`: why this rank must not train, empty if nothing is wrong.
+    with; None where this rank reads no data. `problem`: why this rank must not train, empty if nothing is wrong. `proof_s`:
+    what it took to find all this.
     """
 
     generation: int
@@ -244,6 +245,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     contracts: tuple[tuple[int, str], ...] = ()
     stream: str | None = None
     problem: str = ""
+    proof_s: float = 0.0
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):

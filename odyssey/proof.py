@@ -6,6 +6,7 @@ The coordinator compares it between ranks and with the plan (launcher/gate.py), 
 from __future__ import annotations
 
 import hashlib
+import time
 
 from odyssey.data import Prefetcher, layer_seed
 from odyssey.engine import Engine
@@ -28,11 +29,12 @@ def ready(
 ) -> Ready:
     """The report for the gate of `engine`'s plan. Layers that leave with this plan are among the digests, as what has come
     of them elsewhere must equal them."""
-    plan = engine.plan
+    started_s = time.monotonic()
+    digests = tuple((number, digest(model.unit_state(number))) for number in sorted(model.units))
     return Ready(
-        generation=plan.generation,
+        generation=engine.plan.generation,
         position=position,
-        digests=tuple((number, digest(model.unit_state(number))) for number in sorted(model.units)),
+        digests=digests,
         samples=engine.samples,
         denominator=recipe.spec.global_batch,
         groups_s=groups_s,
@@ -41,6 +43,7 @@ def ready(
         contracts=tuple(sorted(engine.gradients.contracts(model).items())),
         stream=_stream(recipe, data, position[0]) if engine.reads_data else None,
         problem=problem(engine, model),
+        proof_s=time.monotonic() - started_s,
     )
 
 
