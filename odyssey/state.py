@@ -19,22 +19,34 @@ _ALIGNMENT = 16
 
 def pack(state: Any, device: torch.device) -> tuple[bytes, torch.Tensor]:
     """Header and flat uint8 buffer on `device` of any nesting of tensors and plain values."""
-    tensors: list[torch.Tensor] = []
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return None
-            tensors.append(value)
-            return (len(tensors) - 1, str(value.dtype).removeprefix("torch."), tuple(value.shape), str(value.device.type))
-
     buffer = io.BytesIO()
-    Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(state)
-    offsets = _offsets([t.numel() * t.element_size() for t in tensors])
+    pickler = _Pickler(buffer)
+    pickler.dump(state)
+    flat, offsets = _flattened(pickler.tensors, device)
+    return pickle.dumps((buffer.getvalue(), offsets)), flat
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves tensors out, and puts their place in the flat buffer instead."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[torch.Tensor] = []
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        self.tensors.append(value)
+        return (len(self.tensors) - 1, str(value.dtype).removeprefix("torch."), tuple(value.shape), str(value.device.type))
+
+
+def _flattened(tensors: list[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, list[int]]:
+    """Their bytes in one buffer, and where each begins."""
+    offsets = _offsets([tensor.numel() * tensor.element_size() for tensor in tensors])
     flat = torch.zeros(offsets[-1], dtype=torch.uint8, device=device)
     for tensor, start in zip(tensors, offsets, strict=False):
         _view(flat, start, tensor.dtype, tuple(tensor.shape)).copy_(tensor.detach())
-    return pickle.dumps((buffer.getvalue(), offsets)), flat
+    return flat, offsets
 
 
 def unpack(header: bytes, flat: torch.Tensor) -> Any:
@@ -96,7 +108,7 @@ def digest(state: Any) -> str:
             facts.append((path, repr(value)))
         else:
             facts.append((path, type(value).__name__))
-    contents = [digest_bytes(pack(on_device, device)[1]) for device, on_device in _by_device(tensors)]
+    contents = [digest_bytes(_flattened(on_device, device)[0]) for device, on_device in _by_device(tensors)]
     return hashlib.blake2b(repr((facts, contents)).encode(), digest_size=16).hexdigest()
 
 
