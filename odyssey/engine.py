@@ -136,12 +136,16 @@ class Engine:
                 self._run[type(op)](op)
 
     def apply(self, factor: float) -> None:
-        """Step all optimizers with gradients = sums x `factor`; then the schedulers."""
+        """Step all optimizers with gradients = sums x `factor`; then the schedulers.
+
+        An optimizer that draws random numbers draws the same for a unit wherever it is held.
+        """
         self.now = ("optimizer", time.monotonic())
         with self.clock.measure("S", min(self.model.held, default=0), max(self.model.held, default=-1) + 1, 0):
             self.gradients.scale(factor)
-            for unit in self.model.units.values():
+            for number, unit in self.model.units.items():
                 if unit.optimizer is not None:
+                    self._generator.manual_seed(layer_seed(self._recipe.seed, self._step, self.plan.n_micro_batches, number))
                     unit.optimizer.step()
                 if unit.scheduler is not None:
                     unit.scheduler.step()

@@ -51,11 +51,11 @@ HELD_BEFORE = {0: (0, 1, 2, 3), 1: (0, 1, 2), 2: (3,)}
 class Rank:
     """A rank's side without processes: the model, and what it reports."""
 
-    def __init__(self, number, held):
+    def __init__(self, number, held, optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3)):
         self.number = number
         self.model = Model(
             partial(models.build_layers, "tied", n_blocks=2),
-            lambda params: torch.optim.AdamW(params, lr=3e-3),
+            optimizer,
             lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
             CPU,
             0,
@@ -72,6 +72,7 @@ class Rank:
             for i, parameter in enumerate(unit.trainable):
                 generator = torch.Generator().manual_seed(1000 * step + 10 * number + i)
                 parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+            torch.manual_seed(1000 * step + number)
             unit.optimizer.step()
             unit.scheduler.step()
 
@@ -281,3 +282,25 @@ def test_a_layer_too_many_or_too_few_is_refused():
 
     assert "rank 2 holds layer 0, against the plan" in (transition(at_gate=too_many) or "")
     assert "rank 2 would not train what it holds: unit 2: the gradient" in (transition(at_gate=too_few) or "")
+
+
+class Noisy(torch.optim.SGD):
+    """Stochastic gradient Langevin dynamics, roughly."""
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter += 1e-3 * torch.randn_like(parameter)
+
+
+def test_an_optimizer_that_draws_random_numbers_draws_the_same_on_every_holder():
+    ranks = [Rank(number, HELD_BEFORE[number], lambda params: Noisy(params, lr=0.1)) for number in (0, 1)]
+    for rank in ranks:
+        rank.prepare(plan())
+        torch.rand(rank.number + 1)  # what else a rank has drawn does not matter
+        rank.engine.gradients.zero()
+        rank.engine.apply(1.0)
+    digests = [dict(rank.report().digests)[0] for rank in ranks]
+    assert digests[0] == digests[1]
