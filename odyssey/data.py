@@ -7,15 +7,17 @@ worker, sees the same samples and the same dropout masks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import default_collate
 
+from odyssey import draws
 from odyssey.errors import JobError
 from odyssey.plan import Plan
+from odyssey.state import digest
 
 
 class Dataset(Protocol):
@@ -78,16 +80,22 @@ class Prefetcher:
     What was fetched stays until `keep_only` lets it go, so that a redone step finds its samples in place.
     """
 
-    def __init__(self, data: Dataset, sampler: Sampler, plan: Plan) -> None:
-        """`plan` gives the sizes of global and micro-batch only, which are the same in all plans of a job."""
+    def __init__(self, data: Dataset, sampler: Sampler, plan: Plan, *, is_random: bool = False) -> None:
+        """`plan` gives the sizes of global and micro-batch only, which are the same in all plans of a job.
+
+        `is_random`: getting a sample draws random numbers. Their generators are the process's own, which layers draw from, too:
+        so these samples are fetched when they are used, by the thread that uses them.
+        """
         self._data = data
+        self._is_random = is_random
         self._sampler = sampler
         self._plan = plan
         self._values: dict[tuple[int, int], Any] = {}
         self._wanted: set[tuple[int, int]] = set()
         self._queue: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self._arrived = threading.Condition()
-        threading.Thread(target=self._fetch, name="odyssey-data", daemon=True).start()
+        if not is_random:
+            threading.Thread(target=self._fetch, name="odyssey-data", daemon=True).start()
 
     def ids(self, step: int, micro_batch: int) -> list[int]:
         """Sample ids of one micro-batch of `step`."""
@@ -95,7 +103,7 @@ class Prefetcher:
 
     def request(self, step: int, micro_batches: Iterable[int]) -> None:
         """Fetch these micro-batches of `step`, unless they are there or on their way."""
-        for micro_batch in micro_batches:
+        for micro_batch in () if self._is_random else micro_batches:
             key = (step, micro_batch)
             if key not in self._wanted:
                 self._wanted.add(key)
@@ -103,6 +111,8 @@ class Prefetcher:
 
     def get(self, step: int, micro_batch: int) -> Any:
         """`(input, target)` of a requested micro-batch, collated. Raises what the dataset raised for it."""
+        if self._is_random:
+            return self._drawn(step, micro_batch)
         with self._arrived:
             while (step, micro_batch) not in self._values:
                 self._arrived.wait()  # ended by `_fetch`, which delivers a value or the dataset's exception
@@ -110,6 +120,12 @@ class Prefetcher:
         if isinstance(value, Exception):
             raise value
         return value
+
+    def _drawn(self, step: int, micro_batch: int) -> Any:
+        if (step, micro_batch) not in self._values:
+            seeds = [layer_seed(self._sampler.seed, step, micro_batch, -1 - i) for i in range(self._plan.micro_batch)]
+            self._values[step, micro_batch] = fetch(self._data, self.ids(step, micro_batch), seeds)
+        return self._values[step, micro_batch]
 
     def keep_only(self, first_step: int) -> None:
         """Let go of everything before `first_step`."""
@@ -132,10 +148,33 @@ class Prefetcher:
                     self._arrived.notify_all()
 
 
-def fetch(data: Dataset, sample_ids: Iterable[int]) -> Any:
-    """Samples as one collated micro-batch: `(input, target)`, tensors with the samples in dimension 0."""
-    batch = default_collate([data[sample_id] for sample_id in sample_ids])
+def fetch(data: Dataset, sample_ids: Sequence[int], seeds: Sequence[int] | None = None) -> Any:
+    """Samples as one collated micro-batch: `(input, target)`, tensors with the samples in dimension 0.
+
+    `seeds`: of the random numbers that getting each sample may draw; None where it draws none.
+    """
+    if seeds is None:
+        samples = [data[sample_id] for sample_id in sample_ids]
+    else:
+        with draws.apart() as generators:
+            samples = [generators.seeded(own, data, sample_id) for own, sample_id in zip(seeds, sample_ids, strict=False)]
+    batch = default_collate(samples)
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         what = f"{len(batch)} values" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
         raise JobError(f"a sample of data is {what}, expected a pair", "let data[i] be (input, target)")
     return batch
+
+
+def draws_random_numbers(data: Dataset, sample_id: int) -> bool:
+    """Whether getting a sample draws from torch's, Python's or numpy's generator.
+
+    Raises JobError if the same sample is another one the second time, with the same random numbers: then ranks that read it
+    for its input and for its target would not read the same.
+    """
+    with draws.apart() as generators:
+        first, second = (digest(generators.seeded(0, data, sample_id)) for _ in range(2))
+        has_drawn = generators.have_drawn(0)
+    if first != second:
+        what = f"data[{sample_id}] gives two different values for the same sample"
+        raise JobError(what, "let a sample depend on its number, and on torch's, numpy's and random's own generators only")
+    return has_drawn

@@ -44,7 +44,8 @@ def _sum_of_losses(engine: Engine, data: Dataset) -> float:
                 groups.check()
                 is_last = s == len(route) - 1
                 if s == 0 or is_last:
-                    sample = fetch(data, range(start, stop)) if sample is None else sample
+                    # Seeded: input and target of a sample that draws random numbers are read on two ranks.
+                    sample = fetch(data, range(start, stop), range(start, stop)) if sample is None else sample
                 if s == 0:
                     value = on_device(sample[0], model.device)
                 elif route[s - 1][0] != engine.worker:

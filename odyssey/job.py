@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from odyssey import checkpoint, link
-from odyssey.data import Dataset, Prefetcher, Sampler, fetch
+from odyssey.data import Dataset, Prefetcher, Sampler, draws_random_numbers, fetch
 from odyssey.engine import Engine
 from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
 from odyssey.evaluation import evaluate_body
@@ -101,9 +101,11 @@ class Job:
         device = _default_device() if device is None else torch.device(device)
         self._model = Model(layers, optimizer, scheduler, device, seed)
         sampler = Sampler(len(data), seed)
+        is_random = draws_random_numbers(data, 0)
 
         def first_micro_batch() -> Any:
-            return fetch(data, sampler.ids(0, min(micro_batch, global_batch)))
+            sample_ids = sampler.ids(0, min(micro_batch, global_batch))
+            return fetch(data, sample_ids, sample_ids)
 
         spec = ModelSpec(
             layers=self._model.specs,
@@ -119,7 +121,7 @@ class Job:
             spec=spec,
             loss=loss,
             optimizer=optimizer,
-            prefetcher=lambda plan: Prefetcher(data, sampler, plan),
+            prefetcher=lambda plan: Prefetcher(data, sampler, plan, is_random=is_random),
             first_micro_batch=first_micro_batch,
             seed=seed,
             autocast=autocast,
