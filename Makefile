@@ -23,10 +23,10 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 soak: $(READY) $(CLIENTS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
+	$(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
 
 gpu-test: $(READY)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -48,13 +48,14 @@ picture: $(READY)
 		examples/train_gpt.py --steps 40
 	$(BIN)/python -m odyssey_cli.picture build/picture --output docs/picture.svg
 
+# One `make` installs, another waits for it: two at once would break each other's. What was interrupted is made anew.
 $(READY): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
-	touch $@
+	@flock $< sh -exc '[ $@ -nt $< ] && exit; \
+		test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv; \
+		$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[dev]"; \
+		touch $@'
 
 # What users run under a launcher: the soak launches it, nothing of ours imports it.
 $(CLIENTS): $(READY)
-	$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[clients]"
-	touch $@
+	@flock pyproject.toml $(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[clients]"
+	@touch $@

@@ -137,8 +137,7 @@ class Agent:
         self._watch = watch
         self._loop = Loop(time.monotonic)
         self._epoch = time.time() - time.monotonic()
-        names = (*options.ending_signals, *options.forwarded_signals)
-        self._signals = Signals(self._loop, tuple(signal.Signals[name] for name in names), self._on_signals)
+        self._signals = Signals(self._loop, options, self._on_signals)
         self._folder = JobFolder(options, time.time(), self._say)
         self._state = State()
         self._queue: deque[tuple[Body, str, int | None]] = deque()

@@ -69,8 +69,7 @@ class Member:
         self._options = options
         self._watch = watch
         self._loop = Loop(time.monotonic)
-        names = (*options.ending_signals, *options.forwarded_signals)
-        self._signals = Signals(self._loop, tuple(signal.Signals[name] for name in names), self._on_signals)
+        self._signals = Signals(self._loop, options, self._on_signals)
         self._folder = JobFolder(options, time.time(), self._say)
         self._store = StoreAddress(options.master_addr, options.master_port)
         self._processes = Processes(

@@ -23,9 +23,12 @@ _TAIL_BYTES = 1 << 16
 
 
 def directory() -> Path:
-    """Where the links are; it need not exist."""
+    """Where the links are; it need not exist. Raises FileNotFoundError for a user without a home, as in some containers."""
     state = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state") / "odyssey" / "jobs"
+    try:
+        return (Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state") / "odyssey" / "jobs"
+    except RuntimeError:
+        raise FileNotFoundError("this user has no home; set HOME or XDG_STATE_HOME") from None
 
 
 def enter(folder: Path) -> None:
@@ -55,8 +58,12 @@ def _prune(links: Path) -> None:
 
 
 def folders() -> list[Path]:
-    """Of all jobs that are known and still have their folder, the newest first."""
-    return [link.resolve() for link in _newest_first(directory()) if (link / "events.jsonl").exists()]
+    """Of all jobs that are known and still have their folder, the newest first; none for a user without a home."""
+    try:
+        links = directory()
+    except FileNotFoundError:
+        return []
+    return [link.resolve() for link in _newest_first(links) if (link / "events.jsonl").exists()]
 
 
 def _newest_first(links: Path) -> list[Path]:

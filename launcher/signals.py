@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from launcher import spawn
 from launcher.loop import Loop
+from launcher.options import RunOptions
 
 
 class Signals:
-    """From `watch` to `close` these signals and SIGCHLD come to `received`, and orphans below this process are its children."""
+    """From `watch` to `close` the signals that end a job or are passed on, and SIGCHLD, come to `received`, and orphans below
+    this process are its children.
 
-    def __init__(self, loop: Loop, numbers: Sequence[int], received: Callable[[bytes], None]) -> None:
+    They come even if the launcher was started with them ignored, as what a script starts in the background has SIGINT, or
+    blocked. Only SIGHUP, if it is ignored and not to be passed on, stays so, for its ranks as well: nohup asks for that.
+    """
+
+    def __init__(self, loop: Loop, options: RunOptions, received: Callable[[bytes], None]) -> None:
         self._loop = loop
-        self._numbers = numbers
+        self._ending = {signal.Signals[name] for name in options.ending_signals}
+        self._others = {signal.SIGCHLD, *(signal.Signals[name] for name in options.forwarded_signals)}
         self._received = received
         self._is_watching = False
 
@@ -26,8 +33,12 @@ class Signals:
         self._wake, self._wake_end = socket.socketpair()
         self._wake.setblocking(False)
         self._wake_end.setblocking(False)
-        self._handlers = {number: signal.signal(number, lambda *_: None) for number in (*self._numbers, signal.SIGCHLD)}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            self._ending.discard(signal.SIGHUP)
+        numbers = self._ending | self._others
         self._old_wake = signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
+        self._handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         self._loop.watch(self._wake.fileno(), self._on_wake)
 
     def _on_wake(self, mask: int) -> None:
@@ -42,6 +53,7 @@ class Signals:
         if not self._is_watching:
             return
         signal.set_wakeup_fd(self._old_wake)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._wake.close()

@@ -57,9 +57,10 @@ class Ran:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """No child, no descriptor, no signal handler remains."""
-    before = set(os.listdir("/proc/self/fd"))
+    """No child and no descriptor remains that was not there before."""
+    children = set(psutil.Process().children(recursive=True))
+    descriptors = set(os.listdir("/proc/self/fd"))
     yield
-    left = psutil.Process().children(recursive=True)
+    left = set(psutil.Process().children(recursive=True)) - children
     assert not left, left
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) == descriptors

@@ -1,14 +1,52 @@
-"""For all tests: jobs that they run are entered in a registry of their own, not in the developer's."""
+"""For all tests: what they start finds the same surroundings everywhere, whoever started the tests, and from where.
+
+Whatever a process inherits is set here, once, in the process of the tests: variables, signals, standard input, the mask of
+file modes, and a home, a temporary folder and a registry of jobs of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import resource
+import shutil
+import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 
+KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_", "PYTEST_", "ODYSSEY_SOAK_", "ODYSSEY_REWRITE")
+"""How the variables begin that tests, and what they start, have from outside: where programs are, and what tests are told."""
 
-@pytest.fixture(autouse=True, scope="session")
-def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="odyssey-tests-", dir="/tmp"))  # short: paths of sockets may have 107 characters
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    _set_variables(folder)
+    _set_signals()
+    os.umask(0o022)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if not os.isatty(0):  # a terminal is here only with `-s`, for a debugger
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        if nothing != 0:
+            os.dup2(nothing, 0)
+            os.close(nothing)
+
+
+def _set_variables(folder: Path) -> None:
+    for name in [name for name in os.environ if not name.startswith(KEPT)]:
+        del os.environ[name]
+    folders = {"HOME": "home", "TMPDIR": "tmp", "XDG_STATE_HOME": "state", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    for variable, name in folders.items():
+        (folder / name).mkdir()
+        os.environ[variable] = str(folder / name)
+    os.environ |= {"LANG": "C.UTF-8", "TZ": "UTC", "USER": "tests", "OMP_NUM_THREADS": "1"}
+
+
+def _set_signals() -> None:
+    """What this process was told to ignore (by nohup, or a shell in the background) it goes on ignoring, but by a handler:
+    what it starts does not inherit that."""
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # Python ignores these
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +31,8 @@ from launcher import spawn
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
 PROBE = str(CLIENTS / "probe.py")
+KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TORCHINDUCTOR_CACHE_DIR", "USER")
+"""Variables of the process of the tests that launchers have, too."""
 PATIENCE_S = 60.0
 """For anything that a launcher has to do. No test waits so long unless it fails."""
 
@@ -103,7 +108,7 @@ class Run:
 
     @property
     def is_ours(self) -> bool:
-        return any("odyssey_cli" in part or "odyssey-torchrun" in part for part in self.command[1:3])
+        return any(part.split(".")[0] == "odyssey_cli" or Path(part).name == "odyssey-torchrun" for part in self.command)
 
     @property
     def stdout(self) -> str:
@@ -150,9 +155,10 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.cwd, self.tmp, self.state, self.probes_dir = (folder / name for name in ("work", "tmp", "state", "probes"))
-        for path in (self.cwd, self.tmp, self.state, self.probes_dir):
+        self.cwd, self.state, self.probes_dir = (folder / name for name in ("work", "state", "probes"))
+        for path in (self.cwd, self.state, self.probes_dir):
             path.mkdir(parents=True)
+        self.tmp = Path(tempfile.mkdtemp(dir=os.environ["TMPDIR"]))  # short, as sockets lie in it
         self.runs: list[Run] = []
         self._ready_path = folder / "ready"
         os.mkfifo(self._ready_path)
@@ -172,7 +178,7 @@ class Scene:
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """What a launcher starts with: nothing of the process of the tests but where its programs are."""
-        kept = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG", "PATH", "USER")}
+        kept = {name: value for name, value in os.environ.items() if name in KEPT}
         return kept | {
             "TMPDIR": str(self.tmp),
             "XDG_STATE_HOME": str(self.state),
@@ -189,9 +195,11 @@ class Scene:
         env: Mapping[str, str] | None = None,
         stdin: Path | None = None,
         legacy: bool = False,
+        through: Sequence[str] = (),
     ) -> Run:
+        """`through`: a program that becomes what is behind it on its command line."""
         command = (launcher.legacy,) if legacy else launcher.command
-        return self.start_command([sys.executable, "-m", *command, *arguments], env=env, stdin=stdin)
+        return self.start_command([*through, sys.executable, "-m", *command, *arguments], env=env, stdin=stdin)
 
     def start_command(self, command: list[str], *, env: Mapping[str, str] | None = None, stdin: Path | None = None) -> Run:
         run = Run(self, f"run{len(self.runs)}", command, self.environment(env), stdin)
@@ -281,6 +289,17 @@ def scene_in(folder: Path) -> Iterator[Scene]:
     finally:
         scene.clear()
         spawn.set_subreaper(was_subreaper)
+
+
+def free_port() -> int:
+    """Below those that the kernel hands out, so that no test beside this one is given it by chance."""
+    while True:
+        port = random.randrange(20000, 32768)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
 
 
 @pytest.fixture

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from launcher import spawn
+from launcher.environment import AGENT_FD
 from launcher.state import with_result
+from odyssey import zygote
 from odyssey.messages import (
     Boundary,
     Committed,
@@ -36,6 +37,7 @@ from odyssey.messages import (
     frame,
 )
 from odyssey.plan import Plan, Stage
+from odyssey.services import ForkStore
 from perfmodel.merge import merge
 from perfmodel.profile import Profile
 from strategies.search import best, initial_plan, search
@@ -45,10 +47,53 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
 
 
+class Forks:
+    """Processes that a zygote forks, so that torch is imported once for all; they are children of this process."""
+
+    def __init__(self, zygote: spawn.Zygote) -> None:
+        self._zygote = zygote
+        self._n_requests = 0
+
+    def rank(self, script: Path, arguments: tuple[str, ...], environment: dict[str, str], its: socket.socket) -> psutil.Process:
+        """A process of `script` with the other end of its connection to the agent."""
+        self._n_requests += 1
+        request = zygote.ForkRank(
+            self._n_requests, str(script), arguments, str(ROOT), environment, AGENT_FD, os.getpid(), "script"
+        )
+        with open(os.devnull, "rb") as nothing:
+            return self._forked(request, [nothing.fileno(), 1, 2, its.fileno()])
+
+    def store(self, listener: socket.socket) -> psutil.Process:
+        self._n_requests += 1
+        host, port = listener.getsockname()
+        return self._forked(ForkStore(self._n_requests, host, port, os.getpid()), [listener.fileno()])
+
+    def _forked(self, request: zygote.Fork, descriptors: list[int]) -> psutil.Process:
+        self._zygote.request(request, descriptors)
+        answer = self._zygote.answer()
+        assert isinstance(answer, zygote.Forked) and answer.number == request.number
+        return psutil.Process(answer.pid)
+
+
+@contextmanager
+def forks_of_ranks(n_ranks: int) -> Iterator[Forks]:
+    """A zygote that has imported what ranks with a Job need."""
+    was_subreaper = spawn.set_subreaper(True)
+    made = spawn.Zygote(["torch", "torch.distributed", "torch._dynamo", "odyssey.job"], dict(os.environ), n_ranks)
+    try:
+        assert isinstance(made.answer(), zygote.Imported)
+        yield Forks(made)
+    finally:
+        made.socket.close()  # which ends it
+        os.waitpid(made.pid, 0)
+        made.reaped()
+        spawn.set_subreaper(was_subreaper)
+
+
 class MiniAgent:
     """Real processes of `script` as ranks 0..n-1, a store, and the reports of each rank in order."""
 
-    def __init__(self, n_ranks: int, script: Path, *arguments: str) -> None:
+    def __init__(self, forks: Forks, n_ranks: int, script: Path, *arguments: str) -> None:
         self.reports: dict[int, list[Any]] = {}
         self.heard: dict[int, list[Any]] = {}
         """All reports of each rank; those of `reports` are not yet read by `wait`."""
@@ -57,22 +102,20 @@ class MiniAgent:
         """Idle ranks, which are told every result."""
         self.generation = 0
         self.plan: Plan | None = None
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, psutil.Process] = {}
+        self._forks = forks
         self._n_ranks = n_ranks
-        self._command = [sys.executable, str(script), *arguments]
+        self._script = script
+        self._arguments = arguments
         self._profile: Profile | None = None
         self._sockets: dict[int, socket.socket] = {}
         self._deframers: dict[int, Deframer[Report]] = {}
         self._selector = selectors.DefaultSelector()
-        serve = (
-            "from torch.distributed import TCPStore; s = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False);"
-            "print(s.port, flush=True); import sys; sys.stdin.read()"
-        )
-        self._store = subprocess.Popen([sys.executable, "-c", serve], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.store = f"127.0.0.1:{listener.getsockname()[1]}"
+            self._store = forks.store(listener)
         for rank in range(n_ranks):
             self.spawn(rank)
-        assert self._store.stdout is not None
-        self.store = f"127.0.0.1:{int(self._store.stdout.readline())}"
 
     def spawn(self, rank: int) -> None:
         """Start a process as `rank`, at the start or instead of one that was killed."""
@@ -81,10 +124,8 @@ class MiniAgent:
             "RANK": str(rank),
             "WORLD_SIZE": str(self._n_ranks),
             "LOCAL_WORLD_SIZE": str(self._n_ranks),
-            "OMP_NUM_THREADS": "1",
-            "ODYSSEY_AGENT_FD": str(its.fileno()),
         }
-        self.processes[rank] = subprocess.Popen(self._command, env=environment, cwd=ROOT, pass_fds=[its.fileno()])
+        self.processes[rank] = self._forks.rank(self._script, self._arguments, environment, its)
         its.close()
         self.reports[rank], self.heard[rank] = [], []
         self._deframers[rank] = Deframer(Report)
@@ -207,11 +248,11 @@ class MiniAgent:
 
     def kill(self, rank: int) -> None:
         """SIGKILL, and forget the rank."""
-        self.processes[rank].send_signal(signal.SIGKILL)
-        self.processes[rank].wait()
+        self.processes[rank].kill()
+        self.processes[rank].wait(LIMIT_S)
         self._forget(rank)
 
-    def leave(self, rank: int) -> int:
+    def leave(self, rank: int) -> int | None:
         """End the connection to a rank without a word; returns what its process ended with."""
         self._forget(rank)
         return self.processes[rank].wait(LIMIT_S)
@@ -224,16 +265,13 @@ class MiniAgent:
 
     def close(self) -> None:
         """End everything."""
-        processes = [*self.processes.values(), self._store]
         for rank in list(self._sockets):
             self._forget(rank)  # its end ends the rank
-        assert self._store.stdin is not None and self._store.stdout is not None
-        self._store.stdin.close()
-        _, alive = psutil.wait_procs([psutil.Process(p.pid) for p in processes if p.poll() is None], LIMIT_S)
+        self._selector.close()
+        self._store.kill()
+        processes = [*self.processes.values(), self._store]
+        _, alive = psutil.wait_procs(processes, LIMIT_S)
         for process in alive:
             process.kill()
-        for process in processes:
-            process.wait()
-        self._store.stdout.close()
-        self._selector.close()
+            process.wait(LIMIT_S)
         assert not alive, f"{alive} outlived their agent"

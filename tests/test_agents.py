@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.agent_runs import ROOT, TRAIN
+from tests.launchers import free_port
 
 pytestmark = pytest.mark.timeout(120)
 MARK = "ODYSSEY_TEST_AGENTS"
@@ -72,9 +73,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     agents: list[Agent] = []
     script = tmp_path / "script.py"
     script.write_text(MEETS)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def begin(*arguments: str, script: str = str(script), backend: str = "c10d", nnodes: str = "2", **options: object) -> Agent:
         endpoint = f"--rdzv-endpoint=127.0.0.1:{port}"

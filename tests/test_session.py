@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from odyssey.messages import Committed, Go, Hello, Pause, Paused, Ready
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
-from tests.mini_agent import ROOT, MiniAgent
+from tests.mini_agent import ROOT, Forks, MiniAgent, forks_of_ranks
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
@@ -28,13 +28,19 @@ EXACT = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedul
 """What exactness.expected_of trains."""
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with forks_of_ranks(4) as forks:
+        yield forks
+
+
 @pytest.fixture
-def agent_of(nothing_left: None) -> Iterator[Callable[..., MiniAgent]]:
+def agent_of(forks: Forks, nothing_left: None) -> Iterator[Callable[..., MiniAgent]]:
     """Makes agents, whose processes end with the test."""
     with contextlib.ExitStack() as stack:
 
         def make(n_ranks: int, *arguments: object) -> MiniAgent:
-            agent = MiniAgent(n_ranks, Path(TRAIN), *map(str, arguments))
+            agent = MiniAgent(forks, n_ranks, Path(TRAIN), *map(str, arguments))
             stack.callback(agent.close)
             return agent
 

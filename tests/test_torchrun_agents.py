@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launchers import OURS, PATIENCE_S, Launcher, Run, Scene, better_than_torchrun, scene, under_both
+from tests.launchers import OURS, PATIENCE_S, Launcher, Run, Scene, better_than_torchrun, free_port, scene, under_both
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -22,12 +22,6 @@ def report(*words):
         file.write(line + "\\n")
 """
 WAIT = REPORT + "report()\nsignal.pause()\n"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 class Agents:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launchers import OURS, PATIENCE_S, Launcher, Scene, scene, under_both
+from tests.launchers import OURS, PATIENCE_S, Launcher, Scene, free_port, scene, under_both
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -190,8 +190,7 @@ signal.pause()
 
 
 def test_an_explicit_port_is_free_again(scene: Scene) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     for _ in range(2):  # and can be had at once by the next job
         run = scene.start(OURS, f"--master-port={port}", scene.write("train.py", "import os; print(os.environ['MASTER_PORT'])"))
         assert run.succeed().stdout == f"{port}\n"

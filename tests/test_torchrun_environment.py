@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.launchers import ODYSSEY_RUN, OURS, PROBE, TORCHRUN, Launcher, Run, Scene, scene, scene_in, under_both
+from tests.launchers import ODYSSEY_RUN, OURS, PROBE, TORCHRUN, Launcher, Run, Scene, free_port, scene, scene_in, under_both
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -21,12 +20,6 @@ GIVEN = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "WORLD_SIZE",
 }  # fmt: skip
 """What torchrun adds to a rank's environment when there is more than one."""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def added(scene: Scene, run: Run, rank: int = 0) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launchers import PATIENCE_S, Launcher, Scene, better_than_torchrun, scene, under_both
+from tests.launchers import PATIENCE_S, Launcher, Scene, better_than_torchrun, free_port, scene, under_both
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -146,8 +146,7 @@ if attempt != "2":
 @under_both
 @pytest.mark.parametrize("is_static", [False, True], ids=["alone", "static"])
 def test_all_ranks_start_anew_with_the_same_arguments(scene: Scene, launcher: Launcher, is_static: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        where = [f"--master-port={server.getsockname()[1]}"] if is_static else []
+    where = [f"--master-port={free_port()}"] if is_static else []
     for attempt in (0, 1):
         os.mkfifo(scene.cwd / f"met{attempt}")
     script = scene.write("train.py", RESTARTED)
