@@ -31,6 +31,7 @@ STRUCK = (
     *(f"{kind} {helper}" for kind in ("kill", "freeze", "stop") for helper in ("store", "zygote", "planner", "guard")),
     *(f"{how} in {where}" for how in ("raise", "exit", "_exit") for where in ("script", "loss")),
     "freeze agent",
+    "signal agent",
 )
 """And the faults that it must consist of."""
 
@@ -57,7 +58,7 @@ QUICK = {("2x2", "auto"), ("4x2", "reroute"), ("2x4", "repartition"), ("3+2+3", 
     ],
 )
 def test_a_killed_rank_changes_nothing(layout, strategy, tmp_path):
-    n_ranks, _ = draw.LAYOUTS[layout]
+    n_ranks = draw.N_RANKS[layout]
     restarts = 3 if strategy == "respawn" else 0
     tied = Recipe(variant="tied", steps=10)
     case = Case(0, layout, n_ranks, strategy, restarts, False, tied, chains=((kill("step", 4, n_ranks - 1),),))

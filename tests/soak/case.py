@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import msgspec
 
 HELPERS = ("store", "zygote", "planner", "guard")
 """Processes of the agent that are no ranks."""
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+"""What the agent passes on to all ranks."""
 
 
 class Fault(msgspec.Struct, frozen=True):

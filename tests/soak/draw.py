@@ -6,36 +6,31 @@ import random
 import signal
 
 from tests import models
-from tests.soak.case import HELPERS, Case, Fault, Recipe, ScriptFault
+from tests.soak.case import FORWARDED, HELPERS, Case, Fault, Recipe, ScriptFault
 from tests.soak.recipe import OPTIMIZERS, SCHEDULERS
 
-LAYOUTS = {
-    "2x2": (4, 2),
-    "2+3": (5, 2),
-    "2x3": (6, 2),
-    "3x2": (6, 3),
-    "2x4": (8, 2),
-    "4x2": (8, 4),
-    "3+2+3": (8, 3),
-    "auto": (6, 1),
-}
-"""Ranks, and pipelines, of which each needs a micro-batch."""
-STRATEGIES = {"respawn": 5, "auto": 4, "reroute": 1, "repartition": 1, "shrink": 1}
+N_RANKS = {"2x2": 4, "2+3": 5, "2x3": 6, "3x2": 6, "2x4": 8, "4x2": 8, "3+2+3": 8, "auto": 6}
+N_PIPELINES = {"2x2": 2, "2+3": 2, "2x3": 2, "3x2": 3, "2x4": 2, "4x2": 4, "3+2+3": 3, "auto": 1}
+"""Each needs a micro-batch; the more there are, the more losses a job survives."""
+STRATEGIES = {"respawn": 9, "auto": 4, "reroute": 1, "repartition": 1, "shrink": 1}
 DEADLY = (signal.SIGKILL,) * 5 + (signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 HARMLESS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT, signal.SIGCHLD)
-"""Handled or ignored by train.py."""
+"""Handled or ignored by train.py, once it has begun."""
 
 FIRST = {"kill": 36, "cut": 14, "freeze": 11, "stop": 8, "signal": 8, "helper": 18, "agent": 5}
 NEXT = {"kill": 54, "cut": 10, "freeze": 10, "stop": 5, "signal": 5, "helper": 14, "agent": 2}
 ON_HELPER = {"kill": 6, "freeze": 3, "stop": 1}
-DURING = {"pausing": 2, "paused": 2, "plan": 3, "started": 2, "joined": 3, "receiving": 6, "ready": 4, "go": 2}
+LOSING = {"kill": 40, "cut": 12, "stop": 6}
+"""Of the first in a chain that goes on: it begins a recovery."""
+DURING = {"pausing": 2, "paused": 2, "plan": 3, "receiving": 6, "ready": 4, "go": 2}
+RESPAWNING = {"started": 3, "joined": 4}
 
 
 def case(seed: int) -> Case:
     """The job of this seed: 4 to 12 faults in chains, the later of a chain at moments of the recovery from the earlier."""
     rng = random.Random(seed)
-    layout = rng.choice(list(LAYOUTS))
-    n_ranks, n_pipelines = LAYOUTS[layout]
+    layout = _weighted(rng, N_PIPELINES)
+    n_ranks, n_pipelines = N_RANKS[layout], N_PIPELINES[layout]
     strategy = _weighted(rng, STRATEGIES)
     max_restarts = 40 if strategy == "respawn" or rng.random() < 0.7 else 0
     n_faults = rng.randint(4, 12) if max_restarts else rng.randint(3, 7)
@@ -45,9 +40,11 @@ def case(seed: int) -> Case:
     step = 0
     while sum(map(len, chains)) < n_faults:
         step += rng.randint(1, 4)
-        chain = [_fault(rng, n_ranks, FIRST, "step", step)]
-        while rng.random() < 0.5 and len(chain) < 4:
-            chain.append(_fault(rng, n_ranks, NEXT, _weighted(rng, DURING), rng.choice((1, 1, 1, 2))))
+        n_more = rng.choice((0, 0, 0, 1, 1, 2, 3))
+        chain = [_fault(rng, n_ranks, LOSING if n_more else FIRST, "step", step)]
+        moments = DURING | RESPAWNING if strategy == "respawn" else DURING
+        for _ in range(n_more):
+            chain.append(_fault(rng, n_ranks, NEXT, _weighted(rng, moments), rng.choice((1, 1, 1, 2))))
         chains.append(tuple(chain))
     script_faults = []
     for at in rng.sample(range(1, step + 1), rng.choice((0, 0, 1, 1, 2)) if max_restarts and step > 1 else 0):
@@ -66,10 +63,13 @@ def _fault(rng: random.Random, n_ranks: int, kinds: dict[str, int], on: str, num
     rank = rng.randrange(n_ranks) if on in ("step", "pausing", "plan", "go") or rng.random() < 0.3 else None
     target = "rank"
     if kind == "agent":
-        kind, target = "freeze", "agent"
+        kind, target = rng.choice(("freeze", "signal")), "agent"
     elif kind == "helper":
         kind, target = _weighted(rng, ON_HELPER), rng.choice(HELPERS)
-    number_sent = {"kill": rng.choice(DEADLY) if target == "rank" else signal.SIGKILL, "signal": rng.choice(HARMLESS)}
+    number_sent = {
+        "kill": rng.choice(DEADLY) if target == "rank" else signal.SIGKILL,
+        "signal": rng.choice(HARMLESS) if target == "rank" else rng.choice(FORWARDED),
+    }
     return Fault(
         kind,
         target,

@@ -15,7 +15,7 @@ import psutil
 
 from launcher import agent
 from launcher.options import RunOptions
-from tests.soak.case import Case, Fault
+from tests.soak.case import FORWARDED, Case, Fault
 from tests.soak.strikes import Striker
 
 
@@ -38,6 +38,7 @@ def main() -> None:
         layout=case.layout,
         strategy=case.strategy,
         max_restarts=case.max_restarts,
+        forwarded_signals=tuple(number.name for number in FORWARDED),
         log_dir=folder / "log",
     )
     before = set(os.listdir("/proc/self/fd"))

@@ -63,7 +63,7 @@ def run(case: Case, folder: Path) -> Outcome:
     try:
         code = _started(case, folder, told)
         outcome.verdict, log = verdict.judge(case, folder, code, told)
-        _look_at(log, outcome)
+        _look_at(log, told, outcome)
     except Broken as broken:
         outcome.verdict, outcome.why = broken.verdict, broken.why
     outcome.struck = [each["struck"] for each in told]
@@ -71,8 +71,10 @@ def run(case: Case, folder: Path) -> Outcome:
     return outcome
 
 
-def _look_at(log: list[Event], outcome: Outcome) -> None:
+def _look_at(log: list[Event], told: list[dict[str, Any]], outcome: Outcome) -> None:
     outcome.marks = verdict.marks(log)
+    if verdict.lost_unstruck(log, told):
+        outcome.marks.add("lost without a strike")
     for event in log:
         if isinstance(event.body, PlanChosen):
             outcome.strategies.append(event.body.plan.strategy)

@@ -163,7 +163,10 @@ class Striker:
                 return
             if fault.target == "agent":
                 self._struck(fault, None)
-                self._freeze_agent(fault.seconds)
+                if fault.kind == "signal":
+                    os.kill(os.getpid(), fault.signal)
+                else:
+                    self._freeze_agent(fault.seconds)
             elif fault.target == "rank":
                 rank = self._victim(fault, about if fault.rank is None or fault.on == "receiving" else fault.rank)
                 if rank is not None and self._hit(fault, self._ranks[rank], self._pids[rank]):

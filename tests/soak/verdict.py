@@ -28,7 +28,7 @@ from launcher.events import (
 )
 from tests import reference
 from tests.soak import recipe
-from tests.soak.case import Case
+from tests.soak.case import FORWARDED, Case
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-3}
 
@@ -140,7 +140,6 @@ def _check_stop(log: list[Event], end: JobEnded, struck: list[dict[str, Any]]) -
     """The layers that the last survivors lack are exactly those named, and those who held them were struck."""
     held: dict[int, set[int]] = {}
     n_layers = 0
-    lost: set[int] = set()
     for event in log:
         body = event.body
         match body:
@@ -152,15 +151,22 @@ def _check_stop(log: list[Event], end: JobEnded, struck: list[dict[str, Any]]) -
                 held[body.rank] = set(body.held)
             case RankLost():
                 held.pop(body.rank, None)
-                lost.add(body.rank)
     missing = set(range(n_layers)) - set().union(*held.values()) if held else set(range(n_layers))
     named = {int(number) for number in re.findall(r"(\d+) \(", end.reason)}
     if not missing:
         raise Broken("wrongly stopped", f"{end.reason}; ranks {sorted(held)} held all layers")
     if "every holder of layer" in end.reason and missing != named:
         raise Broken("wrongly stopped", f"layers {missing} are lost, named are {named} in {end.reason!r}")
-    if innocent := lost - {each["rank"] for each in struck if not each["innocent"]}:
+    if innocent := lost_unstruck(log, struck):
         raise Broken("wrongly stopped", f"{end.reason}; nothing had struck ranks {sorted(innocent)}, which were lost")
+
+
+def lost_unstruck(log: list[Event], struck: list[dict[str, Any]]) -> set[int]:
+    """Ranks that the agent took for lost though nothing had struck them."""
+    forwarded = {number.name for number in FORWARDED}  # they end a rank whose script has not begun to handle them
+    losses = [event.body for event in log if isinstance(event.body, RankLost)]
+    lost = {loss.rank for loss in losses if loss.cause.kind != "ended" and loss.cause.text not in forwarded}
+    return lost - {each["rank"] for each in struck if not each["innocent"]}
 
 
 # -- what it went through ----------------------------------------------------------------------------------------------
