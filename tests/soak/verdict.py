@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 import odyssey
 from launcher import events, replay
@@ -113,7 +114,7 @@ def _check_checkpoint(case: Case, log: list[Event], folder: Path) -> None:
         _compare("the parameters after the checkpoint and the rest of the steps", case, job.state_dict()["model"], task.steps)
     except Broken:
         raise
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         raise Broken(
             "wrong", f"the checkpoint after {saved[-1]} steps cannot be used: {type(error).__name__}: {error}"
         ) from error
