@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 
+import msgspec
 import pytest
+import torch
+from msgspec.structs import replace
 
 from benchmarks import report
-from tests.soak import draw
+from tests.soak import draw, verdict
 from tests.soak.case import Case, Fault, Recipe
 from tests.soak.run import Outcome, run
 from tests.soak.soak import Total, soak
@@ -65,6 +69,43 @@ def test_a_killed_rank_changes_nothing(layout, strategy, tmp_path):
     outcome = ran(case, tmp_path)
     assert outcome.verdict == "exact" and outcome.struck == ["kill rank"]
     assert strategy in ("auto", outcome.strategies[1]), "the first plan is that of the start"
+
+
+def test_the_verdict_sees_what_is_wrong(tmp_path):
+    """A job's results, each changed a little: none of them passes for exact."""
+    chain = (kill("step", 3, 3),)
+    outcome = ran(Case(0, "2x2", 4, recipe=Recipe(steps=6, eval_every=2, save_every=2), chains=(chain,)), tmp_path)
+    (log,) = (outcome.folder / "log").glob("*/events.jsonl")
+
+    def judged(case: Case = outcome.case) -> str:
+        with pytest.raises(verdict.Broken) as broken:
+            verdict.judge(case, outcome.folder, 0, [])
+        return str(broken.value)
+
+    for altered in ({"optimizer": "momentum"}, {"dropout": 0.2}, {"clip": None}, {"steps": 7}, {"global_batch": 14}):
+        assert judged(replace(outcome.case, recipe=replace(outcome.case.recipe, **altered))).startswith("wrong: ")
+    result = torch.load(outcome.folder / "result.pt")
+    result["state"]["model"]["layers.2.up.weight"][1, 1] += 1e-9
+    torch.save(result, outcome.folder / "result.pt")
+    assert "the parameters at the end differ by 1" in judged()
+    (outcome.folder / "result.pt").unlink()
+    assert "without a result" in judged()
+    parts = [path for path in (outcome.folder / "checkpoint").rglob("*") if path.is_file()]
+    max(parts, key=lambda path: path.stat().st_size).write_bytes(b"")
+    assert "the checkpoint after 6 steps cannot be used" in judged()
+    log.write_bytes(log.read_bytes().replace(b'"code":0', b'"code":1'))
+    with pytest.raises(verdict.Broken, match="wrong: the checkpoint"):
+        verdict.judge(outcome.case, outcome.folder, 1, [])
+
+
+def test_a_seed_is_a_case_and_many_seeds_are_every_kind_of_fault():
+    cases = [draw.case(seed) for seed in range(300)]
+    assert cases == [draw.case(seed) for seed in range(300)]
+    assert msgspec.json.decode(msgspec.json.encode(cases), type=list[Case]) == cases
+    drawn = {fault.label for case in cases for chain in case.chains for fault in chain}
+    assert drawn | {fault.label for case in cases for fault in case.script_faults} == set(STRUCK)
+    for case in cases:
+        assert math.ceil(case.recipe.global_batch / case.recipe.micro_batch) >= draw.N_PIPELINES[case.layout]
 
 
 @pytest.mark.parametrize("phase", ["pausing", "plan", "go"])
