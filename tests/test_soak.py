@@ -18,8 +18,13 @@ from tests.soak.run import Outcome, run
 from tests.soak.soak import Total, soak
 
 SHORT = Recipe(steps=10)
-NAMED: dict[int, str] = {}
-"""Seeds of the quick jobs: what each of them meets."""
+NAMED = {
+    3002: {"nadam", "raise in loss", "kill rank on receiving", "stop rank on receiving"},
+    3004: {"prefix", "cut rank on step", "kill store on go", "_exit in script", "kill rank on receiving"},
+    3009: {"mlp", "momentum", "kill rank on joined", "kill rank on receiving"},
+    3010: {"odd", "exit in script", "cut rank on go", "kill rank on finished"},
+}
+"""Seeds of the quick jobs, and what is drawn for each: change them with the drawing."""
 MET = (
     "rolled forward",
     "redone",
@@ -132,7 +137,11 @@ def test_stages_that_need_no_gradient_train_on_and_survive(tmp_path):
 
 @pytest.mark.parametrize("seed", NAMED)
 def test_random_faults_change_nothing(seed, tmp_path):
-    ran(draw.case(seed), tmp_path)
+    case = draw.case(seed)
+    faults = {f"{fault.label} on {fault.on}" for chain in case.chains for fault in chain}
+    assert {case.recipe.variant, case.recipe.optimizer, *faults, *(fault.label for fault in case.script_faults)} >= NAMED[seed]
+    outcome = ran(case, tmp_path)
+    assert outcome.verdict == "exact" and outcome.struck
 
 
 @pytest.mark.soak
