@@ -109,9 +109,12 @@ def _check_checkpoint(case: Case, log: list[Event], folder: Path) -> None:
         if job.next_step < saved[-1]:
             raise Broken("wrong", f"the checkpoint after {saved[-1]} steps was final, but that after {job.next_step} is loaded")
         _compare(f"the checkpoint after {job.next_step} steps", case, job.state_dict()["model"], job.next_step)
-        for _ in job.steps(task.steps):
+        n_steps = task.steps + recipe.N_MORE
+        for _ in job.steps(n_steps):
             pass
-        _compare("the parameters after the checkpoint and the rest of the steps", case, job.state_dict()["model"], task.steps)
+        _compare(
+            f"the parameters after {n_steps} steps, the last from the checkpoint", case, job.state_dict()["model"], n_steps
+        )
     except Broken:
         raise
     except (Exception, CheckpointException) as error:
