@@ -23,7 +23,7 @@ MEANINGS = {
     "step_median_error": "predicted step time after a loss against measured, median relative error",
     "first_plan_step_median_error": "the same for the first plan of a job, priced before any step has run",
     "transition_median_error": "predicted transition against measured, median relative error",
-    "kills": "processes killed in the soak",
+    "faults": "faults that struck in the soak",
     "jobs": "jobs of the soak",
     "jobs_stopped_because_state_was_lost": "of them stopped, rightly: the last holder of a layer was killed",
     "recoveries": "recoveries of the soak",

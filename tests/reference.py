@@ -32,10 +32,12 @@ def train(
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
+    after_step: Callable[[int, list[nn.Module]], None] | None = None,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Losses of all steps, and every parameter and buffer as `layers.<i>.<name>` after the last one.
 
-    A parameter that two layers share is stepped once, by the optimizer of the first of them.
+    A parameter that two layers share is stepped once, by the optimizer of the first of them. `after_step` is told the number
+    of steps that are done, and the layers as they are then.
     """
     torch.manual_seed(seed)
     layers = list(build_layers())
@@ -69,6 +71,8 @@ def train(
         for each in schedulers:
             each.step()
         losses.append(total / global_batch)
+        if after_step is not None:
+            after_step(step + 1, layers)
     return losses, state_of(layers)
 
 

@@ -1,0 +1,59 @@
+"""Runs the agent of a case, with its faults: `drive.py CASE.json FOLDER FD`. FD gets lines of JSON for run.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import msgspec
+import psutil
+
+from launcher import agent
+from launcher.options import RunOptions
+from tests.soak.case import FORWARDED, Case, Fault
+from tests.soak.strikes import Striker
+
+
+def main() -> None:
+    case_file, folder, fd = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    case = msgspec.json.decode(case_file.read_bytes(), type=Case)
+    os.set_inheritable(fd, False)
+
+    def tell(**what: Any) -> None:
+        os.write(fd, json.dumps(what).encode() + b"\n")
+
+    def struck(fault: Fault, rank: int | None) -> None:
+        tell(struck=fault.label, on=fault.on, rank=rank, innocent=not fault.may_lose_a_rank)
+
+    striker = Striker(case, struck, lambda seconds: tell(freeze_agent=seconds))
+    options = RunOptions(
+        script=str(Path(__file__).with_name("train.py")),
+        arguments=(str(case_file), str(folder)),
+        n_nodes=case.n_ranks,
+        layout=case.layout,
+        strategy=case.strategy,
+        max_restarts=case.max_restarts,
+        forwarded_signals=tuple(number.name for number in FORWARDED),
+        log_dir=folder / "log",
+    )
+    before = set(os.listdir("/proc/self/fd"))
+    code = agent.run(options, striker.watch, lambda rank, stream, data: None)
+    striker.close()
+    children = [child.pid for child in psutil.Process().children(recursive=True)]
+    descriptors = sorted(
+        os.readlink(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before if _is_open(each)
+    )
+    tell(code=code, children=children, descriptors=descriptors)
+
+
+def _is_open(descriptor: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The training script of the soak: `train.py CASE.json FOLDER`.
+
+FOLDER gets `result.pt` with losses and the whole state, `checkpoint` with what `job.save` wrote, and `failed-*` for each of
+the script's own faults that came true.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import msgspec
+import torch
+
+import odyssey
+from tests.soak import recipe
+from tests.soak.case import Case, ScriptFault
+
+
+class Mishaps:
+    """The script's own faults: each comes true once, on its rank, in the step that it is for."""
+
+    def __init__(self, faults: tuple[ScriptFault, ...], folder: Path) -> None:
+        self._faults = [fault for fault in faults if fault.rank == int(os.environ["RANK"])]
+        self._folder = folder
+        self._next_step = 0
+
+    def before(self, step: int) -> None:
+        """In the script's own code, `step` is next."""
+        self._next_step = step
+        self._strike("script")
+
+    def losing(self, loss: Any) -> Any:
+        """The loss function, which fails in its time."""
+
+        def with_mishaps(output: Any, target: Any) -> torch.Tensor:
+            self._strike("loss")
+            return loss(output, target)
+
+        return with_mishaps
+
+    def _strike(self, where: str) -> None:
+        for fault in self._faults:
+            if fault.where == where and fault.step == self._next_step and self._is_first(fault):
+                if fault.how == "_exit":
+                    os._exit(fault.code)
+                if fault.how == "exit":
+                    sys.exit(fault.code)
+                raise RuntimeError(f"a device error on rank {fault.rank} in step {fault.step}")
+
+    def _is_first(self, fault: ScriptFault) -> bool:
+        try:
+            (self._folder / f"failed-{fault.step}-{fault.rank}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def main() -> None:
+    case = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Case)
+    folder, task = Path(sys.argv[2]), case.recipe
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)
+    mishaps = Mishaps(case.script_faults, folder)
+    given = recipe.parts(task)
+    job = odyssey.Job(**given | {"loss": mishaps.losing(given["loss"])})
+    losses = {}
+    for step in job.steps(task.steps):
+        losses[step.index] = step.loss
+        n_done = step.index + 1
+        if task.own_s:
+            time.sleep(task.own_s)
+        if task.eval_every and n_done % task.eval_every == 0:
+            job.evaluate(recipe.evaluated(task))
+        if task.save_every and n_done % task.save_every == 0:
+            job.save(folder / "checkpoint")
+        if task.state_every and n_done % task.state_every == 0:
+            job.state_dict()
+        mishaps.before(n_done)
+    state = job.state_dict()
+    if job.is_leader:
+        temporary = folder / f".result.{os.getpid()}"
+        torch.save({"losses": losses, "state": state}, temporary)
+        temporary.replace(folder / "result.pt")
+
+
+if __name__ == "__main__":
+    main()

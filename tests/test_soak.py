@@ -1,0 +1,180 @@
+"""The promise under random faults: some named jobs in `make test`, a thousand faults in `make soak`. See tests/soak."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import msgspec
+import pytest
+import torch
+from msgspec.structs import replace
+
+from benchmarks import report
+from tests.soak import draw, verdict
+from tests.soak.case import Case, Fault, Recipe
+from tests.soak.run import Outcome, run
+from tests.soak.soak import Total, soak
+
+SHORT = Recipe(steps=10)
+NAMED = {
+    3002: {"nadam", "raise in loss", "kill rank on receiving", "stop rank on receiving"},
+    3004: {"prefix", "cut rank on step", "kill store on go", "_exit in script", "kill rank on receiving"},
+    3009: {"mlp", "momentum", "kill rank on joined", "kill rank on receiving"},
+    3010: {"odd", "exit in script", "cut rank on go", "kill rank on finished"},
+}
+"""Seeds of the quick jobs, and what is drawn for each: change them with the drawing."""
+MET = (
+    "rolled forward",
+    "redone",
+    "lost during recovery",
+    "lost while receiving",
+    "lost just after joining",
+    "paused after layers were received",
+    "paused in the script's own code",
+)
+"""Odd branches that a soak must have met: otherwise its faults do not test them."""
+STRUCK = (
+    *(f"{kind} rank" for kind in ("kill", "stop", "freeze", "signal", "cut")),
+    *(f"{kind} {helper}" for kind in ("kill", "freeze", "stop") for helper in ("store", "zygote", "planner", "guard")),
+    *(f"{how} in {where}" for how in ("raise", "exit", "_exit") for where in ("script", "loss")),
+    "freeze agent",
+    "signal agent",
+)
+"""And the faults that it must consist of."""
+
+
+def ran(case: Case, folder) -> Outcome:
+    outcome = run(case, folder / "job")
+    assert outcome.is_good, str(outcome)
+    return outcome
+
+
+def kill(on: str, number: int, rank: int, delay_s: float = 0.01) -> Fault:
+    return Fault("kill", "rank", on, number, delay_s, rank, signal.SIGKILL)
+
+
+QUICK = {("2x2", "auto"), ("4x2", "reroute"), ("2x4", "repartition"), ("3+2+3", "shrink"), ("4x2", "respawn"), ("2x4", "auto")}
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy"),
+    [
+        pytest.param(layout, strategy, marks=() if (layout, strategy) in QUICK else pytest.mark.soak)
+        for layout in ("2x2", "2x4", "4x2", "3+2+3")
+        for strategy in draw.STRATEGIES
+    ],
+)
+def test_a_killed_rank_changes_nothing(layout, strategy, tmp_path):
+    n_ranks = draw.N_RANKS[layout]
+    restarts = 3 if strategy == "respawn" else 0
+    tied = Recipe(variant="tied", steps=10)
+    case = Case(0, layout, n_ranks, strategy, restarts, False, tied, chains=((kill("step", 4, n_ranks - 1),),))
+    outcome = ran(case, tmp_path)
+    assert outcome.verdict == "exact" and outcome.struck == ["kill rank"]
+    assert strategy in ("auto", outcome.strategies[1]), "the first plan is that of the start"
+
+
+def test_the_verdict_sees_what_is_wrong(tmp_path):
+    """A job's results, each changed a little: none of them passes for exact."""
+    chain = (kill("step", 3, 3),)
+    outcome = ran(Case(0, "2x2", 4, recipe=Recipe(steps=6, eval_every=2, save_every=2), chains=(chain,)), tmp_path)
+    (log,) = (outcome.folder / "log").glob("*/events.jsonl")
+
+    def judged(case: Case = outcome.case) -> str:
+        with pytest.raises(verdict.Broken) as broken:
+            verdict.judge(case, outcome.folder, 0, [])
+        return str(broken.value)
+
+    for altered in ({"optimizer": "momentum"}, {"dropout": 0.2}, {"clip": None}, {"steps": 7}, {"global_batch": 14}):
+        assert judged(replace(outcome.case, recipe=replace(outcome.case.recipe, **altered))).startswith("wrong: ")
+    result = torch.load(outcome.folder / "result.pt")
+    result["state"]["model"]["layers.2.up.weight"][1, 1] += 1e-9
+    torch.save(result, outcome.folder / "result.pt")
+    assert "the parameters at the end differ by" in judged()
+    (outcome.folder / "result.pt").unlink()
+    assert "without a result" in judged()
+    parts = [path for path in (outcome.folder / "checkpoint").rglob("*") if path.is_file()]
+    max(parts, key=lambda path: path.stat().st_size).write_bytes(b"")
+    assert "the checkpoint after 6 steps" in judged()
+    log.write_bytes(log.read_bytes().replace(b'"code":0', b'"code":1'))
+    with pytest.raises(verdict.Broken, match="the log does not replay"):
+        verdict.judge(outcome.case, outcome.folder, 1, [])
+
+
+def test_a_seed_is_a_case_and_many_seeds_are_every_kind_of_fault():
+    cases = [draw.case(seed) for seed in range(300)]
+    assert cases == [draw.case(seed) for seed in range(300)]
+    assert msgspec.json.decode(msgspec.json.encode(cases), type=list[Case]) == cases
+    drawn = {fault.label for case in cases for chain in case.chains for fault in chain}
+    assert drawn | {fault.label for case in cases for fault in case.script_faults} == set(STRUCK)
+    for case in cases:
+        assert math.ceil(case.recipe.global_batch / case.recipe.micro_batch) >= draw.N_PIPELINES[case.layout]
+
+
+@pytest.mark.parametrize("phase", ["pausing", "plan", "go"])
+def test_a_second_loss_during_the_recovery_changes_nothing(phase, tmp_path):
+    chain = (kill("step", 3, 7), kill(phase, 1, 2, delay_s=0.0))
+    outcome = ran(Case(0, "4x2", 8, recipe=SHORT, chains=(chain,)), tmp_path)
+    assert outcome.struck == ["kill rank", "kill rank"]
+    if phase != "go":
+        assert "lost during recovery" in outcome.marks
+
+
+def test_a_rank_that_stands_still_is_lost_and_changes_nothing(tmp_path):
+    chain = (Fault("stop", "rank", "step", 3, 0.005, 1),)
+    outcome = ran(Case(0, "2x2", 4, recipe=SHORT, chains=(chain,)), tmp_path)
+    assert outcome.struck == ["stop rank"] and len(outcome.strategies) == 2
+
+
+def test_stages_that_need_no_gradient_train_on_and_survive(tmp_path):
+    """Whole stages of frozen layers: no gradient comes back to say that what they have sent has arrived."""
+    frozen = Recipe(variant="prefix", global_batch=32, steps=8)
+    outcome = ran(Case(0, "2x3", 6, "repartition", recipe=frozen, chains=((kill("step", 3, 1),),)), tmp_path)
+    assert outcome.struck == ["kill rank"] and len(outcome.strategies) == 2
+
+
+@pytest.mark.parametrize("seed", NAMED)
+def test_random_faults_change_nothing(seed, tmp_path):
+    case = draw.case(seed)
+    faults = {f"{fault.label} on {fault.on}" for chain in case.chains for fault in chain}
+    assert {case.recipe.variant, case.recipe.optimizer, *faults, *(fault.label for fault in case.script_faults)} >= NAMED[seed]
+    outcome = ran(case, tmp_path)
+    assert outcome.verdict == "exact" and outcome.struck
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5400)
+def test_a_thousand_random_faults_change_nothing(tmp_path):
+    """ODYSSEY_SOAK_SEED=17: that job alone. ODYSSEY_SOAK_FAULTS: how many instead of a thousand, from the seed on."""
+    seed = os.environ.get("ODYSSEY_SOAK_SEED")
+    n_wanted = int(os.environ.get("ODYSSEY_SOAK_FAULTS", "1" if seed else "1000"))
+    machine = report.this_machine()
+    total = soak(int(seed or 1000), n_wanted, tmp_path, at_once=2)
+    assert not total.bad, str(total)
+    if n_wanted >= 1000:
+        assert not (missed := [mark for mark in MET if not total.marks[mark]]), f"no fault met {missed}: they are not tested"
+        assert not (missed := [label for label in STRUCK if not total.struck[label]]), f"there was no {missed}"
+        report.write(_report(total, machine), report.RESULTS)
+
+
+def _report(total: Total, machine: report.Machine) -> report.Report:
+    about = (
+        "Random faults at random moments of random jobs: kills, stops and freezes of ranks, the agent and its helpers, cut "
+        "connections, signals, scripts that fail on one rank; over layouts, strategies, models and optimizers. Every job ended "
+        "with the losses, evaluations, checkpoints and parameters of the run in one process within 1e-10, or had lost the last "
+        "holder of just the layers it named."
+    )
+    summary = {
+        "faults": total.n_faults,
+        "jobs": total.verdicts.total(),
+        "jobs_stopped_because_state_was_lost": total.verdicts["stopped"],
+        "recoveries": len(total.recovery_s),
+        "recovery_median_s": total.recovery_s[len(total.recovery_s) // 2],
+        "recovery_p99_s": total.recovery_s[int(len(total.recovery_s) * 0.99)],
+        "minutes": total.minutes,
+    }
+    counts = total.struck + total.strategies + total.marks
+    rows: list[dict[str, report.Cell]] = [{"what": what, "count": n} for what, n in sorted(counts.items())]
+    return report.Report("soak", about, machine, summary, rows)
