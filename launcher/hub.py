@@ -262,6 +262,12 @@ class Hub:
         for channel in self._channels.values():
             channel.send(JobIsOver(code, reason, help, story))
 
+    def leave(self) -> None:
+        """Wait no longer for members to end: they find themselves alone, if they find anything."""
+        for agent in list(self._channels):
+            self._say(f"agent {agent} ({self._gathering.agents[agent].host}) does not end, and is left alone")
+            self._end_member(agent, "it did not end")
+
     def kill_all(self) -> None:
         for channel in self._channels.values():
             channel.send(KillAll())

@@ -90,6 +90,9 @@ class Member:
         self._is_in = False
         """The leading agent has said Welcome."""
         self._code: int | None = None
+        self._is_hurried = False
+        """Told to end for the second time, or left alone: nothing is waited for any more."""
+        self._is_job_over = False
         self._failure: OdysseyError | None = None
         self._began = self._loop.clock()
         self._trouble = ""
@@ -101,11 +104,24 @@ class Member:
         self._processes.start()
         self._connect()
         self._loop.later(TELL_EVERY_S, self._tell_what_is_awaited)
-        while self._code is None or not (self._processes.have_ended and self._processes.streams.are_shown):
+        while not self._is_over:
             self._loop.turn()
         if self._failure is not None:
             raise self._failure
+        assert self._code is not None
         return self._code
+
+    @property
+    def _is_over(self) -> bool:
+        if self._code is None:
+            return False
+        return self._is_hurried or (self._processes.have_ended and self._processes.streams.are_shown)
+
+    def _hurry(self) -> None:
+        """What is left is killed by `close`."""
+        self._is_hurried = True
+        self._processes.kill_all()
+        self._processes.streams.abandon()
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor, no handler."""
@@ -176,6 +192,9 @@ class Member:
         )
 
     def _nobody_answers(self) -> None:
+        if not self._processes.forks.asks:
+            self._lookup = self._loop.later(LOOKUP_S + 5, self._nobody_answers)  # torch is still being imported
+            return
         self._fail(
             f"what listens at {self._store} is not the store of an Odyssey job: it did not answer within {LOOKUP_S:g} s",
             "is another program, or a job of torchrun, at this port? choose another endpoint for all agents",
@@ -184,9 +203,8 @@ class Member:
     def _tell_what_is_awaited(self) -> None:
         if self._is_in or self._code is not None:
             return
-        if self._channel is None:
-            waited_s = self._loop.clock() - self._began
-            self._say(f"waiting for the leading agent at {self._store} for {waited_s:.0f} s: {self._trouble}")
+        waited_s = self._loop.clock() - self._began
+        self._say(f"waiting for the leading agent at {self._store} for {waited_s:.0f} s: {self._trouble}")
         self._loop.later(TELL_EVERY_S, self._tell_what_is_awaited)
 
     # -- what the leading agent says -----------------------------------------------------------------------------------
@@ -217,6 +235,7 @@ class Member:
             case Signal(number=number):
                 self._processes.pass_on(number)
             case JobIsOver() as over:
+                self._is_job_over = True
                 for event in over.story:
                     self._watch(event)
                 if over.code != ExitCode.OK and not over.story:
@@ -239,7 +258,9 @@ class Member:
             kill(pid, number)
 
     def _leader_is_gone(self, why: str) -> None:
-        if self._code is None and not self._is_in:  # it, or another one, may take us yet
+        if self._is_job_over:
+            self._hurry()  # it waits for its members to end, unless it was told not to
+        elif self._code is None and not self._is_in:  # it, or another one, may take us yet
             self._channel = None
             self._trouble = f"the leading agent has not answered ({why})"
             self._loop.later(RETRY_S, self._connect)
@@ -266,13 +287,14 @@ class Member:
 
     def _on_signals(self, numbers: bytes) -> None:
         self._processes.reap()
+        self._processes.waits.look()
         for number in numbers:
             name = signal.Signals(number).name
             if name in self._options.forwarded_signals:
                 self._processes.pass_on(number)
             elif name in self._options.ending_signals:
                 if self._code is not None:
-                    self._processes.kill_all()
+                    self._hurry()
                     continue
                 reason, code = ending(number)
                 self._say(f"{reason}; this agent leaves the job")

@@ -84,6 +84,11 @@ class Nodes:
         if self._hub is not None:
             self._hub.end(code, reason, help, story)
 
+    def leave_members(self) -> None:
+        """Wait no longer for the other agents."""
+        if self._hub is not None:
+            self._hub.leave()
+
     def kill_all(self) -> None:
         """SIGKILL to every rank."""
         self._here.kill_all()
