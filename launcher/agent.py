@@ -184,6 +184,7 @@ class Agent:
                 feed=self._feed,
                 say=self._say,
                 report=lambda process, report: self._hearing.heard(process, report),
+                stopped=self._processes.waits.look,
             )
             self._assembly = Assembly(
                 self._gathering,
@@ -215,7 +216,7 @@ class Agent:
             lambda rank, text: self._feed(
                 RankFailed(rank, text, "let all ranks make the same calls in the same order", "", True)
             ),
-            self._pid_of,
+            self._nodes.vitals_of,
         )
         self._stalls = StallWatch(
             self._loop,
@@ -231,10 +232,9 @@ class Agent:
         self._waits.watch(
             Awaited(
                 self._processes,
+                self._nodes,
                 state=lambda: self._state,
                 assembles=lambda: self._assembly is not None and self._assembly.is_waiting,
-                pid_of=self._pid_of,
-                lost=self._nodes.kill_rank,
             )
         )
         self._hearing = Hearing(
@@ -511,18 +511,12 @@ class Agent:
             return {}
         pids = {}
         for rank in sorted(self._state.alive - self._state.joined):
-            if (pid := self._pid_of(rank)) is not None:
+            home = self._gathering.agents.get(self._state.homes.get(rank, 0)) if self._gathering is not None else None
+            is_beside = home is not None and home.number != 0 and home.host == socket.gethostname()
+            pid = self._nodes.process(rank).pid if is_beside else self._nodes.pid_of(rank)
+            if pid is not None:
                 pids[rank] = pid
         return pids
-
-    def _pid_of(self, rank: int) -> int | None:
-        """On this host, whichever agent has it; None before it is there, after its end, and on other hosts."""
-        home = self._gathering.agents.get(self._state.homes.get(rank, 0)) if self._gathering is not None else None
-        if home is not None and home.number != 0 and home.host == socket.gethostname():
-            assert self._hub is not None
-            process = self._hub.ranks.get(rank)
-            return process.pid if process is not None else None
-        return self._nodes.pid_of(rank)
 
     def _rank_hangs(self, rank: int, text: str) -> None:
         self._nodes.kill_rank(rank, Cause("hang", text))

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from launcher.events import Cause
+from launcher.nodes import Nodes
 from launcher.processes import Processes
 from launcher.state import State, Status
+from launcher.vitals import Vitals
 from launcher.waits import Wait
 
 STORE_IDLE_S = 10.0
@@ -33,23 +35,15 @@ def needs_store(state: State) -> bool:
 
 
 class Awaited:
-    """The source of these waits. `state`: the coordinator's, as it is now; `assembles`: other agents are waited for;
-    `pid_of`: of a rank, on this host; `lost(rank, cause)`: end it as lost."""
+    """The source of these waits. `state`: the coordinator's, as it is now; `assembles`: other agents are waited for."""
 
     def __init__(
-        self,
-        processes: Processes,
-        *,
-        state: Callable[[], State],
-        assembles: Callable[[], bool],
-        pid_of: Callable[[int], int | None],
-        lost: Callable[[int, Cause], None],
+        self, processes: Processes, nodes: Nodes, *, state: Callable[[], State], assembles: Callable[[], bool]
     ) -> None:
         self._processes = processes
+        self._nodes = nodes
         self._state = state
         self._assembles = assembles
-        self._pid_of = pid_of
-        self._lost = lost
 
     def __call__(self) -> Iterator[Wait]:
         state = self._state()
@@ -61,26 +55,23 @@ class Awaited:
             yield Wait("the store", why, pid, self._processes.end_store, idle_s, quiet=True)
 
     def _ranks(self, state: State) -> Iterator[Wait]:
-        """Those that have a process: before that it is the zygote who is waited for."""
         match state.status:
             case Status.STARTING | Status.MOVING:
                 is_job = bool(state.models) or state.plan is not None
-                for rank, pid in self._pids(state.alive - state.joined):
-                    late = partial(self._is_late, rank) if is_job else None
-                    yield Wait(rank, "no odyssey.Job is built there yet", pid, late, quiet=not is_job)
+                yield from self._each(state.alive - state.joined, "no odyssey.Job is built there yet", is_job, quiet=not is_job)
             case Status.FINISHING:
-                for rank, pid in self._pids(state.alive & state.finished):
-                    yield Wait(rank, "the script has ended, the process has not", pid, partial(self._is_late, rank))
-                for rank, pid in self._pids(state.alive - state.finished):
-                    yield Wait(rank, "the script has not ended", pid, partial(self._is_late, rank), quiet=True)
+                yield from self._each(state.alive & state.finished, "the script has ended, the process has not", True)
+                yield from self._each(state.alive - state.finished, "the script has not ended", True, quiet=True)
             case Status.ENDING | Status.ENDED:
-                for rank, pid in self._pids(range(state.n_ranks)):
-                    yield Wait(rank, "told to end", pid, None)
+                yield from self._each(range(state.n_ranks), "told to end", False)
 
-    def _pids(self, ranks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    def _each(self, ranks: Iterable[int], why: str, may_be_lost: bool, *, quiet: bool = False) -> Iterator[Wait]:
+        """Those that have a process: before that it is the zygote who is waited for."""
         for rank in sorted(ranks):
-            if (pid := self._pid_of(rank)) is not None:
-                yield rank, pid
+            if (found := self._nodes.seen(rank)) is not None:
+                pid, seen = found
+                late = partial(self._is_late, rank) if may_be_lost else None
+                yield Wait(rank, why, pid, late, quiet=quiet, seen=seen or Vitals("S", 0.0))
 
     def _is_late(self, rank: int, what: str) -> None:
-        self._lost(rank, Cause("hang", what))
+        self._nodes.kill_rank(rank, Cause("hang", what))

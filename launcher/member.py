@@ -31,6 +31,7 @@ from launcher.signals import Signals
 from launcher.spawn import LOOKUP_S, RankProcess
 from launcher.store import StoreAddress
 from launcher.strays import kill
+from launcher.vitals import vitals
 from launcher.wire import (
     Drill,
     EndRanks,
@@ -45,6 +46,7 @@ from launcher.wire import (
     Refused,
     Signal,
     SpawnRank,
+    Stopped,
     Told,
     ToRank,
     Welcome,
@@ -86,6 +88,8 @@ class Member:
         )
         self._numbers: dict[int, int] = {}
         """The leading agent's number of the current process of each rank."""
+        self._stopped: set[int] = set()
+        """Those of them that are stopped by a signal."""
         self._channel: Channel | None = None
         self._is_in = False
         """The leading agent has said Welcome."""
@@ -176,6 +180,7 @@ class Member:
             self._trouble = error.strerror or str(error)
             self._loop.later(RETRY_S, self._connect)
             return
+        self._trouble = "it is connected, and the leading agent has not answered yet"
         self._channel = Channel(self._loop, connected, FromLeader, self._received, self._leader_is_gone)
         options = self._options
         self._channel.send(
@@ -283,11 +288,21 @@ class Member:
         if self._channel is not None:
             self._channel.send(FromRank(self._numbers[process.rank], report))
 
+    def _tell_who_is_stopped(self) -> None:
+        """As the kernel has told by SIGCHLD."""
+        for rank, number in self._numbers.items():
+            seen = vitals(self._processes.pid_of(rank))
+            is_stopped = seen is not None and seen.is_stopped
+            if is_stopped != (number in self._stopped) and self._channel is not None:
+                self._stopped ^= {number}
+                self._channel.send(Stopped(number, is_stopped))
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _on_signals(self, numbers: bytes) -> None:
         self._processes.reap()
         self._processes.waits.look()
+        self._tell_who_is_stopped()
         for number in numbers:
             name = signal.Signals(number).name
             if name in self._options.forwarded_signals:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from launcher.loop import Loop, Timer
 from launcher.state import ranks_text
-from launcher.vitals import Vitals, vitals
+from launcher.vitals import Vitals
 from odyssey.messages import Pong
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
@@ -27,7 +27,7 @@ QUIET_S, QUIET_STEPS = 10.0, 10
 
 class Progress:
     """Watches one wait at a time. `ping`: ask these ranks; `hung`: this rank is; `tell`: for people;
-    `apart`: this rank waits in another unit than the others, who wait too; `pid_of`: of a rank."""
+    `apart`: this rank waits in another unit than the others, who wait too; `vitals_of`: a rank, None where nobody knows."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class Progress:
         hung: Callable[[int, str], None],
         tell: Callable[[str], None],
         apart: Callable[[int, str], None],
-        pid_of: Callable[[int], int | None],
+        vitals_of: Callable[[int], Vitals | None],
     ) -> None:
         self._loop = loop
         self._ping = ping
         self._hung = hung
         self._tell = tell
         self._apart = apart
-        self._pid_of = pid_of
+        self._vitals_of = vitals_of
         self._units: dict[int, str] = {}
         self._timer: Timer | None = None
         self._since = 0.0
@@ -95,7 +95,7 @@ class Progress:
         self._number += 1
         self._answers = {}
         asked = self._ping(self._number)
-        self._asked = {rank: vitals(self._pid_of(rank)) for rank in asked}
+        self._asked = {rank: self._vitals_of(rank) for rank in asked}
         self._timer = self._loop.later(ANSWER_S, self._judge)
 
     def _judge(self) -> None:
@@ -107,7 +107,7 @@ class Progress:
         for rank, before in self._asked.items():
             if rank in self._answers:
                 continue
-            now = vitals(self._pid_of(rank))
+            now = self._vitals_of(rank)
             used_s = now.processor_s - before.processor_s if now is not None and before is not None else 0.0
             if now is not None and used_s > 0 and not now.is_stopped:
                 busy[rank] = f"rank {rank} does not answer but computes ({used_s:.1f} s since it was asked)"

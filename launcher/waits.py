@@ -28,18 +28,20 @@ Late = Callable[[str], None]
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """For `whom`, a rank's number or words; `why`, for people. `pid`: of its process; None if that is on another host.
+    """For `whom`, a rank's number or words; `why`, for people. `pid`: of its process.
 
-    `late(what)`: the way out, told what was seen (`was stopped by a signal`); None where there is none. `idle_s`: it is
-    late, too, when it has used no processor for so long. `quiet`: not told of, unless it is stopped and there is no way out.
+    `late(what)`: the way out, told what was seen (`was stopped by a signal`); None where there is none. `idle_s`: it is late,
+    too, when it has used no processor for so long. `quiet`: not told of, unless it is stopped and there is no way out.
+    `seen`: its vitals, where they are known better than by this host's /proc.
     """
 
     whom: int | str
     why: str
-    pid: int | None
+    pid: int
     late: Late | None
     idle_s: float | None = None
     quiet: bool = False
+    seen: Vitals | None = None
 
 
 class _Life:
@@ -83,7 +85,7 @@ class Waits:
         self._loop = loop
         self._say = say
         self._sources: list[Callable[[], Iterable[Wait]]] = []
-        self._lives: dict[tuple[int | str, str, int | None], _Life] = {}
+        self._lives: dict[tuple[int | str, str, int], _Life] = {}
         self._timer: Timer | None = None
         self._is_due = False
         self._looked_at = 0.0
@@ -126,7 +128,7 @@ class Waits:
             life = self._lives[key]
             if was_away:
                 life.forget(now)
-            life.take(vitals(wait.pid), now)
+            life.take(wait.seen or vitals(wait.pid), now)
             what = life.verdict(wait, now)
             if what and wait.late is not None:
                 life.forget(now)
