@@ -31,10 +31,12 @@ def stop():
 
 if {when!r} == "before it joins":
     stop()
-else:
+if {when!r} == "after it has finished":
     atexit.register(stop)  # runs behind the Job's own
 sys.argv[0] = {train!r}
 runpy.run_path({train!r}, run_name="__main__")
+if {when!r} == "before it finishes":
+    stop()
 """
 
 
@@ -164,6 +166,13 @@ def test_a_rank_that_is_stopped_after_its_script_has_ended_costs_nothing(
     assert_exact(ran, losses)
     assert len(ran.all(RankFinished)) == 2
     assert sorted(lost.rank for lost in ran.all(RankLost)) == sorted(map(int, ranks))
+
+
+def test_a_rank_that_is_stopped_before_it_has_ended_its_script_is_lost(tmp_path: Path, losses: list[float]) -> None:
+    ran = run(tmp_path, script=stops_itself(tmp_path, "before it finishes", "1"), n_nodes=2, layout="2x1")
+    assert_exact(ran, losses)
+    assert [finished.rank for finished in ran.all(RankFinished)] == [0]
+    assert [(lost.rank, lost.cause.text) for lost in ran.all(RankLost)] == [(1, "was stopped by a signal")]
 
 
 def test_of_a_script_whose_only_rank_is_stopped_it_is_said(tmp_path: Path, losses: list[float]) -> None:
