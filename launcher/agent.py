@@ -4,8 +4,7 @@
 
 One thread, one loop. It sleeps until something happens: nothing is polled, and nothing on the path from a loss to the
 orders that answer it waits for a disk or another thread. Around this file: processes.py has the ranks, profiling.py what
-they measured, planning.py the plans, waits.py what is waited for, progress.py
-the hangs, faults.py the drills.
+they measured, planning.py the plans, waits.py the watch over what is waited for, progress.py the hangs, faults.py the drills.
 """
 
 from __future__ import annotations

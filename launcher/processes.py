@@ -113,6 +113,7 @@ class Processes:
     def renew_store(self) -> None:
         """Another process with a fresh store, at the same address. What used the old one is gone, and what it started goes."""
         self._end_orphans()
+        self._store_why = ""
         if self.store_pid is not None:
             pid, self.store_pid = self.store_pid, None
             kill(pid)

@@ -52,10 +52,10 @@ class Layer(torch.nn.Linear):
             tell_and_wait()
         return super().forward(x)
 
-data = [(torch.ones(4), torch.ones(4))] * 8
+data = [(torch.ones(4), torch.ones(4))] * 16
 job = odyssey.Job(
     layers=lambda: [Layer(4, 4), Layer(4, 4)], loss=torch.nn.functional.mse_loss,
-    optimizer=lambda p: torch.optim.SGD(p, lr=0.1), data=data, global_batch=4, micro_batch=2,
+    optimizer=lambda p: torch.optim.SGD(p, lr=0.1), data=data, global_batch=8, micro_batch=2,
 )
 for step in job.steps(1_000_000):
     if sys.argv[1] == "training" and step.index == 3 or sys.argv[1] == "one waits" and job.rank == 1:
@@ -91,7 +91,7 @@ def find(scene: Scene, wanted: Callable[[psutil.Process], bool], below: Run | No
     raise AssertionError(f"not among {scene.processes()}: {[run.story() for run in scene.runs]}")
 
 
-def has_come_to_its_end(scene: Scene, number: int = 0) -> None:
+def has_come_to_its_end(scene: Scene) -> None:
     """The first signal is taken: the log has its last decision."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -202,7 +202,7 @@ def test_a_second_one_waits_for_no_recovery(scene: Scene) -> None:
 
 
 def job_env() -> dict[str, str]:
-    return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": "cache"}
 
 
 # -- several agents ------------------------------------------------------------------------------------------------------

@@ -260,6 +260,8 @@ def test_what_watches_timers_is_replaced(starts: Callable[..., Starts], tmp_path
     first = it.forks._timers_pid
     assert first is not None
     os.kill(first, number)
+    if number == signal.SIGSTOP:
+        os.waitid(os.P_PID, first, os.WSTOPPED)
     it.waits.look()
 
     def is_replaced() -> bool:
@@ -277,6 +279,7 @@ def test_what_has_been_asked_for_is_not_to_come_after_the_end(starts: Callable[.
     it.forks.end()
     it.until(lambda: not it.forks.awaits_ranks)
     assert it.ranks == []
+    it.sockets.pop().close()
 
 
 def test_where_torch_cannot_be_imported_ranks_are_plain_spawns(
