@@ -4,7 +4,7 @@
 
 One thread, one loop. It sleeps until something happens: nothing is polled, and nothing on the path from a loss to the
 orders that answer it waits for a disk or another thread. Around this file: processes.py has the ranks, profiling.py what
-they measured, planning.py the plans, progress.py the hangs, faults.py the drills.
+they measured, planning.py the plans, waits.py the watch over what is waited for, progress.py the hangs, faults.py the drills.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from launcher.actions import (
     StartMeasure,
 )
 from launcher.assembly import Assembly
+from launcher.awaited import Awaited
 from launcher.chronicle import Chronicle, after, retold
 from launcher.events import (
     AgentJoined,
@@ -54,6 +55,7 @@ from launcher.events import (
     StopRequested,
     Suspected,
     Tick,
+    UnitCommitted,
     Went,
 )
 from launcher.exits import ExitCode, ending
@@ -83,6 +85,8 @@ from perfmodel.profile import Profile
 
 MOVE_S, MEASURE_S = 1.0, 2.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""
+MEMBERS_S = 5.0
+"""For other agents, beyond the shutdown time-out of their ranks, to be gone."""
 
 Watch = Callable[[Event], None]
 Output = Callable[[int, str, bytes], None]
@@ -143,6 +147,8 @@ class Agent:
         self._queue: deque[tuple[Body, str, int | None]] = deque()
         self._is_feeding = False
         self._code: int | None = None
+        self._is_hurried = False
+        """Told to end for the second time: nothing is waited for any more."""
         self._chronicle = Chronicle()
         self._why = ("", "")
         """Reason and help at the end."""
@@ -176,6 +182,7 @@ class Agent:
                 feed=self._feed,
                 say=self._say,
                 report=lambda process, report: self._hearing.heard(process, report),
+                stopped=self._processes.waits.look,
             )
             self._assembly = Assembly(
                 self._gathering,
@@ -207,7 +214,7 @@ class Agent:
             lambda rank, text: self._feed(
                 RankFailed(rank, text, "let all ranks make the same calls in the same order", "", True)
             ),
-            self._nodes.pid_of,
+            self._nodes.vitals_of,
         )
         self._stalls = StallWatch(
             self._loop,
@@ -217,6 +224,16 @@ class Agent:
             written=self._processes.n_bytes_of,
             feed=self._feed,
             kill=self._nodes.kill_rank,
+        )
+        self._waits = self._processes.waits
+        self._waits.watch(self._pricing.awaited)
+        self._waits.watch(
+            Awaited(
+                self._processes,
+                self._nodes,
+                state=lambda: self._state,
+                assembles=lambda: self._assembly is not None and self._assembly.is_waiting,
+            )
         )
         self._hearing = Hearing(
             self._loop,
@@ -241,9 +258,16 @@ class Agent:
             self._begin(())
         else:
             self._assembly.start()
-        while self._code is None or not (self._nodes.have_ended and self._processes.streams.are_shown):
+        while not self._is_over:
             self._loop.turn()
+        assert self._code is not None
         return self._code
+
+    @property
+    def _is_over(self) -> bool:
+        if self._code is None:
+            return False
+        return self._is_hurried or (self._nodes.have_ended and self._processes.streams.are_shown)
 
     def _begin(self, agents: tuple[AgentInfo, ...]) -> None:
         """All agents that are waited for are here; none where there is only this one."""
@@ -318,11 +342,13 @@ class Agent:
 
     def _on_signals(self, numbers: bytes) -> None:
         self._processes.reap()
+        self._waits.look()
         for number in numbers:
             name = signal.Signals(number).name
             if name in self._options.forwarded_signals:
                 self._nodes.pass_on(number)
             elif name in self._options.ending_signals and self._code is not None:
+                self._is_hurried = True  # what is left is killed by `close`
                 self._nodes.kill_all()
                 self._processes.streams.abandon()
             elif name in self._options.ending_signals:
@@ -362,6 +388,8 @@ class Agent:
         self._log(event)
         for action in rest:
             self._do(action)
+        if not isinstance(event.body, UnitCommitted):
+            self._waits.look()
 
     def _log(self, event: Event) -> None:
         self._chronicle = after(self._chronicle, event)
@@ -455,6 +483,7 @@ class Agent:
         self._stalls.close()
         self._faults.end()
         self._nodes.end(self._ending_signal, code, *self._why, retold(self._chronicle))
+        self._loop.later(self._options.shutdown_timeout_s + MEMBERS_S, self._nodes.leave_members)
 
     # -- orders --------------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,11 @@ class Assembly:
         self._lost = lost
         self._is_over = False
 
+    @property
+    def is_waiting(self) -> bool:
+        """The job has not begun."""
+        return not self._is_over
+
     def start(self) -> None:
         """Wait from now on."""
         self._tell()

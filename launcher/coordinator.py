@@ -21,6 +21,7 @@ from launcher.actions import (
     EndRanks,
     Kill,
     Record,
+    RenewStore,
     SendOrder,
     SetDeadline,
     Spawn,
@@ -326,6 +327,10 @@ def _tick(state: State, event: Event, body: Tick) -> Step:
         return state, _kill(silent, f"did not pause within {transition.PAUSE_DEADLINE_S:g} s")
     if state.status is Status.MOVING and state.joined != state.alive:
         return state, _kill(state.alive - state.joined, "did not start in time")
+    if state.status is Status.MOVING and _nobody_could_meet(state):
+        reason = f"no rank was ready within {transition.MOVE_DEADLINE_S:g} s; another store is tried"
+        state, actions = transition.pause(state, reason)
+        return state, (RenewStore(), *actions)
     if state.status is Status.MOVING:
         return state, _kill(state.alive - frozenset(state.ready), f"was not ready within {transition.MOVE_DEADLINE_S:g} s")
     if state.status is Status.RESTARTING:
@@ -333,6 +338,13 @@ def _tick(state: State, event: Event, body: Tick) -> Step:
     if state.status is Status.FINISHING and state.first_failure:
         return _exited_early(state, event)
     return state, ()
+
+
+def _nobody_could_meet(state: State) -> bool:
+    """To end all would be the end of the job, and what all need is the store: once, they try with another one."""
+    assert state.next_plan is not None
+    is_first = state.loss_at is not None and state.now - state.loss_at < 2 * transition.MOVE_DEADLINE_S
+    return is_first and not frozenset(state.next_plan.workers) & frozenset(state.ready)
 
 
 def _kill(ranks: frozenset[int], text: str) -> tuple[Action, ...]:

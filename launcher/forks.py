@@ -3,23 +3,33 @@
     start_rank, start_store ─► zygote (or a plain spawn) ─► `started(process, pid)`
 
 What was asked for and is not there yet is remembered here with its descriptors, so that the loss of the zygote costs
-time and nothing else: another one serves it. Once ranks have told what they import, a better one takes its place
-(learning.py).
+time and nothing else: another one serves it. One that is stopped or does not answer is as good as lost. Once ranks have told
+what they import, a better one takes its place (learning.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from launcher import environment, fidelity, spawn
 from launcher.fidelity import Ruling
-from launcher.learning import Learning
+from launcher.learning import IMPORT_IDLE_S, Learning
 from launcher.loop import Loop
 from launcher.options import RunOptions
-from launcher.spawn import RankProcess, Zygote
+from launcher.spawn import LOOKUP_S, RankProcess, Zygote
+from launcher.strays import kill
+from launcher.waits import Wait
 from odyssey.services import ForkLookup, ForkStore, ForkTimers
 from odyssey.zygote import Fork, Forked, ForkRank, Imported
+
+FORK_IDLE_S = 10.0
+"""A zygote that was asked for a process has nothing to wait for."""
+LOOKUP_IDLE_S = LOOKUP_S + 5.0
+"""The process that asks a store ends by itself before."""
+SERVICE_PAUSE_S = 1.0
+"""Before what watches timers is started again: it ends itself when it has ended a rank."""
 
 
 class _Asked:
@@ -62,8 +72,12 @@ class Forks:
         """By number, in the order in which they were asked for."""
         self._unclaimed: dict[int, int] = {}
         """Wait statuses of processes that ended before the zygote's answer told who they were."""
-        self._lookups: set[int] = set()
-        """Pipes on which answers of stores are awaited."""
+        self._lookups: dict[int, int] = {}
+        """By number, pipes on which answers of stores are awaited."""
+        self._askers: dict[int, int] = {}
+        """By number, the processes that ask, once they are there."""
+        self._timers: tuple[str, str] | None = None
+        self._timers_pid: int | None = None
         self._number = 0
         self._is_ending = False
         self._ruling: Ruling | None = None
@@ -73,6 +87,8 @@ class Forks:
         self._is_ready = False
         self._n_early_ends = 0
         """Zygotes that have ended before they were ready."""
+        self._why_killed = ""
+        """What was seen of the present zygote, if it was ended for it."""
         self._learned: tuple[str, ...] = ()
         self._better: Zygote | None = None
         """It takes over when the present one has answered what it was asked."""
@@ -112,31 +128,37 @@ class Forks:
         self._ask(_Asked(spawn.fork_store(self._number, host, port, keys), None, [listener]))
 
     def start_timers(self, path: str, run_id: str) -> None:
-        """Have ranks ended whose timers expire."""
+        """Have ranks ended whose timers expire, until the end."""
+        self._timers, self._timers_pid = (path, run_id), None
         self._number += 1
         self._ask(_Asked(spawn.fork_timers(self._number, path, run_id), None, []))
 
     def look_up(self, host: str, port: int, key: str, found: Callable[[str], None]) -> None:
         """Ask the store at an address for a key; `found('')` if it does not answer in time."""
         self._number += 1
+        number = self._number
         read_end, write_end = os.pipe()
 
         def answered(mask: int) -> None:
             value = os.read(read_end, 1 << 12).decode(errors="replace")  # whatever listens there may have written it
             self._loop.unwatch(read_end)
             os.close(read_end)
-            self._lookups.discard(read_end)
+            del self._lookups[number]
+            self._askers.pop(number, None)
             found(value)
 
-        self._lookups.add(read_end)
+        self._lookups[number] = read_end
         self._loop.watch(read_end, answered)
-        self._ask(_Asked(spawn.fork_lookup(self._number, host, port, key), None, [write_end]))
+        self._ask(_Asked(spawn.fork_lookup(number, host, port, key), None, [write_end]))
         os.close(write_end)
 
     def reaped(self, pid: int, status: int) -> None:
         """A child has ended that is no rank's and not the store: the zygote, or one whose start is still to be told."""
         if self._zygote is not None and pid == self._zygote.pid:
             self._zygote.reaped()
+        elif pid == self._timers_pid:
+            self._timers_pid = None
+            self._loop.later(SERVICE_PAUSE_S, self._renew_timers)
         elif self._asked:
             self._unclaimed[pid] = status
 
@@ -145,17 +167,49 @@ class Forks:
         """A rank that was asked for is not there yet."""
         return any(asked.process is not None for asked in self._asked.values())
 
+    def _renew_timers(self) -> None:
+        if self._timers is not None and not self._is_ending:
+            self.start_timers(*self._timers)
+
+    @property
+    def asks(self) -> bool:
+        """A process of `look_up` is there, and waits for an answer."""
+        return bool(self._askers)
+
+    def awaited(self) -> Iterator[Wait]:
+        """Processes that have still something to do, for the agent's watch."""
+        if self._zygote is not None and self._asked:
+            why, idle_s = ("it starts processes", FORK_IDLE_S) if self._is_ready else ("it imports torch", IMPORT_IDLE_S)
+            yield Wait("the zygote", why, self._zygote.pid, self._zygote_is_late, idle_s)
+        for pid in self._askers.values():  # its end is an empty answer, after which its owner asks again
+            yield Wait("the store", "it is asked for a key", pid, partial(_end, pid), LOOKUP_IDLE_S, quiet=True)
+        if self._timers_pid is not None:
+            yield Wait("timers", "they are watched", self._timers_pid, partial(_end, self._timers_pid), quiet=True)
+        yield from self._learning.awaited()
+
+    def _zygote_is_late(self, what: str) -> None:
+        """Its end of file comes with its end; if that does not come either, this is as good."""
+        assert self._zygote is not None
+        is_killed, self._why_killed = bool(self._why_killed), what
+        self._zygote.kill()
+        if is_killed:
+            self._zygote_is_gone()
+
     def end(self) -> None:
-        """Nothing more will be asked for: a zygote that is lost from now on is not replaced."""
+        """Nothing more will be asked for, and what is not there yet is not to come."""
         self._is_ending = True
         self._learning.close()
+        if self._zygote is not None and self._asked:
+            self._why_killed = "was ended"
+            self._zygote.kill()
 
     def close(self) -> None:
         """End the zygote, and forget what was asked for."""
-        for fd in self._lookups:
+        for fd in self._lookups.values():
             self._loop.unwatch(fd)
             os.close(fd)
         self._lookups.clear()
+        self._askers.clear()
         self._learning.close()
         if self._better is not None:
             self._better.close()
@@ -228,8 +282,13 @@ class Forks:
         if asked is None:
             return  # nobody has asked for it
         asked.close()
-        if isinstance(asked.request, ForkRank | ForkStore):
-            self._started(asked.process, pid)
+        match asked.request:
+            case ForkRank() | ForkStore():
+                self._started(asked.process, pid)
+            case ForkLookup() if number in self._lookups:
+                self._askers[number] = pid
+            case ForkTimers():
+                self._timers_pid = pid
         if pid in self._unclaimed:
             self._gone(pid, self._unclaimed.pop(pid))
         if not self._asked:
@@ -239,6 +298,7 @@ class Forks:
 
     def _zygote_is_gone(self) -> None:
         """Its forks live on. Another one takes its place, and what it was asked for last is asked for again."""
+        why, self._why_killed = self._why_killed or "was lost", ""
         self._close_zygote()
         asked = list(self._asked.values())
         self._asked.clear()
@@ -254,7 +314,7 @@ class Forks:
         if self._better is not None:
             self._take_over(self._better)
         elif self._obstacle is None:
-            self._say("the zygote was lost; another one is started")
+            self._say(f"the zygote {why}; another one is started")
             self._start_zygote()
         for one in asked:
             self._ask(one)
@@ -269,3 +329,7 @@ class Forks:
     def _explain(self, text: str) -> None:
         if self._options.verbose:
             self._say(text)
+
+
+def _end(pid: int, what: str) -> None:
+    kill(pid)

@@ -35,6 +35,7 @@ from launcher.wire import (
     Refused,
     Signal,
     SpawnRank,
+    Stopped,
     Told,
     ToRank,
     Welcome,
@@ -65,13 +66,14 @@ class RemoteRank:
         self.agent = agent
         self.pid: int | None = None
         self.is_gone = False
+        self.is_stopped = False
         self.has_finished = False
         self.has_failed = False
         self.slot_lost = False
 
 
 class Hub:
-    """`joined(agent)`, `lost(agent, why)`: of agents; `feed`, `say`, `report`: as in Processes."""
+    """`joined(agent)`, `lost(agent, why)`: of agents; `feed`, `say`, `report`: as in Processes; `stopped()`: a rank was."""
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class Hub:
         feed: Callable[[Body], None],
         say: Callable[[str], None],
         report: Callable[[RemoteRank, Any], None],
+        stopped: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._gathering = gathering
@@ -93,6 +96,7 @@ class Hub:
         self._feed = feed
         self._say = say
         self._report = report
+        self._stopped = stopped
         self._channels: dict[int, Channel] = {}
         self._strangers: dict[Channel, Timer] = {}
         """In the order in which they came, and when they must have joined."""
@@ -161,7 +165,7 @@ class Hub:
     # -- what members tell ---------------------------------------------------------------------------------------------
 
     def _received(self, agent: int, message: FromMember) -> None:
-        if isinstance(message, FromRank | Happened):
+        if isinstance(message, FromRank | Happened | Stopped):
             process = self._living.get(message.process)
             if process is None:
                 return  # its loss has been told already
@@ -175,6 +179,9 @@ class Hub:
                     self._report(process, report)
             case Happened(process=number, event=event):
                 self._happened(self._living[number], event)
+            case Stopped(process=number, is_stopped=is_stopped):
+                self._living[number].is_stopped = is_stopped
+                self._stopped()
             case Told(text=text):
                 self._say(f"agent {agent}: {for_people(text, MAX_TOLD)}")
             case Leaving(reason=reason):
@@ -261,6 +268,12 @@ class Hub:
         self._is_over = True
         for channel in self._channels.values():
             channel.send(JobIsOver(code, reason, help, story))
+
+    def leave(self) -> None:
+        """Wait no longer for members to end: they find themselves alone, if they find anything."""
+        for agent in list(self._channels):
+            self._say(f"agent {agent} ({self._gathering.agents[agent].host}) does not end, and is left alone")
+            self._end_member(agent, "it did not end")
 
     def kill_all(self) -> None:
         for channel in self._channels.values():

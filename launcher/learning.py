@@ -7,15 +7,18 @@ begin(modules) ─► a zygote imports them ─► safe: `ready(zygote)`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from launcher.loop import Loop
 from launcher.spawn import Zygote
+from launcher.waits import Wait
 from odyssey import preload
 from odyssey.zygote import Imported
 
 MAX_ATTEMPTS = 8
 """Each leaves out more; an import chain that needs more is not worth it."""
+IMPORT_IDLE_S = 60.0
+"""A zygote that imports may wait for a slow disk, but not so long for a single page of a file."""
 
 
 class Learning:
@@ -53,6 +56,17 @@ class Learning:
             self._loop.unwatch(self._zygote.socket.fileno())
             self._zygote.close()
             self._zygote = None
+
+    def awaited(self) -> Iterator[Wait]:
+        """The zygote that is being made. Nobody needs it yet, and where it stops there are other attempts."""
+        if self._zygote is not None:
+            yield Wait("the next zygote", "it imports modules", self._zygote.pid, self._is_late, IMPORT_IDLE_S, quiet=True)
+
+    def _is_late(self, what: str) -> None:
+        self.close()
+        self._explain(f"the zygote of the next start {what}")
+        if self._n_attempts < MAX_ATTEMPTS:
+            self._attempt()
 
     def _attempt(self) -> None:
         self._has_asked = False

@@ -31,6 +31,7 @@ from launcher.signals import Signals
 from launcher.spawn import LOOKUP_S, RankProcess
 from launcher.store import StoreAddress
 from launcher.strays import kill
+from launcher.vitals import vitals
 from launcher.wire import (
     Drill,
     EndRanks,
@@ -45,6 +46,7 @@ from launcher.wire import (
     Refused,
     Signal,
     SpawnRank,
+    Stopped,
     Told,
     ToRank,
     Welcome,
@@ -85,10 +87,15 @@ class Member:
         )
         self._numbers: dict[int, int] = {}
         """The leading agent's number of the current process of each rank."""
+        self._stopped: set[int] = set()
+        """Those of them that are stopped by a signal."""
         self._channel: Channel | None = None
         self._is_in = False
         """The leading agent has said Welcome."""
         self._code: int | None = None
+        self._is_hurried = False
+        """Told to end for the second time, or left alone: nothing is waited for any more."""
+        self._is_job_over = False
         self._failure: OdysseyError | None = None
         self._began = self._loop.clock()
         self._trouble = ""
@@ -100,11 +107,24 @@ class Member:
         self._processes.start()
         self._connect()
         self._loop.later(TELL_EVERY_S, self._tell_what_is_awaited)
-        while self._code is None or not (self._processes.have_ended and self._processes.streams.are_shown):
+        while not self._is_over:
             self._loop.turn()
         if self._failure is not None:
             raise self._failure
+        assert self._code is not None
         return self._code
+
+    @property
+    def _is_over(self) -> bool:
+        if self._code is None:
+            return False
+        return self._is_hurried or (self._processes.have_ended and self._processes.streams.are_shown)
+
+    def _hurry(self) -> None:
+        """What is left is killed by `close`."""
+        self._is_hurried = True
+        self._processes.kill_all()
+        self._processes.streams.abandon()
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor, no handler."""
@@ -159,6 +179,7 @@ class Member:
             self._trouble = error.strerror or str(error)
             self._loop.later(RETRY_S, self._connect)
             return
+        self._trouble = "it is connected, and the leading agent has not answered yet"
         self._channel = Channel(self._loop, connected, FromLeader, self._received, self._leader_is_gone)
         options = self._options
         self._channel.send(
@@ -175,6 +196,9 @@ class Member:
         )
 
     def _nobody_answers(self) -> None:
+        if not self._processes.forks.asks:
+            self._lookup = self._loop.later(LOOKUP_S + 5, self._nobody_answers)  # torch is still being imported
+            return
         self._fail(
             f"what listens at {self._store} is not the store of an Odyssey job: it did not answer within {LOOKUP_S:g} s",
             "is another program, or a job of torchrun, at this port? choose another endpoint for all agents",
@@ -183,9 +207,8 @@ class Member:
     def _tell_what_is_awaited(self) -> None:
         if self._is_in or self._code is not None:
             return
-        if self._channel is None:
-            waited_s = self._loop.clock() - self._began
-            self._say(f"waiting for the leading agent at {self._store} for {waited_s:.0f} s: {self._trouble}")
+        waited_s = self._loop.clock() - self._began
+        self._say(f"waiting for the leading agent at {self._store} for {waited_s:.0f} s: {self._trouble}")
         self._loop.later(TELL_EVERY_S, self._tell_what_is_awaited)
 
     # -- what the leading agent says -----------------------------------------------------------------------------------
@@ -216,6 +239,7 @@ class Member:
             case Signal(number=number):
                 self._processes.pass_on(number)
             case JobIsOver() as over:
+                self._is_job_over = True
                 for event in over.story:
                     self._watch(event)
                 if over.code != ExitCode.OK and not over.story:
@@ -238,7 +262,9 @@ class Member:
             kill(pid, number)
 
     def _leader_is_gone(self, why: str) -> None:
-        if self._code is None and not self._is_in:  # it, or another one, may take us yet
+        if self._is_job_over:
+            self._hurry()  # it waits for its members to end, unless it was told not to
+        elif self._code is None and not self._is_in:  # it, or another one, may take us yet
             self._channel = None
             self._trouble = f"the leading agent has not answered ({why})"
             self._loop.later(RETRY_S, self._connect)
@@ -261,17 +287,28 @@ class Member:
         if self._channel is not None:
             self._channel.send(FromRank(self._numbers[process.rank], report))
 
+    def _tell_who_is_stopped(self) -> None:
+        """As the kernel has told by SIGCHLD."""
+        for rank, number in self._numbers.items():
+            seen = vitals(self._processes.pid_of(rank))
+            is_stopped = seen is not None and seen.is_stopped
+            if is_stopped != (number in self._stopped) and self._channel is not None:
+                self._stopped ^= {number}
+                self._channel.send(Stopped(number, is_stopped))
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _on_signals(self, numbers: bytes) -> None:
         self._processes.reap()
+        self._processes.waits.look()
+        self._tell_who_is_stopped()
         for number in numbers:
             name = signal.Signals(number).name
             if name in self._options.forwarded_signals:
                 self._processes.pass_on(number)
             elif name in self._options.ending_signals:
                 if self._code is not None:
-                    self._processes.kill_all()
+                    self._hurry()
                     continue
                 reason, code = ending(number)
                 self._say(f"{reason}; this agent leaves the job")

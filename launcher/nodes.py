@@ -11,6 +11,7 @@ from launcher.options import Seat
 from launcher.processes import Processes
 from launcher.spawn import RankProcess
 from launcher.strays import kill
+from launcher.vitals import Vitals, vitals
 
 Process = RankProcess | RemoteRank
 
@@ -43,6 +44,24 @@ class Nodes:
     def pid_of(self, rank: int) -> int | None:
         """On this host; None before it is there, after its end, and on other hosts."""
         return self._here.pid_of(rank) if self._is_here(rank) else None
+
+    def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
+        """The id and the vitals of a rank's process; None before it is there and after its end.
+
+        Of other agents' ranks it is only known whether they are stopped: without vitals where they are not.
+        """
+        if self._is_here(rank):
+            pid = self._here.pid_of(rank)
+            return None if pid is None else (pid, vitals(pid))
+        process = self._require().ranks.get(rank)
+        if process is None or process.pid is None:
+            return None
+        return process.pid, Vitals("T", 0.0) if process.is_stopped else None
+
+    def vitals_of(self, rank: int) -> Vitals | None:
+        """As far as they are known."""
+        found = self.seen(rank)
+        return found[1] if found is not None else None
 
     def is_there(self, rank: int) -> bool:
         return self.process(rank).pid is not None if not self._is_here(rank) else self._here.pid_of(rank) is not None
@@ -83,6 +102,11 @@ class Nodes:
         self._here.end(number)
         if self._hub is not None:
             self._hub.end(code, reason, help, story)
+
+    def leave_members(self) -> None:
+        """Wait no longer for the other agents."""
+        if self._hub is not None:
+            self._hub.leave()
 
     def kill_all(self) -> None:
         """SIGKILL to every rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -12,6 +12,8 @@ from launcher.actions import Propose
 from launcher.events import Proposed
 from launcher.loop import Loop
 from launcher.options import RunOptions
+from launcher.strays import kill
+from launcher.waits import Wait
 from odyssey.codec import Malformed
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
@@ -56,6 +58,8 @@ class Planner:
         self._number = 0
         self._asked: list[Propose] = []
         self._answers: dict[int, msgspec.Raw] = {}
+        self._due: set[int] = set()
+        """Indices of the newest Ask that are not answered yet."""
 
     def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
         """Raises OdysseyError if nothing can be proposed at all."""
@@ -89,6 +93,7 @@ class Planner:
             self._answers = {}
         self._asked = asked
         self._number += 1
+        self._due = set(range(len(asked)))
         situations = tuple(situation_of(ask, profile, self._node_of, seconds) for ask in self._asked)
         if self._process is None:
             self._process = ahead.Process()
@@ -104,10 +109,21 @@ class Planner:
             for answer in process.answers():
                 if answer.number == self._number:
                     self._answers[answer.index] = answer.candidates
+                    self._due.discard(answer.index)
         except (OSError, EOFError):
             self.close()  # the next Go starts another one
             return
         self._loop.watch(process.socket.fileno(), self._on_process, write=more)
+
+    def awaited(self) -> Iterator[Wait]:
+        """The process that plans ahead, for the agent's watch. Without its answers the next loss is searched for."""
+        if self._process is not None and self._due:
+            yield Wait("the planner", "it plans for the next loss", self._process.pid, self._is_late, quiet=True)
+
+    def _is_late(self, what: str) -> None:
+        assert self._process is not None
+        kill(self._process.pid)
+        self.close()  # the next Go, or the next look at real costs, starts another one
 
     def _look_up(self, ask: Propose) -> list[Candidate] | None:
         for index, prepared in enumerate(self._asked):

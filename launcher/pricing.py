@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from launcher.actions import Propose, StartMeasure
 from launcher.events import Profiled, Proposed, Went
@@ -11,6 +11,7 @@ from launcher.options import RunOptions
 from launcher.planning import Planner
 from launcher.profiling import Profiling
 from launcher.state import State, Status
+from launcher.waits import Wait
 from odyssey.messages import Measured
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange, seconds_to_change
@@ -45,6 +46,10 @@ class Pricing:
     def close(self) -> None:
         """End the process that searches ahead."""
         self._planner.close()
+
+    def awaited(self) -> Iterator[Wait]:
+        """For the agent's watch."""
+        return self._planner.awaited()
 
     def read(self, profile: Profile) -> Profiled:
         """Take a profile that was measured before."""

@@ -24,10 +24,11 @@ from launcher.logs import JobFolder
 from launcher.loop import Loop
 from launcher.options import RunOptions, Seat
 from launcher.spawn import RankProcess
-from launcher.store import StoreAddress
+from launcher.store import StoreAddress, n_waiting
 from launcher.strays import VARIABLE, Guard, end_descendants, end_orphans, kill
 from launcher.streams import Streams
 from launcher.testimony import read_error_file, testimony
+from launcher.waits import Waits
 from odyssey.codec import Malformed
 
 FAILED_GRACE_S, VICTIM_GRACE_S = 5.0, 0.1
@@ -76,13 +77,19 @@ class Processes:
         """By pid, all that are not reaped yet."""
         n_ranks = options.n_nodes * options.n_ranks_per_node
         self.forks = Forks(options, loop, n_ranks, say=say, started=self._started, gone=self._gone)
+        self.waits = Waits(loop, say)
+        """The watch over all that this agent waits for."""
+        self.waits.watch(self.forks.awaited)
         self._guard: Guard | None = None
         self._gone_leaders: set[int] = set()
         """Ranks that are gone, and may have left something in the sessions that they led."""
         self._failed: list[RankProcess] = []
         """Ranks that are to end, and have failed by themselves: they may take their time."""
         self._timer_file = environment.timer_file(os.environ, folder.path)
-        self._store_pid: int | None = None
+        self.store_pid: int | None = None
+        """None where another agent serves it, and before it is there."""
+        self._store_why = ""
+        """What was seen of the store, if it was ended for it."""
         self._is_ending = False
         self.n_losses = 0
         """Ranks that something else than their own script has ended."""
@@ -101,22 +108,36 @@ class Processes:
     def _start_store(self) -> None:
         if self._listener is not None:
             self.forks.start_store(self.store.host, self.store.port, self._listener.fileno(), self.store_keys)
+            self.waits.look()
 
     def renew_store(self) -> None:
         """Another process with a fresh store, at the same address. What used the old one is gone, and what it started goes."""
         self._end_orphans()
-        if self._store_pid is not None:
-            pid, self._store_pid = self._store_pid, None
+        self._store_why = ""
+        if self.store_pid is not None:
+            pid, self.store_pid = self.store_pid, None
             kill(pid)
         self._start_store()
+
+    def end_store(self, what: str) -> None:
+        """It serves nobody: `what` was seen of it. StoreLost follows, and another one."""
+        if self.store_pid is not None:
+            self._store_why = what
+            kill(self.store_pid)
+
+    @property
+    def store_is_asked(self) -> bool:
+        """Connections to the store wait for it to take them."""
+        return self._listener is not None and n_waiting(self._listener) > 0
 
     def look_up(self, key: str, found: Callable[[str], None]) -> None:
         """Ask the job's store, which another agent serves, for a key; `found('')` if it does not answer."""
         self.forks.look_up(self.store.host, self.store.port, key, found)
+        self.waits.look()
 
     def _started(self, process: RankProcess | None, pid: int) -> None:
         if process is None:
-            self._store_pid = pid
+            self.store_pid = pid
         else:
             self._is_there(process, pid)
 
@@ -153,6 +174,7 @@ class Processes:
         process.socket = ours
         descriptors = [*streams.descriptors, theirs.fileno()]
         self.forks.start_rank(process, variables, descriptors)
+        self.waits.look()
         theirs.close()
         streams.close_theirs()
         self._loop.watch(ours.fileno(), lambda mask: self._on_rank(process, mask))
@@ -326,10 +348,11 @@ class Processes:
         process = self._living.pop(pid, None)
         if process is not None:
             self._rank_ended(process, status)
-        elif pid == self._store_pid:
-            self._store_pid = None
+        elif pid == self.store_pid:
+            self.store_pid = None
             self._start_store()
-            self._feed(StoreLost(how(status)))
+            why, self._store_why = self._store_why or how(status), ""
+            self._feed(StoreLost(why))
         else:
             self.forks.reaped(pid, status)
 
@@ -378,10 +401,11 @@ class Processes:
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor."""
+        self.waits.close()
         self.kill_all()
         self.forks.close()
-        if self._store_pid is not None:
-            kill(self._store_pid)
+        if self.store_pid is not None:
+            kill(self.store_pid)
         if self._guard is not None:
             self._guard.close()
         end_descendants()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from launcher.loop import Loop, Timer
 from launcher.state import ranks_text
+from launcher.vitals import Vitals
 from odyssey.messages import Pong
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
@@ -26,7 +27,7 @@ QUIET_S, QUIET_STEPS = 10.0, 10
 
 class Progress:
     """Watches one wait at a time. `ping`: ask these ranks; `hung`: this rank is; `tell`: for people;
-    `apart`: this rank waits in another unit than the others, who wait too; `pid_of`: of a rank."""
+    `apart`: this rank waits in another unit than the others, who wait too; `vitals_of`: a rank, None where nobody knows."""
 
     def __init__(
         self,
@@ -35,21 +36,21 @@ class Progress:
         hung: Callable[[int, str], None],
         tell: Callable[[str], None],
         apart: Callable[[int, str], None],
-        pid_of: Callable[[int], int | None],
+        vitals_of: Callable[[int], Vitals | None],
     ) -> None:
         self._loop = loop
         self._ping = ping
         self._hung = hung
         self._tell = tell
         self._apart = apart
-        self._pid_of = pid_of
+        self._vitals_of = vitals_of
         self._units: dict[int, str] = {}
         self._timer: Timer | None = None
         self._since = 0.0
         self._told_at = 0.0
         self._expected_s = 0.0
         self._number = 0
-        self._asked: dict[int, float | None] = {}
+        self._asked: dict[int, Vitals | None] = {}
         self._answers: dict[int, Pong] = {}
 
     def expect(self, expected_s: float) -> None:
@@ -94,7 +95,7 @@ class Progress:
         self._number += 1
         self._answers = {}
         asked = self._ping(self._number)
-        self._asked = {rank: _processor_s(self._pid_of(rank)) for rank in asked}
+        self._asked = {rank: self._vitals_of(rank) for rank in asked}
         self._timer = self._loop.later(ANSWER_S, self._judge)
 
     def _judge(self) -> None:
@@ -106,11 +107,11 @@ class Progress:
         for rank, before in self._asked.items():
             if rank in self._answers:
                 continue
-            pid = self._pid_of(rank)
-            now = _processor_s(pid)
-            if before is not None and now is not None and now > before and not _is_stopped(pid):
-                busy[rank] = f"rank {rank} does not answer but computes ({now - before:.1f} s since it was asked)"
-            elif pid is not None:
+            now = self._vitals_of(rank)
+            used_s = now.processor_s - before.processor_s if now is not None and before is not None else 0.0
+            if now is not None and used_s > 0 and not now.is_stopped:
+                busy[rank] = f"rank {rank} does not answer but computes ({used_s:.1f} s since it was asked)"
+            elif now is not None:
                 hung.append(rank)
         self._timer = self._loop.later(REPEAT_S, self._late)
         for rank in hung:
@@ -157,21 +158,3 @@ def who_waits_for_whom(answers: dict[int, Pong]) -> list[str]:
     for what, ranks in waiting.items():
         words.append(f"{ranks_text(ranks)} {'waits' if len(ranks) == 1 else 'wait'} {what}")
     return words
-
-
-def _fields(pid: int | None) -> list[str] | None:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def _processor_s(pid: int | None) -> float | None:
-    fields = _fields(pid)
-    return (int(fields[11]) + int(fields[12])) / 100 if fields else None
-
-
-def _is_stopped(pid: int | None) -> bool:
-    fields = _fields(pid)
-    return fields is not None and fields[0] in "Tt"

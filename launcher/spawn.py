@@ -200,14 +200,18 @@ class Zygote:
             return None
         return answer
 
+    def kill(self) -> None:
+        """SIGKILL to it and to the middle processes of its forks, which are in its session. Its end of file follows."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # all of them have ended
+
     def close(self) -> None:
         """The end of file ends it; SIGKILL, in case that it still imports."""
         self.socket.close()
         if self._process.returncode is None:
-            try:
-                os.kill(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            kill(self.pid)
         self.reaped()
 
     def reaped(self) -> None:

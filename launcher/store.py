@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 from typing import NamedTuple
 
 from odyssey.errors import UsageError
+
+_UNACKED = struct.Struct("<24xI")
+"""tcp_info up to tcpi_unacked, which of a listening socket is the length of its queue."""
 
 
 class StoreAddress(NamedTuple):
@@ -40,6 +44,12 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"--master-addr {host}: {error.strerror}", "name an address of this host") from None
     listener.listen(4096)
     return listener
+
+
+def n_waiting(listener: socket.socket) -> int:
+    """Connections that nobody has accepted yet."""
+    size = _UNACKED.size
+    return int(_UNACKED.unpack(listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size))[0])
 
 
 def _holder(port: int) -> str:

@@ -44,6 +44,13 @@ class Happened(msgspec.Struct, frozen=True, tag=True):
     event: RankStarted | RankExited | RankLost
 
 
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """A signal has stopped the process of a rank, or it goes on again."""
+
+    process: int
+    is_stopped: bool
+
+
 class Told(msgspec.Struct, frozen=True, tag=True):
     """Something for people."""
 
@@ -56,7 +63,7 @@ class Leaving(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromMember = Join | FromRank | Happened | Told | Leaving
+FromMember = Join | FromRank | Happened | Stopped | Told | Leaving
 
 # -- leader to member --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
@@ -22,6 +23,10 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 # A group that is cut in the middle of a wait may, rarely, wait on until this: nobody waits for it any more.
 TIMEOUT = timedelta(seconds=60)
+CONNECT_S = 10.0
+"""The store's client connects in C++, again and again for so long. In between it is seen whether that is still wanted."""
+_threads: set[threading.Thread] = set()
+"""Of this process's generations, as long as they may be in C++: there, the end of the interpreter would end them badly."""
 
 
 class Cut(Exception):
@@ -63,6 +68,7 @@ class Groups:
         self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._before = _sockets()
         self._thread = threading.Thread(target=self._serve, name=f"odyssey-wait-{generation}", daemon=True)
+        _threads.add(self._thread)
         self._thread.start()
 
     # -- the owner's side ---------------------------------------------------------------------------------------------
@@ -141,9 +147,12 @@ class Groups:
         self._requests.put(None)
 
     def close(self) -> None:
-        """Release, and give the groups a moment to end: they must not outlive the interpreter."""
+        """Release, and give the groups a moment to end, those of generations that were cut as well: none must outlive the
+        interpreter."""
         self.release()
-        self._thread.join(1.0)
+        end = time.monotonic() + CONNECT_S + 1.0
+        for thread in list(_threads):
+            thread.join(max(0.0, end - time.monotonic()))
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
@@ -180,21 +189,38 @@ class Groups:
         self.by_subset.clear()
         self._on_device.clear()
         self.world = self._moving = None
+        _threads.discard(threading.current_thread())
+
+    def _connect(self, host: str, port: int) -> Any:
+        end = time.monotonic() + TIMEOUT.total_seconds()
+        while True:
+            self.check()
+            try:
+                client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECT_S))
+            except RuntimeError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+                continue
+            client.set_timeout(TIMEOUT)
+            self.check()
+            return client
 
     def _build(self) -> None:
         store, generation, subsets = self._arguments
         host, port = store.rsplit(":", 1)
-        client = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-        prefix = PrefixStore(f"generation-{generation}", client)
+        prefix = PrefixStore(f"generation-{generation}", self._connect(host, int(port)))
         local = _gloo_device(host)
         moving = None
         if self._movers != self.members:
             moving = _gloo(PrefixStore("moving", prefix), self._movers, self.me, local)
+        self.check()
         world = None
         if self.me in self.members:
             world = _gloo(PrefixStore("world", prefix), self.members, self.me, local)
         by_subset: dict[tuple[int, ...], Any] = {}
         for subset in subsets:
+            self.check()
             if self.me in subset and len(subset) > 1 and subset not in by_subset:
                 own = PrefixStore("-".join(map(str, subset)), prefix)
                 make = self._nccl if self._has_device_groups else lambda store, members: _gloo(store, members, self.me, local)

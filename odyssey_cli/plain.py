@@ -79,6 +79,8 @@ class PlainLog:
                 return self._board.ended is None and self._is_job and cause.kind not in ("ended", "exit")
             case RankFailed():
                 return self._board.ended is None and self._is_job
+            case Note():
+                return True  # at the end, too, ranks may be waited for
             case _:
                 return self._board.ended is None
 

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
-import os
-
-import pytest
-
 from launcher import progress
-from launcher.loop import Loop
 from launcher.progress import Progress
+from launcher.vitals import Vitals
 from odyssey.messages import Pong
+from tests.fake_loop import FakeLoop
 
 BUSY = Pong(0, "step 3", "in the script's own code", False, 12.0)
 WAITS = Pong(0, "step 3", "1F3<0", True, 11.0)
 
 
-class FakeLoop(Loop):
-    """Timers on a clock that a test moves."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: self.now)
-        self.now = 100.0
-
-    def pass_s(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self._timers and self._timers[0][0] <= end:
-            at, _, timer = heapq.heappop(self._timers)
-            self.now = max(self.now, at)
-            if timer.call is not None:
-                timer.call()
-        self.now = end
-
-
 class Scene:
-    """A Progress whose ranks answer what `answers` says, this process standing in for each of them."""
+    """A Progress whose ranks answer what `answers` says, and use no processor."""
 
     def __init__(self, answers: dict[int, Pong], silent: int = 0) -> None:
         self.loop = FakeLoop()
@@ -44,7 +23,7 @@ class Scene:
         self.told: list[tuple[float, str]] = []
         self.hung: list[int] = []
         self.apart: list[tuple[int, str]] = []
-        self.progress = Progress(self.loop, self._ping, self._hang, self._tell, self._part, lambda rank: os.getpid())
+        self.progress = Progress(self.loop, self._ping, self._hang, self._tell, self._part, lambda rank: Vitals("S", 1.0))
 
     def _ping(self, number: int) -> frozenset[int]:
         self.n_asked += 1
@@ -61,11 +40,6 @@ class Scene:
 
     def _tell(self, text: str) -> None:
         self.told.append((self.loop.now - 100.0, text))
-
-
-@pytest.fixture(autouse=True)
-def idle_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_processor_s", lambda pid: 1.0)
 
 
 def test_ranks_are_asked_early_and_people_told_every_ten_seconds_from_the_tenth_on() -> None:

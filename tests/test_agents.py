@@ -175,3 +175,54 @@ def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent]) -
     assert agents[0].end() == 0, agents[0].lines
     steps = [int(line.split()[1]) for line in agents[0].lines if line.startswith("step ")]
     assert steps == sorted(set(steps)) and steps[-1] == 59
+
+
+def test_a_stopped_rank_of_another_agent_is_lost(start: Callable[..., Agent]) -> None:
+    """The leading agent cannot see it: the rank's own agent tells."""
+    given = {"script": TRAIN, "backend": "static", "nproc_per_node": 2, "layout": "2x2"}
+    agents = [start("--steps", "60", node_rank=rank, **given) for rank in range(2)]
+    agents[0].until(lambda line: line.startswith("step 3 "))
+    children = psutil.Process(agents[1].process.pid).children()
+    max((child for child in children if TRAIN in child.cmdline()), key=lambda child: child.pid).suspend()
+    assert agents[0].end() == 0, agents[0].lines
+    assert agents[1].end() == 0, agents[1].lines
+    steps = [int(line.split()[1]) for line in agents[0].lines if line.startswith("step ")]
+    assert steps == list(range(60))
+    assert any("recovered in" in line for line in agents[0].lines), agents[0].lines
+
+
+def test_a_stopped_zygote_of_another_agent_is_replaced(start: Callable[..., Agent]) -> None:
+    first = start(backend="static", node_rank=0)
+    second = start(backend="static", node_rank=1)
+    _zygote_of(second).suspend()
+    assert first.end() == 0 and second.end() == 0, first.lines + second.lines
+    assert first.seats() | second.seats() == {"0 2 0 0 2", "1 2 1 0 2"}
+    assert any("the zygote was stopped by a signal; another one is started" in line for line in second.lines)
+
+
+def test_a_stopped_store_is_replaced_while_agents_are_waited_for(start: Callable[..., Agent]) -> None:
+    first = start(backend="static", node_rank=0)
+    store = _store_of(first)
+    store.suspend()
+    second = start(backend="static", node_rank=1)
+    assert first.end() == 0 and second.end() == 0, first.lines + second.lines
+    assert first.seats() | second.seats() == {"0 2 0 0 2", "1 2 1 0 2"}
+
+
+def _zygote_of(agent: Agent) -> psutil.Process:
+    while True:
+        for child in psutil.Process(agent.process.pid).children():
+            if any(part.endswith("zygote.py") for part in child.cmdline()):
+                return child
+
+
+def _store_of(agent: Agent) -> psutil.Process:
+    while True:
+        for child in psutil.Process(agent.process.pid).children():
+            try:
+                is_zygote = any(part.endswith("zygote.py") for part in child.cmdline())
+                connections = child.net_connections() if is_zygote else []
+            except psutil.Error:
+                continue
+            if any(connection.status == psutil.CONN_LISTEN for connection in connections):
+                return child

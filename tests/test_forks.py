@@ -13,16 +13,29 @@ from typing import Any
 
 import pytest
 
-from launcher import environment, fidelity, spawn
+from launcher import environment, fidelity, forks, spawn, waits
 from launcher.forks import Forks
 from launcher.loop import Loop
 from launcher.options import Entry, RunOptions, Seat
 from launcher.spawn import RankProcess
 from launcher.strays import end_descendants
+from launcher.waits import Waits
 from odyssey.errors import UsageError
 from odyssey.zygote import Imported
 
 pytestmark = pytest.mark.timeout(120)
+STOPS_FIRST_FORK = """
+import os, signal
+
+def stop():
+    try:
+        os.close(os.open({flag!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+os.register_at_fork(after_in_child=stop)
+"""
 HERE = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'], flush=True)"
 
 
@@ -41,6 +54,8 @@ class Starts:
         self.sockets: list[socket.socket] = []
         self._was_subreaper = spawn.set_subreaper(True)
         self.forks = Forks(self.options, self.loop, 2, say=self.said.append, started=self._started, gone=self._gone)
+        self.waits = Waits(self.loop, self.said.append)
+        self.waits.watch(self.forks.awaited)
         self.forks.start()
 
     def _started(self, process: RankProcess | None, pid: int) -> None:
@@ -87,7 +102,13 @@ class Starts:
             os.waitpid(pid, 0)
         return [(self.folder / f"out{rank}").read_text() for rank in sorted({rank for rank, _ in self.ranks})]
 
+    def reap(self) -> None:
+        """As an agent does of its own accord."""
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)) is not None:
+            self.forks.reaped(ended.si_pid, ended.si_status)
+
     def close(self) -> None:
+        self.waits.close()
         self.forks.close()
         self.loop.close()
         end_descendants()
@@ -151,6 +172,114 @@ def test_a_zygote_that_is_killed_while_it_forks_leaves_each_rank_once(starts: Ca
     it.until(lambda: it.ranks)
     os.kill(it.zygote, signal.SIGKILL)
     assert it.output(6) == [f"{rank} {rank}\n" for rank in range(6)]
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waits are shortened; test_waits.py has them as they are."""
+    monkeypatch.setattr(waits, "LOOK_S", 0.1)
+    monkeypatch.setattr(waits, "STOPPED_S", 0.3)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_zygote_that_is_stopped_while_it_imports_is_replaced(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.start(0)
+    os.kill(it.zygote, signal.SIGSTOP)
+    it.waits.look()
+    assert it.output(1) == ["0 0\n"]
+    assert it.said == ["the zygote was stopped by a signal; another one is started"]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_zygote_that_is_stopped_is_replaced_when_it_is_needed(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.ready()
+    first = it.zygote
+    os.kill(first, signal.SIGSTOP)
+    it.waits.look()
+    it.loop.later(1.0, lambda: it.start(1))
+    it.loop.later(1.0, it.waits.look)
+    it.until(lambda: it.sockets)
+    assert it.zygote == first, "nobody needed it"
+    assert it.output(1) == ["1 1\n"]
+    assert it.zygote != first
+
+
+@pytest.mark.usefixtures("soon")
+def test_what_is_stopped_while_it_forks_is_replaced_and_each_rank_comes_once(
+    starts: Callable[..., Starts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The zygote's child that forks the ranks: nobody knows its id, and the zygote itself is in order."""
+    monkeypatch.setattr(forks, "FORK_IDLE_S", 1.0)
+    (tmp_path / "sitecustomize.py").write_text(STOPS_FIRST_FORK.format(flag=str(tmp_path / "flag")))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    it = starts()
+    for rank in range(6):
+        it.start(rank)
+    it.waits.look()
+    assert it.output(6) == [f"{rank} {rank}\n" for rank in range(6)]
+    assert (tmp_path / "flag").exists()
+    assert it.said == ["the zygote has used no processor for 1 s; another one is started"]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_next_zygote_that_is_stopped_is_made_again(starts: Callable[..., Starts]) -> None:
+    it = starts(verbose=True)
+    it.ready()
+    it.forks.learn(("wave",))
+    learning = it.forks._learning._zygote
+    assert learning is not None
+    os.kill(learning.pid, signal.SIGSTOP)
+    it.waits.look()
+    it.until(lambda: it.zygote not in (0, learning.pid) and "the next start has 1 modules ready" in it.said)
+    assert "the zygote of the next start was stopped by a signal" in it.said
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_look_up_that_is_stopped_is_an_empty_answer(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.ready()
+    answers: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        it.forks.look_up("127.0.0.1", silent.getsockname()[1], "key", answers.append)
+        it.until(lambda: it.forks.asks)
+        (asker,) = it.forks._askers.values()
+        os.kill(asker, signal.SIGSTOP)
+        it.waits.look()
+        it.until(lambda: answers)
+    assert answers == [""]
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+def test_what_watches_timers_is_replaced(starts: Callable[..., Starts], tmp_path: Path, number: signal.Signals) -> None:
+    it = starts()
+    it.forks.start_timers(str(tmp_path / "timers"), "job")
+    it.until(lambda: it.forks._timers_pid)
+    first = it.forks._timers_pid
+    assert first is not None
+    os.kill(first, number)
+    if number == signal.SIGSTOP:
+        os.waitid(os.P_PID, first, os.WSTOPPED)
+    it.waits.look()
+
+    def is_replaced() -> bool:
+        it.reap()
+        it.loop.later(0.05, lambda: None)
+        return it.forks._timers_pid not in (None, first)
+
+    it.until(is_replaced)
+
+
+def test_what_has_been_asked_for_is_not_to_come_after_the_end(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.start(0)
+    os.kill(it.zygote, signal.SIGSTOP)
+    it.forks.end()
+    it.until(lambda: not it.forks.awaits_ranks)
+    assert it.ranks == []
+    it.sockets.pop().close()
 
 
 def test_where_torch_cannot_be_imported_ranks_are_plain_spawns(
