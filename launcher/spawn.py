@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -221,10 +221,10 @@ def fork_rank(
     entry: zygote.Entry = "module" if options.entry is Entry.MODULE else "path" if options.entry is Entry.PATH else "script"
     return ForkRank(
         number,
-        options.script,
-        arguments,
-        os.getcwd(),
-        environment,
+        os.fsencode(options.script),
+        tuple(map(os.fsencode, arguments)),
+        os.getcwdb(),
+        {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
         AGENT_FD,
         os.getpid(),
         entry,
@@ -238,7 +238,7 @@ def fork_store(number: int, host: str, port: int, keys: dict[str, str]) -> ForkS
 
 
 def fork_timers(number: int, path: str, run_id: str) -> ForkTimers:
-    return ForkTimers(number, path, run_id, os.getpid())
+    return ForkTimers(number, os.fsencode(path), run_id, os.getpid())
 
 
 def fork_lookup(number: int, host: str, port: int, key: str) -> ForkLookup:
@@ -248,14 +248,16 @@ def fork_lookup(number: int, host: str, port: int, key: str) -> ForkLookup:
 def plain_spawn(options: RunOptions, request: ForkRank, descriptors: list[int]) -> int:
     """A process of its own, in a session of its own, ended with the agent. Answers its pid. Raises OdysseyError."""
     streams, agent_fd = descriptors[:3], descriptors[3]
+    script, arguments = os.fsdecode(request.script), [os.fsdecode(argument) for argument in request.arguments]
     if options.entry is Entry.PROGRAM:
-        command = [request.script, *request.arguments]
+        command = [script, *arguments]
     else:
-        command = [options.interpreter or sys.executable, *zygote.command(request.entry, request.script, request.arguments)]
+        command = [options.interpreter or sys.executable, *zygote.command(request.entry, script, arguments)]
     if options.numa_binding:
         gpu = 0 if options.virtual_local_rank else request.local_rank
         command = [sys.executable, "-P", "-m", "odyssey.binding", options.numa_binding, str(gpu), *command]
-    return _popen(command, {**request.environment, AGENT_FD: str(agent_fd)}, streams, agent_fd).pid
+    variables = {**request.environment, os.fsencode(AGENT_FD): b"%d" % agent_fd}
+    return _popen(command, variables, streams, agent_fd).pid
 
 
 def plain_service(request: ForkStore | ForkLookup | ForkTimers, descriptors: list[int]) -> int:
@@ -264,10 +266,10 @@ def plain_service(request: ForkStore | ForkLookup | ForkTimers, descriptors: lis
     with ours, theirs, open(os.devnull, "r+b") as quiet:
         _send(ours, request, descriptors)
         command = [sys.executable, "-u", zygote.__file__, str(theirs.fileno()), "once"]
-        return _popen(command, dict(os.environ), [quiet.fileno()] * 3, theirs.fileno()).pid
+        return _popen(command, os.environb, [quiet.fileno()] * 3, theirs.fileno()).pid
 
 
-def _popen(command: list[str], environment: dict[str, str], streams: list[int], fd: int) -> subprocess.Popen[bytes]:
+def _popen(command: list[str], environment: Mapping[bytes, bytes], streams: list[int], fd: int) -> subprocess.Popen[bytes]:
     try:
         process = subprocess.Popen(
             command,

@@ -23,6 +23,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from odyssey.text import as_unicode
 from odyssey.zygote import RUN_PATH, STACKS_FILE, STACKS_SIGNAL, Entry, command
 
 GROUP_END_S = 0.05
@@ -30,11 +31,11 @@ _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def become(cwd: str, environment: dict[str, str], streams: Sequence[int]) -> None:
+def become(cwd: bytes, environment: dict[bytes, bytes], streams: Sequence[int]) -> None:
     """Take directory, environment and streams of the rank, and nothing from the zygote that every process has for itself."""
     os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
+    os.environb.clear()
+    os.environb.update(environment)
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)  # inheritable, as these three have to be
         os.close(descriptor)
@@ -188,5 +189,5 @@ def _name_process() -> None:
     """`ps` and `pkill -f` show the script's command line; `top` and `pgrep` the interpreter's name, as ever."""
     from setproctitle import setproctitle
 
-    setproctitle(" ".join(sys.orig_argv))
+    setproctitle(as_unicode(" ".join(sys.orig_argv)))
     _libc.prctl(_PR_SET_NAME, os.path.basename(sys.executable).encode()[:15], 0, 0, 0)

@@ -18,6 +18,7 @@ from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
 from odyssey.frames import users_frames
 from odyssey.messages import Deframer, Failed, Order, Report, send
+from odyssey.text import as_unicode
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 MAX_TEXT = 1 << 20
@@ -87,7 +88,7 @@ def report_failure(error: BaseException) -> None:
 def _told(text: str) -> str:
     """As it can be sent: what the script has put into its exception may be of any length, and no Unicode."""
     cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}\n…\n{text[-MAX_TEXT // 2 :]}"
-    return cut.encode("utf-8", "backslashreplace").decode()
+    return as_unicode(cut)
 
 
 def _what(error: BaseException) -> str:

@@ -67,14 +67,15 @@ def command(entry: Entry, script: str, arguments: Sequence[str]) -> list[str]:
 class ForkRank(msgspec.Struct, frozen=True, tag=True):
     """Run `script` in a fork. Descriptors: stdin, stdout, stderr, agent socket (its number goes to `fd_variable`).
 
-    `numa_binding`: how to bind it to processors, empty for not at all; `local_rank`: to those of which GPU.
+    What the system hands from process to process is bytes, and need not be Unicode. `numa_binding`: how to bind it to
+    processors, empty for not at all; `local_rank`: to those of which GPU.
     """
 
     number: int
-    script: str
-    arguments: tuple[str, ...]
-    cwd: str
-    environment: dict[str, str]
+    script: bytes
+    arguments: tuple[bytes, ...]
+    cwd: bytes
+    environment: dict[bytes, bytes]
     fd_variable: str
     agent: int
     entry: Entry = "script"
@@ -275,11 +276,11 @@ def _run_rank(request: ForkRank, descriptors: list[int]) -> None:
         from odyssey import binding
 
         binding.bind(request.numa_binding, request.local_rank)
-    variables = {**request.environment, request.fd_variable: str(descriptors[3])}
+    variables = {**request.environment, os.fsencode(request.fd_variable): b"%d" % descriptors[3]}
     entry.become(request.cwd, variables, descriptors[:3])
     preload.repair()
     preload.tell_at_first_step()
     for name in ("zygote", "services", "entry", "preload", "binding"):
         sys.modules.pop(f"odyssey.{name}", None)
         vars(sys.modules["odyssey"]).pop(name, None)
-    entry.run(request.entry, request.script, request.arguments)
+    entry.run(request.entry, os.fsdecode(request.script), [os.fsdecode(argument) for argument in request.arguments])
