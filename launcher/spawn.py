@@ -256,7 +256,10 @@ def plain_spawn(options: RunOptions, request: ForkRank, descriptors: list[int]) 
     if options.numa_binding:
         gpu = 0 if options.virtual_local_rank else request.local_rank
         command = [sys.executable, "-P", "-m", "odyssey.binding", options.numa_binding, str(gpu), *command]
-    variables = {**request.environment, os.fsencode(AGENT_FD): b"%d" % agent_fd}
+    # Below a program, or what somebody calls an interpreter, the rank may be a process that it starts.
+    is_program = options.entry is Entry.PROGRAM or options.interpreter not in ("", sys.executable)
+    fd = f"{agent_fd}:{os.getpid()}" if is_program else str(agent_fd)
+    variables = {**request.environment, os.fsencode(AGENT_FD): fd.encode()}
     return _popen(command, variables, streams, agent_fd).pid
 
 
