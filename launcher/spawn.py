@@ -159,13 +159,16 @@ def arguments_for(options: RunOptions, seat: Seat) -> tuple[str, ...]:
 class Zygote:
     """The agent's end of one zygote process. Requests may be made at once; they are served when torch is imported."""
 
-    def __init__(self, modules: list[str], environment: dict[str, str], n_ranks: int, *, quiet: bool = False) -> None:
-        """`quiet`: what its imports complain of has been said by the ranks."""
+    def __init__(
+        self, modules: list[str], environment: dict[str, str], n_ranks: int, *, script: str = "", quiet: bool = False
+    ) -> None:
+        """`script`: what ranks run, see `script_of`. `quiet`: what its imports complain of has been said by the ranks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         variables = for_zygote(environment, n_ranks)
         variables["ODYSSEY_ZYGOTE_IMPORTS"] = " ".join(modules)
+        variables["ODYSSEY_ZYGOTE_SCRIPT"] = script
         if "OPENBLAS_NUM_THREADS" not in variables:
             variables["OPENBLAS_NUM_THREADS"] = "1"  # else importing numpy starts threads, and forks are not safe
             variables["ODYSSEY_ZYGOTE_VARIABLES"] = "OPENBLAS_NUM_THREADS"
@@ -215,22 +218,38 @@ class Zygote:
         self._process.returncode = 0
 
 
+def script_of(options: RunOptions) -> str:
+    """For a zygote: how a script is run, and its name."""
+    return f"{_entry(options)} {options.script}"
+
+
+def _entry(options: RunOptions) -> zygote.Entry:
+    return "module" if options.entry is Entry.MODULE else "path" if options.entry is Entry.PATH else "script"
+
+
 def fork_rank(
     options: RunOptions, number: int, seat: Seat, arguments: tuple[str, ...], environment: dict[str, str]
 ) -> ForkRank:
-    entry: zygote.Entry = "module" if options.entry is Entry.MODULE else "path" if options.entry is Entry.PATH else "script"
     return ForkRank(
         number,
         os.fsencode(options.script),
         tuple(map(os.fsencode, arguments)),
-        os.getcwdb(),
+        _working_directory(),
         {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
         AGENT_FD,
         os.getpid(),
-        entry,
+        _entry(options),
         options.numa_binding,
         seat.local_rank,
     )
+
+
+def _working_directory() -> bytes:
+    """Empty if it is gone: ranks are in it all the same, as everything below the agent."""
+    try:
+        return os.getcwdb()
+    except OSError:
+        return b""
 
 
 def fork_store(number: int, host: str, port: int, keys: dict[str, str]) -> ForkStore:
