@@ -81,6 +81,7 @@ from launcher.world import AgentInfo, seats, seats_of_nodes
 from odyssey import messages
 from odyssey.errors import OdysseyError
 from odyssey.messages import Measure, Measured, Ping, Prepare, frame
+from odyssey.text import as_unicode
 from perfmodel.profile import Profile
 
 MOVE_S, MEASURE_S = 1.0, 2.0
@@ -171,7 +172,8 @@ class Agent:
         self._hub: Hub | None = None
         self._assembly: Assembly | None = None
         if options.max_agents > 1:
-            leader = AgentInfo(0, socket.gethostname(), os.getpid(), options.n_ranks_per_node, options.role, options.node_rank)
+            role = as_unicode(options.role)  # as the other agents' arrive here
+            leader = AgentInfo(0, socket.gethostname(), os.getpid(), options.n_ranks_per_node, role, options.node_rank)
             self._gathering = Gathering(options, leader, options.run_id, self._loop.clock())
             self._hub = Hub(
                 self._loop,

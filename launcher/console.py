@@ -202,7 +202,7 @@ class Filtered:
     def __init__(self, write: Callable[[bytes], None], prefix: bytes, needles: tuple[str, ...]) -> None:
         self._write = write
         self._prefix = prefix
-        self._needles = tuple(needle.encode() for needle in needles)
+        self._needles = tuple(os.fsencode(needle) for needle in needles)
         self._rest = b""
 
     def write(self, data: bytes) -> None:

@@ -11,11 +11,12 @@ from launcher.options import RunOptions, Seat
 from odyssey.errors import UsageError
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
+"""See odyssey/link.py."""
 
 
 def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
     """What all ranks share."""
-    variables = dict(inherited)
+    variables = {name: value for name, value in inherited.items() if name != AGENT_FD}  # of a rank that is a launcher itself
     if n_ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
     variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -341,7 +341,7 @@ _decoder = Json(Event)
 
 
 def encode(event: Event) -> bytes:
-    """The event's line, newline included."""
+    """The event's line, newline included. Text that is no Unicode is spelled out."""
     return to_json(event) + b"\n"
 
 

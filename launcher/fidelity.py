@@ -93,6 +93,8 @@ def ruling_on(imported: Imported) -> Ruling | None:
     """What the zygote's own imports have shown."""
     if imported.error:
         return Ruling("broken-import", f"its imports failed, {imported.error}", True)
+    if imported.shadow:
+        return Ruling("shadow", f"{imported.shadow} has the name of a module that torch imports", True)
     if imported.threads > 1:
         return Ruling("threads", f"importing torch has started {imported.threads - 1} threads", True)
     if imported.has_cuda:

@@ -220,7 +220,8 @@ class Forks:
         self._asked.clear()
 
     def _make_zygote(self, *, quiet: bool = False) -> Zygote:
-        return Zygote(spawn.imports_for(self._options), dict(os.environ), self._n_ranks, quiet=quiet)
+        script = spawn.script_of(self._options) if self._ruling is None else ""
+        return Zygote(spawn.imports_for(self._options), dict(os.environ), self._n_ranks, script=script, quiet=quiet)
 
     def _start_zygote(self) -> None:
         self._is_ready = False

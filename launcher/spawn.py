@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -159,13 +159,16 @@ def arguments_for(options: RunOptions, seat: Seat) -> tuple[str, ...]:
 class Zygote:
     """The agent's end of one zygote process. Requests may be made at once; they are served when torch is imported."""
 
-    def __init__(self, modules: list[str], environment: dict[str, str], n_ranks: int, *, quiet: bool = False) -> None:
-        """`quiet`: what its imports complain of has been said by the ranks."""
+    def __init__(
+        self, modules: list[str], environment: dict[str, str], n_ranks: int, *, script: str = "", quiet: bool = False
+    ) -> None:
+        """`script`: what ranks run, see `script_of`. `quiet`: what its imports complain of has been said by the ranks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         variables = for_zygote(environment, n_ranks)
         variables["ODYSSEY_ZYGOTE_IMPORTS"] = " ".join(modules)
+        variables["ODYSSEY_ZYGOTE_SCRIPT"] = script
         if "OPENBLAS_NUM_THREADS" not in variables:
             variables["OPENBLAS_NUM_THREADS"] = "1"  # else importing numpy starts threads, and forks are not safe
             variables["ODYSSEY_ZYGOTE_VARIABLES"] = "OPENBLAS_NUM_THREADS"
@@ -219,22 +222,38 @@ class Zygote:
         self._process.returncode = 0
 
 
+def script_of(options: RunOptions) -> str:
+    """For a zygote: how a script is run, and its name."""
+    return f"{_entry(options)} {options.script}"
+
+
+def _entry(options: RunOptions) -> zygote.Entry:
+    return "module" if options.entry is Entry.MODULE else "path" if options.entry is Entry.PATH else "script"
+
+
 def fork_rank(
     options: RunOptions, number: int, seat: Seat, arguments: tuple[str, ...], environment: dict[str, str]
 ) -> ForkRank:
-    entry: zygote.Entry = "module" if options.entry is Entry.MODULE else "path" if options.entry is Entry.PATH else "script"
     return ForkRank(
         number,
-        options.script,
-        arguments,
-        os.getcwd(),
-        environment,
+        os.fsencode(options.script),
+        tuple(map(os.fsencode, arguments)),
+        _working_directory(),
+        {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
         AGENT_FD,
         os.getpid(),
-        entry,
+        _entry(options),
         options.numa_binding,
         seat.local_rank,
     )
+
+
+def _working_directory() -> bytes:
+    """Empty if it is gone: ranks are in it all the same, as everything below the agent."""
+    try:
+        return os.getcwdb()
+    except OSError:
+        return b""
 
 
 def fork_store(number: int, host: str, port: int, keys: dict[str, str]) -> ForkStore:
@@ -242,7 +261,7 @@ def fork_store(number: int, host: str, port: int, keys: dict[str, str]) -> ForkS
 
 
 def fork_timers(number: int, path: str, run_id: str) -> ForkTimers:
-    return ForkTimers(number, path, run_id, os.getpid())
+    return ForkTimers(number, os.fsencode(path), run_id, os.getpid())
 
 
 def fork_lookup(number: int, host: str, port: int, key: str) -> ForkLookup:
@@ -252,14 +271,19 @@ def fork_lookup(number: int, host: str, port: int, key: str) -> ForkLookup:
 def plain_spawn(options: RunOptions, request: ForkRank, descriptors: list[int]) -> int:
     """A process of its own, in a session of its own, ended with the agent. Answers its pid. Raises OdysseyError."""
     streams, agent_fd = descriptors[:3], descriptors[3]
+    script, arguments = os.fsdecode(request.script), [os.fsdecode(argument) for argument in request.arguments]
     if options.entry is Entry.PROGRAM:
-        command = [request.script, *request.arguments]
+        command = [script, *arguments]
     else:
-        command = [options.interpreter or sys.executable, *zygote.command(request.entry, request.script, request.arguments)]
+        command = [options.interpreter or sys.executable, *zygote.command(request.entry, script, arguments)]
     if options.numa_binding:
         gpu = 0 if options.virtual_local_rank else request.local_rank
         command = [sys.executable, "-P", "-m", "odyssey.binding", options.numa_binding, str(gpu), *command]
-    return _popen(command, {**request.environment, AGENT_FD: str(agent_fd)}, streams, agent_fd).pid
+    # Below a program, or what somebody calls an interpreter, the rank may be a process that it starts.
+    is_program = options.entry is Entry.PROGRAM or options.interpreter not in ("", sys.executable)
+    fd = f"{agent_fd}:{os.getpid()}" if is_program else str(agent_fd)
+    variables = {**request.environment, os.fsencode(AGENT_FD): fd.encode()}
+    return _popen(command, variables, streams, agent_fd).pid
 
 
 def plain_service(request: ForkStore | ForkLookup | ForkTimers, descriptors: list[int]) -> int:
@@ -268,10 +292,10 @@ def plain_service(request: ForkStore | ForkLookup | ForkTimers, descriptors: lis
     with ours, theirs, open(os.devnull, "r+b") as quiet:
         _send(ours, request, descriptors)
         command = [sys.executable, "-u", zygote.__file__, str(theirs.fileno()), "once"]
-        return _popen(command, dict(os.environ), [quiet.fileno()] * 3, theirs.fileno()).pid
+        return _popen(command, os.environb, [quiet.fileno()] * 3, theirs.fileno()).pid
 
 
-def _popen(command: list[str], environment: dict[str, str], streams: list[int], fd: int) -> subprocess.Popen[bytes]:
+def _popen(command: list[str], environment: Mapping[bytes, bytes], streams: list[int], fd: int) -> subprocess.Popen[bytes]:
     try:
         process = subprocess.Popen(
             command,

@@ -15,16 +15,18 @@ from typing import NamedTuple
 
 TRACKER = b"multiprocessing.resource_tracker"
 TRACKER_S = 2.0
-"""For a resource tracker to unlink what its processes have left."""
+"""For a resource tracker to unlink what its processes have left. It waits for whoever has its pipe, a daemon perhaps."""
+STUCK_S = 30.0
+"""After which what SIGKILL has not ended is left alone: it is stuck in the kernel, or another user's."""
 VARIABLE = "ODYSSEY_JOB"
 """In the environment of whatever a rank starts: tells a job's processes from all others."""
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """SIGKILL or another signal, if it is still there."""
+    """SIGKILL or another signal, if it is still there, and ours: what a rank has started by `sudo` is not."""
     try:
         os.kill(pid, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         pass
 
 
@@ -73,9 +75,10 @@ def end_descendants() -> None:
         for pid in rest:
             kill(pid)
         for pid in now.children[os.getpid()]:
-            _wait(pid, 0 if pid in rest else os.WNOHANG)
-        if not rest:  # a tracker ends by itself when all are gone that could have told it something
-            time.sleep(0.002)
+            _wait(pid, os.WNOHANG)
+        if is_late and time.monotonic() > deadline + STUCK_S:
+            return
+        time.sleep(0.002)  # a tracker ends by itself when all are gone that could have told it something
 
 
 def _wait(pid: int, options: int = 0) -> None:
@@ -111,12 +114,14 @@ class Guard:
         self.marker = f"{os.getpid()}-{time.monotonic_ns()}"
         """The value of VARIABLE for this agent's ranks."""
         read_end, self._pipe = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 _guard(read_end, self.marker)
             finally:
                 os._exit(0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(read_end)
 
     def add(self, rank_pid: int) -> None:
@@ -134,10 +139,8 @@ class Guard:
 
 
 def _guard(pipe: int, marker: str) -> None:
+    """All signals are blocked, and stay so but for the two that cannot be: whoever means the job means its agent."""
     os.setsid()
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
     quiet = os.open(os.devnull, os.O_RDWR)
     for target in range(3):
         os.dup2(quiet, target)
@@ -147,9 +150,12 @@ def _guard(pipe: int, marker: str) -> None:
     while data := os.read(3, 1 << 12):  # ended by the agent's end, or by `close`
         told += data
     ranks = {int(line) for line in told.split()}
+    began = time.monotonic()
     while left := [pid for pid, session in family().sessions.items() if session in ranks or _has_marker(pid, marker)]:
-        rest = [pid for pid in left if not _is_tracker(pid)]
+        passed_s = time.monotonic() - began
+        if passed_s > STUCK_S:
+            return
+        rest = [pid for pid in left if passed_s > TRACKER_S or not _is_tracker(pid)]
         for pid in rest:
             kill(pid)
-        if not rest:
-            time.sleep(0.01)
+        time.sleep(0.01 if passed_s < TRACKER_S else 0.2)

@@ -125,11 +125,11 @@ class Streams:
 
     def _prefix(self, seat: Seat) -> bytes:
         if not self._options.line_prefix:
-            return f"[{self._options.role}{place(self._options, seat)}]:".encode()
+            return os.fsencode(f"[{self._options.role}{place(self._options, seat)}]:")
         from string import Template
 
         fields = {"role_name": self._options.role, "rank": str(seat.rank), "local_rank": str(seat.local_rank)}
-        return Template(self._options.line_prefix).safe_substitute(fields).encode()
+        return os.fsencode(Template(self._options.line_prefix).safe_substitute(fields))
 
     def _filtered_file(self, path: Path) -> LogFile:
         if path not in self._filtered:

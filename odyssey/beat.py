@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import operator
-import os
-import socket
-import struct
-import sys
 import time
-from pathlib import Path
 from typing import SupportsIndex
 
 INTERVAL_S = 1.0
 """Beats within this time after one that was sent are not sent: a loop may call at each of its steps."""
 
 _due = 0.0
-_rank_pid: int | None = None
-"""The process that beats; 0 where no agent listens."""
 _untold: SupportsIndex | None = None
 """The step of a beat that was not sent."""
 
@@ -29,15 +22,13 @@ def heartbeat(step: SupportsIndex | None = None) -> None:
     small message. Does nothing where no agent listens, as under plain `python`, and in processes that the rank starts.
     Raises TypeError for a step that is no whole number.
     """
-    global _due, _rank_pid, _untold
+    global _due, _untold
     now = time.monotonic()
     if now < _due:
         _untold = step
         return
     number = operator.index(step) if step is not None else None
     _due, _untold = now + INTERVAL_S, None
-    if _rank_pid is None:
-        _rank_pid = os.getpid() if _agent_listens() else 0
     _send(number)
 
 
@@ -50,35 +41,9 @@ def tell_last_step() -> None:
 
 
 def _send(step: int | None) -> None:
-    if _rank_pid != os.getpid():
-        return
     from odyssey.link import connect
     from odyssey.messages import Beat
 
     link = connect()
-    assert link is not None
-    link.report(Beat(step))
-
-
-def _agent_listens() -> bool:
-    """Whether the descriptor in our environment is this process's connection to the agent.
-
-    A process that the rank has started may have inherited the variable, and something else at that number.
-    """
-    fd = os.environ.get("ODYSSEY_AGENT_FD", "")
-    multiprocessing = sys.modules.get("multiprocessing")
-    if not fd.isdigit() or (multiprocessing is not None and multiprocessing.parent_process() is not None):
-        return False
-    leader = os.getsid(0)
-    if leader == os.getpid():
-        return True  # the agent started this very process
-    try:  # below a program that was started as the rank: `bash -c 'python train.py'`
-        agent = int(Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[1])
-        with socket.socket(fileno=os.dup(int(fd))) as connection:
-            if connection.family != socket.AF_UNIX:
-                return False
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    except OSError:
-        return False
-    peer, _, _ = struct.unpack("iII", credentials)
-    return bool(peer == agent)
+    if link is not None:
+        link.report(Beat(step))

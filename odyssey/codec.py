@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from odyssey.text import all_as_unicode
+
 MAX_WHY = 300
 """Characters of a reason, part of which the other side has written."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -66,8 +68,11 @@ class Json:
 
 
 def to_json(value: Any) -> bytes:
-    """One line. What msgspec would write as `null` for want of a word is spelled out."""
-    text = msgspec.json.encode(value)
+    """One line. What msgspec would write as `null` for want of a word is spelled out, and so is text that is no Unicode."""
+    try:
+        text = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_spelled(all_as_unicode(msgspec.to_builtins(value))))
     if b"null" not in text:  # nearly always, above all for a step
         return text
     return msgspec.json.encode(_spelled(msgspec.to_builtins(value)))

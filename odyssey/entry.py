@@ -23,6 +23,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from odyssey.shadow import first_folder
+from odyssey.text import as_unicode
 from odyssey.zygote import RUN_PATH, STACKS_FILE, STACKS_SIGNAL, Entry, command
 
 GROUP_END_S = 0.05
@@ -30,11 +32,15 @@ _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def become(cwd: str, environment: dict[str, str], streams: Sequence[int]) -> None:
-    """Take directory, environment and streams of the rank, and nothing from the zygote that every process has for itself."""
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
+def become(cwd: bytes, environment: dict[bytes, bytes], streams: Sequence[int]) -> None:
+    """Take directory, environment and streams of the rank, and nothing from the zygote that every process has for itself.
+
+    `cwd`: empty to stay where the zygote is.
+    """
+    if cwd:
+        os.chdir(cwd)
+    os.environb.clear()
+    os.environb.update(environment)
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)  # inheritable, as these three have to be
         os.close(descriptor)
@@ -83,29 +89,22 @@ def _say_nothing(kind: type[BaseException], error: BaseException, trace: types.T
 def _body(entry: Entry, script: str, main: types.ModuleType) -> tuple[Callable[[], object], str]:
     """What runs it, and the file name of the first frame that a traceback shows."""
     run_as_main = runpy._run_module_as_main  # type: ignore[attr-defined]  # what the interpreter itself calls
+    if (folder := first_folder(entry, script)) is not None:
+        sys.path.insert(0, folder)
     match entry:
         case "module":
             sys.argv[0] = "-m"
-            _put_first(os.getcwd())
             return lambda: run_as_main(script, True), "<frozen runpy>"
         case "path":
             sys.argv.insert(0, "-c")
-            _put_first("")
             return lambda: exec(compile(RUN_PATH, "<string>", "exec", dont_inherit=True), vars(main)), "<string>"
         case "script" if pkgutil.get_importer(script) is not None:
-            sys.path.insert(0, os.path.abspath(script))
             return lambda: run_as_main("__main__", False), "<frozen runpy>"
         case "script":
             path = os.path.abspath(script)
-            _put_first(os.path.dirname(os.path.realpath(script)))
             loader = importlib.machinery.SourceFileLoader("__main__", path)
             vars(main).update(__file__=path, __loader__=loader, __cached__=None)
             return lambda: exec(_compiled(path), vars(main)), path
-
-
-def _put_first(folder: str) -> None:
-    if not sys.flags.safe_path:
-        sys.path.insert(0, folder)
 
 
 def _compiled(path: str) -> types.CodeType:
@@ -188,5 +187,5 @@ def _name_process() -> None:
     """`ps` and `pkill -f` show the script's command line; `top` and `pgrep` the interpreter's name, as ever."""
     from setproctitle import setproctitle
 
-    setproctitle(" ".join(sys.orig_argv))
+    setproctitle(as_unicode(" ".join(sys.orig_argv)))
     _libc.prctl(_PR_SET_NAME, os.path.basename(sys.executable).encode()[:15], 0, 0, 0)

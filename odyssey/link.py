@@ -1,7 +1,12 @@
 """The rank's end of the socket to its agent: reports go out from any thread, one thread reads the orders.
 
-The agent passes the socket as an inherited descriptor whose number is in ODYSSEY_AGENT_FD. End of file on it means that
-the agent is gone: the rank then ends itself at once, so nothing is ever orphaned.
+The agent passes the socket as an inherited descriptor. End of file on it means that the agent is gone: the rank then ends
+itself at once, so nothing is ever orphaned.
+
+ODYSSEY_AGENT_FD has the descriptor's number. What the rank starts inherits the variable, and at that number may have anything
+or the socket itself; it is no rank, and must not speak for one. So only the process that the agent has started takes it. Where
+that is a program (`--no-python`), the rank may be a Python below it, `bash -c 'python train.py'`: then the value is `FD:AGENT`,
+with the agent's process id, and the first to take it keeps it from those that it starts.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import traceback
@@ -18,6 +24,7 @@ from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
 from odyssey.frames import users_frames
 from odyssey.messages import Deframer, Failed, Order, Report, send
+from odyssey.text import as_unicode
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 MAX_TEXT = 1 << 20
@@ -62,14 +69,36 @@ class Link:
 
 
 _link: Link | None = None
+_owner = 0
+"""The process that has made it: forks of that one have inherited it."""
 
 
 def connect() -> Link | None:
-    """The link of this process, made at the first call; None where no agent has started it."""
-    global _link
-    if _link is None and AGENT_FD in os.environ:
-        _link = Link(socket.socket(fileno=int(os.environ[AGENT_FD])))
-    return _link
+    """The link of this process, made at the first call; None where this process is no rank that an agent has started."""
+    global _link, _owner
+    if _link is None and (sock := _inherited()) is not None:
+        _link, _owner = Link(sock), os.getpid()
+    return _link if _owner == os.getpid() else None
+
+
+def _inherited() -> socket.socket | None:
+    """The connection to the agent, if that is what this process has at the number, and it is meant."""
+    number, _, below = os.environ.get(AGENT_FD, "").partition(":")
+    try:
+        sock = socket.socket(fileno=int(number))
+    except (ValueError, OSError):
+        return None
+    # Who made the pair of sockets; 0 from within another namespace, into which only a program can have put us.
+    is_unix = sock.family == socket.AF_UNIX
+    maker, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)) if is_unix else (-1, 0, 0)
+    if not below and maker == os.getppid():
+        return sock
+    multiprocessing = sys.modules.get("multiprocessing")
+    if below.isdigit() and maker in (int(below), 0) and (multiprocessing is None or multiprocessing.parent_process() is None):
+        sock.set_inheritable(False)
+        return sock
+    sock.detach()
+    return None
 
 
 def report_failure(error: BaseException) -> None:
@@ -87,7 +116,7 @@ def report_failure(error: BaseException) -> None:
 def _told(text: str) -> str:
     """As it can be sent: what the script has put into its exception may be of any length, and no Unicode."""
     cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}\n…\n{text[-MAX_TEXT // 2 :]}"
-    return cut.encode("utf-8", "backslashreplace").decode()
+    return as_unicode(cut)
 
 
 def _what(error: BaseException) -> str:

@@ -19,6 +19,7 @@ import msgspec
 
 from odyssey.codec import Count, Malformed, Packed
 from odyssey.plan import Plan, Stage
+from odyssey.text import all_as_unicode
 
 Position = tuple[int, int]
 SAME_CALLS = "let all ranks make the same calls in the same order"
@@ -341,7 +342,10 @@ _encoder = msgspec.msgpack.Encoder()
 
 def frame(message: msgspec.Struct) -> bytes:
     """The bytes that carry `message`, an order, a report, or what agents say to each other, on a socket."""
-    body = _encoder.encode(message)
+    try:
+        body = _encoder.encode(message)
+    except UnicodeEncodeError:
+        body = _encoder.encode(all_as_unicode(msgspec.to_builtins(message)))
     return _LENGTH.pack(len(body)) + body
 
 

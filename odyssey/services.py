@@ -36,7 +36,7 @@ class ForkTimers(msgspec.Struct, frozen=True, tag=True):
     """End ranks whose timers (torch.distributed.elastic.timer) expire. `path`: of the pipe that they are told through."""
 
     number: int
-    path: str
+    path: bytes
     run_id: str
     agent: int
 
@@ -74,7 +74,7 @@ def run_timers(request: ForkTimers) -> NoReturn:
     from torch.distributed.elastic.timer.file_based_local_timer import FileTimerServer
 
     _be_quiet()
-    FileTimerServer(request.path, request.run_id, max_interval=0.1).start()
+    FileTimerServer(os.fsdecode(request.path), request.run_id, max_interval=0.1).start()
     while True:
         signal.pause()
 

@@ -15,11 +15,17 @@ if __name__ == "__main__":
     # Started by path, so that `-m` and `-P` leave no trace in the ranks: our own folder must not be importable from.
     if not sys.flags.safe_path:
         del sys.path[0]
+    at_start = frozenset(sys.modules)
+    import os
+
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    __import__("odyssey")  # this one, whatever PYTHONPATH has
+    del sys.path[0]
     import odyssey.zygote as zygote
 
     if sys.argv[2:] == ["once"]:
         zygote.serve_once(int(sys.argv[1]))
-    zygote.main(int(sys.argv[1]))
+    zygote.main(int(sys.argv[1]), at_start)
     sys.exit()
 
 import array
@@ -30,7 +36,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NoReturn
 
 import msgspec
@@ -38,6 +44,7 @@ import msgspec
 from odyssey import preload
 from odyssey.codec import Pid
 from odyssey.services import ForkLookup, ForkStore, ForkTimers, run_lookup, run_store, run_timers
+from odyssey.shadow import find_shadow
 
 PACKET_BYTES = 1 << 18
 MAX_BATCH = 32
@@ -67,14 +74,15 @@ def command(entry: Entry, script: str, arguments: Sequence[str]) -> list[str]:
 class ForkRank(msgspec.Struct, frozen=True, tag=True):
     """Run `script` in a fork. Descriptors: stdin, stdout, stderr, agent socket (its number goes to `fd_variable`).
 
-    `numa_binding`: how to bind it to processors, empty for not at all; `local_rank`: to those of which GPU.
+    What the system hands from process to process is bytes, and need not be Unicode. `numa_binding`: how to bind it to
+    processors, empty for not at all; `local_rank`: to those of which GPU.
     """
 
     number: int
-    script: str
-    arguments: tuple[str, ...]
-    cwd: str
-    environment: dict[str, str]
+    script: bytes
+    arguments: tuple[bytes, ...]
+    cwd: bytes
+    environment: dict[bytes, bytes]
     fd_variable: str
     agent: int
     entry: Entry = "script"
@@ -97,7 +105,8 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
     """The zygote can fork now; or it ends, because its forks would not be safe.
 
     `threads`: of its process, safe is one; `has_cuda`: CUDA is initialised; `error`: an import failed; `left_out`: after
-    Import, modules that must not be asked for, and why.
+    Import, modules that must not be asked for, and why; `shadow`: a file of the script's, which a process of its own would
+    have imported instead of a module that is here already.
     """
 
     seconds: float
@@ -105,10 +114,11 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
     has_cuda: bool = False
     error: str = ""
     left_out: dict[str, str] = {}
+    shadow: str = ""
 
     @property
     def is_safe(self) -> bool:
-        return self.threads == 1 and not (self.has_cuda or self.error or self.left_out)
+        return self.threads == 1 and not (self.has_cuda or self.error or self.left_out or self.shadow)
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -124,15 +134,23 @@ _requests = msgspec.msgpack.Decoder(Request)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def main(fd: int) -> None:
-    """Import, then serve until the agent is gone. In a fork this returns, or raises, when the script has."""
+def main(fd: int, at_start: Collection[str]) -> None:
+    """Import, then serve until the agent is gone. In a fork this returns, or raises, when the script has.
+
+    `at_start`: modules that any interpreter has before it looks at the script.
+    """
     _die_with_parent()
     import setproctitle
 
     setproctitle.getproctitle()  # it finds the place of the command line by that of the environment, which will move
     modules = os.environ.pop("ODYSSEY_ZYGOTE_IMPORTS", "torch torch.distributed").split()
     our_variables = os.environ.pop("ODYSSEY_ZYGOTE_VARIABLES", "").split()
-    request, descriptors = _serve(socket.socket(fileno=fd), modules, our_variables)
+    entry, _, script = os.environ.pop("ODYSSEY_ZYGOTE_SCRIPT", "").partition(" ")
+
+    def shadow() -> str:
+        return find_shadow(entry, script, at_start) if script else ""
+
+    request, descriptors = _serve(socket.socket(fileno=fd), modules, our_variables, shadow)
     if isinstance(request, ForkRank):
         _run_rank(request, descriptors)
     elif request is not None:
@@ -157,14 +175,16 @@ def _run_service(request: Request, descriptors: list[int]) -> NoReturn:
             raise TypeError(request)
 
 
-def _serve(control: socket.socket, modules: list[str], our_variables: list[str]) -> tuple[Fork | None, list[int]]:
+def _serve(
+    control: socket.socket, modules: list[str], our_variables: list[str], shadow: Callable[[], str]
+) -> tuple[Fork | None, list[int]]:
     """Fork for each request. Returns in the forks with their request, in the zygote with None when the agent is gone."""
     control.set_inheritable(False)
     started = time.monotonic()
     error = _import(modules)
     for name in our_variables:
         os.environ.pop(name, None)
-    if not _is_ready(control, started, error, {}):
+    if not _is_ready(control, started, error, {}, shadow()):
         return None, []
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the middle processes
     while batch := _receive_batch(control):
@@ -174,7 +194,7 @@ def _serve(control: socket.socket, modules: list[str], our_variables: list[str])
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # modules may start processes and wait for them
                 left_out = preload.import_all(request.modules, request.variables)
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-                if not _is_ready(control, started, "", left_out):
+                if not _is_ready(control, started, "", left_out, shadow()):
                     return None, []
         mine = _fork_twice(control, [(request, found) for request, found in batch if not isinstance(request, Import)])
         for request, descriptors in batch:
@@ -211,9 +231,10 @@ def _import(modules: list[str]) -> str:
     return ""
 
 
-def _is_ready(control: socket.socket, started: float, error: str, left_out: dict[str, str]) -> bool:
+def _is_ready(control: socket.socket, started: float, error: str, left_out: dict[str, str], shadow: str) -> bool:
     """Tell the agent. False if there is nothing to be forked from this process."""
-    imported = Imported(time.monotonic() - started, preload.n_threads(), preload.has_cuda(), error, left_out)
+    seconds = time.monotonic() - started
+    imported = Imported(seconds, preload.n_threads(), preload.has_cuda(), error, left_out, shadow)
     try:
         control.send(_encoder.encode(imported))
     except OSError:
@@ -275,11 +296,11 @@ def _run_rank(request: ForkRank, descriptors: list[int]) -> None:
         from odyssey import binding
 
         binding.bind(request.numa_binding, request.local_rank)
-    variables = {**request.environment, request.fd_variable: str(descriptors[3])}
+    variables = {**request.environment, os.fsencode(request.fd_variable): b"%d" % descriptors[3]}
     entry.become(request.cwd, variables, descriptors[:3])
     preload.repair()
     preload.tell_at_first_step()
-    for name in ("zygote", "services", "entry", "preload", "binding"):
+    for name in ("zygote", "services", "entry", "preload", "binding", "shadow", "text"):
         sys.modules.pop(f"odyssey.{name}", None)
         vars(sys.modules["odyssey"]).pop(name, None)
-    entry.run(request.entry, request.script, request.arguments)
+    entry.run(request.entry, os.fsdecode(request.script), [os.fsdecode(argument) for argument in request.arguments])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import io
 import os
 import sys
 import traceback
@@ -55,6 +56,8 @@ def _open_missing_streams() -> None:
 def exit_code_of(command: Callable[[], int]) -> int:
     """Run a command; every way in which it can fail is an exit code, and a message where the user needs one."""
     _open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: the name of a file need not be Unicode
     try:
         return command()
     except OdysseyError as error:

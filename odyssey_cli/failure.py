@@ -27,7 +27,11 @@ NARROWEST, WIDEST = 60, 100
 def print_failure(failure: Failure, folder: str) -> None:
     """On stderr, in colour where that is a terminal. `folder`: with the logs of the job; may be empty."""
     width = shutil.get_terminal_size((WIDEST, 24)).columns
-    print(render(failure, folder, width, cwd=os.getcwd(), in_colour=sys.stderr.isatty()), file=sys.stderr)
+    try:
+        cwd = os.getcwd()
+    except OSError:
+        cwd = ""  # it was removed while the job ran
+    print(render(failure, folder, width, cwd=cwd, in_colour=sys.stderr.isatty()), file=sys.stderr)
 
 
 def render(failure: Failure, folder: str, width: int, *, cwd: str = "", in_colour: bool = False) -> str:

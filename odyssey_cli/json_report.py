@@ -26,6 +26,7 @@ from typing import Any
 
 from launcher.chronicle import Chronicle, failure_of
 from launcher.failures import RankEnd
+from odyssey.text import all_as_unicode
 
 
 def report(chronicle: Chronicle, code: int) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def write(path: Path, chronicle: Chronicle, code: int) -> None:
     """The whole file or nothing: whoever waits for it finds it complete. Raises OSError."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(json.dumps(report(chronicle, code), indent=2) + "\n")
+        part.write_text(json.dumps(all_as_unicode(report(chronicle, code)), indent=2) + "\n")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ class Request:
 def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) -> Request:
     """Raises UsageError for what cannot be meant or cannot be run, and HelpAsked for `--help`."""
     given = parse(argv, environment, command)
+    preflight.working_directory()
     entry = _entry(given)
     interpreter = _interpreter(given, entry)
     preflight.entry(given.script, entry, interpreter)

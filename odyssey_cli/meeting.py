@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from launcher.options import Rendezvous, RunOptions
 from odyssey.errors import UsageError
+from odyssey.text import as_unicode
 from odyssey_cli import arguments as text
 from odyssey_cli.launch_parser import Given
 
@@ -46,6 +47,8 @@ def meeting(given: Given) -> Meeting:
     _check_is_host(conf)
 
     def made(rendezvous: Rendezvous, agents: tuple[int, int], host: str, port: int, rank: int | None, id: str) -> Meeting:
+        if as_unicode(id) != id:
+            raise UsageError(f"{run_id.name}: {id!r} is no UTF-8", "agents tell each other of it: give another")
         return Meeting(rendezvous, *agents, host, port, rank, id, join_timeout_s, last_call_s)
 
     def alone(host: str, port: int, id: str) -> Meeting:
@@ -71,7 +74,8 @@ def meeting(given: Given) -> Meeting:
         if endpoint:
             host, number = _endpoint(endpoint, given.value("rdzv_endpoint").name, STATIC_PORT)
         else:
-            host, number = _host(given.value("master_addr").text), STATIC_PORT if port is None else port
+            addr = given.value("master_addr")
+            host, number = _host(addr.text, addr.name), STATIC_PORT if port is None else port
         if max_agents == 1:
             return alone(host, number, run_id.text if run_id.is_given else "")
         _check_fixed_port(number, max_agents, endpoint, given)
@@ -149,7 +153,7 @@ def _endpoint(endpoint: str, name: str, default_port: int) -> tuple[str, int]:
         return "localhost", default_port
     is_address = endpoint.startswith("[") and endpoint.endswith("]")
     host, colon, port = (endpoint, "", "") if is_address or ":" not in endpoint else endpoint.rpartition(":")
-    host = _host(host)
+    host = _host(host, name)
     if colon and not (port.isdigit() and int(port) <= 65535):
         raise UsageError(f"{name}: {port!r} is no port, in {endpoint!r}", "give HOST:PORT with a port from 0 to 65535")
     if not re.fullmatch(r"[\w.:-]+", host):
@@ -166,8 +170,12 @@ def _no_such_agent(given: Given, node_rank: int, n_agents: int) -> UsageError:
     return UsageError(what, f"give 0 to {n_agents - 1}, or a larger --nnodes")
 
 
-def _host(host: str) -> str:
+def _host(host: str, name: str) -> str:
     """Without the brackets of an IPv6 address."""
+    try:
+        host.encode("ascii" if host.isascii() else "idna")  # as the resolver will
+    except UnicodeError:
+        raise UsageError(f"{name}: {host!r} is no host", "give a name that can be resolved, or an address") from None
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 

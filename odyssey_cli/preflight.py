@@ -20,6 +20,15 @@ _FILES_OF_AGENT, _FILES_PER_RANK = 64, 8
 """Descriptors that the agent has open: its own, and a rank's socket, pipes and logs."""
 
 
+def working_directory() -> None:
+    """Check that there is one: neither torch nor Python's own import can be without."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        why = "was removed" if isinstance(error, FileNotFoundError) else f"cannot be told: {error.strerror}"
+        raise UsageError(f"the working directory {why}", "`cd` to one that exists, and start there") from None
+
+
 def entry(script: str, entry: Entry, interpreter: str) -> None:
     """Check that `script` is what `entry` says it is, as far as that can be said without running any of it."""
     match entry:

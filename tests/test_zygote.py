@@ -41,9 +41,10 @@ class Forks:
         ours, theirs = socket.socketpair()
         out, err = (cwd / f"{self._number}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull) as stdin:
-            environment = {**os.environ, **variables}
+            environment = {os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, **variables}.items()}
+            line = tuple(map(os.fsencode, arguments))
             request = zygote.ForkRank(
-                self._number, str(script), arguments, str(cwd), environment, "ODYSSEY_AGENT_FD", os.getpid(), entry
+                self._number, os.fsencode(script), line, bytes(cwd), environment, "ODYSSEY_AGENT_FD", os.getpid(), entry
             )
             self.zygote.request(request, [stdin.fileno(), stdout.fileno(), stderr.fileno(), theirs.fileno()])
         theirs.close()
@@ -273,5 +274,5 @@ def test_the_end_of_the_agents_socket_ends_the_zygote() -> None:
 
 
 def test_requests_have_a_text_form() -> None:
-    request = zygote.ForkRank(1, "a.py", ("-x",), "/", {"A": "b"}, "FD", 2)
+    request = zygote.ForkRank(1, b"a.py", (b"-x",), b"/", {b"A": b"b"}, "FD", 2)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=zygote.Request) == request

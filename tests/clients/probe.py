@@ -33,7 +33,7 @@ def store_answers():
 def facts():
     main = sys.modules["__main__"]
     with open("/proc/self/cmdline", "rb") as file:
-        command = [part.decode() for part in file.read().split(b"\0")[:-1]]
+        command = [os.fsdecode(part) for part in file.read().split(b"\0")[:-1]]
     return {
         "env": dict(os.environ),
         "argv": sys.argv,
