@@ -47,6 +47,7 @@ from launcher.wire import (
     SpawnRank,
     Told,
     ToRank,
+    Waits,
     Welcome,
 )
 from odyssey.codec import for_people
@@ -89,6 +90,8 @@ class Member:
         self._channel: Channel | None = None
         self._is_in = False
         """The leading agent has said Welcome."""
+        self._is_waiting = False
+        """It has said that there is no place yet."""
         self._code: int | None = None
         self._failure: OdysseyError | None = None
         self._began = self._loop.clock()
@@ -197,6 +200,9 @@ class Member:
                 self._is_in = True
                 self._processes.run_id = run_id
                 self._say(f"joined the job led at {self._store} as its agent {number}")
+            case Waits(what=what):
+                self._is_waiting = True
+                self._say(f"{what}; this agent waits for a place, or for the end of the job")
             case Refused(what=what, help=help):
                 self._fail(what, help)
             case SpawnRank(process=number, seat=seat):
@@ -239,7 +245,10 @@ class Member:
             kill(pid, number)
 
     def _leader_is_gone(self, why: str) -> None:
-        if self._code is None and not self._is_in:  # it, or another one, may take us yet
+        if self._code is None and self._is_waiting and not self._is_in:
+            self._say(f"the job led at {self._store} has ended without this agent")
+            self._end(ExitCode.OK)
+        elif self._code is None and not self._is_in:  # it, or another one, may take us yet
             self._channel = None
             self._trouble = f"the leading agent has not answered ({why})"
             self._loop.later(RETRY_S, self._connect)

@@ -75,6 +75,12 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     help: str
 
 
+class Waits(msgspec.Struct, frozen=True, tag=True):
+    """The job has all its agents: the member waits for a place, and ends well if the job ends first."""
+
+    what: str
+
+
 class SpawnRank(msgspec.Struct, frozen=True, tag=True):
     """Start a process. `process`: its number, the leader's own count over all."""
 
@@ -127,4 +133,4 @@ class JobIsOver(msgspec.Struct, frozen=True, tag=True):
     story: tuple[Event, ...] = ()
 
 
-FromLeader = Welcome | Refused | SpawnRank | ToRank | EndRanks | KillRank | Drill | KillAll | Signal | JobIsOver
+FromLeader = Welcome | Refused | Waits | SpawnRank | ToRank | EndRanks | KillRank | Drill | KillAll | Signal | JobIsOver

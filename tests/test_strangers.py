@@ -221,6 +221,16 @@ def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: Leader, say
     assert len(leader.lost) == 1
 
 
+def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: Leader) -> None:
+    leader.hub.end(0, "", "", ())
+    late = leader.connect(join(leader.token))
+    leader.until(lambda: select.select([late], [], [], 0)[0])
+    (answer,) = list(Deframer(wire.FromLeader).feed(late.recv(1 << 16)))
+    assert answer == wire.Waits("the job is over")
+    assert leader.ends(late)
+    assert leader.hub.have_ended
+
+
 # -- live --------------------------------------------------------------------------------------------------------------
 
 
