@@ -65,7 +65,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The member is in. `run_id`: TORCHELASTIC_RUN_ID."""
 
     number: Count
-    run_id: str
+    run_id: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -117,16 +117,17 @@ def test_a_late_agent_joins_at_once(start: Callable[..., Agent]) -> None:
 
 
 def test_a_surplus_agent_waits_and_its_end_is_no_failure(start: Callable[..., Agent]) -> None:
-    agents = [start("--wait", "9"), start("--wait", "9")]
-    for agent in agents:
-        agent.until(lambda line: line.startswith("SEAT"))
+    first = start("--wait", "9")
+    first.until(lambda line: "leading at" in line)
+    second = start("--wait", "9")
+    first.until(lambda line: line.startswith("SEAT"))
     surplus, left = start(), start()
     for agent in (surplus, left):
         agent.until(lambda line: "the job has all its 2 agents; this agent waits" in line)
     left.process.send_signal(signal.SIGINT)
     assert left.end() == 130
-    agents[0].process.send_signal(signal.SIGTERM)
-    assert [agent.end() for agent in agents] == [143, 143], agents[0].lines
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == second.end() == 143, first.lines + second.lines
     assert surplus.end() == 0, surplus.lines
 
 

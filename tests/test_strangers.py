@@ -356,6 +356,27 @@ def test_a_store_that_names_no_leading_agent_is_told_of(false_leader: Callable[.
     assert "Traceback" not in said
 
 
+RAISES = """
+import os
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("a\\0b\\udcff" + "x" * 3_000_000)
+print(os.environ["ODYSSEY_LAST_FAILURE"][:60], flush=True)
+"""
+
+
+@pytest.mark.parametrize("zygote", ["1", "0"])
+def test_what_a_script_raises_may_be_anything(
+    tmp_path: Path, nothing_left: None, monkeypatch: pytest.MonkeyPatch, zygote: str
+) -> None:
+    monkeypatch.setenv("ODYSSEY_ZYGOTE", zygote)
+    script = tmp_path / "raises.py"
+    script.write_text(RAISES)
+    options = RunOptions(str(script), max_restarts=1, retries_same_failure=True, log_dir=tmp_path / "logs", capture_output=True)
+    ran = Ran(options)
+    assert ran.code == 0, ran.events
+    assert ran.text().startswith("rank 0 ")
+
+
 SENDS = """
 import os, socket, sys, time
 data = {data!r}

@@ -19,7 +19,6 @@ FILES = {
     "folder/__main__.py": BROKEN,
     "package/__init__.py": "",
     "package/train.py": BROKEN,
-    "job.py": "import odyssey\njob = odyssey.Job(\n",
     "tabs.py": "if 1:\n\tx = 1\n        y = 2\n",
 }
 FORK, SPAWN = {}, {"ODYSSEY_ZYGOTE": "0"}
@@ -47,7 +46,6 @@ def python_says(scene: Scene, *entry: str) -> list[str]:
         (("folder",), FORK),
         (("-m", "package.train"), FORK),
         (("-m", "package.train"), SPAWN),
-        (("job.py",), FORK),
         (("tabs.py",), SPAWN),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "spawn" if value else "fork",
