@@ -130,6 +130,8 @@ def _if_all_joined(state: State, event: Event) -> Step:
         return state, ()
     if (difference := gate.model_difference(state.models)) is not None:
         return end(state, 1, difference, "all ranks must build the same model: check what depends on the rank")
+    if (given := gate.difference_at_start(state.models)) is not None:
+        return end(state, 1, *given)
     state = replace(state, joined_after_s=event.time - state.started_at)
     if state.profile is None:
         return transition.measure(state)

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.options import RunOptions, Seat
+from odyssey.codec import for_people
 from odyssey.errors import UsageError
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 """See odyssey/link.py."""
+MAX_FAILURE = 4096
+"""Characters of the last failure: what scripts raise may be of any length, and hold what no variable can."""
 
 
 def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
@@ -69,7 +72,7 @@ def for_rank(
         "ODYSSEY_MAX_RESTARTS": str(seat.max_restarts),
         "ODYSSEY_ATTEMPT": str(seat.attempt),
         # One line, such as `rank 2 was lost (SIGKILL)`; empty in the first attempt.
-        "ODYSSEY_LAST_FAILURE": seat.last_failure,
+        "ODYSSEY_LAST_FAILURE": for_people(seat.last_failure, MAX_FAILURE),
     }
 
 

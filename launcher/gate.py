@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import zip_longest
+
+from msgspec.structs import replace
 
 from launcher.events import RankPaused, RankReady
 from launcher.state import ranks_text
@@ -12,6 +15,7 @@ from odyssey.plan import Plan
 
 def model_difference(models: Mapping[int, ModelSpec]) -> str | None:
     """Which ranks were given another model than the others, and the first layer or value that differs."""
+    models = {rank: replace(model, optimizers=(), values=()) for rank, model in models.items()}
     first_rank = min(models)
     first = models[first_rank]
     others = {rank: model for rank, model in models.items() if model != first}
@@ -29,6 +33,28 @@ def model_difference(models: Mapping[int, ModelSpec]) -> str | None:
     fields = [name for name in ModelSpec.__struct_fields__ if getattr(first, name) != getattr(others[rank], name)]
     values = f"{getattr(others[rank], fields[0])}, expected {getattr(first, fields[0])}"
     return f"{where}: {fields[0]} is {values}"
+
+
+def difference_at_start(models: Mapping[int, ModelSpec]) -> tuple[str, str] | None:
+    """What ranks with the same model were given differently all the same, and what to do about it: that no rank has trained
+    yet is assumed."""
+    first_rank = min(models)
+    first = models[first_rank]
+    for rank, model in sorted(models.items()):
+        for mine, its in zip_longest(first.optimizers, model.optimizers, fillvalue="none"):
+            if mine != its:
+                return (
+                    f"rank {rank} trains with {its}, rank {first_rank} with {mine}",
+                    "let optimizer() and scheduler() make the same on all ranks: no learning rate that depends on the rank",
+                )
+        for layer, (mine, its) in enumerate(zip(first.values, model.values, strict=False)):
+            if mine != its:
+                name = first.layers[layer].name
+                return (
+                    f"rank {rank} built layer {layer} ({name}) with other values than rank {first_rank}",
+                    "let layers() depend on the seed only, not on the rank, the host or the time",
+                )
+    return None
 
 
 def roll_forward_problem(paused: Mapping[int, RankPaused], results: tuple[Result, ...]) -> str | None:

@@ -6,7 +6,7 @@ Pure: time is an argument. With all of `max_agents` the job begins at once; with
 from __future__ import annotations
 
 from launcher.options import Rendezvous, RunOptions
-from launcher.wire import Join, Refused
+from launcher.wire import Join, Refused, Waits
 from launcher.world import AgentInfo
 
 
@@ -23,8 +23,8 @@ class Gathering:
         """By number. An agent that leaves is taken out by its owner."""
         self._note_enough(now)
 
-    def join(self, join: Join, now: float) -> AgentInfo | Refused:
-        """Take in an agent, or say why not."""
+    def join(self, join: Join, now: float) -> AgentInfo | Waits | Refused:
+        """Take in an agent, or say why not, or not yet."""
         if join.version != _version():
             return Refused(
                 f"this agent is Odyssey {join.version}, the job's is {_version()}", "install the same version on all hosts"
@@ -41,9 +41,7 @@ class Gathering:
                 "give each agent a node rank of its own",
             )
         if len(self.agents) >= self._options.max_agents:
-            return Refused(
-                f"the job has all its {self._options.max_agents} agents", "start it with a larger --nnodes, for example MIN:MAX"
-            )
+            return Waits(f"the job has all its {self._options.max_agents} agents")
         agent = AgentInfo(self._next_number, join.host, join.pid, join.n_ranks, join.role, join.node_rank)
         self._next_number += 1
         self.agents[agent.number] = agent

@@ -32,12 +32,12 @@ from launcher.wire import (
     KillAll,
     KillRank,
     Leaving,
-    Refused,
     Signal,
     SpawnRank,
     Stopped,
     Told,
     ToRank,
+    Waits,
     Welcome,
 )
 from launcher.world import AgentInfo
@@ -106,6 +106,8 @@ class Hub:
         self._number = 0
         self.n_losses = 0
         self._is_over = False
+        self._waiting: dict[Channel, Join] = {}
+        """Agents beyond those that the job may have, in the order in which they came."""
         self._token = secrets.token_hex(16)
         self._listener: socket.socket | None = None
 
@@ -150,17 +152,33 @@ class Hub:
         if not secrets.compare_digest(message.token.encode(), self._token.encode()):
             self._dismiss(channel)
             return
-        answer = self._gathering.join(message, self._loop.clock())
-        channel.send(answer if isinstance(answer, Refused) else Welcome(answer.number, self._run_id))
-        if isinstance(answer, Refused):
+        answer = Waits("the job is over") if self._is_over else self._gathering.join(message, self._loop.clock())
+        if isinstance(answer, AgentInfo):
+            self._strangers.pop(channel).cancel()
+            self._take_in(channel, answer)
+            return
+        channel.send(answer)
+        if self._is_over:
+            self._dismiss(channel)
+        elif isinstance(answer, Waits):
+            self._say(f"an agent of {message.host} (process {message.pid}) waits for a place: {answer.what}")
+            self._strangers.pop(channel).cancel()
+            self._waiting[channel] = message
+            channel.become(FromMember, lambda message: None, lambda why: self._give_up(channel))
+        else:
             self._say(f"refused an agent of {message.host} (process {message.pid}): {answer.what}")
             # It closes the connection when it has read why, or is dismissed in time; what else it says is not heard.
             channel.become(FromMember, lambda message: None, lambda why: self._dismiss(channel))
-            return
-        self._strangers.pop(channel).cancel()
-        self._channels[answer.number] = channel
-        channel.become(FromMember, partial(self._received, answer.number), partial(self._end_member, answer.number))
-        self._joined(answer)
+
+    def _take_in(self, channel: Channel, agent: AgentInfo) -> None:
+        channel.send(Welcome(agent.number, self._run_id))
+        self._channels[agent.number] = channel
+        channel.become(FromMember, partial(self._received, agent.number), partial(self._end_member, agent.number))
+        self._joined(agent)
+
+    def _give_up(self, waiting: Channel) -> None:
+        del self._waiting[waiting]
+        waiting.close()
 
     # -- what members tell ---------------------------------------------------------------------------------------------
 
@@ -218,8 +236,14 @@ class Hub:
         for process in [process for process in self._living.values() if process.agent == agent]:
             self._is_gone(process)
         self.n_losses += 1
-        if not self._is_over:
-            self._lost(info, why)
+        if self._is_over:
+            return
+        self._lost(info, why)
+        for waiting, join in list(self._waiting.items()):
+            answer = self._gathering.join(join, self._loop.clock())
+            if isinstance(answer, AgentInfo):
+                del self._waiting[waiting]
+                self._take_in(waiting, answer)
 
     # -- what members are to do ----------------------------------------------------------------------------------------
 
@@ -266,6 +290,8 @@ class Hub:
     def end(self, code: int, reason: str, help: str, story: tuple[Event, ...]) -> None:
         """Send all home. Their connections end when their ranks have."""
         self._is_over = True
+        for waiting in list(self._waiting):
+            self._give_up(waiting)
         for channel in self._channels.values():
             channel.send(JobIsOver(code, reason, help, story))
 
@@ -287,6 +313,8 @@ class Hub:
     def close(self) -> None:
         for stranger in list(self._strangers):
             self._dismiss(stranger)
+        for waiting in list(self._waiting):
+            self._give_up(waiting)
         for channel in self._channels.values():
             channel.close()
         if self._listener is not None:

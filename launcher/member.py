@@ -49,6 +49,7 @@ from launcher.wire import (
     Stopped,
     Told,
     ToRank,
+    Waits,
     Welcome,
 )
 from odyssey.codec import for_people
@@ -92,6 +93,8 @@ class Member:
         self._channel: Channel | None = None
         self._is_in = False
         """The leading agent has said Welcome."""
+        self._is_waiting = False
+        """It has said that there is no place yet."""
         self._code: int | None = None
         self._is_hurried = False
         """Told to end for the second time, or left alone: nothing is waited for any more."""
@@ -219,6 +222,9 @@ class Member:
                 self._is_in = True
                 self._processes.run_id = run_id
                 self._say(f"joined the job led at {self._store} as its agent {number}")
+            case Waits(what=what):
+                self._is_waiting = True
+                self._say(f"{what}; this agent waits for a place, or for the end of the job")
             case Refused(what=what, help=help):
                 self._fail(what, help)
             case SpawnRank(process=number, seat=seat):
@@ -264,6 +270,9 @@ class Member:
     def _leader_is_gone(self, why: str) -> None:
         if self._is_job_over:
             self._hurry()  # it waits for its members to end, unless it was told not to
+        elif self._code is None and self._is_waiting and not self._is_in:
+            self._say(f"the job led at {self._store} has ended without this agent")
+            self._end(ExitCode.OK)
         elif self._code is None and not self._is_in:  # it, or another one, may take us yet
             self._channel = None
             self._trouble = f"the leading agent has not answered ({why})"

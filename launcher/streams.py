@@ -273,7 +273,7 @@ class Tail:
                     data = file.read(TAIL_BYTES)
             except OSError:
                 data = None  # it was moved or removed: then its end is not known
-        return (data or b"").decode(errors="replace").strip()
+        return (data or b"").decode(errors="replace").rstrip().lstrip("\r\n")
 
 
 class Relay:

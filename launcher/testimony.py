@@ -18,6 +18,10 @@ _OF_A_RANK = re.compile(r"^\[rank\d+\]:\s?")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(: |$)")
 
 
+_OF_THE_PARSER = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
+"""Has no `File` line above it where the source cannot even be decoded."""
+
+
 def testimony(tail: str, error_file: str, log: str, *, was_ended: bool) -> Testimony:
     """Of a rank that has not told its exception itself. `tail`: the last lines of its stderr.
 
@@ -65,7 +69,8 @@ def _last_exception(lines: list[str]) -> tuple[str, str, int] | None:
     """(exception, traceback, number of lines up to its end). The beginning may be cut off."""
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
     if not frames:
-        return None
+        of_parser = lines and _OF_THE_PARSER.match(lines[-1])
+        return (lines[-1].strip(), lines[-1], len(lines)) if of_parser else None
     end = frames[-1] + 1
     while end < len(lines) and lines[end].startswith(" "):
         end += 1

@@ -25,6 +25,7 @@ MOVE_DEADLINE_S = 120.0
 """Longer than the time-out of a process group (60 s), whose end tells more."""
 JOIN_DEADLINE_S = 60.0
 """For a respawned rank; ten times what the first start took, if that is longer."""
+_ALIKE = "let layers() and optimizer() depend on the seed only, not on the rank, the host or the time"
 _REPORT = "this is a bug of Odyssey or of the machine: please report it with the job's events.jsonl"
 
 
@@ -205,7 +206,8 @@ def rank_ready(state: State, event: Event, body: RankReady) -> Step:
     assert plan is not None
     held_before = {rank: report.held for rank, report in state.paused.items()}
     if (problem := gate.gate_problem(plan, state.ready, state.end, held_before)) is not None:
-        return end(state, 1, f"the ranks do not agree before generation {state.generation}: {problem}", _REPORT)
+        help = _REPORT if state.plan is not None else f"{_ALIKE}; if they do, {_REPORT}"
+        return end(state, 1, f"the ranks do not agree before generation {state.generation}: {problem}", help)
     went = _went(state, event, plan)
     state = replace(
         state,

@@ -72,7 +72,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The member is in. `run_id`: TORCHELASTIC_RUN_ID."""
 
     number: Count
-    run_id: str
+    run_id: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -80,6 +80,12 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
     what: str
     help: str
+
+
+class Waits(msgspec.Struct, frozen=True, tag=True):
+    """The job has all its agents: the member waits for a place, and ends well if the job ends first."""
+
+    what: str
 
 
 class SpawnRank(msgspec.Struct, frozen=True, tag=True):
@@ -134,4 +140,4 @@ class JobIsOver(msgspec.Struct, frozen=True, tag=True):
     story: tuple[Event, ...] = ()
 
 
-FromLeader = Welcome | Refused | SpawnRank | ToRank | EndRanks | KillRank | Drill | KillAll | Signal | JobIsOver
+FromLeader = Welcome | Refused | Waits | SpawnRank | ToRank | EndRanks | KillRank | Drill | KillAll | Signal | JobIsOver

@@ -5,6 +5,9 @@ OdysseyError            root: what is wrong and where, and a help line that says
 ├── PlanError           a Plan that contradicts itself or the state of the ranks
 ├── ProfileError        a profile that cannot be read or does not belong to the model
 ├── JobError            what a training script passes to `odyssey.Job`
+│   ├── OptimizerError  its optimizer() makes none, or one of other parameters than it was given
+│   ├── SchedulerError  its scheduler() makes none, or one of another optimizer
+│   ├── AutocastError   a type that a Job cannot compute in
 │   └── NonFiniteLoss   the loss became NaN or infinite
 └── StateLost           layers whose last holder is gone
 """
@@ -38,6 +41,18 @@ class ProfileError(OdysseyError):
 
 class JobError(OdysseyError):
     """What a training script handed to `odyssey.Job` cannot be trained."""
+
+
+class OptimizerError(JobError):
+    """What `optimizer()` returned would not train just the parameters that it was given."""
+
+
+class SchedulerError(JobError):
+    """What `scheduler()` returned would not set the learning rate of the optimizer that it was given."""
+
+
+class AutocastError(JobError):
+    """`autocast` is a type that a Job cannot compute in."""
 
 
 class NonFiniteLoss(JobError):

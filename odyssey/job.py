@@ -31,13 +31,13 @@ from odyssey.engine import Engine
 from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
 from odyssey.evaluation import evaluate_body
 from odyssey.frames import users_frames
+from odyssey.given import OptimizerFactory, SchedulerFactory, check_autocast
 from odyssey.local import LocalSession
 from odyssey.messages import ModelSpec
 from odyssey.model import LayerFactory, Model
 from odyssey.plan import Plan
 from odyssey.recipe import Recipe
 from odyssey.session import Session, Values, Work
-from odyssey.unit import OptimizerFactory, SchedulerFactory
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class Job:
         tuple or dict of tensors. It runs under `seed`. An element may be a function that builds the module; it is then
         called only on ranks that hold the layer. Modules may share parameters.
         `loss(output, target)`: scalar, the mean over the samples of a micro-batch.
-        `optimizer(parameters)`: called once for each layer. `scheduler(optimizer)`: likewise, stepped after each step.
+        `optimizer(parameters)`: called for each layer; must step just these, alike on all ranks. `scheduler(optimizer)`:
+        likewise, stepped after each step. Both are called once at the start for a look at what they make.
         `data[i]`: `(input, target)` of a sample. `global_batch` samples make a step, in micro-batches of `micro_batch`.
         `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
         `device`: default this rank's GPU if there is one, else the CPU.
@@ -95,6 +96,7 @@ class Job:
             raise JobError(
                 "started by another launcher", "start it with `odyssey run`, which brings the same flags as torchrun"
             )
+        check_autocast(autocast)
         self._global_batch = global_batch
         self._clip_norm = clip_norm
         self._loss = loss
@@ -116,6 +118,8 @@ class Job:
             n_samples=len(data),
             seed=seed,
             device=device.type,
+            optimizers=self._model.optimizers(),
+            values=self._model.values() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else (),
         )
         recipe = Recipe(
             spec=spec,

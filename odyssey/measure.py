@@ -22,13 +22,13 @@ from torch.utils import _pytree as pytree
 from odyssey.boundary import describe, flatten
 from odyssey.clock import now_s
 from odyssey.engine import on_device
+from odyssey.given import OptimizerFactory
 from odyssey.groups import Groups
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model import Model, size_bytes
 from odyssey.moves import receive_state, send_state
 from odyssey.plan import Stage
 from odyssey.recipe import Recipe
-from odyssey.unit import OptimizerFactory
 
 N_REPEATS = 5
 PROBE_BYTES = 1 << 20

@@ -66,6 +66,10 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     `ties`: sets of layers that share a parameter. `tie_bytes`: bytes of each tie's shared parameters (counted in none
     of the layers).
+
+    `optimizers`: in words, what the script makes to train the layers; `values`: digests of the layers as built, empty for
+    one that only its holders build, or where they were not taken. Both count before the first step only: a rank that joins
+    later takes state over from others.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -76,6 +80,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     n_samples: int
     seed: int
     device: str
+    optimizers: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -19,8 +19,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from odyssey.errors import JobError
+from odyssey.given import OptimizerFactory, SchedulerFactory
 from odyssey.messages import LayerSpec
-from odyssey.unit import OptimizerFactory, SchedulerFactory, Unit
+from odyssey.state import digest
+from odyssey.unit import Unit
 
 LayerFactory = Callable[[], nn.Module]
 Occurrence = tuple[int, str]  # layer number and the parameter's name in it
@@ -95,6 +97,26 @@ class Model:
 
     def _shared_of(self, tie: int) -> list[tuple[Occurrence, ...]]:
         return [shared for shared in self._shared if tuple(sorted({i for i, _ in shared})) == self.ties[tie]]
+
+    def optimizers(self) -> tuple[str, ...]:
+        """In words, what the script makes to train these layers, each only once. Raises JobError for what would not."""
+        everything = frozenset(range(len(self.layers)))
+        words: dict[str, None] = {}
+        with torch.random.fork_rng(devices=[]):
+            for number in self.units_of(everything):
+                named = {
+                    name: nn.Parameter(torch.empty_like(p, device=self.device), requires_grad=p.requires_grad)
+                    for name, p in self._named(number, everything).items()
+                }
+                words[Unit(named, self._optimizer, self._scheduler).words()] = None
+        return tuple(words)
+
+    def values(self) -> tuple[str, ...]:
+        """For each layer as built a digest of its values; empty for those that only who holds them builds."""
+        return tuple(
+            "" if i in self._factories else digest([*layer.named_parameters(), *layer.named_buffers()])
+            for i, layer in enumerate(self.layers)
+        )
 
     def call(self, layer: int, value: Any) -> Any:
         """Run a layer. An exception that it raises says which one it was."""

@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 
 from odyssey.data import Prefetcher
 from odyssey.errors import JobError
+from odyssey.given import OptimizerFactory
 from odyssey.messages import ModelSpec
 from odyssey.plan import Plan
-from odyssey.unit import OptimizerFactory
 
 
 class Recipe(NamedTuple):

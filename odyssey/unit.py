@@ -6,7 +6,7 @@ Its state arrives elsewhere as it was, bit for bit: torch's own `Optimizer.load_
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
-SchedulerFactory = Callable[[Optimizer], Any]
+from odyssey.given import OptimizerFactory, SchedulerFactory, in_words, made_optimizer, made_scheduler
 
 
 class Unit:
@@ -24,8 +23,13 @@ class Unit:
     def __init__(self, named: dict[str, nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None) -> None:
         self.named = named
         self.trainable = [parameter for parameter in named.values() if parameter.requires_grad]
-        self.optimizer = optimizer(self.trainable) if self.trainable else None
-        self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
+        trainable = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        self.optimizer = made_optimizer(optimizer, trainable) if trainable else None
+        self.scheduler = made_scheduler(scheduler, self.optimizer) if scheduler and self.optimizer else None
+
+    def words(self) -> str:
+        """Its optimizer and scheduler; empty for none."""
+        return in_words(self.optimizer, self.scheduler) if self.optimizer is not None else ""
 
     def progress(self) -> dict[str, Any]:
         """State of optimizer and scheduler. Tensors are their own."""

@@ -41,25 +41,6 @@ def entry(script: str, entry: Entry, interpreter: str) -> None:
             text.script(script)
             if not os.access(script, os.R_OK):
                 raise UsageError(f"{script}: no permission to read it", f"look at `ls -l {script}`")
-            source = os.path.join(script, "__main__.py") if os.path.isdir(script) else script
-            if source.endswith(".py") and not interpreter:
-                _syntax(source)
-
-
-def _syntax(script: str) -> None:
-    """Compile it, as every rank would: a typing error is told once, before anything is started."""
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks print them
-            compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        place = f"{script}:{error.lineno}" if error.lineno else script
-        line = (error.text or "").strip()
-        raise UsageError(f"{place}: {error.msg}", f"the line is: {line}" if line else "correct the script") from None
-    except ValueError as error:
-        raise UsageError(f"{script}: {error}", "is it a Python script?") from None
 
 
 def _module(name: str) -> None:

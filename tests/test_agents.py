@@ -40,7 +40,7 @@ class Agent:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "odyssey_cli", "run", *arguments],
             cwd=ROOT,
-            env={**os.environ, MARK: "1", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, MARK: str(os.getpid()), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -94,7 +94,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
 
 def _is_ours(process: psutil.Process) -> bool:
     try:
-        return MARK in process.environ()
+        return process.environ().get(MARK) == str(os.getpid())  # not of another run of these tests
     except psutil.Error:
         return False
 
@@ -113,6 +113,34 @@ def test_a_late_agent_joins_at_once(start: Callable[..., Agent]) -> None:
     second = start("--wait", "2", nnodes="1:2")
     assert first.end() == 0 and second.end() == 0, first.lines + second.lines
     assert first.seats() | second.seats() == {"0 1 0 0 1", "0 2 0 0 2", "1 2 1 0 2"}
+
+
+def test_a_surplus_agent_waits_and_its_end_is_no_failure(start: Callable[..., Agent]) -> None:
+    first = start("--wait", "9")
+    first.until(lambda line: "leading at" in line)
+    second = start("--wait", "9")
+    first.until(lambda line: line.startswith("SEAT"))
+    surplus, left = start(), start()
+    for agent in (surplus, left):
+        agent.until(lambda line: "the job has all its 2 agents; this agent waits" in line)
+    left.process.send_signal(signal.SIGINT)
+    assert left.end() == 130
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == second.end() == 143, first.lines + second.lines
+    assert surplus.end() == 0, surplus.lines
+
+
+def test_a_surplus_agent_takes_the_place_of_one_that_is_lost(start: Callable[..., Agent]) -> None:
+    first = start("--wait", "9", max_restarts=1)
+    first.until(lambda line: "leading at" in line)
+    lost = start("--wait", "9", max_restarts=1)
+    lost.until(lambda line: line.startswith("SEAT 0"))
+    surplus = start(max_restarts=1)
+    surplus.until(lambda line: "this agent waits for a place" in line)
+    lost.process.kill()
+    surplus.until(lambda line: line.startswith("SEAT 1 1 2"))
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == 143
 
 
 def test_a_killed_agent_is_noticed_though_no_rank_communicates(start: Callable[..., Agent]) -> None:

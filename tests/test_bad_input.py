@@ -204,10 +204,11 @@ def test_layers_that_do_not_fit_in_memory(run: Run, profile: Path, tmp_path: Pat
 # -- the script -------------------------------------------------------------------------------------------------------
 
 
-def test_a_syntax_error_is_told_once_before_any_rank_is_started(run: Run) -> None:
-    said = run("def broken(:", "--nodes", 2)
+def test_a_syntax_error_is_the_scripts(run: Run) -> None:
+    said = run("def broken(:", "--nodes", 1)
     line = SCRIPT.splitlines().index("FAULT") + 1
-    said.assert_one_error(2, f"script.py:{line}: invalid syntax", "the line is: def broken(:")
+    assert said.code == 1
+    assert said.errors == [f"rank 0 failed: SyntaxError: invalid syntax (script.py, line {line})"]
 
 
 def test_all_ranks_raise_before_the_job(run: Run) -> None:

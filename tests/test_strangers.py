@@ -221,6 +221,16 @@ def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: Leader, say
     assert len(leader.lost) == 1
 
 
+def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: Leader) -> None:
+    leader.hub.end(0, "", "", ())
+    late = leader.connect(join(leader.token))
+    leader.until(lambda: select.select([late], [], [], 0)[0])
+    (answer,) = list(Deframer(wire.FromLeader).feed(late.recv(1 << 16)))
+    assert answer == wire.Waits("the job is over")
+    assert leader.ends(late)
+    assert leader.hub.have_ended
+
+
 # -- live --------------------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +354,27 @@ def test_a_store_that_names_no_leading_agent_is_told_of(false_leader: Callable[.
     said = "".join(agent.lines)
     assert "does not say where the leading agent listens" in said
     assert "Traceback" not in said
+
+
+RAISES = """
+import os
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("a\\0b\\udcff" + "x" * 3_000_000)
+print(os.environ["ODYSSEY_LAST_FAILURE"][:60], flush=True)
+"""
+
+
+@pytest.mark.parametrize("zygote", ["1", "0"])
+def test_what_a_script_raises_may_be_anything(
+    tmp_path: Path, nothing_left: None, monkeypatch: pytest.MonkeyPatch, zygote: str
+) -> None:
+    monkeypatch.setenv("ODYSSEY_ZYGOTE", zygote)
+    script = tmp_path / "raises.py"
+    script.write_text(RAISES)
+    options = RunOptions(str(script), max_restarts=1, retries_same_failure=True, log_dir=tmp_path / "logs", capture_output=True)
+    ran = Ran(options)
+    assert ran.code == 0, ran.events
+    assert ran.text().startswith("rank 0 ")
 
 
 SENDS = """
