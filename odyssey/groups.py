@@ -22,6 +22,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 # A group that is cut in the middle of a wait may, rarely, wait on until this: nobody waits for it any more.
 TIMEOUT = timedelta(seconds=60)
+NO_LIMIT = timedelta(days=365)
+"""For a wait on what another rank does for as long as it takes: writes a file, runs the script's own code."""
 
 
 class Cut(Exception):
@@ -92,9 +94,11 @@ class Groups:
         if self._cut is not None:
             raise Cut(self._cut)
 
-    def all_reduce(self, tensor: torch.Tensor, group: Any = None) -> Any:
+    def all_reduce(self, tensor: torch.Tensor, group: Any = None, limit: timedelta = TIMEOUT) -> Any:
         """Start a sum of `tensor` over `group` (default: all workers) in place; wait for the work it returns by `wait`."""
-        return self._start(lambda: (group or self.world).allreduce([tensor]))
+        options = dist.AllreduceOptions()
+        options.timeout = limit
+        return self._start(lambda: (group or self.world).allreduce([tensor], options))
 
     def send(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed."""

@@ -38,11 +38,14 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def position_after(result: Result) -> Position:
-    """The position of the unit that follows `result`. A `load` goes on at the step that the checkpoint was saved at."""
+    """The position of the unit that follows `result`. A `load` goes on at the step that the checkpoint was saved at.
+
+    So does a `resume`. Where nothing was loaded their value is below 0.
+    """
     step, n_units = result.position
     if result.kind == "step":
         return (step + 1, 0)
-    if result.kind == "load":
+    if result.kind in ("load", "resume") and result.values[0] >= 0:
         return (int(result.values[0]), n_units + 1)
     return (step, n_units + 1)
 
