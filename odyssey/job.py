@@ -4,9 +4,9 @@
     for step in job.steps(1000):
         ...
 
-Every rank runs the same script and makes the same calls of `steps`, `evaluate`, `state_dict`, `load_state_dict`, `save`
-and `load` in the same order. Which rank holds which layers, and how, is the plan's business and may change between any
-two steps.
+Every rank runs the same script and makes the same calls of `steps`, `evaluate`, `once`, `once_with_state`, `state_dict`,
+`load_state_dict`, `save` and `load` in the same order. Which rank holds which layers, and how, is the plan's business and
+may change between any two steps.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from odyssey.frames import users_frames
 from odyssey.local import LocalSession
 from odyssey.messages import ModelSpec
 from odyssey.model import LayerFactory, Model
+from odyssey.once import Once
 from odyssey.plan import Plan
 from odyssey.recipe import Recipe
 from odyssey.session import Session, Values, Work
@@ -207,6 +208,32 @@ class Job:
 
         work = Work("evaluate", lambda engine: evaluate_body(engine, data), conclude, lambda engine, values: None)
         return self._session.run(work)[0]
+
+    # -- acts of one rank -----------------------------------------------------------------------------------------------
+
+    def once(self, action: Callable[[], object]) -> None:
+        """Have one rank run `action`, and go on when it has been completed. All ranks call it.
+
+        At least once, and known to be done: it is run again only if the rank that ran it was lost before any other knew, so
+        let it bear that (write a file beside and rename it). An exception of it is the script's. The rank is the one that
+        has been in the job the longest.
+        """
+        self._once(action, lambda engine, runner: None)
+
+    def once_with_state(self, action: Callable[[dict[str, Any]], object]) -> None:
+        """As `once`, with the whole model's state, as `state_dict` gives it, for `action(state)`."""
+        step = self.next_step
+        gathered: dict[str, Any] = {}
+
+        def gather(engine: Engine, runner: int) -> None:
+            gathered.clear()
+            gathered.update(checkpoint.gather(engine, self._model, step, runner))
+
+        self._once(lambda: action(gathered), gather)
+
+    def _once(self, action: Callable[[], object], prepare: Callable[[Engine, int], None]) -> None:
+        once = Once(action, prepare, self._session.joined_step, self._session.outside)
+        self._session.run(Work("once", once.body, lambda sums: (0.0,), lambda engine, values: None))
 
     # -- state --------------------------------------------------------------------------------------------------------
 
