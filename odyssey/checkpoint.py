@@ -1,8 +1,8 @@
 """State in a form free of the layout: by the names of parameters, whoever held them.
 
 `model`: `layers.3.attention.weight` -> tensor, persistent buffers among them; a tied parameter stands under each of its
-names. `optimizer`: for each unit, the optimizer's state by the name of the parameter, its groups' settings, and the
-scheduler. `step`: number of committed steps.
+names. `optimizer`: for each unit, the optimizer's state by the name of the parameter, what else it keeps (`shared`), its
+groups' settings, and the scheduler. `step`: number of committed steps.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 
 from odyssey.engine import Engine
 from odyssey.errors import JobError
-from odyssey.model import Model, Unit, full_name
+from odyssey.model import Model, full_name
 from odyssey.moves import receive_state, send_state
+from odyssey.unit import Unit
 
 
 def local_state(model: Model, layers: Collection[int], step: int) -> dict[str, Any]:
@@ -30,12 +31,12 @@ def local_state(model: Model, layers: Collection[int], step: int) -> dict[str, A
 
 def _unit_state(model: Model, number: int) -> dict[str, Any]:
     progress = model.units[number].progress()
-    if progress["optimizer"] is None:
-        return {"state": {}, "groups": [], "scheduler": progress["scheduler"]}
+    packed = progress["optimizer"] or {"state": {}, "param_groups": []}
     names = [name for name, parameter in model.units[number].named.items() if parameter.requires_grad]
-    packed = progress["optimizer"]
+    by_name = [key for key, values in packed["state"].items() if isinstance(key, int) and isinstance(values, dict)]
     return {
-        "state": {names[i]: values for i, values in packed["state"].items()},
+        "state": {names[key]: packed["state"][key] for key in by_name},
+        "shared": {key: values for key, values in packed["state"].items() if key not in by_name},
         "groups": packed["param_groups"],
         "scheduler": progress["scheduler"],
     }
@@ -51,7 +52,7 @@ def take(model: Model, state: dict[str, Any]) -> None:
         saved = state["optimizer"][str(number)]
         names = [name for name, parameter in unit.named.items() if parameter.requires_grad]
         packed = {
-            "state": {i: saved["state"][name] for i, name in enumerate(names) if name in saved["state"]},
+            "state": {i: saved["state"][name] for i, name in enumerate(names) if name in saved["state"]} | saved["shared"],
             "param_groups": saved["groups"],
         }
         unit.load_progress({"optimizer": packed, "scheduler": saved["scheduler"]})

@@ -231,8 +231,7 @@ def _flat(state: dict[str, Any]) -> dict[str, Any]:
     """One level, keys with slashes: `model/layers.0.weight`, `optimizer/0/state/layers.0.weight/exp_avg`, `step`."""
     flat = {f"model/{name}": tensor for name, tensor in state["model"].items()}
     for number, unit in state["optimizer"].items():
-        flat[f"optimizer/{number}/groups"] = unit["groups"]
-        flat[f"optimizer/{number}/scheduler"] = unit["scheduler"]
+        flat |= {f"optimizer/{number}/{part}": unit[part] for part in ("shared", "groups", "scheduler")}
         for name, values in unit["state"].items():
             flat |= {f"optimizer/{number}/state/{name}/{key}": value for key, value in values.items()}
     return {**flat, "step": state["step"]}
@@ -245,7 +244,7 @@ def _nested(flat: dict[str, Any]) -> dict[str, Any]:
         if part == "model":
             state["model"][rest[0]] = value
         elif part == "optimizer":
-            unit = state["optimizer"].setdefault(rest[0], {"state": {}, "groups": [], "scheduler": None})
+            unit = state["optimizer"].setdefault(rest[0], {"state": {}})
             if rest[1] == "state":
                 unit["state"].setdefault(rest[2], {})[rest[3]] = value
             else:
