@@ -32,7 +32,7 @@ from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
 from odyssey.evaluation import evaluate_body
 from odyssey.frames import users_frames
 from odyssey.local import LocalSession
-from odyssey.messages import ModelSpec
+from odyssey.messages import NOTHING, UNUSABLE, ModelSpec
 from odyssey.model import LayerFactory, Model
 from odyssey.once import Once
 from odyssey.plan import Plan
@@ -298,7 +298,7 @@ class Job:
         def body(engine: Engine) -> Sequence[float]:
             nonlocal found
             found = read(engine)
-            value = _UNUSABLE if isinstance(found, JobError) else _NOTHING if found is None else float(found["step"])
+            value = UNUSABLE if isinstance(found, JobError) else NOTHING if found is None else float(found["step"])
             return (value if engine.worker == engine.plan.leader else 0.0,)
 
         def take(engine: Engine, values: Values) -> None:
@@ -306,12 +306,10 @@ class Job:
                 checkpoint.take(self._model, found)
 
         values = self._session.run(Work(kind, body, lambda sums: (sums[0],), take))
-        if values[0] == _UNUSABLE:
+        if values[0] == UNUSABLE:
             raise found if isinstance(found, JobError) else JobError(f"{kind}: no usable checkpoint", _TOLD_BY_OTHERS)
 
 
-_NOTHING, _UNUSABLE = -1.0, -2.0
-"""In place of the step: there is no checkpoint; there is something, which cannot be used."""
 _TOLD_BY_OTHERS = "another rank tells why"
 
 

@@ -25,6 +25,10 @@ SAME_CALLS = "let all ranks make the same calls in the same order"
 """What helps where ranks are in different units."""
 
 
+NOTHING, UNUSABLE = -1.0, -2.0
+"""In place of the step that a `load` or `resume` leads to: there is no checkpoint; there is something that cannot be used."""
+
+
 class Result(msgspec.Struct, frozen=True):
     """What the last reduction of the unit at `position` gave: (loss, gradient norm or 0) of a `step`, (loss,) of `evaluate`."""
 
@@ -33,8 +37,10 @@ class Result(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if self.kind == "load" and not (self.values and self.values[0] >= 0 and self.values[0].is_integer()):
-            raise ValueError(f"a load that leads to no step: {self.values}")
+        if self.kind in ("load", "resume") and not (
+            self.values and self.values[0].is_integer() and (self.values[0] >= 0 or self.values[0] in (NOTHING, UNUSABLE))
+        ):
+            raise ValueError(f"a {self.kind} that leads to no step: {self.values}")
 
 
 def position_after(result: Result) -> Position:
