@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from odyssey.codec import Json, Malformed, to_json
 from odyssey.errors import JobError
 
 MANIFEST = "manifest.json"
@@ -46,6 +47,9 @@ class Manifest(msgspec.Struct, frozen=True):
     number: int
     step: int
     files: Mapping[str, FileRecord]
+
+
+_MANIFEST = Json(Manifest)
 
 
 class Found(NamedTuple):
@@ -91,11 +95,11 @@ def _age(found: Found) -> tuple[int, str]:
 
 def _found(path: Path) -> Found:
     try:
-        return Found(path, msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest))
+        return Found(path, _MANIFEST.decode((path / MANIFEST).read_bytes()))
     except OSError as error:
         return Found(path, None, f"{MANIFEST}: {error.strerror}")
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return Found(path, None, f"{MANIFEST} is not one")
+    except Malformed as error:
+        return Found(path, None, f"{MANIFEST} is not one: {error}")
 
 
 def verify(path: Path, manifest: Manifest, name: str) -> None:
@@ -145,7 +149,7 @@ def complete(path: Path, step: int, files: Mapping[str, FileRecord]) -> None:
     manifest = Manifest(format=1, number=max(numbers, default=0) + 1, step=step, files=files)
     partial = path / f"{MANIFEST}.part"
     with partial.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(manifest)))
+        file.write(msgspec.json.format(to_json(manifest)))
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path / MANIFEST)
