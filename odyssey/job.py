@@ -40,6 +40,9 @@ from odyssey.recipe import Recipe
 from odyssey.session import Session, Values, Work
 from odyssey.unit import OptimizerFactory, SchedulerFactory
 
+_newest: Session | None = None
+"""Of the last Job that the script has made under an agent. Those before are over."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -70,7 +73,7 @@ class Job:
         device: torch.device | str | None = None,
         resume: str | Path | None = None,
     ) -> None:
-        """Describe the job and wait until this rank has its part of it.
+        """Describe the job and wait until this rank has its part of it. A Job that the script has made before is over then.
 
         `layers()`: the model as a list of modules, each called with what the one before returned: a tensor, or a nested
         tuple or dict of tensors. It runs under `seed`. An element may be a function that builds the module; it is then
@@ -134,7 +137,10 @@ class Job:
         if connection is None:
             self._session = LocalSession(self._model, recipe)
         else:
-            self._session = Session(connection, int(os.environ["RANK"]), self._model, recipe)
+            global _newest
+            if _newest is not None:
+                _newest.finish()
+            self._session = _newest = Session(connection, int(os.environ["RANK"]), self._model, recipe, _newest)
             self._session.start()
             atexit.register(self._session.finish)
         if resume is not None:

@@ -192,11 +192,12 @@ Order = Measure | Pause | Prepare | Go | Follow | Finish | Ping | Stop
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The script has built its `odyssey.Job`. Ask for a plan."""
+    """The script has built its `odyssey.Job`. Ask for a plan. `job`: which one of the script's, counted from 1."""
 
     rank: int
     pid: int
     model: ModelSpec
+    job: Count = 1
 
 
 class Measured(msgspec.Struct, frozen=True, tag=True):
@@ -320,7 +321,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """The script came to its end and the rank is about to exit with 0."""
+    """The script came to its end, and the rank is about to exit with 0; or to that of its Job, and makes another one."""
 
     position: Position
 

@@ -84,8 +84,11 @@ class Session:
     rank came in.
     """
 
-    def __init__(self, link: Link, rank: int, model: Model, recipe: Recipe) -> None:
+    def __init__(self, link: Link, rank: int, model: Model, recipe: Recipe, before: Session | None) -> None:
+        """`before`: of the Job that the script made before this one, which is over."""
         self.rank = rank
+        self._job: int = 1 if before is None else before._job + 1
+        self._is_over = False
         self.model = model
         self.plan: Plan | None = None
         self.position: Position = (0, 0)
@@ -110,11 +113,16 @@ class Session:
         self._groups: Groups | None = None
         self._inside = True  # the main thread is in a unit, or starting: it answers Pause itself
         self._running: int | None = None  # the generation that runs; None until the next Go
-        self._paused_for = 0  # the newest generation that a Pause announced
-        self._answered_for = 0  # the newest one for which Paused was reported
+        # The newest generation that a Pause announced, and the newest one for which Paused was reported. Orders of an earlier
+        # Job may still be on their way: they are of generations that it knew.
+        self._paused_for: int = 0 if before is None else max(before._paused_for, before._prepared) + 1
+        self._answered_for = self._paused_for
 
     def finish(self) -> None:
-        """The script has come to its end: say so if it is a good one, and let go of the groups."""
+        """The script has come to its end, or makes another Job: say so if it is a good one, and let go of the groups."""
+        if self._is_over:
+            return
+        self._is_over = True
         if not self._link.has_failed:
             self._link.report(Finished(self.position))
         if self._groups is not None:
@@ -155,7 +163,7 @@ class Session:
     def start(self) -> None:
         """Report to the agent, and wait until a generation runs."""
         self._link.listen(self._handle)
-        self._link.report(Hello(self.rank, os.getpid(), self._recipe.spec))
+        self._link.report(Hello(self.rank, os.getpid(), self._recipe.spec, self._job))
         self._obey()
         self._leave()
 
@@ -166,6 +174,8 @@ class Session:
 
         On a rank that rejoins, the units that others did meanwhile are not run again: their results are returned.
         """
+        if self._is_over:
+            raise JobError(f"{work.kind}: this Job is over, the script has made another one since", "use one Job after another")
         if self.replaying:
             return self._replay(work.kind)
         if self._finished:
@@ -273,6 +283,8 @@ class Session:
                     self._roll_forward((order.result,))
                     if self._taken_over is not None:
                         return
+                elif isinstance(order, Finish) and self._job > 1 and not self._prepared:
+                    pass  # it was for the Job before
                 elif isinstance(order, Finish):
                     self._finished = True
                     self._roll_forward(order.results)
