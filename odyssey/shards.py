@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
@@ -35,6 +35,8 @@ from odyssey.model import Model
 from odyssey.moves import receive_state, send_state
 
 _METADATA = ".metadata"
+_AS_IT_IS = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
+"""The keys are flat already, and to look for sharded tensors in the values would leave out what is empty."""
 T = TypeVar("T")
 
 
@@ -52,7 +54,7 @@ def save(engine: Engine, model: Model, step: int, folder: Path, keep: int) -> Jo
     """
     plan, me, groups = engine.plan, engine.worker, engine.groups
     own = {layer for layer in model.held if plan.holders(layer)[0] == me}
-    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner = DefaultSavePlanner(**_AS_IT_IS)
     planner.set_up_planner(_flat(local_state(model, own, step)), is_coordinator=me == plan.leader)
     mine = planner.create_local_plan()
 
@@ -184,7 +186,7 @@ def _read_held(model: Model, path: Path, manifest: Manifest) -> dict[str, Any]:
     for name in sorted(names):
         folders.verify(path, manifest, name)
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # it says that each rank reads by itself
-        load_into(wanted, storage_reader=reader, no_dist=True)
+        load_into(wanted, storage_reader=reader, planner=DefaultLoadPlanner(**_AS_IT_IS), no_dist=True)
     state = _nested(wanted)
     check(model, state, model.held)
     return state
@@ -238,7 +240,7 @@ def _flat(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    state: dict[str, Any] = {"model": {}, "optimizer": {}, "step": flat["step"]}
+    state: dict[str, Any] = {"model": {}, "optimizer": {}}
     for key, value in flat.items():
         part, *rest = key.split("/")
         if part == "model":
@@ -249,4 +251,6 @@ def _nested(flat: dict[str, Any]) -> dict[str, Any]:
                 unit["state"].setdefault(rest[2], {})[rest[3]] = value
             else:
                 unit[rest[1]] = value
+        else:
+            state[part] = value
     return state

@@ -194,3 +194,32 @@ def test_a_job_resumes_or_begins(tmp_path: Path) -> None:
     second = job(resume=tmp_path)
     assert second.next_step == 2
     assert [step.loss for step in second.steps(4)] == undisturbed[2:]
+
+
+class Odd(torch.optim.SGD):
+    """Keeps what torch's own do not: empty and nested values, counts, state of no parameter, another dtype."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["empty"], state["nothing"], state["count"] = {}, None, state.get("count", 0) + 1
+                state["nested"] = {"list": [parameter.detach().float(), []], "wide": parameter.detach().double() / 3}
+        self.state["shared"] = {"count": self.state["shared"].get("count", 0) + 1}
+
+
+@pytest.mark.parametrize("optimizer", [Odd, torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adafactor])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_state_comes_back_bit_for_bit(optimizer: type, dtype: torch.dtype, tmp_path: Path) -> None:
+    changes = {
+        "layers": lambda: arguments("tied")["layers"](dtype=dtype),
+        "optimizer": lambda parameters: optimizer(parameters, lr=1e-2),
+    }
+    first = job(**changes)
+    list(first.steps(2))
+    first.save(tmp_path)
+    second = job(**changes, resume=tmp_path)
+    assert is_equal(flat(first.state_dict()), flat(second.state_dict()))
+    assert [step.loss for step in first.steps(4)] == [step.loss for step in second.steps(4)]
+    assert is_equal(flat(first.state_dict()), flat(second.state_dict()))
