@@ -153,3 +153,12 @@ def test_the_result_is_written_whenever_the_leader_is_lost(delay_s: float, max_r
     ran = Ran(options(tmp_path, layout="2x1", max_restarts=max_restarts, strategy=strategy), Kill(0, N_STEPS - 1, delay_s))
     assert ran.code == 0, ran.events[-1].body
     assert_exact(tmp_path)
+
+
+def test_a_save_that_fails_on_one_rank_fails_alike_on_all_and_training_goes_on(tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, "--full", layout="1x2"))
+    assert ran.code == 0, ran.events[-1].body
+    what = f"{tmp_path}/saved: the checkpoint cannot be written: File too large"
+    assert [f"rank {rank}: {what}" in ran.output[rank, "stdout"].decode() for rank in (0, 1)] == [True, True]
+    assert_exact(tmp_path)
+    assert sorted(os.listdir(tmp_path / "saved")) == ["step-000007", "step-000008"]

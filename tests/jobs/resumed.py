@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import sys
 from functools import partial
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import odyssey
+from odyssey.errors import JobError
 from tests import models
 from tests.jobs.train import make_optimizer, make_scheduler
 
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("out", type=Path)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--full", action="store_true", help="rank 1 finds no room for its part of the save after step 3")
     parser.add_argument("--act", choices=("end", "another"))
     options = parser.parse_args()
     job = make_job(None if options.plain else options.folder)
@@ -57,6 +60,15 @@ def main() -> None:
             print(f"step {step.index} loss {step.loss!r}", flush=True)
         if options.act and step.index == options.steps - 2:
             job.once(partial(act, options, job))
+        elif options.full and step.index == 3:
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if job.rank == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+            try:
+                job.save(options.folder)
+            except JobError as error:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+                print(f"rank {job.rank}: {error.what}", flush=True)
         else:
             job.save(options.folder)
     job.once_with_state(partial(write, options.out, losses))
