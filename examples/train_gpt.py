@@ -120,9 +120,8 @@ def main() -> None:
         micro_batch=options.micro_batch,
         seed=options.seed,
         clip_norm=1.0,
+        resume=options.save,
     )
-    if options.save is not None and options.save.exists():
-        job.load(options.save)
     losses: dict[int, float] = {}
     started = time.perf_counter()
     for step in job.steps(options.steps):
@@ -134,11 +133,18 @@ def main() -> None:
             loss = job.evaluate(validation)
             if job.is_leader:
                 print(f"step {step.index}  validation loss {loss:.4f}", flush=True)
+            if options.save is not None:
+                job.save(options.save)
             started = time.perf_counter()
-    if options.save is not None:
-        job.save(options.save)
-    if job.is_leader and options.out is not None:
-        options.out.write_text(json.dumps({"losses": losses}) + "\n")
+    if options.out is not None:
+        job.once(lambda: write_losses(options.out, losses))  # by one rank, whoever is lost: the file is there afterwards
+
+
+def write_losses(path: Path, losses: dict[int, float]) -> None:
+    """Beside, and then in its place: a rank that is lost while it writes leaves no half of a file."""
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_text(json.dumps({"losses": losses}) + "\n")
+    beside.replace(path)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -152,8 +158,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--eval-every", type=int, default=30, help="steps between validations (default %(default)s)")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="checkpoint: loaded from there if it exists, saved at the end")
+    parser.add_argument("--eval-every", type=int, default=30, help="steps between validations and saves (default %(default)s)")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="save checkpoints there, and go on from the newest one")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write all losses there as JSON")
     return parser.parse_args()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from launcher import gate, membership, plain, rank_failure, transition
+from launcher import gate, membership, next_job, plain, rank_failure, transition
 from launcher.actions import (
     Action,
     EndRanks,
@@ -56,7 +56,7 @@ from launcher.restarts import GiveUp, Policy, after_progress
 from launcher.state import State, Status, ranks_text, with_result
 from launcher.world import homes
 from odyssey.errors import ProfileError
-from odyssey.messages import Finish, Follow, Pause
+from odyssey.messages import SAME_CALLS, Finish, Follow, Pause
 
 EXIT_DEADLINE_S = 10.0
 """For the other ranks, after one ended with exit code 0 that was expected to go on."""
@@ -113,6 +113,8 @@ def _rank_started(state: State, event: Event, body: RankStarted) -> Step:
 def _rank_joined(state: State, event: Event, body: RankJoined) -> Step:
     if body.rank not in state.alive:
         return state, ()
+    if body.job != state.job:
+        return _next_made(state, event, body)
     state = replace(state, models={**state.models, body.rank: body.model})
     if state.status is Status.STARTING:
         return _if_all_joined(state, event)
@@ -123,6 +125,20 @@ def _rank_joined(state: State, event: Event, body: RankJoined) -> Step:
     if state.status is Status.MOVING and state.next_plan is not None and body.rank in state.next_plan.spawned:
         return transition.if_spawned_joined(state, event)
     return state, ()
+
+
+def _next_made(state: State, event: Event, body: RankJoined) -> Step:
+    """A rank has ended this Job and made the next one, see next_job.py."""
+    state, released = _release_stranded(next_job.made(state, body))
+    state, actions = _if_all_made_next(state, event)
+    return state, (*released, *actions)
+
+
+def _if_all_made_next(state: State, event: Event) -> Step:
+    if what := next_job.problem(state):
+        return end(state, 1, what, SAME_CALLS)
+    begun = next_job.begun(state)
+    return (state, ()) if begun is None else _if_all_joined(begun, event)
 
 
 def _if_all_joined(state: State, event: Event) -> Step:
@@ -196,7 +212,7 @@ def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
     state, actions = (
         _lost_before_all_joined(state, event, rank, how) if state.status is Status.STARTING else transition.pause(state, how)
     )
-    return state, (*actions, *told)
+    return state, (*actions, *told, *next_job.not_started_again(state, rank))
 
 
 def _lost_before_all_joined(state: State, event: Event, rank: int, how: str) -> Step:
@@ -242,7 +258,7 @@ def _release_stranded(state: State) -> Step:
 
     A rank says that its script is at its end before anybody can know its exit code: only with that it is sure.
     """
-    is_sure = not state.finished.isdisjoint(state.exited) or state.finished.isdisjoint(state.alive)
+    is_sure = state.next_models or not state.finished.isdisjoint(state.exited) or state.finished.isdisjoint(state.alive)
     if not is_sure:
         return state, ()
     order = Finish(state.generation, state.results)
@@ -254,8 +270,12 @@ def _lost_while_finishing(state: State, event: Event, rank: int) -> Step:
     """No new plan: who has ended cannot take part. What is final is final, so the job has its result without this rank."""
     note = Record(Note(f"{ranks_text([rank])} was lost while the ranks were ending their scripts"))
     state = replace(state, generation=state.generation + 1, stranded=state.joined)
-    state, actions = _end_finished(state) if not state.alive else _release_stranded(state)
-    return state, (note, *actions)
+    if not state.alive:
+        state, actions = _end_finished(state)
+        return state, (note, *actions)
+    state, released = _release_stranded(state)
+    state, actions = _if_all_made_next(state, event)
+    return state, (note, *released, *actions)
 
 
 def _rank_exited(state: State, event: Event, body: RankExited) -> Step:
@@ -271,7 +291,9 @@ def _rank_exited(state: State, event: Event, body: RankExited) -> Step:
     if not state.alive:
         return _end_finished(state)
     if rank in state.finished:
-        return _release_stranded(state)
+        state, released = _release_stranded(state)
+        state, actions = _if_all_made_next(state, event)
+        return state, (*released, *actions)
     if not state.models:
         return state, ()
     reached = f"{ranks_text([rank])} ended with exit code 0 before its last step, while others still train"

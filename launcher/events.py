@@ -101,10 +101,11 @@ class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
 
 
 class RankJoined(msgspec.Struct, frozen=True, tag="rank_joined"):
-    """The rank's script has built its Job."""
+    """The rank's script has built a Job: its first one, or which of those that follow each other."""
 
     rank: int
     model: ModelSpec
+    job: int = 1
 
 
 class Profiled(msgspec.Struct, frozen=True, tag="profiled"):

@@ -87,6 +87,9 @@ class Hearing:
                 process.has_finished = True
                 self._pass_on(rank, report)
                 self._progress.expect(FINISH_S)
+            case messages.Hello():
+                process.has_finished = False  # an earlier Job of its script, at most
+                self._pass_on(rank, report)
             case messages.Failed():
                 process.has_failed = True
                 self._pass_on(rank, report)

@@ -17,8 +17,8 @@ def event_of(rank: int, report: Any) -> Body | None:
             return RankPaused(rank, position, phase, held)
         case Ready() as ready:
             return RankReady(rank, **{name: getattr(ready, name) for name in RankReady.__struct_fields__ if name != "rank"})
-        case Hello(model=model):
-            return RankJoined(rank, model)
+        case Hello(model=model, job=job):
+            return RankJoined(rank, model, job)
         case Failed(error=error, help=help, traceback=traceback, is_final=is_final):
             return RankFailed(rank, error, help, traceback, is_final)
         case Finished():

@@ -37,7 +37,9 @@ class Status(enum.StrEnum):
 class State(msgspec.Struct, frozen=True):
     """`alive`: ranks with a process. `arriving`: those of them that were spawned and have taken part in nothing yet.
 
-    `models`: what each rank that has joined was given. `lost`: gone since the generation in `plan` (the last that ran) began.
+    `models`: what each rank that has joined was given. `job`: which one of the script's Jobs it is, counted from 1;
+    `next_models`: what the ranks were given that have made the next one already, see next_job.py.
+    `lost`: gone since the generation in `plan` (the last that ran) began.
     `failing`: living ranks whose script has failed, whose end is awaited. `forgiven`: of the lost, those whose failure has been
     counted as a restart. `stranded`: ranks that can go on only when it is sure that others have ended their scripts well.
     `first_failure`: what was noticed first, and ends the attempt or the job; `last_words`: why it is not got over, and what
@@ -60,6 +62,8 @@ class State(msgspec.Struct, frozen=True):
     alive: frozenset[int] = frozenset()
     arriving: frozenset[int] = frozenset()
     models: Mapping[int, ModelSpec] = {}
+    job: int = 1
+    next_models: Mapping[int, ModelSpec] = {}
     lost: tuple[int, ...] = ()
     failing: frozenset[int] = frozenset()
     forgiven: frozenset[int] = frozenset()
@@ -103,8 +107,8 @@ class State(msgspec.Struct, frozen=True):
 
     @property
     def may_respawn(self) -> bool:
-        """Whether a rank of a Job may be started again now."""
-        return may_respawn(self.policy, self.past, self.n_restarts, self.now)
+        """Whether a rank of a Job may be started again now: its script would begin with the first one."""
+        return self.job == 1 and may_respawn(self.policy, self.past, self.n_restarts, self.now)
 
     @property
     def members(self) -> frozenset[int]:

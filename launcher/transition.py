@@ -100,7 +100,8 @@ def propose(state: State, event: Event) -> Step:
     respawnable = tuple(
         rank
         for rank in sorted(state.lost)
-        if rank not in state.slots_lost and (rank in state.alive or rank in state.forgiven or state.may_respawn)
+        if rank not in state.slots_lost
+        and (rank in state.alive or (rank in state.forgiven and state.job == 1) or state.may_respawn)
     )
     if not state.lost and all(state.plan.held[worker] <= held.get(worker, frozenset()) for worker in state.plan.workers):
         state, actions = _choose(

@@ -27,6 +27,8 @@ CONNECT_S = 10.0
 """The store's client connects in C++, again and again for so long. In between it is seen whether that is still wanted."""
 _threads: set[threading.Thread] = set()
 """Of this process's generations, as long as they may be in C++: there, the end of the interpreter would end them badly."""
+NO_LIMIT = timedelta(days=365)
+"""For a wait on what another rank does for as long as it takes: writes a file, runs the script's own code."""
 
 
 class Cut(Exception):
@@ -98,9 +100,11 @@ class Groups:
         if self._cut is not None:
             raise Cut(self._cut)
 
-    def all_reduce(self, tensor: torch.Tensor, group: Any = None) -> Any:
+    def all_reduce(self, tensor: torch.Tensor, group: Any = None, limit: timedelta = TIMEOUT) -> Any:
         """Start a sum of `tensor` over `group` (default: all workers) in place; wait for the work it returns by `wait`."""
-        return self._start(lambda: (group or self.world).allreduce([tensor]))
+        options = dist.AllreduceOptions()
+        options.timeout = limit
+        return self._start(lambda: (group or self.world).allreduce([tensor], options))
 
     def send(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed."""

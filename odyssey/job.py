@@ -4,9 +4,9 @@
     for step in job.steps(1000):
         ...
 
-Every rank runs the same script and makes the same calls of `steps`, `evaluate`, `state_dict`, `load_state_dict`, `save`
-and `load` in the same order. Which rank holds which layers, and how, is the plan's business and may change between any
-two steps.
+Every rank runs the same script and makes the same calls of `steps`, `evaluate`, `once`, `once_with_state`, `state_dict`,
+`load_state_dict`, `save` and `load` in the same order. Which rank holds which layers, and how, is the plan's business and
+may change between any two steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from odyssey import checkpoint, link
+from odyssey import checkpoint, link, shards
 from odyssey.data import Dataset, Prefetcher, Sampler, draws_random_numbers, fetch
 from odyssey.engine import Engine
 from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
@@ -33,11 +33,15 @@ from odyssey.evaluation import evaluate_body
 from odyssey.frames import users_frames
 from odyssey.given import OptimizerFactory, SchedulerFactory, check_autocast
 from odyssey.local import LocalSession
-from odyssey.messages import ModelSpec
+from odyssey.messages import NOTHING, UNUSABLE, ModelSpec
 from odyssey.model import LayerFactory, Model
+from odyssey.once import Once
 from odyssey.plan import Plan
 from odyssey.recipe import Recipe
 from odyssey.session import Session, Values, Work
+
+_newest: Session | None = None
+"""Of the last Job that the script has made under an agent. Those before are over."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,9 @@ class Job:
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        resume: str | Path | None = None,
     ) -> None:
-        """Describe the job and wait until this rank has its part of it.
+        """Describe the job and wait until this rank has its part of it. A Job that the script has made before is over then.
 
         `layers()`: the model as a list of modules, each called with what the one before returned: a tensor, or a nested
         tuple or dict of tensors. It runs under `seed`. An element may be a function that builds the module; it is then
@@ -79,6 +84,8 @@ class Job:
         `data[i]`: `(input, target)` of a sample. `global_batch` samples make a step, in micro-batches of `micro_batch`.
         `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
         `device`: default this rank's GPU if there is one, else the CPU.
+        `resume`: go on from the newest whole checkpoint that `save` wrote into this folder; if there is none, from the
+        beginning. It is decided once for the job: a rank that is started again later goes where the others are.
 
         Raises JobError for what cannot be trained.
         """
@@ -134,9 +141,14 @@ class Job:
         if connection is None:
             self._session = LocalSession(self._model, recipe)
         else:
-            self._session = Session(connection, int(os.environ["RANK"]), self._model, recipe)
+            global _newest
+            if _newest is not None:
+                _newest.finish()
+            self._session = _newest = Session(connection, int(os.environ["RANK"]), self._model, recipe, _newest)
             self._session.start()
             atexit.register(self._session.finish)
+        if resume is not None:
+            self._load("resume", lambda engine: shards.load(engine, self._model, Path(resume)))
 
     # -- who and where ------------------------------------------------------------------------------------------------
 
@@ -153,13 +165,17 @@ class Job:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank speaks for the job. When the leader is lost another rank becomes it."""
+        """Whether this rank speaks for the unit that was committed last: True on one rank at most, for logs and progress.
+
+        It is the leader of the plan that the unit ran under. Where that one is lost in this very moment nobody speaks for
+        the unit, and another rank for the next. What must not be missing belongs in `once`.
+        """
         return not self._session.replaying and self._session.leader == self.rank
 
     @property
     def next_step(self) -> int:
-        """Number of committed steps."""
-        return self._session.position[0]
+        """Number of committed steps. On a rank that has joined later, what it was on the others at this place in the script."""
+        return self._session.place[0]
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -203,19 +219,46 @@ class Job:
         work = Work("evaluate", lambda engine: evaluate_body(engine, data), conclude, lambda engine, values: None)
         return self._session.run(work)[0]
 
+    # -- acts of one rank -----------------------------------------------------------------------------------------------
+
+    def once(self, action: Callable[[], object]) -> None:
+        """Have one rank run `action`, and go on when it has been completed. All ranks call it.
+
+        At least once, and known to be done: it is run again only if the rank that ran it was lost before any other knew, so
+        let it bear that (write a file beside and rename it). An exception of it is the script's. The rank is the one that
+        has been in the job the longest.
+        """
+        self._once(action, lambda engine, runner: None)
+
+    def once_with_state(self, action: Callable[[dict[str, Any]], object]) -> None:
+        """As `once`, with the whole model's state, as `state_dict` gives it, for `action(state)`."""
+        step = self.next_step
+        gathered: dict[str, Any] = {}
+
+        def gather(engine: Engine, runner: int) -> None:
+            gathered.clear()
+            gathered.update(checkpoint.gather(engine, self._model, step, runner))
+
+        self._once(lambda: action(gathered), gather)
+
+    def _once(self, action: Callable[[], object], prepare: Callable[[Engine, int], None]) -> None:
+        once = Once(action, prepare, self._session.joined_step, self._session.outside)
+        self._session.run(Work("once", once.body, lambda sums: (0.0,), lambda engine, values: None))
+
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The whole model's state on the leader, an empty dict elsewhere. All ranks call it.
 
         `model`: `layers.3.weight` -> tensor on the CPU; `optimizer`: state of each unit by parameter name; `step`.
+        To write it to a file, use `once_with_state`: the leader of this moment may be lost in the next.
         """
         gathered: dict[str, Any] = {}
         step = self.next_step
 
         def body(engine: Engine) -> Sequence[float]:
             gathered.clear()
-            gathered.update(checkpoint.gather(engine, self._model, step))
+            gathered.update(checkpoint.gather(engine, self._model, step, engine.plan.leader))
             return (0.0,)
 
         self._session.run(Work("state_dict", body, lambda sums: (0.0,), lambda engine, values: None))
@@ -227,34 +270,57 @@ class Job:
         Raises JobError if it belongs to another model.
         """
         checkpoint.check(self._model, state, range(len(self._model.layers)))
-        self._load(lambda engine: state)
+        self._load("load", lambda engine: state)
 
-    def save(self, folder: str | Path) -> None:
-        """Write a checkpoint with torch.distributed.checkpoint: every rank its part, in a form free of the layout."""
+    def save(self, folder: str | Path, keep: int = 2) -> None:
+        """Write a checkpoint into `folder/step-000123`, every rank its part, in a form free of the layout. All ranks call it.
+
+        When it returns, the checkpoint is whole and durable; whatever is lost or killed before leaves the one before as it
+        was. The last `keep` stay. Raises JobError on all ranks if it cannot be written; training can go on then.
+        """
+        if not isinstance(keep, int) or keep < 1:
+            raise JobError(f"keep is {keep!r}", "give the number of checkpoints to keep, at least 1")
         step = self.next_step
+        problem: JobError | None = None
 
         def body(engine: Engine) -> Sequence[float]:
-            checkpoint.save(engine, self._model, step, Path(folder))
-            return (0.0,)
+            nonlocal problem
+            problem = shards.save(engine, self._model, step, Path(folder), keep)
+            return (0.0 if problem is None else 1.0,)
 
-        self._session.run(Work("save", body, lambda sums: (0.0,), lambda engine, values: None))
+        if self._session.run(Work("save", body, lambda sums: (sums[0],), lambda engine, values: None))[0]:
+            raise problem or JobError(f"{folder}: the checkpoint cannot be written", _TOLD_BY_OTHERS)
 
     def load(self, folder: str | Path) -> None:
-        """Go on from a checkpoint that `save` wrote, under whatever layout. Raises JobError if it is not one of this model."""
-        self._load(lambda engine: checkpoint.load(self._model, Path(folder)))
+        """Go on from the newest whole checkpoint that `save` wrote into `folder`, or from that one of its checkpoints.
 
-    def _load(self, read: Callable[[Engine], dict[str, Any]]) -> None:
-        read_state: dict[str, Any] = {}
+        All ranks call it; each reads what it holds. One that is damaged is told of, and the one before is used. Raises
+        JobError if there is none of this model. To go on after a restart if there is a checkpoint, use `Job(resume=folder)`.
+        """
+        given = Path(folder)
+        nothing = JobError(f"{given}: no checkpoint", "give a folder that job.save() wrote")
+        self._load("load", lambda engine: shards.load(engine, self._model, given) or nothing)
+
+    def _load(self, kind: str, read: Callable[[Engine], dict[str, Any] | JobError | None]) -> None:
+        """Take on what is read: a state, nothing, or the reason why there is none, which all ranks raise."""
+        found: dict[str, Any] | JobError | None = None
 
         def body(engine: Engine) -> Sequence[float]:
-            read_state.clear()
-            read_state.update(read(engine))
-            return (float(read_state["step"]) if engine.worker == engine.plan.leader else 0.0,)
+            nonlocal found
+            found = read(engine)
+            value = UNUSABLE if isinstance(found, JobError) else NOTHING if found is None else float(found["step"])
+            return (value if engine.worker == engine.plan.leader else 0.0,)
 
         def take(engine: Engine, values: Values) -> None:
-            checkpoint.take(self._model, read_state)
+            if isinstance(found, dict):
+                checkpoint.take(self._model, found)
 
-        self._session.run(Work("load", body, lambda sums: (sums[0],), take))
+        values = self._session.run(Work(kind, body, lambda sums: (sums[0],), take))
+        if values[0] == UNUSABLE:
+            raise found if isinstance(found, JobError) else JobError(f"{kind}: no usable checkpoint", _TOLD_BY_OTHERS)
+
+
+_TOLD_BY_OTHERS = "another rank tells why"
 
 
 def _default_device() -> torch.device:

@@ -37,6 +37,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
+        self._handle: Callable[[Order], None] | None = None
         self.has_failed = False
 
     def report(self, message: Report) -> None:
@@ -48,10 +49,13 @@ class Link:
             _end_self()
 
     def listen(self, handle: Callable[[Order], None]) -> None:
-        """Start the thread that calls `handle` with every order. Only that thread calls it."""
-        threading.Thread(target=self._read, args=(handle,), name="odyssey-link", daemon=True).start()
+        """From now on a thread calls `handle` with every order. Only that thread calls it."""
+        before, self._handle = self._handle, handle
+        if before is None:
+            threading.Thread(target=self._read, name="odyssey-link", daemon=True).start()
 
-    def _read(self, handle: Callable[[Order], None]) -> None:
+    def _read(self) -> None:
+        assert self._handle is not None
         deframer = Deframer(Order)
         while True:
             try:
@@ -62,7 +66,7 @@ class Link:
                 _end_self()
             try:
                 for order in deframer.feed(data):
-                    handle(order)
+                    self._handle(order)
             except Malformed as error:
                 print(f"odyssey: the agent sent what is no order: {error}", file=sys.stderr, flush=True)
                 _end_self()

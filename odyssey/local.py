@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -33,7 +34,7 @@ class LocalSession:
             reduce=(ReduceGroup((0,), layers, ties, 0),),
             ties=spec.ties,
         ).validate()
-        self.rank = self.leader = 0
+        self.rank = self.leader = self.joined_step = 0
         self.model = model
         self.position: Position = (0, 0)
         self.replaying: deque[Result] = deque()
@@ -41,6 +42,15 @@ class LocalSession:
         model.hold_built(layers)
         groups = Groups("", 1, (0,), (), (), 0, model.device)
         self._engine = Engine(self.plan, 0, model, recipe, recipe.prefetcher(self.plan), groups, ())
+
+    @property
+    def place(self) -> Position:
+        """Where the script stands."""
+        return self.position
+
+    def outside(self) -> AbstractContextManager[None]:
+        """Around the script's own code inside a unit."""
+        return nullcontext()
 
     def run(self, work: Work) -> Values:
         """Run one unit."""

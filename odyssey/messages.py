@@ -26,6 +26,10 @@ SAME_CALLS = "let all ranks make the same calls in the same order"
 """What helps where ranks are in different units."""
 
 
+NOTHING, UNUSABLE = -1.0, -2.0
+"""In place of the step that a `load` or `resume` leads to: there is no checkpoint; there is something that cannot be used."""
+
+
 class Result(msgspec.Struct, frozen=True):
     """What the last reduction of the unit at `position` gave: (loss, gradient norm or 0) of a `step`, (loss,) of `evaluate`."""
 
@@ -34,16 +38,21 @@ class Result(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if self.kind == "load" and not (self.values and self.values[0] >= 0 and self.values[0].is_integer()):
-            raise ValueError(f"a load that leads to no step: {self.values}")
+        if self.kind in ("load", "resume") and not (
+            self.values and self.values[0].is_integer() and (self.values[0] >= 0 or self.values[0] in (NOTHING, UNUSABLE))
+        ):
+            raise ValueError(f"a {self.kind} that leads to no step: {self.values}")
 
 
 def position_after(result: Result) -> Position:
-    """The position of the unit that follows `result`. A `load` goes on at the step that the checkpoint was saved at."""
+    """The position of the unit that follows `result`. A `load` goes on at the step that the checkpoint was saved at.
+
+    So does a `resume`. Where nothing was loaded their value is below 0.
+    """
     step, n_units = result.position
     if result.kind == "step":
         return (step + 1, 0)
-    if result.kind == "load":
+    if result.kind in ("load", "resume") and result.values[0] >= 0:
         return (int(result.values[0]), n_units + 1)
     return (step, n_units + 1)
 
@@ -190,11 +199,12 @@ Order = Measure | Pause | Prepare | Go | Follow | Finish | Ping | Stop
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The script has built its `odyssey.Job`. Ask for a plan."""
+    """The script has built its `odyssey.Job`. Ask for a plan. `job`: which one of the script's, counted from 1."""
 
     rank: int
     pid: int
     model: ModelSpec
+    job: Count = 1
 
 
 class Measured(msgspec.Struct, frozen=True, tag=True):
@@ -318,7 +328,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """The script came to its end and the rank is about to exit with 0."""
+    """The script came to its end, and the rank is about to exit with 0; or to that of its Job, and makes another one."""
 
     position: Position
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
 
 from odyssey.errors import OdysseyError
-from odyssey.groups import Groups
+from odyssey.groups import TIMEOUT, Groups
 from odyssey.model import Model
 from odyssey.plan import Move
 from odyssey.state import digest_bytes, pack, unpack
@@ -47,10 +48,14 @@ def send_state(state: Any, target: int, groups: Groups) -> list[tuple[Any, torch
     return [(groups.send(tensor, target, tag), tensor) for tensor, tag in parts if tensor.numel()]
 
 
-def receive_state(source: int, groups: Groups, what: str) -> tuple[Any, int]:
-    """What `send_state` of `source` sent, and its size in bytes. Raises OdysseyError if its digest differs."""
+def receive_state(source: int, groups: Groups, what: str, limit: timedelta = TIMEOUT) -> tuple[Any, int]:
+    """What `send_state` of `source` sent, and its size in bytes. It is waited for until `limit`.
+
+    Raises OdysseyError if its digest differs.
+    """
     sizes = torch.empty(3, dtype=torch.int64)
-    groups.wait(groups.receive(sizes, source, _SIZES).wait)
+    first = groups.receive(sizes, source, _SIZES)
+    groups.wait(lambda: first.wait(limit))
     n_header, n_body, digest = sizes.tolist()
     header = torch.empty(n_header, dtype=torch.uint8)
     groups.wait(groups.receive(header, source, _HEADER).wait)

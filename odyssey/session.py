@@ -17,7 +17,8 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ import torch
 from odyssey.data import Prefetcher
 from odyssey.engine import Engine
 from odyssey.errors import JobError, OdysseyError
-from odyssey.groups import Cut, Groups
+from odyssey.groups import NO_LIMIT, Cut, Groups
 from odyssey.link import Link
 from odyssey.measure import measure
 from odyssey.messages import (
@@ -78,15 +79,22 @@ class Work(NamedTuple):
 class Session:
     """One rank's part in the job. `plan` is the one in force, `position` that of the next unit.
 
-    `replaying`: on a rank that has joined, the results of the units that its script has still to pass.
+    `replaying`: on a rank that has joined, the results of the units that its script has still to pass. `place`: where the
+    script stands, which is `position` unless it replays. `leader`: who speaks for the last unit. `joined_step`: where this
+    rank came in.
     """
 
-    def __init__(self, link: Link, rank: int, model: Model, recipe: Recipe) -> None:
+    def __init__(self, link: Link, rank: int, model: Model, recipe: Recipe, before: Session | None) -> None:
+        """`before`: of the Job that the script made before this one, which is over."""
         self.rank = rank
+        self._job: int = 1 if before is None else before._job + 1
+        self._is_over = False
         self.model = model
         self.plan: Plan | None = None
         self.position: Position = (0, 0)
         self.replaying: deque[Result] = deque()
+        self.joined_step = 0
+        self._replayed: Position = (0, 0)
         self._recipe = recipe
         self._link = link
         self._engine: Engine | None = None
@@ -94,6 +102,7 @@ class Session:
         self._work: Work | None = None
         self._taken_over: Values | None = None
         self._leader_of_unit: int | None = None
+        self._has_joined = False  # in a job that had units before this rank came
         self._finished = False
         self._prepared = 0  # the newest generation that this rank is ready for
         self._times_sent_s = time.monotonic()
@@ -104,11 +113,16 @@ class Session:
         self._groups: Groups | None = None
         self._inside = True  # the main thread is in a unit, or starting: it answers Pause itself
         self._running: int | None = None  # the generation that runs; None until the next Go
-        self._paused_for = 0  # the newest generation that a Pause announced
-        self._answered_for = 0  # the newest one for which Paused was reported
+        # The newest generation that a Pause announced, and the newest one for which Paused was reported. Orders of an earlier
+        # Job may still be on their way: they are of generations that it knew.
+        self._paused_for: int = 0 if before is None else max(before._paused_for, before._prepared) + 1
+        self._answered_for = self._paused_for
 
     def finish(self) -> None:
-        """The script has come to its end: say so if it is a good one, and let go of the groups."""
+        """The script has come to its end, or makes another Job: say so if it is a good one, and let go of the groups."""
+        if self._is_over:
+            return
+        self._is_over = True
         if not self._link.has_failed:
             self._link.report(Finished(self.position))
         if self._groups is not None:
@@ -120,21 +134,36 @@ class Session:
         return self.plan is not None and self.rank not in self.plan.held
 
     @property
-    def leader(self) -> int:
-        """Who speaks for the last unit: the leader of the plan that it ran under, while that rank lives.
+    def leader(self) -> int | None:
+        """Who speaks for the last unit: the leader of the plan that it ran under, even if that rank is lost meanwhile.
 
-        So a rank that took the unit over under a newer plan does not repeat what the leader of the older one has said.
+        So no two ranks ever speak for one unit. None after a unit that this rank has only replayed.
         """
-        assert self.plan is not None
-        if self._leader_of_unit in (*self.plan.workers, *self.plan.idle):
-            assert self._leader_of_unit is not None
-            return self._leader_of_unit
-        return self.plan.leader
+        if self._leader_of_unit is None and not self._has_joined:
+            return self.plan.leader if self.plan is not None else None
+        return self._leader_of_unit
+
+    @property
+    def place(self) -> Position:
+        """Where the script stands: what it sees of the job there is what the scripts of the others saw."""
+        return self._replayed if self.replaying else self.position
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Around the script's own code inside a unit: a Pause does not wait for it, the link's thread answers."""
+        with self._lock:
+            self._inside, self._phase = False, "between"
+            self._answer_pause()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside, self._phase = True, "compute"
 
     def start(self) -> None:
         """Report to the agent, and wait until a generation runs."""
         self._link.listen(self._handle)
-        self._link.report(Hello(self.rank, os.getpid(), self._recipe.spec))
+        self._link.report(Hello(self.rank, os.getpid(), self._recipe.spec, self._job))
         self._obey()
         self._leave()
 
@@ -145,13 +174,15 @@ class Session:
 
         On a rank that rejoins, the units that others did meanwhile are not run again: their results are returned.
         """
+        if self._is_over:
+            raise JobError(f"{work.kind}: this Job is over, the script has made another one since", "use one Job after another")
         if self.replaying:
             return self._replay(work.kind)
         if self._finished:
             raise JobError(f"{work.kind}: another rank has already ended its script", SAME_CALLS)
         with self._lock:
             self._inside, self._work, self._phase = True, work, "compute"
-        self._taken_over = self._leader_of_unit = None
+        self._taken_over = None
         # That all ranks end the same unit is checked by the commit point itself: what they add must be equal.
         unit = [float(part) for part in (*self.position, zlib.crc32(work.kind.encode()) >> 8)]
         started_s = time.monotonic()
@@ -183,7 +214,8 @@ class Session:
         engine.now = ("commit", time.monotonic())
         n_members = len(engine.groups.members)
         if n_members > 1:
-            engine.groups.wait(engine.groups.all_reduce(sums).wait)
+            # As long as it takes: another rank may be in the script's own code. Who hangs is the agent's to find.
+            engine.groups.wait(engine.groups.all_reduce(sums, limit=NO_LIMIT).wait)
         if sums[N_VALUES:].tolist() != [part * n_members for part in unit]:
             raise JobError(f"other ranks ended another unit than this one's {self._unit}", SAME_CALLS)
         return work.conclude(sums[: len(values)].tolist())
@@ -193,6 +225,7 @@ class Session:
         result = Result(self.position, work.kind, values)
         done_s = time.monotonic()
         self._link.report(Committed(self._running or 0, result, work.n_samples, done_s - started_s, done_s))
+        self._leader_of_unit = self.plan.leader if self.plan is not None else None
         self._take(work, result)
 
     def _take(self, work: Work, result: Result) -> None:
@@ -218,7 +251,10 @@ class Session:
         result = self.replaying.popleft()
         if result.kind != kind:
             what = f"after rejoining, the script calls {kind} where the other ranks called {result.kind}"
+            if "load" in (kind, result.kind):  # it depends on the files that are there, which were others at the job's start
+                raise JobError(what, "use odyssey.Job(..., resume=folder), which decides once for all ranks")
             raise JobError(what, "let the script's course depend on the step only")
+        self._replayed = position_after(result)
         return result.values
 
     def _leave(self) -> None:
@@ -247,6 +283,8 @@ class Session:
                     self._roll_forward((order.result,))
                     if self._taken_over is not None:
                         return
+                elif isinstance(order, Finish) and self._job > 1 and not self._prepared:
+                    pass  # it was for the Job before
                 elif isinstance(order, Finish):
                     self._finished = True
                     self._roll_forward(order.results)
@@ -288,6 +326,7 @@ class Session:
         if self.plan is None and order.results:
             self.replaying = deque(order.results)
             self.position = position_after(order.results[-1])
+            self._has_joined, self.joined_step = True, self.position[0]
         else:
             self._roll_forward(order.results)
         started_s = time.monotonic()

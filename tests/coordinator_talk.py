@@ -1,7 +1,7 @@
 """Conversations with the coordinator in few words: each line is an event, what it answers is printed below.
 
 start 4             job of 4 ranks (restarts=1 never=3 limit=2/60 backoff=5 same=yes)
-join 0 1 2          these ranks have built their Job     progress 0      the first step of a script without a Job
+join 0 1 2 (job=2)  these ranks have built their Job     progress 0      the first step of a script without a Job
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawn=2 idle=3)
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
@@ -155,7 +155,7 @@ class Talk:
                 )
             case "join":
                 for rank in ranks:
-                    yield RankJoined(rank, model(digest=options.get("digest", "same")))
+                    yield RankJoined(rank, model(digest=options.get("digest", "same")), int(options.get("job", 1)))
             case "profile":
                 yield Profiled(profile(), 0.1)
             case "plan":
