@@ -6,6 +6,7 @@ the first step (launcher/gate.py).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ def made_optimizer(make: OptimizerFactory, named: Mapping[str, nn.Parameter]) ->
     wanting = [name for name in ("step", "state", "param_groups", "state_dict") if not hasattr(optimizer, name)]
     if wanting:
         raise OptimizerError(f"optimizer() returned {_kind(optimizer)}, which is no optimizer", _OPTIMIZER)
+    if any(_is_required(parameter) for parameter in inspect.signature(optimizer.step).parameters.values()):
+        raise OptimizerError(f"optimizer() returned {_kind(optimizer)}, whose step() needs an argument", _OPTIMIZER)
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     given = {id(parameter) for parameter in named.values()}
     if missing := [name for name, parameter in named.items() if id(parameter) not in stepped]:
@@ -89,6 +92,14 @@ def _value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return repr(value.item()) if value.numel() == 1 else f"a tensor {digest(value)[:8]}"
     return type(value).__name__
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    """A closure, for LBFGS: a step is computed once."""
+    return parameter.default is parameter.empty and parameter.kind in (
+        parameter.POSITIONAL_ONLY,
+        parameter.POSITIONAL_OR_KEYWORD,
+    )
 
 
 def _kind(value: object) -> str:

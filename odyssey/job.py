@@ -125,6 +125,8 @@ class Job:
             n_samples=len(data),
             seed=seed,
             device=device.type,
+            clip_norm=None if clip_norm is None else float(clip_norm),
+            autocast=str(autocast or ""),
             optimizers=self._model.optimizers(),
             values=self._model.values() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else (),
         )

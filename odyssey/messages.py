@@ -89,6 +89,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     n_samples: int
     seed: int
     device: str
+    clip_norm: float | None = None
+    autocast: str = ""
     optimizers: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
 

@@ -48,6 +48,7 @@ def job(**given: Any) -> odyssey.Job:
         (lambda params: None, "returned nothing, which is no optimizer"),
         (lambda params: 0.1, "returned a float"),
         (lambda params: torch.optim.SGD, "returned a type"),
+        (torch.optim.LBFGS, r"returned a LBFGS, whose step\(\) needs an argument"),
         (lambda params: torch.optim.SGD(params[:1], lr=0.1), r"leaves out layers\.0\.bias of"),
         (lambda params: torch.optim.SGD([foreign], lr=0.1), r"leaves out layers\.0\.weight and 1 more"),
         (lambda params: torch.optim.SGD([*params, foreign], lr=0.1), "steps 1 parameter that it was not given"),
