@@ -25,10 +25,12 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 TIMEOUT = timedelta(seconds=60)
 CONNECT_S = 10.0
 """The store's client connects in C++, again and again for so long. In between it is seen whether that is still wanted."""
-_threads: set[threading.Thread] = set()
-"""Of this process's generations, as long as they may be in C++: there, the end of the interpreter would end them badly."""
 NO_LIMIT = timedelta(days=365)
 """For a wait on what another rank does for as long as it takes: writes a file, runs the script's own code."""
+END_S = 5.0
+"""Beyond that, for threads to come back from C++ at the end."""
+_living: set[Groups] = set()
+"""Generations of this process whose threads may be in C++: there, the end of the interpreter would end them badly."""
 
 
 class Cut(Exception):
@@ -70,7 +72,7 @@ class Groups:
         self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._before = _sockets()
         self._thread = threading.Thread(target=self._serve, name=f"odyssey-wait-{generation}", daemon=True)
-        _threads.add(self._thread)
+        _living.add(self)
         self._thread.start()
 
     # -- the owner's side ---------------------------------------------------------------------------------------------
@@ -154,9 +156,12 @@ class Groups:
         """Release, and give the groups a moment to end, those of generations that were cut as well: none must outlive the
         interpreter."""
         self.release()
-        end = time.monotonic() + CONNECT_S + 1.0
-        for thread in list(_threads):
-            thread.join(max(0.0, end - time.monotonic()))
+        end = time.monotonic() + CONNECT_S + END_S
+        for groups in list(_living):
+            groups._thread.join(0.1)
+            while groups._thread.is_alive() and time.monotonic() < end:
+                groups._leave_store()
+                groups._thread.join(0.1)
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
@@ -179,6 +184,13 @@ class Groups:
                 if self._has_device_groups and group is not self.world:
                     group.abort()
 
+    def _leave_store(self) -> None:
+        """End this process's connections to the store: a store that is stopped never answers, and its client waits for ever."""
+        _, port = self._arguments[0].rsplit(":", 1)
+        for descriptor in _sockets().values():
+            if _is_connected_to(descriptor, int(port)):
+                _shut(descriptor)
+
     # -- the waiting thread -------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
@@ -193,7 +205,7 @@ class Groups:
         self.by_subset.clear()
         self._on_device.clear()
         self.world = self._moving = None
-        _threads.discard(threading.current_thread())
+        _living.discard(self)
 
     def _connect(self, host: str, port: int) -> Any:
         end = time.monotonic() + TIMEOUT.total_seconds()
@@ -301,6 +313,16 @@ def _is_connection(descriptor: int) -> bool:
         if view.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         return not view.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def _is_connected_to(descriptor: int, port: int) -> bool:
+    try:
+        if not _is_connection(descriptor):
+            return False
+        with socket.socket(fileno=os.dup(descriptor)) as view:
+            return bool(view.getpeername()[1] == port)
+    except OSError:
+        return False  # closed, or not connected yet
 
 
 def _shut(descriptor: int) -> None:

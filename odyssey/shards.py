@@ -10,6 +10,7 @@ Whatever becomes of it, all workers come to the same end: the leader tells the o
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -230,27 +231,42 @@ def _receive(worker: int, groups: Groups, what: str) -> Any:
 
 
 def _flat(state: dict[str, Any]) -> dict[str, Any]:
-    """One level, keys with slashes: `model/layers.0.weight`, `optimizer/0/state/layers.0.weight/exp_avg`, `step`."""
+    """One level, keys with slashes: `model/layers.0.weight`, `optimizer/0/state/layers.0.weight/exp_avg`, `optimizer/0/rest`.
+
+    `rest` is pickled as one: what a planner gets it takes apart, and makes text of every key.
+    """
     flat = {f"model/{name}": tensor for name, tensor in state["model"].items()}
     for number, unit in state["optimizer"].items():
-        flat |= {f"optimizer/{number}/{part}": unit[part] for part in ("shared", "groups", "scheduler")}
+        rest: dict[str, dict[Any, Any]] = {}
         for name, values in unit["state"].items():
-            flat |= {f"optimizer/{number}/state/{name}/{key}": value for key, value in values.items()}
+            rest[name] = {}
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor) and isinstance(key, str) and "/" not in key:
+                    flat[f"optimizer/{number}/state/{name}/{key}"] = value
+                else:
+                    rest[name][key] = value
+        flat[f"optimizer/{number}/rest"] = _pickled({**unit, "state": rest})
     return {**flat, "step": state["step"]}
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    state: dict[str, Any] = {"model": {}, "optimizer": {}}
+    units = {key.split("/")[1]: _unpickled(value) for key, value in flat.items() if key.endswith("/rest")}
+    state: dict[str, Any] = {"model": {}, "optimizer": units, "step": flat["step"]}
     for key, value in flat.items():
-        part, *rest = key.split("/")
+        part, *path = key.split("/")
         if part == "model":
-            state["model"][rest[0]] = value
-        elif part == "optimizer":
-            unit = state["optimizer"].setdefault(rest[0], {"state": {}})
-            if rest[1] == "state":
-                unit["state"].setdefault(rest[2], {})[rest[3]] = value
-            else:
-                unit[rest[1]] = value
-        else:
-            state[part] = value
+            state["model"][path[0]] = value
+        elif part == "optimizer" and path[1] == "state":
+            units[path[0]]["state"][path[2]][path[3]] = value
     return state
+
+
+def _pickled(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _unpickled(data: bytes) -> Any:
+    """As torch.distributed.checkpoint reads what is no tensor: a checkpoint is as trusted as the script that loads it."""
+    return torch.load(io.BytesIO(data), weights_only=False)

@@ -219,6 +219,7 @@ def test_a_stopped_zygote_is_replaced_when_a_rank_is_to_be_spawned(tmp_path: Pat
     assert any("the zygote was stopped by a signal" in note.text for note in ran.all(Note))
 
 
+@pytest.mark.soak
 def test_a_stopped_zygote_store_and_rank_at_once_end_exactly(tmp_path: Path, losses: list[float]) -> None:
     def stop_all(ran: Ran) -> None:
         for pid in [*zygotes(ran), store(ran), next(s.pid for s in ran.all(RankStarted) if s.rank == 1)]:
@@ -257,6 +258,7 @@ def test_helpers_that_are_stopped_and_continued_are_not_lost(tmp_path: Path, los
     assert ran.all(StoreLost) == [] and not any("zygote was" in note.text for note in ran.all(Note))
 
 
+@pytest.mark.soak
 def test_a_stopped_planner_is_replaced(tmp_path: Path, losses: list[float]) -> None:
     planners: list[int] = []
     stops = Once(is_step(0), lambda ran: stop(planner(ran)))

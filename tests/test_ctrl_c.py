@@ -183,7 +183,10 @@ def test_a_second_one_waits_for_nothing(scene: Scene, stopped: str) -> None:
     end_by_two(scene, run)
 
 
-@pytest.mark.parametrize("phase", ["measuring", "training", "one waits"])
+IN_SOAK = [pytest.param(phase, marks=pytest.mark.soak) for phase in ("training", "one waits")]
+
+
+@pytest.mark.parametrize("phase", ["measuring", *IN_SOAK])
 def test_a_second_one_waits_for_no_rank_of_a_job(scene: Scene, phase: str) -> None:
     run = scene.start(ODYSSEY_RUN, *STUBBORNLY, "--layout=2x1", scene.write("train.py", STUBBORN_JOB), phase, env=job_env())
     scene.hear(1)

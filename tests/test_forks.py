@@ -19,6 +19,7 @@ from launcher.loop import Loop
 from launcher.options import Entry, RunOptions, Seat
 from launcher.spawn import RankProcess
 from launcher.strays import end_descendants
+from launcher.vitals import vitals
 from launcher.waits import Waits
 from odyssey.errors import UsageError
 from odyssey.zygote import Imported
@@ -252,7 +253,7 @@ def test_a_look_up_that_is_stopped_is_an_empty_answer(starts: Callable[..., Star
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_what_watches_timers_is_replaced(starts: Callable[..., Starts], tmp_path: Path, number: signal.Signals) -> None:
     it = starts()
     it.forks.start_timers(str(tmp_path / "timers"), "job")
@@ -260,8 +261,8 @@ def test_what_watches_timers_is_replaced(starts: Callable[..., Starts], tmp_path
     first = it.forks._timers_pid
     assert first is not None
     os.kill(first, number)
-    if number == signal.SIGSTOP:
-        os.waitid(os.P_PID, first, os.WSTOPPED)
+    while number == signal.SIGSTOP and (seen := vitals(first)) is not None and not seen.is_stopped:
+        time.sleep(0.01)  # it is not our child yet, to be waited for
     it.waits.look()
 
     def is_replaced() -> bool:
