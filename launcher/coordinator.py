@@ -247,10 +247,14 @@ def _rank_finished(state: State, event: Event, body: RankFinished) -> Step:
         return state, ()
     interrupted = state.status in (Status.PAUSING, Status.PLANNING, Status.MOVING) and state.plan is not None
     state = replace(state, status=Status.FINISHING, finished=state.finished | {body.rank}, next_plan=None)
+    # Who was spawned for a generation that will not run has nothing to join any more.
+    unwanted = state.arriving - {body.rank}
+    models = {rank: model for rank, model in state.models.items() if rank not in unwanted}
+    state = replace(state, alive=state.alive - unwanted, arriving=frozenset(), models=models)
     if interrupted:
         state = replace(state, stranded=state.joined)
     state, actions = _release_stranded(state)
-    return state, (SetDeadline(None), *actions)
+    return state, (SetDeadline(None), *(Kill(rank, None) for rank in sorted(unwanted)), *actions)
 
 
 def _release_stranded(state: State) -> Step:

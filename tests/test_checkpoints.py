@@ -197,7 +197,7 @@ def test_a_job_resumes_or_begins(tmp_path: Path) -> None:
 
 
 class Odd(torch.optim.SGD):
-    """Keeps what torch's own do not: empty and nested values, counts, state of no parameter, another dtype."""
+    """Keeps what torch's own do not: empty and nested values, keys that are no text, counts, state of no parameter."""
 
     def step(self, closure=None):
         super().step(closure)
@@ -205,6 +205,7 @@ class Odd(torch.optim.SGD):
             for parameter in group["params"]:
                 state = self.state[parameter]
                 state["empty"], state["nothing"], state["count"] = {}, None, state.get("count", 0) + 1
+                state[7], state["a/b"] = parameter.detach() * 2, {2: parameter.detach() * 3, (1, 2): "pair"}
                 state["nested"] = {"list": [parameter.detach().float(), []], "wide": parameter.detach().double() / 3}
         self.state["shared"] = {"count": self.state["shared"].get("count", 0) + 1}
 
@@ -215,6 +216,7 @@ def test_state_comes_back_bit_for_bit(optimizer: type, dtype: torch.dtype, tmp_p
     changes = {
         "layers": lambda: arguments("tied")["layers"](dtype=dtype),
         "optimizer": lambda parameters: optimizer(parameters, lr=1e-2),
+        "scheduler": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3]),  # its milestones are a Counter
     }
     first = job(**changes)
     list(first.steps(2))
