@@ -14,7 +14,7 @@ from launcher.events import AgentJoined, AgentLost, Event, JobEnded, JobStarted,
 from launcher.gathering import Gathering
 from launcher.options import Rendezvous, RunOptions
 from launcher.state import State, Status
-from launcher.wire import Join, Refused
+from launcher.wire import Join, Refused, Waits
 from launcher.world import AgentInfo, homes, in_order, seats
 
 agents = st.lists(
@@ -75,7 +75,7 @@ def test_a_full_job_begins_at_once_and_others_get_a_last_call() -> None:
     assert met.starts_at() == 35.0
     met.join(join(), 6.0)
     assert met.starts_at() == 5.0
-    assert isinstance(met.join(join(), 7.0), Refused)
+    assert isinstance(met.join(join(), 7.0), Waits)
 
 
 def test_an_agent_that_leaves_is_waited_for_again() -> None:
