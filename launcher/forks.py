@@ -18,8 +18,9 @@ from launcher.learning import Learning
 from launcher.loop import Loop
 from launcher.options import RunOptions
 from launcher.spawn import RankProcess, Zygote
+from odyssey.errors import OdysseyError
 from odyssey.services import ForkLookup, ForkStore, ForkTimers
-from odyssey.zygote import Fork, Forked, ForkRank, Imported
+from odyssey.zygote import Fork, Forked, ForkRank, Imported, NotForked
 
 
 class _Asked:
@@ -221,6 +222,11 @@ class Forks:
                     self._learning.begin(self._learned)  # the one that had learned them was lost
                 elif self._ruling is None:
                     self._explain(f"ranks are forks of the zygote, which took {imported.seconds:.1f} s to import torch")
+            case NotForked():
+                raise OdysseyError(
+                    "cannot start a process: a limit is reached",
+                    "raise `ulimit -u`, or start fewer ranks",
+                )
             case Forked(number=number, pid=pid):
                 self._is_there(number, pid)
 
