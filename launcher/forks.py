@@ -218,6 +218,7 @@ class Forks:
                 self._obstacle = fidelity.ruling_on(imported)
                 if self._obstacle is not None:
                     self._tell(self._obstacle)
+                    self._zygote_is_gone()
                 elif self._learned:
                     self._learning.begin(self._learned)  # the one that had learned them was lost
                 elif self._ruling is None:

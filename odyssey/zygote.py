@@ -243,12 +243,15 @@ def _is_ready(control: socket.socket, started: float, error: str, left_out: dict
     imported = Imported(seconds, preload.n_threads(), preload.has_cuda(), error, left_out, shadow)
     try:
         control.send(_encoder.encode(imported))
+        if not imported.is_safe:
+            while control.recv(1):
+                pass  # with a request unread, our end would have the kernel drop the answer: the agent ends this
+            return False
     except OSError:
         return False
-    if imported.is_safe:
-        gc.collect()
-        gc.freeze()  # forks share these pages until they write to them; no collection of theirs looks at them
-    return imported.is_safe
+    gc.collect()
+    gc.freeze()  # forks share these pages until they write to them; no collection of theirs looks at them
+    return True
 
 
 def _receive(control: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
