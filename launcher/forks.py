@@ -21,8 +21,9 @@ from launcher.options import RunOptions
 from launcher.spawn import LOOKUP_S, RankProcess, Zygote
 from launcher.strays import kill
 from launcher.waits import Wait
+from odyssey.errors import OdysseyError
 from odyssey.services import ForkLookup, ForkStore, ForkTimers
-from odyssey.zygote import Fork, Forked, ForkRank, Imported
+from odyssey.zygote import Fork, Forked, ForkRank, Imported, NotForked
 
 FORK_IDLE_S = 10.0
 """A zygote that was asked for a process has nothing to wait for."""
@@ -271,10 +272,16 @@ class Forks:
                 self._obstacle = fidelity.ruling_on(imported)
                 if self._obstacle is not None:
                     self._tell(self._obstacle)
+                    self._zygote_is_gone()
                 elif self._learned:
                     self._learning.begin(self._learned)  # the one that had learned them was lost
                 elif self._ruling is None:
                     self._explain(f"ranks are forks of the zygote, which took {imported.seconds:.1f} s to import torch")
+            case NotForked():
+                raise OdysseyError(
+                    "cannot start a process: a limit is reached",
+                    "raise `ulimit -u`, or start fewer ranks",
+                )
             case Forked(number=number, pid=pid):
                 self._is_there(number, pid)
 

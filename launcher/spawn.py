@@ -26,7 +26,7 @@ from odyssey.codec import Malformed, Packed
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.messages import Deframer, Report
 from odyssey.services import ForkLookup, ForkStore, ForkTimers
-from odyssey.zygote import Forked, ForkRank, Imported
+from odyssey.zygote import ForkRank
 
 LOOKUP_S = 20.0
 """For a store to answer: its process may still be importing torch."""
@@ -194,11 +194,11 @@ class Zygote:
         """Have it import these as well; `variables`: those that differ between ranks. Raises OSError if it is gone."""
         _send(self.socket, zygote.Import(modules, variables), [])
 
-    def answer(self) -> Imported | Forked | None:
+    def answer(self) -> zygote.Answer | None:
         """The next answer; None if the zygote is gone, or answers what is none."""
         try:
             packet = self.socket.recv(zygote.PACKET_BYTES)
-            answer: Imported | Forked | None = self._decoder.decode(packet) if packet else None
+            answer: zygote.Answer | None = self._decoder.decode(packet) if packet else None
         except (OSError, Malformed):
             return None
         return answer

@@ -128,7 +128,13 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     pid: Pid
 
 
-Answer = Imported | Forked
+class NotForked(msgspec.Struct, frozen=True, tag=True):
+    """The system has no process for the request of this number: a limit is reached."""
+
+    number: int
+
+
+Answer = Imported | Forked | NotForked
 
 _requests = msgspec.msgpack.Decoder(Request)
 _encoder = msgspec.msgpack.Encoder()
@@ -237,12 +243,15 @@ def _is_ready(control: socket.socket, started: float, error: str, left_out: dict
     imported = Imported(seconds, preload.n_threads(), preload.has_cuda(), error, left_out, shadow)
     try:
         control.send(_encoder.encode(imported))
+        if not imported.is_safe:
+            while control.recv(1):
+                pass  # with a request unread, our end would have the kernel drop the answer: the agent ends this
+            return False
     except OSError:
         return False
-    if imported.is_safe:
-        gc.collect()
-        gc.freeze()  # forks share these pages until they write to them; no collection of theirs looks at them
-    return imported.is_safe
+    gc.collect()
+    gc.freeze()  # forks share these pages until they write to them; no collection of theirs looks at them
+    return True
 
 
 def _receive(control: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
@@ -261,15 +270,17 @@ def _receive(control: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
 
 def _fork_twice(control: socket.socket, batch: list[tuple[Fork, list[int]]]) -> tuple[Fork, list[int]] | None:
     """In a new process its own entry of the batch, in the zygote None. The middle process answers the agent and is gone."""
-    if not batch or os.fork() != 0:
+    if not batch or _fork(control, [fork.number for fork, _ in batch]) != 0:
         return None
     # A new process that ends before the middle one does must stay a zombie for the agent, who waits for its status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     middle = os.getpid()
     for mine in batch:
-        pid = os.fork()
+        pid = _fork(control, [mine[0].number])
         if pid == 0:
             break
+        if pid is None:
+            continue
         try:
             control.send(_encoder.encode(Forked(mine[0].number, pid)))
         except OSError:
@@ -283,6 +294,19 @@ def _fork_twice(control: socket.socket, batch: list[tuple[Fork, list[int]]]) -> 
     if os.getppid() != mine[0].agent:
         os._exit(1)  # the agent went before it could become the parent: nobody would end us
     return mine
+
+
+def _fork(control: socket.socket, numbers: list[int]) -> int | None:
+    """os.fork, or None if it cannot be, which the agent is told."""
+    try:
+        return os.fork()
+    except OSError:
+        for number in numbers:
+            try:
+                control.send(_encoder.encode(NotForked(number)))
+            except OSError:
+                break  # the agent is gone
+        return None
 
 
 def _die_with_parent() -> None:

@@ -16,8 +16,8 @@ from odyssey.errors import UsageError
 from odyssey_cli import arguments as text
 
 DEFAULT_LOG_DIR = Path("odyssey-logs")
-_FILES_OF_AGENT, _FILES_PER_RANK = 64, 8
-"""Descriptors that the agent has open: its own, and a rank's socket, pipes and logs."""
+_FILES_OF_AGENT, _FILES_PER_RANK = 32, 10
+"""Descriptors that the agent has open: its own, and a rank's socket, pipes and logs, twice while the rank starts."""
 
 
 def working_directory() -> None:
@@ -145,8 +145,8 @@ def open_files(n_local_ranks: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         most = max((hard - _FILES_OF_AGENT) // _FILES_PER_RANK, 0)
+        fewer = f"start at most {most} here, or " if most else ""
         raise UsageError(
-            f"{n_local_ranks} ranks need {needed} open files, the limit is {hard}",
-            f"start at most {most} ranks here, or raise the hard limit of `ulimit -Hn`",
+            f"{n_local_ranks} ranks need {needed} open files, the limit is {hard}", f"{fewer}raise the hard limit, `ulimit -Hn`"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -255,8 +255,8 @@ read(["--nproc-per-node", "40", {SCRIPT!r}], {{}}, Command.RUN)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
 
-    assert done.stdout.split() == ["100", "224"]
-    assert "40 ranks need 384 open files, the limit is 300" in done.stderr
+    assert done.stdout.split() == ["100", "232"]
+    assert "40 ranks need 432 open files, the limit is 300" in done.stderr
 
 
 # -- help --------------------------------------------------------------------------------------------------------------
