@@ -186,8 +186,8 @@ class Groups:
 
     def _leave_store(self) -> None:
         """End this process's connections to the store: a store that is stopped never answers, and its client waits for ever."""
-        _, port = self._arguments[0].rsplit(":", 1)
-        for descriptor in _sockets().values():
+        _, _, port = self._arguments[0].rpartition(":")
+        for descriptor in _sockets().values() if port else ():  # a process that trains alone has none
             if _is_connected_to(descriptor, int(port)):
                 _shut(descriptor)
 

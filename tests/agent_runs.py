@@ -63,4 +63,5 @@ def nothing_left() -> Iterator[None]:
     yield
     left = set(psutil.Process().children(recursive=True)) - children
     assert not left, left
-    assert set(os.listdir("/proc/self/fd")) == descriptors
+    more = set(os.listdir("/proc/self/fd")) - descriptors
+    assert not more, [os.readlink(f"/proc/self/fd/{number}") for number in more if os.path.lexists(f"/proc/self/fd/{number}")]

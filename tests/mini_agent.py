@@ -58,7 +58,14 @@ class Forks:
         """A process of `script` with the other end of its connection to the agent."""
         self._n_requests += 1
         request = zygote.ForkRank(
-            self._n_requests, str(script), arguments, str(ROOT), environment, AGENT_FD, os.getpid(), "script"
+            self._n_requests,
+            os.fsencode(script),
+            tuple(map(os.fsencode, arguments)),
+            os.fsencode(ROOT),
+            {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+            AGENT_FD,
+            os.getpid(),
+            "script",
         )
         with open(os.devnull, "rb") as nothing:
             return self._forked(request, [nothing.fileno(), 1, 2, its.fileno()])

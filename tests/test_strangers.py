@@ -90,6 +90,7 @@ class Leader:
             feed=self.fed.append,
             say=self.said.append,
             report=lambda process, report: self.reports.append((process.rank, report)),
+            stopped=lambda: None,
         )
         with socket.socket() as like:
             like.bind(("127.0.0.1", 0))

@@ -1,6 +1,6 @@
 """The training script of the process tests: `odyssey run … tests/jobs/train.py --steps 20 --out /tmp/result.pt`.
 
-The leader prints `step 3 loss 2.345678901234567` for every step, and at the end writes losses and state in one piece.
+The leader prints `step 3 loss 2.345678901234567` for every step; at the end one rank writes losses and state in one piece.
 """
 
 from __future__ import annotations
@@ -50,11 +50,14 @@ def main() -> None:
         if options.hold is not None and step.index == options.hold_after:
             with options.hold.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
-    state = job.state_dict()
-    if job.is_leader and options.out is not None:
-        temporary = options.out.with_name(f".{options.out.name}.{os.getpid()}")
-        torch.save({"losses": losses, "state": state}, temporary)
-        temporary.replace(options.out)
+
+    def write(state):
+        if options.out is not None:
+            temporary = options.out.with_name(f".{options.out.name}.{os.getpid()}")
+            torch.save({"losses": losses, "state": state}, temporary)
+            temporary.replace(options.out)
+
+    job.once_with_state(write)
 
 
 def make_optimizer(params):

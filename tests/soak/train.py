@@ -83,11 +83,13 @@ def main() -> None:
         if task.state_every and n_done % task.state_every == 0:
             job.state_dict()
         mishaps.before(n_done)
-    state = job.state_dict()
-    if job.is_leader:
+
+    def write(state) -> None:
         temporary = folder / f".result.{os.getpid()}"
         torch.save({"losses": losses, "state": state}, temporary)
         temporary.replace(folder / "result.pt")
+
+    job.once_with_state(write)
 
 
 if __name__ == "__main__":

@@ -87,14 +87,8 @@ def _check_end(case: Case, log: list[Event], result: Path) -> None:
     if result.exists():
         state = torch.load(result, weights_only=False)["state"]["model"]
         _compare("the parameters at the end", case, state, task.steps)
-    elif not _leader_was_lost_at_the_end(log, task.steps):
+    else:
         raise Broken("wrong", "exit code 0 without a result")
-
-
-def _leader_was_lost_at_the_end(log: list[Event], steps: int) -> bool:
-    """Who held the whole state was lost after the last unit: the script has no way to write it any more."""
-    last = max((i for i, event in enumerate(log) if _is_unit(event, "state_dict")), default=len(log))
-    return any(isinstance(event.body, RankLost) for event in log[last:])
 
 
 def _check_checkpoint(case: Case, log: list[Event], folder: Path) -> None:
