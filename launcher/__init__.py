@@ -7,6 +7,7 @@ logs_specs.py and torch_events.py do, where they are asked for.
     state.py        what the coordinator knows      coordinator.py  (state, event) -> (state, actions), pure
     decision.py     what it answers, and the end    transition.py   its part from a pause to go
     plain.py        scripts that build no Job       gate.py         what must agree before anything runs
+    rank_failure.py a script fails on one rank      next_job.py     one Job after another
     actions.py      what it wants done              replay.py       the same decisions from a log
     agent.py        one job on one host             loop.py         descriptors and timers
     processes.py    of ranks, zygote and store      ends.py         how processes end
@@ -16,6 +17,7 @@ logs_specs.py and torch_events.py do, where they are asked for.
     streams.py      what ranks read and write       console.py      the terminal, line by line
     logs_specs.py   other people's log folders      torch_events.py torchrun's events, for its handlers
     profiling.py    the profile, kept true          progress.py     hangs
+    waits.py        what is waited for, and ways out awaited.py     of ranks and the store; vitals.py: what /proc tells
     planning.py     situations and look-ups         ahead.py        plans computed before they are needed
     drill.py        faults on purpose               faults.py       when they strike
 """

@@ -97,7 +97,7 @@ def test_the_verdict_sees_what_is_wrong(tmp_path):
     (outcome.folder / "result.pt").unlink()
     assert "without a result" in judged()
     (outcome.folder / "result.pt").write_bytes(written)
-    parts = [path for path in (outcome.folder / "checkpoint" / "step-000006").iterdir()]
+    parts = list((outcome.folder / "checkpoint" / "step-000006").iterdir())
     max(parts, key=lambda path: path.stat().st_size).write_bytes(b"")
     assert "the checkpoint after 6 steps" in judged()
     log.write_bytes(log.read_bytes().replace(b'"code":0', b'"code":1'))
