@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from itertools import zip_longest
 
@@ -43,8 +44,9 @@ def difference_at_start(models: Mapping[int, ModelSpec]) -> tuple[str, str] | No
     for rank, model in sorted(models.items()):
         for mine, its in zip_longest(first.optimizers, model.optimizers, fillvalue="none"):
             if mine != its:
+                that, this = _where_it_differs(its, mine), _where_it_differs(mine, its)
                 return (
-                    f"rank {rank} trains with {its}, rank {first_rank} with {mine}",
+                    f"rank {rank} trains with {that}, rank {first_rank} with {this}",
                     "let optimizer() and scheduler() make the same on all ranks: no learning rate that depends on the rank",
                 )
         for layer, (mine, its) in enumerate(zip(first.values, model.values, strict=False)):
@@ -55,6 +57,16 @@ def difference_at_start(models: Mapping[int, ModelSpec]) -> tuple[str, str] | No
                     "let layers() depend on the seed only, not on the rank, the host or the time",
                 )
     return None
+
+
+def _where_it_differs(words: str, others: str) -> str:
+    """`AdamW(lr=0.02)` of all the settings, if the rest is the same."""
+    kind, _, rest = words.partition("(")
+    settings = [found[0] for found in _SETTING.finditer(rest) if found[0] not in others]
+    return f"{kind}({', '.join(settings)})" if settings and others.startswith(f"{kind}(") else words
+
+
+_SETTING = re.compile(r"\w+=(?:\([^)]*\)|[^,;()])*")
 
 
 def roll_forward_problem(paused: Mapping[int, RankPaused], results: tuple[Result, ...]) -> str | None:

@@ -12,13 +12,27 @@ def users_frames(trace: TracebackType | None) -> TracebackType | None:
 
     Whose code raised is the innermost frame that is of no library. If it is ours, the traceback is returned as it is.
     """
+    frames = _frames(trace)
+    whose = [_is_ours(frame) for frame in frames if _is_ours(frame) or not _is_of_a_library(frame)]
+    return _joined(frames) if not whose or whose[-1] else without_ours(trace)
+
+
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without our frames: what is left of an error of ours is where the user's code called us."""
+    return _joined([frame for frame in _frames(trace) if not _is_ours(frame)])
+
+
+def _frames(trace: TracebackType | None) -> list[TracebackType]:
     frames: list[TracebackType] = []
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    whose = [_is_ours(frame) for frame in frames if _is_ours(frame) or not _is_of_a_library(frame)]
-    kept = frames if not whose or whose[-1] else [frame for frame in frames if not _is_ours(frame)]
-    for frame in reversed(kept):
+    return frames
+
+
+def _joined(frames: list[TracebackType]) -> TracebackType | None:
+    trace = None
+    for frame in reversed(frames):
         trace = TracebackType(trace, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return trace
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
-from odyssey.frames import users_frames
+from odyssey.frames import users_frames, without_ours
 from odyssey.messages import Deframer, Failed, Order, Report, send
 from odyssey.text import as_unicode
 
@@ -109,12 +109,14 @@ def report_failure(error: BaseException) -> None:
     """Tell the agent, if there is one, that the script raised `error`. Only the first time counts."""
     link = connect()
     if link is not None and not link.has_failed:
-        text = "".join(traceback.format_exception(type(error), error, users_frames(error.__traceback__)))
+        is_told = isinstance(error, OdysseyError)
+        trace = without_ours(error.__traceback__) if is_told else users_frames(error.__traceback__)
+        text = "".join(traceback.format_exception(type(error), error, trace))
         help = error.help if isinstance(error, OdysseyError) else ""
         link.has_failed = True
         if (beat := sys.modules.get("odyssey.beat")) is not None:
             beat.tell_last_step()
-        link.report(Failed(_told(_what(error)), _told(help), _told(text), isinstance(error, OdysseyError)))
+        link.report(Failed(_told(_what(error)), _told(help), _told(text), is_told))
 
 
 def _told(text: str) -> str:
