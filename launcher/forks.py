@@ -323,7 +323,11 @@ class Forks:
             self._take_over(self._better)
         elif self._obstacle is None:
             self._say(f"the zygote {why}; another one is started")
-            self._start_zygote()
+            try:
+                self._start_zygote()
+            except OdysseyError as error:  # what is to be started may still be, by itself
+                self._obstacle = Ruling("no-other", error.what, True)
+                self._tell(self._obstacle)
         for one in asked:
             self._ask(one)
 

@@ -13,6 +13,7 @@ from launcher.loop import Loop
 from launcher.spawn import Zygote
 from launcher.waits import Wait
 from odyssey import preload
+from odyssey.errors import OdysseyError
 from odyssey.zygote import Imported
 
 MAX_ATTEMPTS = 8
@@ -71,7 +72,11 @@ class Learning:
     def _attempt(self) -> None:
         self._has_asked = False
         self._n_attempts += 1
-        self._zygote = self._make()
+        try:
+            self._zygote = self._make()
+        except OdysseyError as error:
+            self._explain(f"the next start has no further modules ready: {error.what}")
+            return
         self._loop.watch(self._zygote.socket.fileno(), self._on_answer)
 
     def _on_answer(self, mask: int) -> None:

@@ -172,16 +172,21 @@ class Zygote:
         if "OPENBLAS_NUM_THREADS" not in variables:
             variables["OPENBLAS_NUM_THREADS"] = "1"  # else importing numpy starts threads, and forks are not safe
             variables["ODYSSEY_ZYGOTE_VARIABLES"] = "OPENBLAS_NUM_THREADS"
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", zygote.__file__, str(theirs.fileno())],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if quiet else None,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", zygote.__file__, str(theirs.fileno())],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if quiet else None,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise OdysseyError(f"cannot start {sys.executable}: {error.strerror or error}") from None
+        finally:
+            theirs.close()
         self.pid = self._process.pid
         self.socket = ours
         self._decoder = Packed(zygote.Answer)
