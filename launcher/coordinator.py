@@ -212,7 +212,7 @@ def _rank_lost(state: State, event: Event, body: RankLost) -> Step:
     state, actions = (
         _lost_before_all_joined(state, event, rank, how) if state.status is Status.STARTING else transition.pause(state, how)
     )
-    return state, (*actions, *told, *next_job.not_started_again(state, rank))
+    return state, (*told, *actions, *next_job.not_started_again(state, rank))
 
 
 def _lost_before_all_joined(state: State, event: Event, rank: int, how: str) -> Step:
@@ -316,7 +316,7 @@ def _exited_early(state: State, event: Event) -> Step:
     state, told = rank_failure.forgive(state, rank, decision)
     state = replace(state, exited=state.exited - {rank}, lost=(*state.lost, rank), loss_at=event.time)
     state, actions = transition.pause(_without_model(state, rank), reason)
-    return state, (*actions, *told)
+    return state, (*told, *actions)
 
 
 def _without_model(state: State, rank: int) -> State:

@@ -171,8 +171,8 @@ def signature(end: RankEnd) -> str | None:
 
 
 def signature_text(end: RankEnd) -> str:
-    """Exception or status; numbers and addresses differ from rank to rank and from time to time."""
-    return f"{end.status if end.status is not None else ''} {_NUMBERS.sub('N', end.error)}"
+    """Exception, or else status; numbers and addresses differ from rank to rank and from time to time."""
+    return _NUMBERS.sub("N", end.error) if end.error else str(end.status)
 
 
 def is_communication(text: str) -> bool:

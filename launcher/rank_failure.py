@@ -19,10 +19,10 @@ from launcher.state import State, Status
 
 def judge(state: State, rank: int) -> Restart | GiveUp:
     """What comes of the failure: a first answer when the script has raised, the last one when the rank's process has ended."""
-    if _others_have_ended(state, rank):
-        return GiveUp("")  # nobody is left to go on with
     end = state.ends[rank]
-    return decide(state.policy, state.past, state.n_restarts, state.now, {rank: end}, end, had_progress=False)
+    decision = decide(state.policy, state.past, state.n_restarts, state.now, {rank: end}, end, had_progress=False)
+    nobody_is_left = _others_have_ended(state, rank) or not state.joined - {rank}
+    return GiveUp("") if nobody_is_left and isinstance(decision, Restart) else decision
 
 
 def forgive(state: State, rank: int, decision: Restart) -> tuple[State, tuple[Action, ...]]:
