@@ -43,7 +43,7 @@ def loaded(folder: Path) -> dict:
     return flat(other.state_dict())
 
 
-@pytest.mark.parametrize("what", ["next", "same"])
+@pytest.mark.parametrize("what", ["next", pytest.param("same", marks=pytest.mark.soak)])
 def test_a_kill_before_any_operation_of_a_save_leaves_the_old_or_the_new_one(what: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(ROOT / "tests/jobs/killed_saves.py"), str(tmp_path), what]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)

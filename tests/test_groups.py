@@ -19,8 +19,8 @@ def test_a_rank_that_is_cut_while_the_store_does_not_answer_ends_whole(monkeypat
     monkeypatch.setattr(groups, "CONNECT_S", 0.5, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        cut, last = (Groups(f"127.0.0.1:{port}", number, (0, 1), (), (), 0, torch.device("cpu")) for number in (1, 2))
-        threads = [thread for thread in threading.enumerate() if thread.name.startswith("odyssey-wait")]
+        cut, last = (Groups(f"127.0.0.1:{port}", number, (0, 1), (), (), 0, torch.device("cpu")) for number in (901, 902))
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("odyssey-wait-90")]
         silent.settimeout(30)
         accepts = threading.Thread(target=lambda: (silent.accept(), cut.cut("a newer generation")))
         accepts.start()

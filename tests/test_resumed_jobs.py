@@ -146,7 +146,7 @@ def test_an_action_is_repeated_only_if_its_rank_is_lost(
 
 
 @pytest.mark.parametrize("delay_s", [0.0, *(pytest.param(0.004 * n, marks=pytest.mark.soak) for n in range(1, 12))])
-@pytest.mark.parametrize("max_restarts", [0, 1])
+@pytest.mark.parametrize("max_restarts", [1, pytest.param(0, marks=pytest.mark.soak)])
 def test_the_result_is_written_whenever_the_leader_is_lost(delay_s: float, max_restarts: int, tmp_path: Path) -> None:
     """After the last step come only the last save and the action that writes the result."""
     strategy = "respawn" if max_restarts else "auto"

@@ -55,7 +55,7 @@ def kill(on: str, number: int, rank: int, delay_s: float = 0.01) -> Fault:
     return Fault("kill", "rank", on, number, delay_s, rank, signal.SIGKILL)
 
 
-QUICK = {("2x2", "auto"), ("4x2", "reroute"), ("2x4", "repartition"), ("3+2+3", "shrink"), ("4x2", "respawn"), ("2x4", "auto")}
+QUICK = {("2x2", "auto"), ("4x2", "reroute"), ("2x4", "repartition"), ("3+2+3", "shrink"), ("4x2", "respawn")}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_seed_is_a_case_and_many_seeds_are_every_kind_of_fault():
         assert math.ceil(case.recipe.global_batch / case.recipe.micro_batch) >= draw.N_PIPELINES[case.layout]
 
 
-@pytest.mark.parametrize("phase", ["pausing", "plan", pytest.param("go", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("phase", ["pausing", *(pytest.param(phase, marks=pytest.mark.soak) for phase in ("plan", "go"))])
 def test_a_second_loss_during_the_recovery_changes_nothing(phase, tmp_path):
     chain = (kill("step", 3, 7), kill(phase, 1, 2, delay_s=0.0))
     outcome = ran(Case(0, "4x2", 8, recipe=SHORT, chains=(chain,)), tmp_path)
@@ -137,7 +137,7 @@ def test_stages_that_need_no_gradient_train_on_and_survive(tmp_path):
     assert outcome.struck == ["kill rank"] and len(outcome.strategies) == 2
 
 
-QUICK_SEEDS = (3004, 3009)
+QUICK_SEEDS = (3004,)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed in QUICK_SEEDS else pytest.mark.soak) for seed in NAMED])
