@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,6 +39,7 @@ BLOCKING = (
     "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
+GONE = "import os, sys\nos.rmdir(os.getcwd())\nos.execvp(sys.argv[1], sys.argv[1:])"
 CLOSED = "import os, sys\nos.closerange(0, 3)\nos.execvp(sys.argv[1], sys.argv[1:])"
 
 
@@ -142,3 +144,14 @@ def test_a_user_without_a_home_runs_jobs_that_are_not_listed(tmp_path: Path, mon
         "`odyssey ps` will not show this job: this user has no home; set HOME or XDG_STATE_HOME"
     ]
     assert registry.folders() == []
+
+
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "gone").mkdir()
+    launch = [sys.executable, "-P", "-m", "odyssey_cli", "run", str(tmp_path / "train.py")]
+    done = subprocess.run(
+        [sys.executable, "-c", GONE, *launch], cwd=tmp_path / "gone", capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the working directory was removed\nhelp: `cd` to one that exists, and start there\n"
