@@ -52,7 +52,7 @@ from launcher.events import (
     UnitCommitted,
 )
 from launcher.failures import with_end
-from launcher.restarts import GiveUp, Policy, after_progress
+from launcher.restarts import GiveUp, Policy, Restart, after_progress
 from launcher.state import State, Status, ranks_text, with_result
 from launcher.world import homes
 from odyssey.errors import ProfileError
@@ -307,16 +307,21 @@ def _rank_exited(state: State, event: Event, body: RankExited) -> Step:
 
 def _exited_early(state: State, event: Event) -> Step:
     """The others still train without the rank that has ended with exit code 0: a failure of that rank like any other."""
-    rank, reason = min(state.exited - state.finished), state.first_failure
-    lost = RankLost(rank, Cause("exit", "exit code 0", 0), False)
-    state = replace(state, ends=with_end(state.ends, event.time, lost), first_failure="")
-    decision = rank_failure.judge(state, rank)
+    state, rank, decision = _judged_exit(state, event)
+    reason, state = state.first_failure, replace(state, first_failure="")
     if isinstance(decision, GiveUp):
         return end(state, 1, f"{reason}; {decision.why}" if decision.why else reason, decision.help)
     state, told = rank_failure.forgive(state, rank, decision)
     state = replace(state, exited=state.exited - {rank}, lost=(*state.lost, rank), loss_at=event.time)
     state, actions = transition.pause(_without_model(state, rank), reason)
     return state, (*told, *actions)
+
+
+def _judged_exit(state: State, event: Event) -> tuple[State, int, Restart | GiveUp]:
+    rank = min(state.exited - state.finished)
+    lost = RankLost(rank, Cause("exit", "exit code 0", 0), False)
+    state = replace(state, ends=with_end(state.ends, event.time, lost))
+    return state, rank, rank_failure.judge(state, rank)
 
 
 def _without_model(state: State, rank: int) -> State:
@@ -390,6 +395,8 @@ def _store_lost(state: State, event: Event, body: StoreLost) -> Step:
 def _connection_lost(state: State, event: Event, body: ConnectionLost) -> Step:
     """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
     if state.status is Status.FINISHING:
+        if state.first_failure and isinstance(_judged_exit(state, event)[2], Restart):
+            return _exited_early(state, event)  # who complains still needs the rank that has ended
         return _release_stranded(replace(state, stranded=state.stranded | {body.rank}))
     if state.status not in (Status.MEASURING, Status.MOVING, Status.RUNNING):
         return state, ()

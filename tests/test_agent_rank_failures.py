@@ -21,6 +21,7 @@ ENDS = {
     "raises": "raise RuntimeError('CUDA error: an illegal memory access was encountered')",
     "exits": "sys.exit(3)",
     "_exits": "os._exit(3)",
+    "_exits well": "os._exit(0)",
 }
 WORDS = {
     "raises": "rank 1 failed: RuntimeError: CUDA error: an illegal memory access was encountered",
@@ -45,13 +46,15 @@ def run(tmp_path: Path, condition: str, end: str, **more) -> Ran:
     return Ran(RunOptions(script, arguments, n_nodes=2, layout="2x1", log_dir=tmp_path / "logs", capture_output=True, **more))
 
 
-@pytest.mark.parametrize(("end", "strategy"), [("raises", "respawn"), ("exits", "reroute"), ("_exits", "respawn")])
+@pytest.mark.parametrize(
+    ("end", "strategy"), [("raises", "respawn"), ("exits", "reroute"), ("_exits", "respawn"), ("_exits well", "respawn")]
+)
 def test_a_failure_on_one_rank_is_a_loss_of_that_rank(end, strategy, tmp_path):
     once = f"step.index == 2 and job.rank == 1 and not Path({str(tmp_path / 'mark')!r}).exists()"
     act = f"Path({str(tmp_path / 'mark')!r}).touch(); {ENDS[end]}"
     ran = run(tmp_path, once, act, max_restarts=1, strategy=strategy)
     assert ran.code == 0, ran.events[-1]
-    assert [lost.rank for lost in ran.all(RankLost)] == [1]
+    assert [lost.rank for lost in ran.all(RankLost)] == ([] if end == "_exits well" else [1])
     assert ran.all(PlanChosen)[-1].plan.spawned == ((1,) if strategy == "respawn" else ())
     _, expected = exactness.expected_of("gpt", N_STEPS, 15, 2)
     result = torch.load(tmp_path / "out.pt")
