@@ -62,7 +62,8 @@ def difference_at_start(models: Mapping[int, ModelSpec]) -> tuple[str, str] | No
 def _where_it_differs(words: str, others: str) -> str:
     """`AdamW(lr=0.02)` of all the settings, if the rest is the same."""
     kind, _, rest = words.partition("(")
-    settings = [found[0] for found in _SETTING.finditer(rest) if found[0] not in others]
+    known = set(_SETTING.findall(others))
+    settings = [setting for setting in _SETTING.findall(rest) if setting not in known]
     return f"{kind}({', '.join(settings)})" if settings and others.startswith(f"{kind}(") else words
 
 

@@ -107,8 +107,8 @@ RANK = "import os; own = int(os.environ['RANK'])\n"
     ("fault", "error", "help"),
     [
         (
-            "make = torch.optim.SGD\ntorch.optim.SGD = lambda params, lr: make(params, lr=lr * (1 + own))",
-            "rank 1 trains with SGD(lr=0.2), rank 0 with SGD(lr=0.1)",
+            "make = torch.optim.SGD\ntorch.optim.SGD = lambda params, lr: make(params, lr=lr * (1 + 0.1 * own))",
+            "rank 1 trains with SGD(lr=0.11000000000000001), rank 0 with SGD(lr=0.1)",
             "no learning rate that depends on the rank",
         ),
         (
