@@ -72,8 +72,9 @@ class Groups:
         self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._before = _sockets()
         self._thread = threading.Thread(target=self._serve, name=f"odyssey-wait-{generation}", daemon=True)
-        _living.add(self)
+        _living.difference_update([groups for groups in _living if not groups._thread.is_alive()])
         self._thread.start()
+        _living.add(self)
 
     # -- the owner's side ---------------------------------------------------------------------------------------------
 
@@ -205,7 +206,6 @@ class Groups:
         self.by_subset.clear()
         self._on_device.clear()
         self.world = self._moving = None
-        _living.discard(self)
 
     def _connect(self, host: str, port: int) -> Any:
         end = time.monotonic() + TIMEOUT.total_seconds()
