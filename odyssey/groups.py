@@ -158,11 +158,13 @@ class Groups:
         interpreter."""
         self.release()
         end = time.monotonic() + CONNECT_S + END_S
-        for groups in list(_living):
-            groups._thread.join(0.1)
-            while groups._thread.is_alive() and time.monotonic() < end:
-                groups._leave_store()
-                groups._thread.join(0.1)
+        over = [groups for groups in _living if groups._cut is not None]
+        for groups in over:
+            groups.release()
+        while (left := [groups for groups in over if groups._thread.is_alive()]) and time.monotonic() < end:
+            left[0]._thread.join(0.1)
+            if left[0]._thread.is_alive():
+                left[0]._leave_store()
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
 
 
 def options(tmp_path: Path, *arguments: str, **rest: object) -> RunOptions:
-    return RunOptions(script=TRAIN, arguments=arguments, log_dir=tmp_path / "logs", capture_output=True, **rest)
+    """Between two steps there is time for what a test or a drill does at one."""
+    return RunOptions(script=TRAIN, arguments=("--pause", "0.05", *arguments), log_dir=tmp_path / "logs", capture_output=True, **rest)
 
 
 def test_a_killed_rank_costs_no_step(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 def arguments() -> tuple[str, ...]:
-    return ("--steps", str(N_STEPS), "--dtype", "float64")
+    """Between two steps there is time for what a test does at one."""
+    return ("--steps", str(N_STEPS), "--dtype", "float64", "--pause", "0.05")
 
 
 def losses_of(ran: Ran) -> list[float]:
@@ -268,7 +269,7 @@ def test_a_stopped_planner_is_replaced(tmp_path: Path, losses: list[float]) -> N
         for each in (stops, *finds):
             each(event, ran)
 
-    given = (*arguments(), "--pause", "0.5")
+    given = (*arguments()[:-1], "0.5")
     drills = ("step=10 kill=1",)
     ran = Ran(RunOptions(TRAIN, given, log_dir=tmp_path, capture_output=True, n_nodes=3, layout="3x1", drills=drills), watch)
     assert_exact(ran, losses)
