@@ -46,7 +46,7 @@ bench: $(READY)
 picture: $(READY)
 	$(BIN)/odyssey run --no-display --nodes 8 --layout 2x4 --log-dir build/picture --drill 'step=25 lose=5' \
 		examples/train_gpt.py --steps 40
-	$(BIN)/python -m odyssey_cli.picture build/picture --output docs/picture.svg
+	$(BIN)/python -m odyssey_cli.jobs.picture build/picture --output docs/picture.svg
 
 # One `make` installs, another waits for it: two at once would break each other's. What was interrupted is made anew.
 $(READY): pyproject.toml

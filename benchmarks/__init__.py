@@ -2,5 +2,5 @@
 
 Each prints a table and writes benchmarks/results/NAME.json; `python -m benchmarks.summary` makes docs/benchmarks.md of
 these files. They start real jobs as a user would and read what the jobs leave (`events.jsonl`, the ranks' own time
-stamps), so this package imports only `launcher.events` and what that needs.
+stamps), so this package imports only `launcher.joblog.events` and what that needs.
 """

@@ -12,7 +12,7 @@ from statistics import median
 
 import msgspec
 
-from launcher import events
+from launcher.joblog import events
 from odyssey.plan import Plan
 
 
@@ -37,7 +37,7 @@ class Generation(msgspec.Struct, frozen=True):
     paused_at: float | None
     planned_at: float
     went_at: float
-    went: events.Went
+    went: events.GenerationStarted
     commits: tuple[Commit, ...]
 
     def step_s(self, n_warm_up: int = 2) -> float | None:
@@ -81,7 +81,7 @@ def generations(log: Sequence[events.Event]) -> list[Generation]:
             ahead = body.ahead
         elif isinstance(body, events.PlanChosen):
             planned = (event.time, body.plan)
-        elif isinstance(body, events.Went) and planned is not None:
+        elif isinstance(body, events.GenerationStarted) and planned is not None:
             commits = []
             result.append(Generation(planned[1], ahead, lost_at, paused_at, planned[0], event.time, body, ()))
             lost_at = paused_at = None

@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from benchmarks import joblog
-from launcher.events import Event
+from launcher.joblog.events import Event
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ROOT / "benchmarks" / "jobs"

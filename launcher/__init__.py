@@ -1,23 +1,19 @@
 """Agents: they spawn ranks, watch them, log what happens, decide with the coordinator, and leave nothing behind.
 
-May import `strategies`, `perfmodel`, `odyssey.plan`, `odyssey.messages` and `odyssey.zygote`'s requests, and no torch: only
-logs_specs.py and torch_events.py do, where they are asked for.
+In reading order, each room importing only from those below it:
 
-    options.py      what a run was asked            events.py       the log's vocabulary
-    state.py        what the coordinator knows      coordinator.py  (state, event) -> (state, actions), pure
-    decision.py     what it answers, and the end    transition.py   its part from a pause to go
-    plain.py        scripts that build no Job       gate.py         what must agree before anything runs
-    rank_failure.py a script fails on one rank      next_job.py     one Job after another
-    actions.py      what it wants done              replay.py       the same decisions from a log
-    agent.py        one job on one host             loop.py         descriptors and timers
-    processes.py    of ranks, zygote and store      ends.py         how processes end
-    spawn.py        how processes are started       environment.py  their variables
-    reports.py      what ranks say, as events       signals.py      what the launcher is told to do
-    store.py        the address of the job's store  logs.py         the job's folder
-    streams.py      what ranks read and write       console.py      the terminal, line by line
-    logs_specs.py   other people's log folders      torch_events.py torchrun's events, for its handlers
-    profiling.py    the profile, kept true          progress.py     hangs
-    waits.py        what is waited for, and ways out awaited.py     of ranks and the store; vitals.py: what /proc tells
-    planning.py     situations and look-ups         ahead.py        plans computed before they are needed
-    drill.py        faults on purpose               faults.py       when they strike
+agent        the loop that ties all together: events in, actions out
+cluster      the other agents of a job, and how they find each other
+processes    ranks as processes of this host: environment, fork or spawn, end
+planning     what to do after a change: the profile kept true, the search, plans computed ahead
+health       ranks that hang or stall, and all else that is waited for
+output       what ranks print, and where it goes
+coordinator  the decisions: pure state machines over the event log
+failures     from the end of a process to a cause that a person understands
+joblog       the event log, and what else is written down of a job
+host         this operating system: loop, signals, processes
+options.py   what one `odyssey run` was asked to do
+
+May import `strategies`, `perfmodel`, `odyssey.plan`, `odyssey.messages` and `odyssey.zygote.protocol`, and no torch: only
+torch_logs_specs.py and torch_events.py do, where they are asked for.
 """

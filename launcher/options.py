@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from odyssey.codec import Count
 from odyssey.errors import UsageError
 
 
@@ -138,26 +137,3 @@ class RunOptions(msgspec.Struct, frozen=True):
             raise UsageError(f"no such script: {self.script}", "give the path of the training script")
         if path.is_dir() and not (path / "__main__.py").exists():
             raise UsageError(f"{self.script} is a directory without __main__.py", "give the path of the training script")
-
-
-class Seat(msgspec.Struct, frozen=True):
-    """Where a rank sits in the present world: what torchrun's variables tell it.
-
-    `node`: number of its agent (GROUP_RANK), or of its failure domain where there is only one agent. `role_rank`,
-    `n_role_ranks`: among the ranks of agents with the same role. `n_restarts`: of the job so far, of `max_restarts`.
-    `attempt`: how often all ranks have been started again. `last_failure`: why they had to be, in a line; empty before the
-    first time.
-    """
-
-    rank: Count
-    local_rank: Count
-    node: Count
-    n_ranks: Count
-    n_local_ranks: Count
-    n_nodes: Count
-    role_rank: Count
-    n_role_ranks: Count
-    n_restarts: int = 0
-    attempt: int = 0
-    max_restarts: int = 0
-    last_failure: str = ""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from odyssey.beat import heartbeat
     from odyssey.job import Job, Step
+    from odyssey.runtime.heartbeat import heartbeat
 
 __version__ = "0.1.0"
 __all__ = ["Job", "Step", "heartbeat"]
@@ -19,10 +19,10 @@ __all__ = ["Job", "Step", "heartbeat"]
 
 def __getattr__(name: str) -> Any:
     if name == "heartbeat":
-        from odyssey import beat
+        from odyssey.runtime.heartbeat import heartbeat
 
-        globals()[name] = beat.heartbeat  # so that a loop does not come here again
-        return beat.heartbeat
+        globals()[name] = heartbeat  # so that a loop does not come here again
+        return heartbeat
     if name in __all__:
         from odyssey import job
 

@@ -25,20 +25,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from odyssey import checkpoint, link, shards
-from odyssey.data import Dataset, Prefetcher, Sampler, draws_random_numbers, fetch
-from odyssey.engine import Engine
+from odyssey import link
+from odyssey.checkpoints import checkpoint, shards
 from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
-from odyssey.evaluation import evaluate_body
-from odyssey.frames import users_frames
-from odyssey.given import OptimizerFactory, SchedulerFactory, check_autocast
-from odyssey.local import LocalSession
 from odyssey.messages import NOTHING, UNUSABLE, ModelSpec
-from odyssey.model import LayerFactory, Model
-from odyssey.once import Once
+from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_autocast
+from odyssey.model.model import LayerFactory, Model
 from odyssey.plan import Plan
-from odyssey.recipe import Recipe
-from odyssey.session import Session, Values, Work
+from odyssey.runtime.data import Dataset, Prefetcher, Sampler, draws_random_numbers, fetch
+from odyssey.runtime.engine import Engine
+from odyssey.runtime.evaluation import evaluate_body
+from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.local import LocalSession
+from odyssey.runtime.once import Once
+from odyssey.runtime.session import Session, Transaction, Values
+from odyssey.tracebacks import users_frames
 
 _newest: Session | None = None
 """Of the last Job that the script has made under an agent. Those before are over."""
@@ -130,7 +131,7 @@ class Job:
             optimizers=self._model.optimizers(),
             values=self._model.values() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else (),
         )
-        recipe = Recipe(
+        job_spec = JobSpec(
             spec=spec,
             loss=loss,
             optimizer=optimizer,
@@ -141,12 +142,12 @@ class Job:
         )
         self._session: Session | LocalSession
         if connection is None:
-            self._session = LocalSession(self._model, recipe)
+            self._session = LocalSession(self._model, job_spec)
         else:
             global _newest
             if _newest is not None:
                 _newest.finish()
-            self._session = _newest = Session(connection, int(os.environ["RANK"]), self._model, recipe, _newest)
+            self._session = _newest = Session(connection, int(os.environ["RANK"]), self._model, job_spec, _newest)
             self._session.start()
             atexit.register(self._session.finish)
         if resume is not None:
@@ -196,7 +197,7 @@ class Job:
                 )
             yield Step(step, loss, norm, self._global_batch)
 
-    def _training_step(self, step: int) -> Work:
+    def _training_step(self, step: int) -> Transaction:
         def conclude(sums: Sequence[float]) -> Values:
             return (sums[0] / self._global_batch, math.sqrt(sums[1]) / self._global_batch)
 
@@ -205,7 +206,7 @@ class Job:
             if math.isfinite(loss):
                 engine.apply(self._clip_factor(norm) / self._global_batch)
 
-        return Work("step", lambda engine: engine.run_step(step), conclude, take, self._global_batch)
+        return Transaction("step", lambda engine: engine.run_step(step), conclude, take, self._global_batch)
 
     def _clip_factor(self, norm: float) -> float:
         """As torch.nn.utils.clip_grad_norm_."""
@@ -218,8 +219,8 @@ class Job:
         def conclude(sums: Sequence[float]) -> Values:
             return (sums[0] / n_samples,)
 
-        work = Work("evaluate", lambda engine: evaluate_body(engine, data), conclude, lambda engine, values: None)
-        return self._session.run(work)[0]
+        transaction = Transaction("evaluate", lambda engine: evaluate_body(engine, data), conclude, lambda engine, values: None)
+        return self._session.run(transaction)[0]
 
     # -- acts of one rank -----------------------------------------------------------------------------------------------
 
@@ -245,7 +246,7 @@ class Job:
 
     def _once(self, action: Callable[[], object], prepare: Callable[[Engine, int], None]) -> None:
         once = Once(action, prepare, self._session.joined_step, self._session.outside)
-        self._session.run(Work("once", once.body, lambda sums: (0.0,), lambda engine, values: None))
+        self._session.run(Transaction("once", once.body, lambda sums: (0.0,), lambda engine, values: None))
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -263,7 +264,7 @@ class Job:
             gathered.update(checkpoint.gather(engine, self._model, step, engine.plan.leader))
             return (0.0,)
 
-        self._session.run(Work("state_dict", body, lambda sums: (0.0,), lambda engine, values: None))
+        self._session.run(Transaction("state_dict", body, lambda sums: (0.0,), lambda engine, values: None))
         return gathered
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -290,7 +291,7 @@ class Job:
             problem = shards.save(engine, self._model, step, Path(folder), keep)
             return (0.0 if problem is None else 1.0,)
 
-        if self._session.run(Work("save", body, lambda sums: (sums[0],), lambda engine, values: None))[0]:
+        if self._session.run(Transaction("save", body, lambda sums: (sums[0],), lambda engine, values: None))[0]:
             raise problem or JobError(f"{folder}: the checkpoint cannot be written", _TOLD_BY_OTHERS)
 
     def load(self, folder: str | Path) -> None:
@@ -317,7 +318,7 @@ class Job:
             if isinstance(found, dict):
                 checkpoint.take(self._model, found)
 
-        values = self._session.run(Work(kind, body, lambda sums: (sums[0],), take))
+        values = self._session.run(Transaction(kind, body, lambda sums: (sums[0],), take))
         if values[0] == UNUSABLE:
             raise found if isinstance(found, JobError) else JobError(f"{kind}: no usable checkpoint", _TOLD_BY_OTHERS)
 

@@ -22,22 +22,22 @@ from collections.abc import Callable
 
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
-from odyssey.frames import users_frames, without_ours
-from odyssey.messages import Deframer, Failed, Order, Report, send
+from odyssey.messages import Command, Deframer, Failed, Report, send
 from odyssey.text import as_unicode
+from odyssey.tracebacks import users_frames, without_ours
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 MAX_TEXT = 1 << 20
 """Characters of an exception that are told."""
 
 
-class Link:
+class AgentLink:
     """A connection to the agent."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
-        self._handle: Callable[[Order], None] | None = None
+        self._handle: Callable[[Command], None] | None = None
         self.has_failed = False
 
     def report(self, message: Report) -> None:
@@ -48,7 +48,7 @@ class Link:
         except OSError:
             _end_self()
 
-    def listen(self, handle: Callable[[Order], None]) -> None:
+    def listen(self, handle: Callable[[Command], None]) -> None:
         """From now on a thread calls `handle` with every order. Only that thread calls it."""
         before, self._handle = self._handle, handle
         if before is None:
@@ -56,7 +56,7 @@ class Link:
 
     def _read(self) -> None:
         assert self._handle is not None
-        deframer = Deframer(Order)
+        deframer = Deframer(Command)
         while True:
             try:
                 data = self._socket.recv(1 << 16)
@@ -72,16 +72,16 @@ class Link:
                 _end_self()
 
 
-_link: Link | None = None
+_link: AgentLink | None = None
 _owner = 0
 """The process that has made it: forks of that one have inherited it."""
 
 
-def connect() -> Link | None:
+def connect() -> AgentLink | None:
     """The link of this process, made at the first call; None where this process is no rank that an agent has started."""
     global _link, _owner
     if _link is None and (sock := _inherited()) is not None:
-        _link, _owner = Link(sock), os.getpid()
+        _link, _owner = AgentLink(sock), os.getpid()
     return _link if _owner == os.getpid() else None
 
 
@@ -114,7 +114,7 @@ def report_failure(error: BaseException) -> None:
         text = "".join(traceback.format_exception(type(error), error, trace))
         help = error.help if isinstance(error, OdysseyError) else ""
         link.has_failed = True
-        if (beat := sys.modules.get("odyssey.beat")) is not None:
+        if (beat := sys.modules.get("odyssey.runtime.heartbeat")) is not None:
             beat.tell_last_step()
         link.report(Failed(_told(_what(error)), _told(help), _told(text), is_told))
 

@@ -3,7 +3,7 @@
 Orders go to the rank, reports come back. Every message that belongs to a generation carries its number, and whoever
 receives one of an older generation drops it. A frame is a 4-byte little-endian length and msgpack.
 
-A *unit* is one transaction of the job: a training step, an evaluation, a save (odyssey/transaction.py). Its `position`
+A *unit* is one transaction of the job: a training step, an evaluation, a save (odyssey/runtime/session.py). Its `position`
 is `(step, number of units since that step began)`; every unit ends in one tiny reduction over all workers, whose
 values are its *result*. A unit is final for the job as soon as one rank has its result.
 """
@@ -195,7 +195,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
-Order = Measure | Pause | Prepare | Go | Follow | Finish | Ping | Stop
+Command = Measure | Pause | Prepare | Go | Follow | Finish | Ping | Stop
 
 # -- reports: rank -> agent --------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Paused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Groups are built and states moved: what this rank will train, and with whom, see odyssey/proof.py.
+    """Groups are built and states moved: what this rank will train, and with whom, see odyssey/runtime/proof.py.
 
     `digests`: per held unit, of parameters, buffers, optimizer and scheduler. `samples`: for each micro-batch whose loss this
     rank computes, its number of samples; the sum over ranks is the denominator. `contracts`: for each reduce group of this
@@ -371,7 +371,7 @@ class Deframer:
     """Collects bytes of a socket into messages of one direction."""
 
     def __init__(self, message_type: Any, max_bytes: int = MAX_FRAME_BYTES) -> None:
-        """`message_type`: `Order` or `Report`; `max_bytes`: of a frame."""
+        """`message_type`: `Command` or `Report`; `max_bytes`: of a frame."""
         self._buffer = bytearray()
         self.expect(message_type, max_bytes)
 
@@ -396,6 +396,6 @@ class Deframer:
             yield self._decoder.decode(body)
 
 
-def send(sock: socket.socket, message: Order | Report) -> None:
+def send(sock: socket.socket, message: Command | Report) -> None:
     """Send one whole message on a blocking socket. The caller holds whatever lock keeps frames apart."""
     sock.sendall(frame(message))

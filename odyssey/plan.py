@@ -63,7 +63,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     worker: int
 
 
-class Order(msgspec.Struct, frozen=True, gc=False):
+class ComputeOrder(msgspec.Struct, frozen=True, gc=False):
     """The explicit compute order of a worker whose order is special, as text forms of ops: `0F3`, `0B3`, `1I2`, `1W2`."""
 
     worker: int
@@ -74,7 +74,7 @@ class Schedule(msgspec.Struct, frozen=True):
     """The rule that orders computations (`1f1b`), and the workers that follow an order of their own."""
 
     rule: str = "1f1b"
-    orders: tuple[Order, ...] = ()
+    orders: tuple[ComputeOrder, ...] = ()
 
 
 class ReduceGroup(msgspec.Struct, frozen=True):
@@ -205,7 +205,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return self._holders[layer]
 
     @cached_property
-    def order_of(self) -> Mapping[int, Order]:
+    def order_of(self) -> Mapping[int, ComputeOrder]:
         """Worker -> its explicit order, for those that have one."""
         return {order.worker: order for order in self.schedule.orders}
 

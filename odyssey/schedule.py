@@ -91,14 +91,14 @@ class Commit(msgspec.Struct, frozen=True):
         return "C"
 
 
-class Step(msgspec.Struct, frozen=True):
+class OptimizerStep(msgspec.Struct, frozen=True):
     """The optimizer step of all layers held."""
 
     def __str__(self) -> str:
         return "S"
 
 
-Op = Compute | Send | Receive | Drop | Reduce | Commit | Step
+Op = Compute | Send | Receive | Drop | Reduce | Commit | OptimizerStep
 
 _TEXT = re.compile(r"(\d+)([FBIWD])(\d+)(?:([<>])(\d+))?|G(\d+)|(C)|(S)")
 
@@ -115,7 +115,7 @@ def parse(text: str) -> Op:
     if commit:
         return Commit()
     if step:
-        return Step()
+        return OptimizerStep()
     if direction:
         if kind not in ("F", "B"):
             raise PlanError(f"not an op: {text!r}: only F and B are transferred")
@@ -297,7 +297,7 @@ def add_reductions(plan: Plan, worker: int, ops: Sequence[Op]) -> list[Op]:
         result += behind[i]
         done = i + 1
     result += ops[done:]
-    return [*result, Commit(), Step()] if worker in plan.place else result
+    return [*result, Commit(), OptimizerStep()] if worker in plan.place else result
 
 
 def add_drops(ops: Sequence[Op]) -> list[Op]:

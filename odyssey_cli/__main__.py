@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _execute(argv: Sequence[str]) -> int:
     if argv and argv[0] in ("run", "profile"):
         from odyssey_cli import run
-        from odyssey_cli.launch_options import Command
+        from odyssey_cli.command_line.options import Command
 
         return run.execute(argv[1:], Command(f"odyssey {argv[0]}"))
     from odyssey_cli import commands

@@ -1,6 +1,6 @@
 """The commands of `odyssey`, and their options. What a command does lies in a file of its own.
 
-The command lines of `run` and `profile` are read by launch_arguments.py.
+The command lines of `run` and `profile` are read by command_line/request.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from odyssey.errors import UsageError
-from odyssey_cli.launch_options import Command
+from odyssey_cli.command_line.options import Command
 
 _SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
@@ -26,7 +26,7 @@ _PASSED_ON: dict[str, Any] = {
     "allow_interspersed_args": False,
     "help_option_names": [],
 }
-"""For command lines that launch_parser.py reads."""
+"""For command lines that command_line/parser.py reads."""
 
 app = typer.Typer(
     name="odyssey",
@@ -98,7 +98,7 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Say what would be done if ranks were lost, without starting any."""
-    from odyssey_cli import plan as command
+    from odyssey_cli.planning import plan as command
 
     raise typer.Exit(
         command.plan(
@@ -130,17 +130,17 @@ def ps(
     json: Json = False,
 ) -> None:
     """List your jobs on this host, the newest first."""
-    from odyssey_cli import job_report
+    from odyssey_cli.jobs import status
 
-    raise typer.Exit(job_report.ps(ended=ended, as_json=json))
+    raise typer.Exit(status.ps(ended=ended, as_json=json))
 
 
 @app.command(context_settings=_SETTINGS, short_help="Show what a job does, or why it ended.")
 def status(job: JobName = None, json: Json = False) -> None:
     """Show what a job does, what it has lost, or why it ended."""
-    from odyssey_cli import job_report
+    from odyssey_cli.jobs import status
 
-    raise typer.Exit(job_report.status(job, as_json=json))
+    raise typer.Exit(status.status(job, as_json=json))
 
 
 @app.command(context_settings=_SETTINGS, short_help="End a job.")
@@ -149,7 +149,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not wait for its ranks to end by themselves.")] = False,
 ) -> None:
     """End a job, and return when it is gone."""
-    from odyssey_cli import stop as command
+    from odyssey_cli.jobs import stop as command
 
     raise typer.Exit(command.stop(job, now=now))
 
@@ -161,9 +161,9 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="And what they go on to write, until the job ends.")] = False,
 ) -> None:
     """Show what a job's ranks wrote, as far as it went to files."""
-    from odyssey_cli import rank_logs
+    from odyssey_cli.jobs import logs
 
-    raise typer.Exit(rank_logs.logs(job, rank=rank, follow=follow))
+    raise typer.Exit(logs.logs(job, rank=rank, follow=follow))
 
 
 @app.command(context_settings=_SETTINGS, short_help="Show where a running job's ranks are in their code.")
@@ -172,7 +172,7 @@ def stacks(
     whole: Annotated[bool, typer.Option("--whole", help="All frames, innermost first.")] = False,
 ) -> None:
     """Show where a running job's ranks are in their Python code, those together that are at the same place."""
-    from odyssey_cli import stacks as command
+    from odyssey_cli.jobs import stacks as command
 
     raise typer.Exit(command.stacks(job, whole=whole))
 

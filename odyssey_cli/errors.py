@@ -1,8 +1,7 @@
-"""The one place that prints errors, and the exit codes of `odyssey`."""
+"""The one place that prints errors."""
 
 from __future__ import annotations
 
-import enum
 import errno
 import io
 import os
@@ -10,23 +9,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError, UsageError
-
-
-class ExitCode(enum.IntEnum):
-    """What `odyssey` exits with. A job's own code comes from the agent, see `launcher.events.JobEnded`."""
-
-    OK = 0
-    FAILED = 1
-    """The job, or what a command was to do, failed for a reason that is told."""
-    USAGE = 2
-    """The command line cannot be meant."""
-    INTERNAL = 70
-    """An error of Odyssey itself: the traceback is printed, please report it."""
-    INTERRUPTED = 130
-    """Ctrl-C."""
-    TERMINATED = 143
-    """SIGTERM to the launcher. Any other signal that ends a job: 128 and its number."""
 
 
 def print_error(what: str, help: str = "") -> None:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from odyssey_cli import run
+from odyssey_cli.command_line.options import Command
 from odyssey_cli.errors import exit_code_of
-from odyssey_cli.launch_options import Command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -65,7 +65,7 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batch: Count
 
 
-class Job(msgspec.Struct, frozen=True):
+class ConfiguredJob(msgspec.Struct, frozen=True):
     """What a job file comes to."""
 
     name: str
@@ -82,7 +82,7 @@ def load(path_or_name: str | Path) -> tuple[Profile, str]:
     return job.profile, job.layout
 
 
-def load_job(path_or_name: str | Path) -> Job:
+def load_job(path_or_name: str | Path) -> ConfiguredJob:
     """A job file, or `model@cluster` with one sequence a micro-batch and four a rank.
 
     Raises ProfileError naming file and field.
@@ -92,11 +92,11 @@ def load_job(path_or_name: str | Path) -> Job:
         model_name, _, cluster_name = text.partition("@")
         cluster = _read(cluster_name, "clusters", ClusterFile)
         profile = analytic(_read(model_name, "models", ModelFile), cluster, 4 * cluster.n_ranks, 1)
-        return Job(text, profile, "auto", cluster.n_ranks)
+        return ConfiguredJob(text, profile, "auto", cluster.n_ranks)
     job = _read(text, "", JobFile)
     cluster = _read(job.cluster, "clusters", ClusterFile)
     profile = analytic(_read(job.model, "models", ModelFile), cluster, job.global_batch, job.micro_batch)
-    return Job(Path(text).stem, profile, job.layout, cluster.n_ranks)
+    return ConfiguredJob(Path(text).stem, profile, job.layout, cluster.n_ranks)
 
 
 def names() -> dict[str, list[str]]:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import msgspec
 
 from odyssey.plan import Estimate, Plan
+from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import cells
 from perfmodel.costs import Costs
 from perfmodel.objective import objective
 from perfmodel.profile import Profile
 from perfmodel.timeline import finish, twins
 from perfmodel.transition import transition
-from perfmodel.walk import walk
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, searc
     issued: dict[int, Mapping[int, float]] = {}
     peak_of: dict[int, int] = {}
     for cell in found:
-        walked = walk(plan, costs, cell)
+        walked = cell_cost(plan, costs, cell)
         workers = cell.copies[0]
         computed.update(zip(workers, walked.computed_s, strict=True))
         peak_of.update(zip(workers, walked.peak_bytes, strict=True))

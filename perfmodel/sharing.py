@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from odyssey.schedule import Commit, Compute, Op, Receive, Send
-from perfmodel.timeline import Message, Run, stuck
+from perfmodel.running import Message, Run, stuck
 
 
 class _Host:

@@ -7,8 +7,8 @@ pipeline keeps one copy of each layer; `auto` takes it only where no other layou
 from __future__ import annotations
 
 from odyssey.errors import UsageError
-from strategies.compose import n_micro_batches_of
-from strategies.layouts import layouts, parse_layout, shapes_of
+from strategies.building.compose import n_micro_batches_of
+from strategies.building.layouts import layouts, parse_layout, shapes_of
 from strategies.repartition import Draft, no_layout, realise
 from strategies.situation import Proposal, Situation
 

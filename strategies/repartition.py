@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from odyssey.errors import PlanError
 from odyssey.plan import Pipeline, Plan, Stage
-from strategies.compose import Slot, assign, batch_of, compose, n_micro_batches_of
-from strategies.layouts import EXHAUSTIVE_WORKERS, Ranges, Shapes, distribute, layouts, shapes_of
+from strategies.building.compose import Slot, assign, batch_of, compose, n_micro_batches_of
+from strategies.building.layouts import EXHAUSTIVE_WORKERS, Ranges, Shapes, distribute, layouts, shapes_of
 from strategies.situation import Proposal, Situation
 
 NAME = "repartition"

@@ -17,8 +17,8 @@ from odyssey.errors import PlanError
 from odyssey.plan import Pipeline, Plan, Route, Schedule, Stage
 from perfmodel.costs import Costs
 from perfmodel.memory import most_message_bytes
-from strategies.compose import compose
-from strategies.ordering import Ordered, order
+from strategies.building.compose import compose
+from strategies.building.ordering import Ordered, order
 from strategies.situation import Proposal, Situation
 
 NAME = "reroute"

@@ -6,8 +6,8 @@ No state moves. It is what data-parallel elasticity does, and it is right where 
 from __future__ import annotations
 
 from odyssey.errors import PlanError
-from strategies.compose import batch_of, compose, n_micro_batches_of
-from strategies.layouts import distribute, shapes_of
+from strategies.building.compose import batch_of, compose, n_micro_batches_of
+from strategies.building.layouts import distribute, shapes_of
 from strategies.situation import Proposal, Situation
 
 NAME = "shrink"

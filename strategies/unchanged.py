@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from odyssey.errors import PlanError
-from strategies.compose import compose
+from strategies.building.compose import compose
 from strategies.situation import Proposal, Situation
 
 NAME = "unchanged"

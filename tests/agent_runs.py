@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.agent import run
-from launcher.events import Event
+from launcher.agent.start import run
+from launcher.coordinator.replay import replay
+from launcher.joblog.events import Event
 from launcher.options import RunOptions
-from launcher.replay import replay
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = str(ROOT / "tests" / "jobs" / "train.py")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launcher.actions import (
+from launcher.coordinator.actions import (
     Action,
     End,
     EndRanks,
@@ -25,12 +25,14 @@ from launcher.actions import (
     Spawn,
     StartMeasure,
 )
-from launcher.coordinator import step
-from launcher.events import (
+from launcher.coordinator.machine import step
+from launcher.coordinator.state import State
+from launcher.joblog.events import (
     Body,
     Cause,
     ConnectionLost,
     Event,
+    GenerationStarted,
     JobEnded,
     JobStarted,
     Note,
@@ -51,9 +53,7 @@ from launcher.events import (
     StoreLost,
     Tick,
     UnitCommitted,
-    Went,
 )
-from launcher.state import State
 from odyssey.messages import Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
 from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
@@ -287,7 +287,7 @@ def _text(action: Action) -> str:
             return f"decide: pausing, lost {lost}: {reason}"
         case Record(body=PlanChosen(plan=plan, reason=reason)):
             return f"decide: plan {plan.generation} at step {plan.step}, {plan.layout()}: {reason}"
-        case Record(body=Went() as went):
+        case Record(body=GenerationStarted() as went):
             total = "" if went.total_s is None else f" after {went.total_s:g} s"
             parts = (went.pause_s, went.plan_s, went.spawn_s, went.groups_s, went.moves_s, went.rest_s)
             assert went.total_s is None or abs(sum(part or 0.0 for part in parts) - went.total_s) < 1e-9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from launcher.loop import Loop
+from launcher.host.loop import Loop
 
 
 class FakeLoop(Loop):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from launcher.events import (
+from launcher.joblog.events import (
     Body,
     Cause,
     Event,
+    GenerationStarted,
     JobEnded,
     JobStarted,
     Pausing,
@@ -18,7 +19,6 @@ from launcher.events import (
     RankReady,
     RankStarted,
     UnitCommitted,
-    Went,
 )
 from odyssey.messages import LayerSpec, ModelSpec, Result
 from odyssey.plan import Estimate, Pipeline, Plan, ReduceGroup, Route, Stage, Transition
@@ -98,7 +98,7 @@ def job() -> list[Event]:
     events.append(agent(1.6, 0, Profiled(profile(), 0.2)))
     events.append(agent(1.7, 1, PlanChosen(plan(1, None, START_ESTIMATE), "the start", ())))
     events += [agent(1.8, 1, RankReady(r, (0, 0), (), (), 32, 0.01, 0.0, 0)) for r in range(4)]
-    events.append(agent(1.9, 1, Went(None, None, None, 0.01, 0.0, None)))
+    events.append(agent(1.9, 1, GenerationStarted(None, None, None, 0.01, 0.0, None)))
     events += [committed(k, START + 2 + 0.05 * k, loss=4 - 0.05 * k) for k in range(20)]
     events.append(agent(2.98, 1, RankLost(3, Cause("signal", "SIGKILL"), True)))
     events.append(agent(2.98, 2, Pausing((3,), "rank 3 lost: SIGKILL")))
@@ -106,7 +106,7 @@ def job() -> list[Event]:
     events.append(agent(2.995, 2, Proposed(candidates(), 3600.0, "--mtbf", 0.004, False)))
     events.append(agent(3.0, 2, PlanChosen(plan(2, 3), "best of 2 candidates", ())))
     events += [agent(3.06, 2, RankReady(r, (20, 0), (), (), 32, 0.06, 0.0, 0)) for r in range(3)]
-    events.append(agent(3.07, 2, Went(0.002, 0.011, 0.004, 0.061, 0.010, 0.088)))
+    events.append(agent(3.07, 2, GenerationStarted(0.002, 0.011, 0.004, 0.061, 0.010, 0.088)))
     events += [committed(k, START + 3.13 + 0.06 * (k - 20), 2, 4 - 0.05 * k) for k in range(20, 40)]
     events.append(agent(4.4, 2, JobEnded(0, "all ranks finished", "")))
     return events

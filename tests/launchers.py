@@ -27,7 +27,7 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from launcher import spawn
+from launcher.host.kernel import set_subreaper
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
 PROBE = str(CLIENTS / "probe.py")
@@ -76,7 +76,7 @@ class Probe:
         return env
 
     @property
-    def seat(self) -> tuple[int, ...]:
+    def assignment(self) -> tuple[int, ...]:
         """(RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_RANK, ROLE_WORLD_SIZE)."""
         names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE"
         return tuple(int(self.env[name]) for name in names.split())
@@ -280,7 +280,7 @@ class Scene:
 @contextmanager
 def scene_in(folder: Path) -> Iterator[Scene]:
     """A scene in a new folder. Afterwards no process of it is left, and nothing at all where only ours were launched."""
-    was_subreaper = spawn.set_subreaper(True)
+    was_subreaper = set_subreaper(True)
     scene = Scene(folder)
     try:
         yield scene
@@ -288,7 +288,7 @@ def scene_in(folder: Path) -> Iterator[Scene]:
             scene.assert_nothing_left()
     finally:
         scene.clear()
-        spawn.set_subreaper(was_subreaper)
+        set_subreaper(was_subreaper)
 
 
 def free_port() -> int:

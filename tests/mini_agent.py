@@ -13,12 +13,13 @@ from typing import Any
 
 import psutil
 
-from launcher import spawn
-from launcher.environment import AGENT_FD
-from launcher.state import with_result
-from odyssey import zygote
+from launcher.coordinator.state import with_result
+from launcher.host.kernel import set_subreaper
+from launcher.processes import rank_process
+from launcher.processes.environment import AGENT_FD
 from odyssey.messages import (
     Boundary,
+    Command,
     Committed,
     Deframer,
     Finished,
@@ -27,7 +28,6 @@ from odyssey.messages import (
     Hello,
     Measure,
     Measured,
-    Order,
     Pause,
     Paused,
     Prepare,
@@ -37,7 +37,8 @@ from odyssey.messages import (
     frame,
 )
 from odyssey.plan import Plan, Stage
-from odyssey.services import ForkStore
+from odyssey.zygote import protocol
+from odyssey.zygote.protocol import ForkStore
 from perfmodel.merge import merge
 from perfmodel.profile import Profile
 from strategies.search import best, initial_plan, search
@@ -50,14 +51,14 @@ LIMIT_S = 60.0
 class Forks:
     """Processes that a zygote forks, so that torch is imported once for all; they are children of this process."""
 
-    def __init__(self, zygote: spawn.Zygote) -> None:
+    def __init__(self, zygote: rank_process.Zygote) -> None:
         self._zygote = zygote
         self._n_requests = 0
 
     def rank(self, script: Path, arguments: tuple[str, ...], environment: dict[str, str], its: socket.socket) -> psutil.Process:
         """A process of `script` with the other end of its connection to the agent."""
         self._n_requests += 1
-        request = zygote.ForkRank(
+        request = protocol.ForkRank(
             self._n_requests,
             os.fsencode(script),
             tuple(map(os.fsencode, arguments)),
@@ -75,26 +76,26 @@ class Forks:
         host, port = listener.getsockname()
         return self._forked(ForkStore(self._n_requests, host, port, os.getpid()), [listener.fileno()])
 
-    def _forked(self, request: zygote.Fork, descriptors: list[int]) -> psutil.Process:
+    def _forked(self, request: protocol.Fork, descriptors: list[int]) -> psutil.Process:
         self._zygote.request(request, descriptors)
         answer = self._zygote.answer()
-        assert isinstance(answer, zygote.Forked) and answer.number == request.number
+        assert isinstance(answer, protocol.Forked) and answer.number == request.number
         return psutil.Process(answer.pid)
 
 
 @contextmanager
 def forks_of_ranks(n_ranks: int) -> Iterator[Forks]:
     """A zygote that has imported what ranks with a Job need."""
-    was_subreaper = spawn.set_subreaper(True)
-    made = spawn.Zygote(["torch", "torch.distributed", "torch._dynamo", "odyssey.job"], dict(os.environ), n_ranks)
+    was_subreaper = set_subreaper(True)
+    made = rank_process.Zygote(["torch", "torch.distributed", "torch._dynamo", "odyssey.job"], dict(os.environ), n_ranks)
     try:
-        assert isinstance(made.answer(), zygote.Imported)
+        assert isinstance(made.answer(), protocol.Imported)
         yield Forks(made)
     finally:
         made.socket.close()  # which ends it
         os.waitpid(made.pid, 0)
         made.reaped()
-        spawn.set_subreaper(was_subreaper)
+        set_subreaper(was_subreaper)
 
 
 class MiniAgent:
@@ -216,7 +217,7 @@ class MiniAgent:
 
     # -- orders and reports, one by one ---------------------------------------------------------------------------------
 
-    def order(self, order: Order, *ranks: int) -> None:
+    def order(self, order: Command, *ranks: int) -> None:
         """Send to `ranks`, by default all that live."""
         for rank in ranks or tuple(self._sockets):
             self._sockets[rank].sendall(frame(order))

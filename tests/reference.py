@@ -1,6 +1,6 @@
 """The oracle of every exactness test: the same training in one process, in plain PyTorch, as dumb as it can be.
 
-Nothing of our engine is used here, only `odyssey.data.layer_seed`, a documented pure function that says what the
+Nothing of our engine is used here, only `odyssey.runtime.data.layer_seed`, a documented pure function that says what the
 generator is seeded with before each layer's forward. Everything else is written a second time: the order of samples,
 micro-batches, the mean over the global batch, clipping, tied parameters, the scheduler.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from odyssey.data import layer_seed
+from odyssey.runtime.data import layer_seed
 
 
 def train(

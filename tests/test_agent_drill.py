@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.drill import Drill, Schedule, parse
+from launcher.agent.drills import Drill, Schedule, parse
 from odyssey.errors import UsageError
 
 

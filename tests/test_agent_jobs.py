@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.events import (
+from launcher.joblog.events import (
     Event,
+    GenerationStarted,
     JobEnded,
     Note,
     PlanChosen,
@@ -21,7 +22,6 @@ from launcher.events import (
     RankStarted,
     StoreLost,
     UnitCommitted,
-    Went,
 )
 from launcher.options import RunOptions
 from perfmodel.profile import Recovery
@@ -33,7 +33,9 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
 
 def options(tmp_path: Path, *arguments: str, **rest: object) -> RunOptions:
     """Between two steps there is time for what a test or a drill does at one."""
-    return RunOptions(script=TRAIN, arguments=("--pause", "0.05", *arguments), log_dir=tmp_path / "logs", capture_output=True, **rest)
+    return RunOptions(
+        script=TRAIN, arguments=("--pause", "0.05", *arguments), log_dir=tmp_path / "logs", capture_output=True, **rest
+    )
 
 
 def test_a_killed_rank_costs_no_step(tmp_path: Path) -> None:
@@ -41,7 +43,7 @@ def test_a_killed_rank_costs_no_step(tmp_path: Path) -> None:
     assert ran.code == 0
     assert ran.steps() == list(range(12))
     assert [lost.rank for lost in ran.all(RankLost)] == [2]
-    first, second = ran.all(Went)
+    first, second = ran.all(GenerationStarted)
     assert first.total_s is None and second.total_s is not None
     ran.assert_replays()
 
@@ -73,7 +75,7 @@ def test_a_killed_rank_is_spawned_again_where_that_is_the_plan(tmp_path: Path) -
     assert ran.code == 0
     assert ran.steps() == list(range(10))
     assert [started.rank for started in ran.all(RankStarted)][-1] == 1 and len(ran.all(RankStarted)) == 3
-    chosen, went = ran.all(PlanChosen)[-1].plan, ran.all(Went)[-1]
+    chosen, went = ran.all(PlanChosen)[-1].plan, ran.all(GenerationStarted)[-1]
     assert chosen.spawned == (1,) and chosen.estimate is not None
     assert chosen.estimate.transition.spawn_s != Recovery().spawn_s, "it is known from the start of the job"
     assert went.spawn_s is not None
@@ -120,7 +122,7 @@ def test_the_loss_of_zygote_and_store_is_no_loss_of_the_job(tmp_path: Path) -> N
         body = event.body
         if isinstance(body, UnitCommitted) and body.result.position == (3, 0):
             ranks = {started.pid for started in ran.all(RankStarted)}
-            helpers = [child for child in psutil.Process().children() if "zygote.py" in " ".join(child.cmdline())]
+            helpers = [child for child in psutil.Process().children() if "zygote/server.py" in " ".join(child.cmdline())]
             for helper in helpers:
                 if helper.pid not in ranks:
                     os.kill(helper.pid, signal.SIGKILL)

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import run
-from launcher.events import Event
-from launcher.logs import JobFolder
-from launcher.loop import Loop
-from launcher.options import RunOptions, Seat, Std
-from launcher.streams import Streams
+from launcher.agent.start import run
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.host.loop import Loop
+from launcher.joblog.events import Event
+from launcher.options import RunOptions, Std
+from launcher.output.log_files import JobFolder
+from launcher.output.streams import Streams
 from tests.agent_runs import ROOT, nothing_left
 
 __all__ = ["nothing_left"]
@@ -142,7 +143,7 @@ def test_a_log_file_that_cannot_be_made_ends_the_job_with_one_error(tmp_path: Pa
 
 # -- the end of stderr -------------------------------------------------------------------------------------------------
 
-SEAT = Seat(rank=0, local_rank=0, node=0, n_ranks=1, n_local_ranks=1, n_nodes=1, role_rank=0, n_role_ranks=1)
+SEAT = RankAssignment(rank=0, local_rank=0, node=0, n_ranks=1, n_local_ranks=1, n_nodes=1, role_rank=0, n_role_ranks=1)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.agent import ExitCode, run
-from launcher.events import Event, JobEnded, RankFailed, RankLost, RankStarted
+from launcher.agent.start import run
+from launcher.joblog.events import Event, JobEnded, RankFailed, RankLost, RankStarted
+from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from tests.agent_runs import ROOT, Ran, nothing_left
@@ -185,7 +186,7 @@ def test_a_missing_script_is_a_usage_error(tmp_path: Path) -> None:
 LAUNCH = """
 import sys
 from pathlib import Path
-from launcher.agent import run
+from launcher.agent.start import run
 from launcher.options import RunOptions
 sys.exit(run(RunOptions(sys.argv[1], n_nodes=2, log_dir=Path(sys.argv[2])), lambda event: None, lambda *output: None))
 """

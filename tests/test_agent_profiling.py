@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.events import Body, Event, RankJoined, RankStarted, Went
+from launcher.joblog.events import Body, Event, GenerationStarted, RankJoined, RankStarted
 from launcher.options import RunOptions
-from launcher.profiling import Profiling
+from launcher.planning.live_profile import Profiling
 from tests.coordinator_talk import make_plan, model, profile
 
 PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
@@ -41,11 +41,11 @@ def test_a_spawn_takes_what_the_fastest_rank_took_at_the_start_whatever_a_file_s
 
 def test_each_respawn_moves_it_half_way() -> None:
     profiling = after(*START)
-    profiling.calibrate(PLAN, Went(None, None, None, 0.01, 0.0, None))
+    profiling.calibrate(PLAN, GenerationStarted(None, None, None, 0.01, 0.0, None))
     profiling.watch(Event(8.0, 1, "test", RankStarted(1, 12, 0)))
     profiling.watch(Event(8.1, 1, "test", RankJoined(1, model())))
     assert spawn_s(profiling) == pytest.approx(0.4)
-    profiling.calibrate(PLAN, Went(None, 0.01, 0.01, 0.01, 0.0, 0.14, 0.1, 0.01))
+    profiling.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.14, 0.1, 0.01))
     assert spawn_s(profiling) == pytest.approx(0.25)
-    profiling.calibrate(PLAN, Went(None, 0.01, 0.01, 0.01, 0.0, 0.04, None, 0.01))
+    profiling.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.04, None, 0.01))
     assert spawn_s(profiling) == pytest.approx(0.25), "nothing was spawned"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher import progress
-from launcher.progress import Progress
-from launcher.vitals import Vitals
+from launcher.health import job_hangs
+from launcher.health.job_hangs import Progress
+from launcher.host.proc import Vitals
 from odyssey.messages import Pong
 from tests.fake_loop import FakeLoop
 
@@ -81,7 +81,7 @@ def test_a_silent_rank_without_a_processor_is_hung_within_seconds() -> None:
 
 
 def test_when_all_wait_that_is_said() -> None:
-    said = progress.who_waits_for_whom(
+    said = job_hangs.who_waits_for_whom(
         {0: Pong(0, "step 3", "commit", True, 3.0), 1: WAITS, 2: Pong(0, "step 3", "commit", True, 3.0)}
     )
     assert said == [

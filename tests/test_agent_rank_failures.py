@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.events import JobEnded, PlanChosen, RankFailed, RankLost
+from launcher.joblog.events import JobEnded, PlanChosen, RankFailed, RankLost
 from launcher.options import RunOptions
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left

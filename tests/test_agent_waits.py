@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher import waits
-from launcher.events import Event, Note, PlanChosen, RankFinished, RankJoined, RankLost, RankStarted, StoreLost
+from launcher.health import waits
+from launcher.joblog.events import Event, Note, PlanChosen, RankFinished, RankJoined, RankLost, RankStarted, StoreLost
 from launcher.options import RunOptions
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
@@ -122,11 +122,13 @@ def zygotes(ran: Ran) -> list[int]:
 
 
 def runs_zygote(process: psutil.Process) -> bool:
-    return any(part.endswith("zygote.py") for part in process.cmdline())
+    return any(part.endswith("zygote/server.py") for part in process.cmdline())
 
 
 def planner(ran: Ran) -> int:
-    (pid,) = (process.pid for process in helpers(ran) if any("launcher.ahead" in part for part in process.cmdline()))
+    (pid,) = (
+        process.pid for process in helpers(ran) if any("launcher.planning.precompute" in part for part in process.cmdline())
+    )
     return pid
 
 

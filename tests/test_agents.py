@@ -62,7 +62,7 @@ class Agent:
         self.lines += list(self.process.stdout)
         return self.process.wait()
 
-    def seats(self, attempt: int = 0) -> set[str]:
+    def assignments(self, attempt: int = 0) -> set[str]:
         start = f"SEAT {attempt} "
         return {line[len(start) :].strip() for line in self.lines if line.startswith(start)}
 
@@ -104,7 +104,7 @@ def test_agents_of_different_sizes_make_one_job(start: Callable[..., Agent], bac
     first = start(backend=backend, nproc_per_node=2, node_rank=0)
     second = start(backend=backend, nproc_per_node=1, node_rank=1)
     assert first.end() == 0 and second.end() == 0, first.lines + second.lines
-    assert first.seats() | second.seats() == {"0 3 0 0 3", "1 3 0 1 3", "2 3 1 0 3"}
+    assert first.assignments() | second.assignments() == {"0 3 0 0 3", "1 3 0 1 3", "2 3 1 0 3"}
 
 
 def test_a_late_agent_joins_at_once(start: Callable[..., Agent]) -> None:
@@ -112,7 +112,7 @@ def test_a_late_agent_joins_at_once(start: Callable[..., Agent]) -> None:
     first.until(lambda line: line.startswith("SEAT 0 0 1"))
     second = start("--wait", "2", nnodes="1:2")
     assert first.end() == 0 and second.end() == 0, first.lines + second.lines
-    assert first.seats() | second.seats() == {"0 1 0 0 1", "0 2 0 0 2", "1 2 1 0 2"}
+    assert first.assignments() | second.assignments() == {"0 1 0 0 1", "0 2 0 0 2", "1 2 1 0 2"}
 
 
 def test_a_surplus_agent_waits_and_its_end_is_no_failure(start: Callable[..., Agent]) -> None:
@@ -150,7 +150,7 @@ def test_a_killed_agent_is_noticed_though_no_rank_communicates(start: Callable[.
     first.until(lambda line: line.startswith("SEAT 0 0 3"))
     second.process.kill()
     assert first.end() == 0, first.lines
-    assert first.seats(1) == {"0 1 0 0 1"}
+    assert first.assignments(1) == {"0 1 0 0 1"}
     assert any("was lost (connection closed)" in line for line in first.lines)
 
 
@@ -224,7 +224,7 @@ def test_a_stopped_zygote_of_another_agent_is_replaced(start: Callable[..., Agen
     second = start(backend="static", node_rank=1)
     _zygote_of(second).suspend()
     assert first.end() == 0 and second.end() == 0, first.lines + second.lines
-    assert first.seats() | second.seats() == {"0 2 0 0 2", "1 2 1 0 2"}
+    assert first.assignments() | second.assignments() == {"0 2 0 0 2", "1 2 1 0 2"}
     assert any("the zygote was stopped by a signal; another one is started" in line for line in second.lines)
 
 
@@ -234,13 +234,13 @@ def test_a_stopped_store_is_replaced_while_agents_are_waited_for(start: Callable
     store.suspend()
     second = start(backend="static", node_rank=1)
     assert first.end() == 0 and second.end() == 0, first.lines + second.lines
-    assert first.seats() | second.seats() == {"0 2 0 0 2", "1 2 1 0 2"}
+    assert first.assignments() | second.assignments() == {"0 2 0 0 2", "1 2 1 0 2"}
 
 
 def _zygote_of(agent: Agent) -> psutil.Process:
     while True:
         for child in psutil.Process(agent.process.pid).children():
-            if any(part.endswith("zygote.py") for part in child.cmdline()):
+            if any(part.endswith("zygote/server.py") for part in child.cmdline()):
                 return child
 
 
@@ -248,7 +248,7 @@ def _store_of(agent: Agent) -> psutil.Process:
     while True:
         for child in psutil.Process(agent.process.pid).children():
             try:
-                is_zygote = any(part.endswith("zygote.py") for part in child.cmdline())
+                is_zygote = any(part.endswith("zygote/server.py") for part in child.cmdline())
                 connections = child.net_connections() if is_zygote else []
             except psutil.Error:
                 continue

@@ -79,8 +79,8 @@ def loaded_after(statement: str) -> set[str]:
         "import odyssey",
         "import odyssey.plan, odyssey.schedule, odyssey.messages, odyssey.errors",
         "import odyssey_cli.__main__",
-        "import odyssey_cli.run, odyssey_cli.screen, launcher.events, launcher.options",
-        "import launcher.agent",
+        "import odyssey_cli.run, odyssey_cli.display.screen, launcher.joblog.events, launcher.options",
+        "import launcher.agent.agent",
     ],
 )
 def test_the_way_to_the_first_rank_loads_nothing_heavy(statement: str) -> None:
@@ -135,13 +135,13 @@ PROFILE_OPTIONS = {"--log-dir", "--master-addr", "--master-port", "--nodes", "--
 
 
 def test_options_of_a_launch_are_these() -> None:
-    from odyssey_cli.launch_options import OPTIONS, Command, Origin
+    from odyssey_cli.command_line.options import OPTIONS, Command, Origin
 
     assert {option.name for option in OPTIONS if option.origin is Origin.OURS} == OWN_OPTIONS
     assert {option.name for option in OPTIONS if option.is_of(Command.PROFILE)} == PROFILE_OPTIONS
 
 
 def test_a_run_without_a_display_loads_neither_typer_nor_rich() -> None:
-    statement = "import odyssey_cli.__main__, odyssey_cli.torchrun, odyssey_cli.run, launcher.agent"
+    statement = "import odyssey_cli.__main__, odyssey_cli.torchrun, odyssey_cli.run, launcher.agent.agent"
 
     assert not loaded_after(statement) & {"typer", "rich", "click", "psutil", "yaml"}

@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from odyssey.data import fetch
-from odyssey.frames import users_frames
+from odyssey.runtime.data import fetch
+from odyssey.tracebacks import users_frames
 from tests.agent_runs import ROOT, TRAIN, nothing_left
 
 __all__ = ["nothing_left"]

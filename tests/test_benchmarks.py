@@ -8,7 +8,18 @@ import pytest
 
 from benchmarks import accuracy, joblog, launch, recovery, report, restart, summary, trial
 from examples import demo
-from launcher.events import Body, Cause, Event, PlanChosen, RankLost, RankPaused, RankStarted, UnitCommitted, Went, encode
+from launcher.joblog.events import (
+    Body,
+    Cause,
+    Event,
+    GenerationStarted,
+    PlanChosen,
+    RankLost,
+    RankPaused,
+    RankStarted,
+    UnitCommitted,
+    encode,
+)
 from odyssey.messages import Result
 from odyssey.plan import Estimate, Transition
 from tests import job_events
@@ -35,13 +46,13 @@ def a_job_that_loses_rank_3() -> list[Event]:
     return [
         *[at(9.0, RankStarted(rank, 100 + rank, rank)) for rank in range(4)],
         at(9.9, PlanChosen(first, "the start", ())),
-        at(10.0, Went(None, None, None, 0.01, 0.0, None)),
+        at(10.0, GenerationStarted(None, None, None, 0.01, 0.0, None)),
         *[at(10.1 + step * 0.1, committed(step)) for step in range(9)],
         at(11.05, RankLost(3, Cause("signal", "SIGKILL"), True), 1),
         at(11.06, committed(9)),
         *[at(11.07 + rank / 100, RankPaused(rank, (10, 0), "compute", (0,)), 2) for rank in range(3)],
         at(11.1, PlanChosen(second, "best objective", ()), 2),
-        at(11.2, Went(0.01, 0.04, 0.01, 0.05, 0.03, 0.16), 2),
+        at(11.2, GenerationStarted(0.01, 0.04, 0.01, 0.05, 0.03, 0.16), 2),
         *[at(11.4 + i * 0.2, committed(10 + i), 2) for i in range(6)],
     ]
 

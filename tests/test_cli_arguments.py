@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from odyssey.errors import UsageError
-from odyssey_cli import arguments
 from odyssey_cli.__main__ import main
+from odyssey_cli.command_line import values
 
 
 @pytest.mark.parametrize(
@@ -16,35 +16,35 @@ from odyssey_cli.__main__ import main
     [("3600", 3600), ("90s", 90), ("15m", 900), ("15min", 900), ("6h", 21600), ("1h30m", 5400), ("2d", 172800), ("0.5", 0.5)],
 )
 def test_durations_have_units(text: str, seconds: float) -> None:
-    assert arguments.duration_s(text, "--mtbf") == seconds
+    assert values.duration_s(text, "--mtbf") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "h", "6 h", "-3", "0", "0s", "1e3"])
 def test_a_wrong_duration_is_explained(text: str) -> None:
     with pytest.raises(UsageError, match="--mtbf: expected"):
-        arguments.duration_s(text, "--mtbf")
+        values.duration_s(text, "--mtbf")
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("2x4", 8), ("3+2+3", 8), ("1x1", 1), ("5", 5), ("3+2x4", 11)])
 def test_layouts_say_how_many_ranks_they_take(text: str, ranks: int) -> None:
-    assert arguments.layout_ranks(arguments.layout(text)) == ranks
+    assert values.layout_ranks(values.layout(text)) == ranks
 
 
 @pytest.mark.parametrize("text", ["2y", "0x4", "2x", "3+", "+3", "3+0", "2x4x2", ""])
 def test_a_wrong_layout_is_explained(text: str) -> None:
     with pytest.raises(UsageError, match="expected auto, 2x4 or 3"):
-        arguments.layout(text)
+        values.layout(text)
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("2", (2,)), ("1,5", (1, 5)), ("4-6,1", (4, 5, 6, 1))])
 def test_ranks_are_lists_and_ranges(text: str, ranks: tuple[int, ...]) -> None:
-    assert arguments.ranks(text, "--fail-ranks") == ranks
+    assert values.ranks(text, "--fail-ranks") == ranks
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1,1", "1,,2", "-1"])
 def test_wrong_ranks_are_explained(text: str) -> None:
     with pytest.raises(UsageError):
-        arguments.ranks(text, "--fail-ranks")
+        values.ranks(text, "--fail-ranks")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_wrong_ranks_are_explained(text: str) -> None:
     ],
 )
 def test_nodes_behind_the_script_are_found(given: list[str], value: str | None, rest: tuple[str, ...]) -> None:
-    assert arguments.nodes_behind_script(given) == (value, rest)
+    assert values.nodes_behind_script(given) == (value, rest)
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 
 from launcher.options import Entry, RunOptions
 from odyssey.errors import UsageError
-from odyssey_cli import devices
-from odyssey_cli.launch_arguments import read
-from odyssey_cli.launch_options import OPTIONS, Command
-from odyssey_cli.launch_parser import HelpAsked, help_text
+from odyssey_cli.command_line import devices
+from odyssey_cli.command_line.options import OPTIONS, Command
+from odyssey_cli.command_line.parser import HelpAsked, help_text
+from odyssey_cli.command_line.request import read
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = str(ROOT / "tests" / "models.py")
@@ -244,8 +244,8 @@ def test_scripts_that_cannot_run_are_told_before_anything_is_started(tmp_path: P
 def test_too_few_open_files_are_told_and_the_soft_limit_is_raised_only_if_it_must_be() -> None:
     code = f"""
 import resource
-from odyssey_cli.launch_arguments import read
-from odyssey_cli.launch_options import Command
+from odyssey_cli.command_line.request import read
+from odyssey_cli.command_line.options import Command
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))
 read(["--nproc-per-node", "2", {SCRIPT!r}], {{}}, Command.RUN)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

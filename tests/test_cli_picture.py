@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.events import encode
-from odyssey_cli.picture import draw, telling_moment
+from launcher.joblog.events import encode
+from odyssey_cli.jobs.picture import draw, telling_moment
 from tests import job_events
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.events import encode
-from odyssey_cli import source
+from launcher.joblog.events import encode
 from odyssey_cli.__main__ import main
+from odyssey_cli.planning import source
 from perfmodel.profile import write
 from tests import job_events
 

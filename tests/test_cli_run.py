@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.events import Event, JobEnded, JobStarted
+from launcher.joblog.events import Event, JobEnded, JobStarted
 from launcher.options import RunOptions
-from odyssey_cli import profile as profile_command
 from odyssey_cli import run as run_command
 from odyssey_cli.__main__ import main
+from odyssey_cli.jobs.find import newest_job
+from odyssey_cli.planning import profile as profile_command
 from perfmodel.profile import write
 from tests.job_events import job, profile
 
@@ -142,8 +143,8 @@ def test_the_newest_job_is_the_one_written_last(tmp_path: Path) -> None:
         (tmp_path / name / "events.jsonl").write_text("")
         os.utime(tmp_path / name / "events.jsonl", (written, written))
 
-    assert run_command.newest_job(tmp_path) == tmp_path / "a"
-    assert run_command.newest_job(tmp_path / "a") is None
+    assert newest_job(tmp_path) == tmp_path / "a"
+    assert newest_job(tmp_path / "a") is None
 
 
 def test_a_profile_is_written_and_shown_as_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,16 +11,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from launcher import ahead, events, wire
-from launcher.events import Event, Note, UnitCommitted
-from odyssey import codec, messages, plan, zygote
+from launcher.cluster import wire
+from launcher.joblog import events
+from launcher.joblog.events import Event, Note, UnitCommitted
+from launcher.planning import precompute
+from odyssey import codec, messages, plan
 from odyssey.codec import Json, Malformed, Packed
 from odyssey.errors import PlanError
 from odyssey.messages import Deframer, Result, frame
+from odyssey.zygote import protocol
 from perfmodel.profile import Profile
 from tests.any_value import values_of
 
-PACKED = [wire.Join, wire.FromMember, wire.FromLeader, messages.Report, messages.Order, zygote.Answer, ahead.Answer]
+PACKED = [wire.Join, wire.FromMember, wire.FromLeader, messages.Report, messages.Command, protocol.Answer, precompute.Answer]
 SPOKEN = [Event, Profile, plan.Plan]
 lenient = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -77,10 +80,10 @@ TYPE_TOLD = b"\x82\xa4type\xa4Told"
         TYPE_TOLD + b"\xa4text\xdb\xff\xff\xff\xff",
         b"\x82\xa4type\xa8EndRanks\xa5ranks\xdd\xff\xff\xff\xff",
         msgspec.msgpack.encode(wire.Signal(9999)),
-        msgspec.msgpack.encode(wire.Drill(0, -1)),
+        msgspec.msgpack.encode(wire.DrillRank(0, -1)),
         msgspec.msgpack.encode(wire.Welcome(-1, "")),
         msgspec.msgpack.encode(wire.JobIsOver(1 << 40, "", "")),
-        msgspec.msgpack.encode(wire.SpawnRank(1, events_seat := wire.Seat(0, 0, 0, 1 << 60, 1, 1, 0, 1))),
+        msgspec.msgpack.encode(wire.SpawnRank(1, events_seat := wire.RankAssignment(0, 0, 0, 1 << 60, 1, 1, 0, 1))),
         msgspec.msgpack.encode(wire.SpawnRank(1, msgspec.structs.replace(events_seat, n_ranks=1, local_rank=-1))),
         msgspec.msgpack.encode(wire.Join("t", "v", "", "a\x1b[2Jb", 1, 1, "", None)),
         msgspec.msgpack.encode(wire.Join("t", "v", "", "host", 1, 1 << 60, "", None)),
@@ -100,7 +103,7 @@ def test_frames_that_would_end_whoever_acts_on_them_are_malformed(body: bytes) -
 
 @given(lengths=st.lists(st.integers(0, 300), max_size=8), cut=st.integers(1, 400), limit=st.integers(16, 200))
 def test_a_frame_beyond_the_limit_is_refused_before_it_has_come(lengths: list[int], cut: int, limit: int) -> None:
-    frames = [frame(wire.Told("x" * length)) for length in lengths]
+    frames = [frame(wire.Notice("x" * length)) for length in lengths]
     stream = b"".join(frames)
     deframer = Deframer(wire.FromMember, limit)
     expected = []

@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from launcher.actions import Action, EndRanks, Kill, Propose, Record, SendOrder, Spawn
-from launcher.coordinator import step
-from launcher.events import (
+from launcher.coordinator.actions import Action, EndRanks, Kill, Propose, Record, SendOrder, Spawn
+from launcher.coordinator.machine import step
+from launcher.coordinator.state import State, Status
+from launcher.joblog.events import (
     Cause,
     Note,
     PlanChosen,
@@ -32,7 +33,6 @@ from launcher.events import (
     Tick,
     UnitCommitted,
 )
-from launcher.state import State, Status
 from odyssey.messages import Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
 from strategies.situation import Candidate

@@ -68,7 +68,7 @@ for step in job.steps(1_000_000):
 
 def is_zygote(process: psutil.Process) -> bool:
     try:
-        return any(part.endswith("zygote.py") for part in process.cmdline())
+        return any(part.endswith("zygote/server.py") for part in process.cmdline())
     except psutil.Error:
         return False
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.events import Event
-from odyssey_cli.board import Board
-from odyssey_cli.display import SHOW_RECOVERY_S, render
-from odyssey_cli.grid import plan_grid
-from odyssey_cli.rank_state import RankState
-from odyssey_cli.screen import Screen
+from launcher.joblog.events import Event
+from odyssey_cli.display.board import Board
+from odyssey_cli.display.layout_grid import plan_grid
+from odyssey_cli.display.rank_state import RankState
+from odyssey_cli.display.render import SHOW_RECOVERY_S, render
+from odyssey_cli.display.screen import Screen
 from tests import job_events
 
 
@@ -152,7 +152,7 @@ def test_a_large_layout_is_cut_and_shows_the_pipelines_in_trouble() -> None:
 
 
 def test_the_summary_of_a_job_counts_what_was_lost() -> None:
-    from odyssey_cli.summary import summary
+    from odyssey_cli.display.summary import summary
 
     board = board_after("JobEnded")
 
@@ -168,7 +168,7 @@ def test_the_ranks_lines_appear_above_the_live_area_whole_and_in_order(monkeypat
         drawn.set()
         return render(*arguments, **options)
 
-    monkeypatch.setattr("odyssey_cli.screen.render", watched)
+    monkeypatch.setattr("odyssey_cli.display.screen.render", watched)
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, height=30, color_system=None, legacy_windows=False)
 
@@ -198,7 +198,7 @@ def test_a_display_that_fails_does_not_end_the_job(monkeypatch: pytest.MonkeyPat
         drawn.set()
         return 1 / 0
 
-    monkeypatch.setattr("odyssey_cli.screen.render", failing)
+    monkeypatch.setattr("odyssey_cli.display.screen.render", failing)
 
     with Screen(Board(), console) as screen:
         screen.watch(job_events.job()[0])
@@ -217,7 +217,7 @@ def test_watching_costs_the_agent_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         drawn.set()
         return render(*arguments, **options)
 
-    monkeypatch.setattr("odyssey_cli.screen.render", watched)
+    monkeypatch.setattr("odyssey_cli.display.screen.render", watched)
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
     event: Event = job_events.job()[0]
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odyssey_cli.lines import LineCutter
+from odyssey_cli.display.output_lines import LineCutter
 
 
 def test_a_line_is_given_out_when_its_newline_has_come() -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.chronicle import Chronicle, Failure, after, failure_of, retold
-from launcher.events import (
+from launcher.failures.history import Failure, FailureHistory, after, failure_of, retold
+from launcher.joblog.events import (
     AtStep,
     Body,
     Cause,
+    Diagnostics,
     Event,
     JobEnded,
     JobStarted,
@@ -24,12 +25,11 @@ from launcher.events import (
     RankStarted,
     Restarting,
     StopRequested,
-    Testimony,
 )
 from launcher.options import RunOptions
-from odyssey_cli import json_report
 from odyssey_cli import run as run_command
-from odyssey_cli.failure import N_TRACEBACK_LINES, render
+from odyssey_cli.display.failure_block import N_TRACEBACK_LINES, render
+from odyssey_cli.jobs import json_report
 
 START = 1_700_000_000.0
 TRACEBACK = """Traceback (most recent call last):
@@ -50,32 +50,32 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def story(n_ranks: int, *told: tuple[float, Body]) -> Chronicle:
+def story(n_ranks: int, *told: tuple[float, Body]) -> FailureHistory:
     """A job that starts at 0 s; `told`: what happens in it, and when."""
     job = JobStarted("train.py", ("--lr", "1"), 1, n_ranks, 3, "auto", "auto", None, "0.1", 7, folder="logs/a", run_id="a")
     events: list[tuple[float, Body]] = [(0.0, job)]
     events += [(0.1, RankStarted(rank, 100 + rank, 0, rank, "gpu-7")) for rank in range(n_ranks)]
-    chronicle = Chronicle()
+    history = FailureHistory()
     for at, body in (*events, *told):
-        chronicle = after(chronicle, Event(START + at, 0, "agent", body))
-    return chronicle
+        history = after(history, Event(START + at, 0, "agent", body))
+    return history
 
 
-def exit_of(rank: int, code: int = 1, kind: str = "exit", **testimony: str) -> RankLost:
-    return RankLost(rank, Cause(kind, f"exit code {code}", code), False, Testimony(**testimony))
+def exit_of(rank: int, code: int = 1, kind: str = "exit", **diagnostics: str) -> RankLost:
+    return RankLost(rank, Cause(kind, f"exit code {code}", code), False, Diagnostics(**diagnostics))
 
 
 def signal_of(rank: int, name: str, number: int, kind: str = "signal", last_lines: str = "") -> RankLost:
     text = "killed for want of memory" if kind == "out-of-memory" else name
-    return RankLost(rank, Cause(kind, text, -number), False, Testimony(last_lines=last_lines))
+    return RankLost(rank, Cause(kind, text, -number), False, Diagnostics(last_lines=last_lines))
 
 
 def ended_of(rank: int) -> RankLost:
     return RankLost(rank, Cause("ended", "ended with the others, SIGTERM", -15), False)
 
 
-def failure(chronicle: Chronicle) -> Failure:
-    found = failure_of(chronicle)
+def failure(history: FailureHistory) -> Failure:
+    found = failure_of(history)
     assert found is not None
     return found
 
@@ -123,7 +123,7 @@ error: rank 2 failed: ValueError: no such batch"""
 
 def test_earlier_attempts_and_why_there_is_no_other() -> None:
     reason = "rank 1 was lost (SIGKILL); all ranks start again (restart 1 of 3)"
-    chronicle = story(
+    history = story(
         2,
         (5.0, signal_of(1, "SIGKILL", 9)),
         (5.1, ended_of(0)),
@@ -134,7 +134,7 @@ def test_earlier_attempts_and_why_there_is_no_other() -> None:
         (9.1, JobEnded(1, "rank 0 was lost (killed for want of memory); 1 of 1 restarts used", "")),
     )
     assert (
-        render(failure(chronicle), "logs/a", 72)
+        render(failure(history), "logs/a", 72)
         == """\
 ========================================================================
 train.py FAILED
@@ -157,12 +157,12 @@ help: use less memory (smaller batches, fewer data loader workers), or
 
 
 def test_a_crash_says_what_its_signal_means_and_what_the_rank_wrote_last() -> None:
-    chronicle = story(
+    history = story(
         1,
         (1.0, signal_of(0, "SIGABRT", 6, last_lines="terminate called after throwing\n  what():  bad size")),
         (1.0, JobEnded(1, "rank 0 ended with SIGABRT", "")),
     )
-    lines = render(failure(chronicle), "", 72).splitlines()
+    lines = render(failure(history), "", 72).splitlines()
     assert "  cause     : SIGABRT: aborted by its own native code" in lines
     assert lines[lines.index("  last lines :") + 1 :][:2] == ["    terminate called after throwing", "      what():  bad size"]
 
@@ -170,8 +170,8 @@ def test_a_crash_says_what_its_signal_means_and_what_the_rank_wrote_last() -> No
 def test_one_traceback_on_many_ranks_is_told_once_and_fits_a_screen() -> None:
     long = "\n".join(["Traceback (most recent call last):", *(f'  File "a.py", line {i}' for i in range(90)), "KeyError: 1"])
     told = [(1.0 + rank / 100, RankFailed(rank, f"KeyError: {rank}", "", long)) for rank in range(64)]
-    chronicle = story(64, *told, *((2.0, exit_of(rank)) for rank in range(64)), (3.0, JobEnded(1, "rank 0 failed", "")))
-    text = render(failure(chronicle), "", 100)
+    history = story(64, *told, *((2.0, exit_of(rank)) for rank in range(64)), (3.0, JobEnded(1, "rank 0 failed", "")))
+    text = render(failure(history), "", 100)
     assert "  same on   : ranks 0-63" in text and text.count("KeyError: 1") == 1
     assert f"(the last {N_TRACEBACK_LINES} lines of 92)" in text
     assert len(text.splitlines()) <= 30
@@ -194,10 +194,10 @@ def test_no_line_is_longer_than_the_screen_but_those_of_a_traceback(width: int) 
 
 def test_what_an_agent_is_told_at_the_end_leads_to_the_same_block() -> None:
     again = "rank 1 was lost (SIGKILL)"
-    chronicle = EXCEPTION
+    history = EXCEPTION
     later = story(2, (5.0, signal_of(1, "SIGKILL", 9)), (5.0, Restarting(1, again, again, 0.0)), (6.0, exit_of(0, 3)))
-    for whole in (chronicle, after(later, Event(START + 7, 0, "agent", JobEnded(1, "rank 0 ended with exit code 3", "")))):
-        short = Chronicle()
+    for whole in (history, after(later, Event(START + 7, 0, "agent", JobEnded(1, "rank 0 ended with exit code 3", "")))):
+        short = FailureHistory()
         for event in retold(whole):
             short = after(short, event)
         assert render(failure(short), "logs/a", 72) == render(failure(whole), "logs/a", 72)
@@ -253,8 +253,8 @@ def test_the_report_for_tools_has_it_all(tmp_path: Path) -> None:
 
 
 def test_a_job_that_succeeded_has_a_report_too(tmp_path: Path) -> None:
-    chronicle = story(1, (1.0, RankExited(0)), (1.0, JobEnded(0, "all ranks have ended their scripts", "")))
-    json_report.write(tmp_path / "report.json", chronicle, 0)
+    history = story(1, (1.0, RankExited(0)), (1.0, JobEnded(0, "all ranks have ended their scripts", "")))
+    json_report.write(tmp_path / "report.json", history, 0)
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["status"], report["exitcode"], report["cause"], report["reason"]) == ("succeeded", 0, None, "")
 

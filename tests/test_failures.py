@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.advice import advice
-from launcher.chronicle import Chronicle, Failure, after, failure_of
-from launcher.ends import Ends, oom_counter
-from launcher.events import Cause, JobEnded, Note, RankExited, RankFailed, RankLost, RankStarted, Restarting, Testimony
-from launcher.failures import Ends as EndsOfRanks
-from launcher.failures import Kind, alike, others, ranks_alike, root, victims, with_end
+from launcher.failures.diagnostics import exception_at_the_end, last_exception, read_error_file
+from launcher.failures.exit_status import Ends, oom_counter
+from launcher.failures.hints import advice
+from launcher.failures.history import Failure, FailureHistory, after, failure_of
+from launcher.failures.root_cause import Ends as EndsOfRanks
+from launcher.failures.root_cause import Kind, alike, others, root, victims, with_end
+from launcher.joblog.events import Cause, Diagnostics, JobEnded, Note, RankExited, RankFailed, RankLost, RankStarted, Restarting
+from launcher.joblog.wording import ranks_alike
 from launcher.options import RunOptions
-from launcher.testimony import exception_at_the_end, last_exception, read_error_file
 from tests.agent_runs import Ran, nothing_left
 
 __all__ = ["nothing_left"]
@@ -216,11 +217,11 @@ def options(tmp_path: Path, text: str, *arguments: str, **rest: object) -> RunOp
     return RunOptions(script=str(script), arguments=arguments, log_dir=tmp_path / "logs", capture_output=True, **rest)  # type: ignore[arg-type]
 
 
-def chronicle_of(ran: Ran) -> Chronicle:
-    chronicle = Chronicle()
+def chronicle_of(ran: Ran) -> FailureHistory:
+    history = FailureHistory()
     for event in ran.events:
-        chronicle = after(chronicle, event)
-    return chronicle
+        history = after(history, event)
+    return history
 
 
 def failure_in(ran: Ran) -> Failure:
@@ -283,7 +284,7 @@ raise KeyError(f"rank {os.environ['RANK']}")
 def test_a_kill_for_want_of_memory_is_told_by_the_kernels_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 0\n")
-    monkeypatch.setattr("launcher.ends.oom_counter", lambda: counter)
+    monkeypatch.setattr("launcher.failures.exit_status.oom_counter", lambda: counter)
     text = "import os, sys; open(sys.argv[1], 'w').write('oom_kill 1\\n'); os.kill(os.getpid(), 9)"
     failure = failure_in(Ran(options(tmp_path, text, str(counter))))
     assert failure.cause is not None and failure.cause.kind is Kind.OUT_OF_MEMORY
@@ -377,15 +378,15 @@ def test_the_traceback_of_a_spawned_rank_is_read_from_its_stderr(tmp_path: Path,
     failure = failure_in(Ran(RunOptions(str(tmp_path / "folder"), log_dir=tmp_path / "logs", capture_output=True)))
     assert failure.reason == "rank 0 failed: ModuleNotFoundError: No module named 'no_such_module'"
     assert failure.cause is not None and "import no_such_module" in failure.cause.traceback
-    assert "PYTHON_EXEC" in failure.help and Path(failure.cause.testimony.log).read_text()
+    assert "PYTHON_EXEC" in failure.help and Path(failure.cause.diagnostics.log).read_text()
     assert "no_such_module" in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
 
 
 def test_testimony_of_lost_ranks_is_kept(tmp_path: Path) -> None:
     """The last lines that a crashed rank wrote, and where the rest of it is."""
-    lost = RankLost(0, Cause("signal", "SIGABRT", -6), False, Testimony(last_lines="terminate called", log="a/stderr.log"))
+    lost = RankLost(0, Cause("signal", "SIGABRT", -6), False, Diagnostics(last_lines="terminate called", log="a/stderr.log"))
     cause = root(judge(lost))
-    assert cause is not None and cause.kind is Kind.CRASH and cause.testimony == lost.testimony
-    watchdog = Testimony(last_lines="[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)")
+    assert cause is not None and cause.kind is Kind.CRASH and cause.diagnostics == lost.diagnostics
+    watchdog = Diagnostics(last_lines="[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)")
     cause = root(judge(RankLost(0, Cause("signal", "SIGABRT", -6), False, watchdog)))
     assert cause is not None and cause.kind is Kind.COMMUNICATION

@@ -13,16 +13,19 @@ from typing import Any
 
 import pytest
 
-from launcher import environment, fidelity, forks, spawn, waits
-from launcher.forks import Forks
-from launcher.loop import Loop
-from launcher.options import Entry, RunOptions, Seat
-from launcher.spawn import RankProcess
-from launcher.strays import end_descendants
-from launcher.vitals import vitals
-from launcher.waits import Waits
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.health import waits
+from launcher.health.waits import Waits
+from launcher.host.kernel import set_subreaper
+from launcher.host.loop import Loop
+from launcher.host.orphans import end_descendants
+from launcher.host.proc import vitals
+from launcher.options import Entry, RunOptions
+from launcher.processes import environment, fork_rules, rank_process, spawner
+from launcher.processes.rank_process import RankProcess
+from launcher.processes.spawner import Forks
 from odyssey.errors import UsageError
-from odyssey.zygote import Imported
+from odyssey.zygote.protocol import Imported
 
 pytestmark = pytest.mark.timeout(120)
 STOPS_FIRST_FORK = """
@@ -53,7 +56,7 @@ class Starts:
         """Rank and pid, as they came."""
         self.stores: list[int] = []
         self.sockets: list[socket.socket] = []
-        self._was_subreaper = spawn.set_subreaper(True)
+        self._was_subreaper = set_subreaper(True)
         self.forks = Forks(self.options, self.loop, 2, say=self.said.append, started=self._started, gone=self._gone)
         self.waits = Waits(self.loop, self.said.append)
         self.waits.watch(self.forks.awaited)
@@ -74,15 +77,15 @@ class Starts:
         return self.forks._zygote.pid
 
     def start(self, rank: int, **variables: str) -> None:
-        seat = Seat(rank, rank, 0, 2, 2, 1, rank, 2)
+        assignment = RankAssignment(rank, rank, 0, 2, 2, 1, rank, 2)
         given = environment.for_rank(
-            self.options, os.environ, seat, master_addr="", master_port=0, run_id="", job_dir=None, error_file=""
+            self.options, os.environ, assignment, master_addr="", master_port=0, run_id="", job_dir=None, error_file=""
         )
         ours, theirs = socket.socketpair()
         self.sockets.append(ours)
         with theirs, open(os.devnull) as stdin, (self.folder / f"out{rank}").open("ab") as out:
             descriptors = [stdin.fileno(), out.fileno(), out.fileno(), theirs.fileno()]
-            self.forks.start_rank(RankProcess(seat), given | variables, descriptors)
+            self.forks.start_rank(RankProcess(assignment), given | variables, descriptors)
 
     def until(self, condition: Callable[[], object]) -> None:
         while not condition():
@@ -113,7 +116,7 @@ class Starts:
         self.forks.close()
         self.loop.close()
         end_descendants()
-        spawn.set_subreaper(self._was_subreaper)
+        set_subreaper(self._was_subreaper)
 
 
 @pytest.fixture
@@ -212,7 +215,7 @@ def test_what_is_stopped_while_it_forks_is_replaced_and_each_rank_comes_once(
     starts: Callable[..., Starts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The zygote's child that forks the ranks: nobody knows its id, and the zygote itself is in order."""
-    monkeypatch.setattr(forks, "FORK_IDLE_S", 1.0)
+    monkeypatch.setattr(spawner, "FORK_IDLE_S", 1.0)
     (tmp_path / "sitecustomize.py").write_text(STOPS_FIRST_FORK.format(flag=str(tmp_path / "flag")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     it = starts()
@@ -331,9 +334,9 @@ def test_plain_spawns_run_programs_and_other_interpreters(starts: Callable[..., 
     ],
 )
 def test_rules_say_why_ranks_are_no_forks(options: dict[str, Any], variables: dict[str, str], name: str) -> None:
-    ruling = fidelity.ruling(RunOptions("script.py", **options), variables)
+    ruling = fork_rules.ruling(RunOptions("script.py", **options), variables)
     assert ruling is not None and ruling.name == name and ruling.reason
-    assert fidelity.ruling(RunOptions("script.py"), {}) is None
+    assert fork_rules.ruling(RunOptions("script.py"), {}) is None
 
 
 @pytest.mark.parametrize(
@@ -341,9 +344,9 @@ def test_rules_say_why_ranks_are_no_forks(options: dict[str, Any], variables: di
     [(Imported(1.0, 3), "threads"), (Imported(1.0, 1, has_cuda=True), "cuda"), (Imported(1.0, 1, error="E"), "broken-import")],
 )
 def test_what_the_zygote_became_may_forbid_forks(imported: Imported, name: str) -> None:
-    ruling = fidelity.ruling_on(imported)
+    ruling = fork_rules.ruling_on(imported)
     assert not imported.is_safe and ruling is not None and ruling.name == name
-    assert fidelity.ruling_on(Imported(1.0, 1)) is None
+    assert fork_rules.ruling_on(Imported(1.0, 1)) is None
 
 
 def test_rules_are_said_when_asked_for(starts: Callable[..., Starts], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,18 +356,18 @@ def test_rules_are_said_when_asked_for(starts: Callable[..., Starts], monkeypatc
 
 
 def test_arguments_name_the_local_rank() -> None:
-    seat = Seat(5, 1, 1, 8, 4, 2, 5, 8)
+    assignment = RankAssignment(5, 1, 1, 8, 4, 2, 5, 8)
     options = RunOptions("s.py", ("--dir=${local_rank}", "$HOME"), passes_local_rank=True, virtual_local_rank=True)
-    assert spawn.arguments_for(options, seat) == ("--local-rank=1", "--dir=1", "$HOME")
+    assert rank_process.arguments_for(options, assignment) == ("--local-rank=1", "--dir=1", "$HOME")
 
 
 def test_a_virtual_local_rank_sees_one_device() -> None:
     options = RunOptions("s.py", virtual_local_rank=True)
 
     def of_rank(local_rank: int, **inherited: str) -> tuple[str, str]:
-        seat = Seat(local_rank, local_rank, 0, 2, 2, 1, local_rank, 2)
+        assignment = RankAssignment(local_rank, local_rank, 0, 2, 2, 1, local_rank, 2)
         given = environment.for_rank(
-            options, inherited, seat, master_addr="", master_port=0, run_id="", job_dir=None, error_file=""
+            options, inherited, assignment, master_addr="", master_port=0, run_id="", job_dir=None, error_file=""
         )
         return given["LOCAL_RANK"], given["CUDA_VISIBLE_DEVICES"]
 
@@ -380,11 +383,11 @@ def test_a_virtual_local_rank_sees_one_device() -> None:
 def test_a_program_that_cannot_run_is_an_error_before_the_start(name: str, what: str, tmp_path: Path) -> None:
     (tmp_path / "plain.sh").write_text("true")
     with pytest.raises(UsageError, match=what):
-        spawn.check(RunOptions(f"{tmp_path}/{name}", entry=Entry.PROGRAM))
+        rank_process.check(RunOptions(f"{tmp_path}/{name}", entry=Entry.PROGRAM))
 
 
 def test_binding_without_a_gpu_is_one_error() -> None:
     if any(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia")):
         pytest.skip("this host has a GPU")
     with pytest.raises(UsageError, match="this host has no GPU"):
-        spawn.check(RunOptions("script.py", numa_binding="node"))
+        rank_process.check(RunOptions("script.py", numa_binding="node"))

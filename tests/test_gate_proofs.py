@@ -13,17 +13,17 @@ import torch
 from msgspec.structs import asdict
 from torch import nn
 
-from launcher import gate
-from launcher.events import RankReady
-from odyssey import proof
-from odyssey.data import Prefetcher, Sampler
-from odyssey.engine import Engine
-from odyssey.groups import Groups
+from launcher.coordinator import gate
+from launcher.joblog.events import RankReady
 from odyssey.messages import ModelSpec
-from odyssey.model import Model
+from odyssey.model.model import Model
+from odyssey.model.packing import pack, unpack
 from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage
-from odyssey.recipe import Recipe
-from odyssey.state import pack, unpack
+from odyssey.runtime import proof
+from odyssey.runtime.data import Prefetcher, Sampler
+from odyssey.runtime.engine import Engine
+from odyssey.runtime.groups import Groups
+from odyssey.runtime.job_spec import JobSpec
 from tests import models
 
 CPU = torch.device("cpu")
@@ -82,14 +82,14 @@ class Rank:
     def prepare(self, of):
         spec = ModelSpec((), (), (), self.global_batch, 2, self.n_samples, 0, "cpu")
         self.data = Prefetcher(models.TokenData(96), Sampler(self.n_samples, 0), of)
-        self.recipe = Recipe(spec, models.token_loss, None, None, None, 0, None)
+        self.job_spec = JobSpec(spec, models.token_loss, None, None, None, 0, None)
         groups = Groups("", of.generation, (self.number,), (), (), self.number, CPU)
-        self.engine = Engine(of, self.number, self.model, self.recipe, self.data, groups, ())
+        self.engine = Engine(of, self.number, self.model, self.job_spec, self.data, groups, ())
         groups.release()
 
     def report(self):
         ready = proof.ready(
-            self.engine, self.model, self.recipe, self.data, self.position, groups_s=0.0, moves_s=0.0, moved_bytes=0
+            self.engine, self.model, self.job_spec, self.data, self.position, groups_s=0.0, moves_s=0.0, moved_bytes=0
         )
         facts = asdict(ready)
         del facts["generation"]

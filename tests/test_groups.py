@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
-from odyssey import groups
-from odyssey.groups import Cut, Groups
+from odyssey.runtime import groups
+from odyssey.runtime.groups import Cut, Groups
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import registry
-from launcher.events import Note
+from launcher.joblog import registry
+from launcher.joblog.events import Note
 from launcher.options import RunOptions
 from tests.agent_runs import Ran
 from tests.launchers import ODYSSEY_RUN, OURS, Launcher, Scene, better_than_torchrun, scene, under_both

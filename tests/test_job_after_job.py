@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.events import JobEnded, Note, RankLost, RankStarted
+from launcher.joblog.events import JobEnded, Note, RankLost, RankStarted
 from launcher.options import RunOptions
 from tests import exactness, reference
 from tests.agent_runs import Ran, nothing_left

@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher import registry
-from launcher.events import Body, Cause, Event, JobEnded, JobStarted, Note, RankLost, RankStarted, Stalled, encode
+from launcher.joblog import registry
+from launcher.joblog.events import Body, Cause, Event, JobEnded, JobStarted, Note, RankLost, RankStarted, Stalled, encode
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
-from odyssey_cli import jobs
 from odyssey_cli.__main__ import main
+from odyssey_cli.jobs import find
 from tests.agent_runs import ROOT, Ran
 
 pytestmark = pytest.mark.timeout(120)
@@ -240,7 +240,7 @@ def test_a_registry_that_cannot_be_written_stops_no_job(tmp_path: Path, monkeypa
 
 
 def test_a_job_without_a_folder_is_not_entered(tmp_path: Path, state: Path) -> None:
-    from launcher.agent import run
+    from launcher.agent.start import run
 
     assert run(plain(tmp_path, log_dir=Path(os.devnull)), lambda event: None, lambda *output: None) == 0
     assert not state.exists()
@@ -323,7 +323,7 @@ def test_a_stall_shows_until_there_is_progress(tmp_path: Path) -> None:
     own = registry.started_at(os.getpid())
     assert own is not None
     folder = logged(tmp_path / "job", started(os.getpid(), own), Stalled((0,), (0,), "rank 0 makes no progress\n  more"))
-    assert jobs.read(folder).status == "stalled"
+    assert find.read(folder).status == "stalled"
 
 
 # -- which job ---------------------------------------------------------------------------------------------------------
@@ -333,18 +333,18 @@ def test_a_job_is_found_by_what_is_unique_of_it(tmp_path: Path) -> None:
     for i, name in enumerate(("alpha-1", "alpha-2", "beta")):
         registry.enter(logged(tmp_path / name, started()))
         os.utime(registry.directory() / name, (i, i), follow_symlinks=False)
-    assert jobs.find("alpha-1").name == "alpha-1"
-    assert jobs.find("b").name == "beta"
-    assert jobs.find(None).name == jobs.find("last").name == "beta"
+    assert find.find("alpha-1").name == "alpha-1"
+    assert find.find("b").name == "beta"
+    assert find.find(None).name == find.find("last").name == "beta"
     with pytest.raises(UsageError, match="2 jobs begin with alpha: say which") as caught:
-        jobs.find("alpha")
+        find.find("alpha")
     assert caught.value.help == "one of alpha-2, alpha-1"
     with pytest.raises(UsageError, match="no such job: gamma"):
-        jobs.find("gamma")
+        find.find("gamma")
     with pytest.raises(UsageError, match=r"is no job's folder: it has no events.jsonl"):
-        jobs.find(str(tmp_path))
+        find.find(str(tmp_path))
     with pytest.raises(UsageError, match="no job is running"):
-        jobs.find(None, only_running=True)
+        find.find(None, only_running=True)
 
 
 def test_without_any_job_there_is_a_way_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,9 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from launcher.options import Entry, Rendezvous, RunOptions
 from odyssey.errors import UsageError
-from odyssey_cli.launch_arguments import read
-from odyssey_cli.launch_options import OPTIONS, Command, Origin
-from odyssey_cli.launch_parser import parse
+from odyssey_cli.command_line.options import OPTIONS, Command, Origin
+from odyssey_cli.command_line.parser import parse
+from odyssey_cli.command_line.request import read
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = str(ROOT / "tests" / "models.py")

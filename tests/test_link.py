@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.events import Progressed
+from launcher.joblog.events import Progressed
 from launcher.options import Entry, RunOptions
 from tests.agent_runs import Ran, nothing_left
 

@@ -12,16 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.elastic.events import handlers
 
-from launcher.console import Console, Filtered, Lines
-from launcher.events import Event, Note
-from launcher.logs import JobFolder, LogFile, Outlet
-from launcher.logs_specs import CustomLogs, load
-from launcher.loop import Loop
-from launcher.options import RunOptions, Seat, Std
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.host.loop import Loop
+from launcher.joblog.events import Event, Note
+from launcher.options import RunOptions, Std
+from launcher.output.console import Console, Filtered, Lines
+from launcher.output.log_files import JobFolder, LogFile, Outlet
+from launcher.output.torch_logs_specs import CustomLogs, load
 from odyssey.errors import OdysseyError, UsageError
 from tests.agent_runs import Ran
 
-SECOND = Seat(rank=1, local_rank=1, node=0, n_ranks=2, n_local_ranks=2, n_nodes=1, role_rank=1, n_role_ranks=2, attempt=3)
+SECOND = RankAssignment(
+    rank=1, local_rank=1, node=0, n_ranks=2, n_local_ranks=2, n_nodes=1, role_rank=1, n_role_ranks=2, attempt=3
+)
 
 
 def never(text: str) -> None:
@@ -68,8 +71,8 @@ def test_ranks_that_are_not_shown_still_have_their_files(tmp_path: Path) -> None
 
 def test_failure_domains_on_one_host_do_not_share_files(tmp_path: Path) -> None:
     job = folder(tmp_path, n_nodes=2, redirects=Std.ALL)
-    seats = [Seat(rank, 0, rank, 2, 1, 2, rank, 2) for rank in range(2)]
-    files = {job.logs_of(seat, {}).outlets[Std.OUT].file for seat in seats}
+    assignments = [RankAssignment(rank, 0, rank, 2, 1, 2, rank, 2) for rank in range(2)]
+    files = {job.logs_of(assignment, {}).outlets[Std.OUT].file for assignment in assignments}
     job.close()
     assert len(files) == 2
 

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import odyssey
-from launcher.actions import EndRanks, SetDeadline, Spawn
-from launcher.coordinator import step
-from launcher.events import AgentJoined, AgentLost, Event, JobEnded, JobStarted, RankExited
-from launcher.gathering import Gathering
+from launcher.cluster.roster import Roster
+from launcher.cluster.wire import Join, Refused, Waits
+from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
+from launcher.coordinator.machine import step
+from launcher.coordinator.rank_assignment import assignments, homes, in_order
+from launcher.coordinator.state import State, Status
+from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobEnded, JobStarted, RankExited
 from launcher.options import Rendezvous, RunOptions
-from launcher.state import State, Status
-from launcher.wire import Join, Refused, Waits
-from launcher.world import AgentInfo, homes, in_order, seats
 
 agents = st.lists(
     st.builds(
@@ -35,17 +35,17 @@ agents = st.lists(
 @given(agents)
 def test_seats_number_ranks_through_the_agents(found: list[AgentInfo]) -> None:
     """Against the definitions, counted one by one."""
-    placed = seats(found, 2, 3)
+    placed = assignments(found, 2, 3)
     everyone = [(node, local, agent) for node, agent in enumerate(found) for local in range(agent.n_ranks)]
     assert sorted(placed) == list(range(len(everyone)))
     met: Counter[str] = Counter()
     of_role = Counter(agent.role for _, _, agent in everyone)
     for rank, (node, local, agent) in enumerate(everyone):
-        seat = placed[rank]
-        assert (seat.rank, seat.node, seat.local_rank) == (rank, node, local)
-        assert (seat.n_ranks, seat.n_nodes, seat.n_local_ranks) == (len(everyone), len(found), agent.n_ranks)
-        assert (seat.role_rank, seat.n_role_ranks) == (met[agent.role], of_role[agent.role])
-        assert (seat.n_restarts, seat.attempt) == (2, 3)
+        assignment = placed[rank]
+        assert (assignment.rank, assignment.node, assignment.local_rank) == (rank, node, local)
+        assert (assignment.n_ranks, assignment.n_nodes, assignment.n_local_ranks) == (len(everyone), len(found), agent.n_ranks)
+        assert (assignment.role_rank, assignment.n_role_ranks) == (met[agent.role], of_role[agent.role])
+        assert (assignment.n_restarts, assignment.attempt) == (2, 3)
         assert homes(found)[rank] == agent.number
         met[agent.role] += 1
 
@@ -63,13 +63,13 @@ def join(run_id: str = "", node_rank: int | None = None, version: str = odyssey.
     return Join("token", version, run_id, "other", 7, 2, "default", node_rank)
 
 
-def gathering(least: int, most: int, now: float = 0.0, **rest: object) -> Gathering:
+def roster(least: int, most: int, now: float = 0.0, **rest: object) -> Roster:
     options = RunOptions("train.py", min_agents=least, max_agents=most, **({"rendezvous": Rendezvous.C10D} | rest))  # type: ignore[arg-type]
-    return Gathering(options, AgentInfo(0, "host", 1, 2, node_rank=options.node_rank), options.run_id, now)
+    return Roster(options, AgentInfo(0, "host", 1, 2, node_rank=options.node_rank), options.run_id, now)
 
 
 def test_a_full_job_begins_at_once_and_others_get_a_last_call() -> None:
-    met = gathering(2, 3, last_call_s=30.0)
+    met = roster(2, 3, last_call_s=30.0)
     assert met.starts_at() is None
     met.join(join(), 5.0)
     assert met.starts_at() == 35.0
@@ -79,7 +79,7 @@ def test_a_full_job_begins_at_once_and_others_get_a_last_call() -> None:
 
 
 def test_an_agent_that_leaves_is_waited_for_again() -> None:
-    met = gathering(2, 2)
+    met = roster(2, 2)
     agent = met.join(join(), 1.0)
     assert isinstance(agent, AgentInfo) and met.starts_at() == 1.0
     met.leave(agent.number, 2.0)
@@ -89,7 +89,7 @@ def test_an_agent_that_leaves_is_waited_for_again() -> None:
 
 
 def test_strangers_are_refused_with_a_reason() -> None:
-    met = gathering(2, 3, run_id="a", rendezvous=Rendezvous.STATIC, node_rank=0)
+    met = roster(2, 3, run_id="a", rendezvous=Rendezvous.STATIC, node_rank=0)
     wrong_job = met.join(join("b"), 0.0)
     assert isinstance(wrong_job, Refused) and "'a', not 'b'" in wrong_job.what
     wrong_version = met.join(join("a", version="9.9"), 0.0)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.events import Note
-from launcher.learning import Learning
-from launcher.loop import Loop
+from launcher.host.loop import Loop
+from launcher.joblog.events import Note
 from launcher.options import RunOptions
-from launcher.spawn import Zygote
-from odyssey import preload
+from launcher.processes.rank_process import Zygote
+from launcher.processes.warm_zygote import Learning
+from odyssey.zygote import preload
 from tests.agent_runs import Ran, nothing_left  # noqa: F401
 
 pytestmark = pytest.mark.timeout(120)
@@ -42,7 +42,10 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def import_all(*names: str) -> dict[str, str]:
     """In a process of its own, as it changes that."""
-    code = "import sys; from odyssey import preload; print(preload.import_all(sys.argv[1:], {'RANK'}), 'reader' in sys.modules)"
+    code = (
+        "import sys; from odyssey.zygote import preload; "
+        "print(preload.import_all(sys.argv[1:], {'RANK'}), 'reader' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True)
     left_out: dict[str, str] = eval(done.stdout.rpartition("}")[0] + "}")
     return left_out
@@ -98,11 +101,11 @@ def test_another_zygote_is_made_without_what_was_left_out() -> None:
 
 def test_the_first_zygote_reads_no_variable_of_a_rank() -> None:
     """Else every fork would have the values of none."""
-    from launcher.environment import of_ranks
-    from launcher.spawn import imports_for
+    from launcher.processes.environment import of_ranks
+    from launcher.processes.rank_process import imports_for
 
     names = [*imports_for(RunOptions(__file__)), "torch._dynamo", "odyssey.job"]  # this file names both words
-    code = f"from odyssey import preload; print(preload.import_all({names}, {sorted(of_ranks(RunOptions('x')))}))"
+    code = f"from odyssey.zygote import preload; print(preload.import_all({names}, {sorted(of_ranks(RunOptions('x')))}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "{}\n"
 
@@ -125,7 +128,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_rank_that_is_started_again_finds_its_imports_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.hearing.WORTH_LEARNING", 1)
+    monkeypatch.setattr("launcher.processes.warm_zygote.WORTH_LEARNING", 1)
     (tmp_path / "mine.py").write_text("import sys; print('mine is read anew', flush=True)")
     (tmp_path / "script.py").write_text(SCRIPT)
     notes: list[str] = []
@@ -146,6 +149,6 @@ def test_a_rank_that_is_started_again_finds_its_imports_ready(tmp_path: Path, mo
 
 
 def _ranks(ran: Ran) -> list[int]:
-    from launcher.events import RankStarted
+    from launcher.joblog.events import RankStarted
 
     return [started.pid for started in ran.all(RankStarted)]

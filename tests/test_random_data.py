@@ -11,8 +11,8 @@ import numpy
 import pytest
 import torch
 
-from odyssey.data import Prefetcher, Sampler, draws_random_numbers, fetch
 from odyssey.errors import JobError
+from odyssey.runtime.data import Prefetcher, Sampler, draws_random_numbers, fetch
 from tests import models
 from tests.test_rank_parts import one_stage_plan
 

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odyssey.boundary import Expectation, describe, flatten
-from odyssey.data import Prefetcher, Sampler, layer_seed
 from odyssey.errors import JobError
-from odyssey.gradients import backward, backward_input, backward_weight
-from odyssey.model import Model
+from odyssey.model.model import Model
+from odyssey.model.packing import digest, digest_bytes, pack, unpack
 from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage
-from odyssey.state import digest, digest_bytes, pack, unpack
+from odyssey.runtime.boundary import Expectation, describe, flatten
+from odyssey.runtime.data import Prefetcher, Sampler, layer_seed
+from odyssey.runtime.gradients import backward, backward_input, backward_weight
 from tests import models
 from tests.jobs.train import make_optimizer, make_scheduler
 

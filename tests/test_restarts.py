@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.events import Cause
-from launcher.failures import RankEnd
-from launcher.restarts import GiveUp, Past, Policy, Restart, backoff_s, decide, made_progress
+from launcher.coordinator.restart_policy import GiveUp, Past, Policy, Restart, backoff_s, decide, made_progress
+from launcher.failures.root_cause import RankEnd
+from launcher.joblog.events import Cause
 
 EXIT = RankEnd(0, 1.0, Cause("exit", "exit code 3", 3))
 KILL = RankEnd(0, 1.0, Cause("signal", "SIGKILL", -9))

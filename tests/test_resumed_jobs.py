@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.events import Event, JobEnded, PlanChosen, RankLost, RankStarted, UnitCommitted
+from launcher.joblog.events import Event, JobEnded, PlanChosen, RankLost, RankStarted, UnitCommitted
 from launcher.options import RunOptions
 from tests import exactness, reference
 from tests.agent_runs import Ran, nothing_left

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
-from odyssey.plan import Order, Pipeline, Plan, Route, Schedule, Stage
+from odyssey.plan import ComputeOrder, Pipeline, Plan, Route, Schedule, Stage
 from odyssey.schedule import (
     Commit,
     Compute,
     Drop,
     Op,
+    OptimizerStep,
     Receive,
     Reduce,
     Send,
-    Step,
     dependency_order,
     grid,
     one_forward_one_backward,
@@ -28,8 +28,8 @@ from odyssey.schedule import (
     program,
 )
 from perfmodel.costs import Costs
-from strategies.compose import reduce_groups
-from strategies.ordering import order
+from strategies.building.compose import reduce_groups
+from strategies.building.ordering import order
 from tests.planning import profile
 
 numbers = st.integers(0, 20_000)
@@ -40,7 +40,7 @@ ops = st.one_of(
     st.builds(Drop, numbers, numbers),
     st.builds(Reduce, numbers),
     st.just(Commit()),
-    st.just(Step()),
+    st.just(OptimizerStep()),
 )
 
 
@@ -79,7 +79,7 @@ def test_a_routed_micro_batch_crosses_to_the_other_pipeline_and_back() -> None:
 
 def test_workers_that_wait_for_each_other_are_reported_with_their_ops() -> None:
     plan = plain([[(0, 1), (1, 2)]], [2])
-    orders = (Order(0, ("0F0", "0B0", "0F1", "0B1")), Order(1, ("1F1", "1B1", "1F0", "1B0")))
+    orders = (ComputeOrder(0, ("0F0", "0B0", "0F1", "0B1")), ComputeOrder(1, ("1F1", "1B1", "1F0", "1B0")))
     bad = msgspec.structs.replace(plan, schedule=Schedule(orders=orders))
     with pytest.raises(PlanError, match="wait for each other") as caught:
         dependency_order({worker: program(bad, worker) for worker in bad.workers})
@@ -98,7 +98,7 @@ def test_workers_that_wait_for_each_other_are_reported_with_their_ops() -> None:
     ],
 )
 def test_an_explicit_order_must_run_everything_once(texts: tuple[str, ...], says: str) -> None:
-    plan = msgspec.structs.replace(plain([[(0, 1), (1, 2)]], [2]), schedule=Schedule(orders=(Order(0, texts),)))
+    plan = msgspec.structs.replace(plain([[(0, 1), (1, 2)]], [2]), schedule=Schedule(orders=(ComputeOrder(0, texts),)))
     with pytest.raises(PlanError, match=says):
         program(plan, 0)
 
@@ -217,7 +217,7 @@ def test_activations_are_dropped_once_behind_their_last_use_and_every_group_is_r
         assert not live
         reduced = [op.group for op in ops_of if isinstance(op, Reduce)]
         assert sorted(reduced) == [g for g, group in enumerate(plan.reduce) if worker in group.workers]
-        assert ops_of[-2:] == [Commit(), Step()]
+        assert ops_of[-2:] == [Commit(), OptimizerStep()]
 
 
 @given(plans())

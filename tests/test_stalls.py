@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher import stacks, stalls
-from launcher.events import AtStep, Event, Progressed, RankFailed, RankLost, RankStarted, Restarting, Resumed, Stalled
+from launcher.health import stacks, stalls
+from launcher.health.stacks import Frame, Group, Reading, Stack
+from launcher.health.stalls import Sample, Stalls, Verdict, to_blame
+from launcher.joblog.events import AtStep, Event, Progressed, RankFailed, RankLost, RankStarted, Restarting, Resumed, Stalled
 from launcher.options import RunOptions
-from launcher.stacks import Frame, Group, Reading, Stack
-from launcher.stalls import Sample, Stalls, Verdict, to_blame
-from odyssey.beat import INTERVAL_S
+from odyssey.runtime.heartbeat import INTERVAL_S
 from tests.agent_runs import Ran, nothing_left
 
 __all__ = ["nothing_left"]

@@ -18,15 +18,15 @@ import pytest
 import torch.distributed as dist
 
 import odyssey
-from launcher import hub as hubs
-from launcher import wire
-from launcher.events import RankLost, RankStarted
-from launcher.gathering import Gathering
-from launcher.hub import Hub
-from launcher.loop import Loop
-from launcher.options import RunOptions, Seat
-from launcher.rendezvous import LEADER_KEY
-from launcher.world import AgentInfo
+from launcher.cluster import leader as leading
+from launcher.cluster import wire
+from launcher.cluster.endpoint import LEADER_KEY
+from launcher.cluster.leader import Leader
+from launcher.cluster.roster import Roster
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.host.loop import Loop
+from launcher.joblog.events import AgentInfo, RankLost, RankStarted
+from launcher.options import RunOptions
 from odyssey.messages import Deframer, frame
 from tests.agent_runs import Ran, nothing_left
 from tests.test_agents import Agent, start
@@ -49,7 +49,7 @@ ATTACKS = {
     "invalid UTF-8": framed(b"\x82\xa4type\xa4Join\xa5token\xa2\xff\xfe"),
     "deep nesting": framed(b"\x82\xa4type\xa4Join\xa4more" + b"\x91" * 60_000),
     "a frame of 4 GiB": b"\xff\xff\xff\xff" + b"x" * 1000,
-    "what a member would say": frame(wire.Told("hello")),
+    "what a member would say": frame(wire.Notice("hello")),
     "no msgpack": framed(b"\xc1\xc1\xc1"),
     "HTTP": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     "nothing": b"",
@@ -68,22 +68,22 @@ def has_ended(connection: socket.socket, patience_s: float = 30.0) -> bool:
 # -- the leading agent's side ------------------------------------------------------------------------------------------
 
 
-class Leader:
-    """A hub on a loop of its own, with real connections to it."""
+class LeaderOnALoop:
+    """A leader on a loop of its own, with real connections to it."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.loop = Loop(lambda: self.now)
         options = RunOptions("train.py", min_agents=1, max_agents=4)
-        self.gathering = Gathering(options, AgentInfo(0, "here", 1, 1), "", 0.0)
+        self.roster = Roster(options, AgentInfo(0, "here", 1, 1), "", 0.0)
         self.joined: list[AgentInfo] = []
         self.lost: list[tuple[int, str]] = []
         self.fed: list[Any] = []
         self.said: list[str] = []
         self.reports: list[tuple[int, Any]] = []
-        self.hub = Hub(
+        self.within = Leader(
             self.loop,
-            self.gathering,
+            self.roster,
             "",
             joined=self.joined.append,
             lost=lambda agent, why: self.lost.append((agent.number, why)),
@@ -94,7 +94,7 @@ class Leader:
         )
         with socket.socket() as like:
             like.bind(("127.0.0.1", 0))
-            port, self.token = self.hub.listen(like).split()
+            port, self.token = self.within.listen(like).split()
         self.address = ("127.0.0.1", int(port))
         self.connections: list[socket.socket] = []
 
@@ -126,23 +126,23 @@ class Leader:
         return has_ended(connection)
 
     def close(self) -> None:
-        self.hub.close()
+        self.within.close()
         self.loop.close()
         for connection in self.connections:
             connection.close()
 
 
 @pytest.fixture
-def leader() -> Iterator[Leader]:
+def leader() -> Iterator[LeaderOnALoop]:
     before = set(os.listdir("/proc/self/fd"))
-    leader = Leader()
+    leader = LeaderOnALoop()
     yield leader
     leader.close()
     assert set(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "nothing"])
-def test_a_stranger_who_talks_nonsense_is_dismissed(leader: Leader, attack: str) -> None:
+def test_a_stranger_who_talks_nonsense_is_dismissed(leader: LeaderOnALoop, attack: str) -> None:
     stranger = leader.connect(ATTACKS[attack])
     assert leader.ends(stranger)
     assert not leader.joined
@@ -150,46 +150,46 @@ def test_a_stranger_who_talks_nonsense_is_dismissed(leader: Leader, attack: str)
     assert not leader.lost
 
 
-def test_who_is_dismissed_is_not_heard_any_more(leader: Leader) -> None:
+def test_who_is_dismissed_is_not_heard_any_more(leader: LeaderOnALoop) -> None:
     stranger = leader.connect(join("wrong") + join(leader.token))
     assert leader.ends(stranger)
     assert not leader.joined
 
 
-def test_a_silent_stranger_is_dismissed_in_time(leader: Leader) -> None:
+def test_a_silent_stranger_is_dismissed_in_time(leader: LeaderOnALoop) -> None:
     silent, half = leader.connect(), leader.connect(join(leader.token)[:9])
     member = leader.member()
-    leader.now += hubs.STRANGER_S
+    leader.now += leading.STRANGER_S
     assert leader.ends(silent)
     assert leader.ends(half)
     leader.now += 1000.0
-    member.sendall(frame(wire.Told("still here")))
+    member.sendall(frame(wire.Notice("still here")))
     leader.until(lambda: leader.said)
     assert leader.said == ["agent 1: still here"]
 
 
-def test_who_was_refused_is_not_heard_any_more_and_dismissed_in_time(leader: Leader) -> None:
+def test_who_was_refused_is_not_heard_any_more_and_dismissed_in_time(leader: LeaderOnALoop) -> None:
     refused = leader.connect(join(leader.token, version="0.0"))
     leader.until(lambda: leader.said)
     (answer,) = list(Deframer(wire.FromLeader).feed(refused.recv(1 << 16)))
     assert "is Odyssey 0.0" in answer.what
     refused.sendall(join(leader.token) * 100)
-    leader.now += hubs.STRANGER_S
+    leader.now += leading.STRANGER_S
     assert leader.ends(refused)
     assert len(leader.said) == 1
     assert not leader.joined
 
 
-def test_strangers_take_places_from_each_other_and_from_nobody_else(leader: Leader) -> None:
+def test_strangers_take_places_from_each_other_and_from_nobody_else(leader: LeaderOnALoop) -> None:
     member = leader.member()
     crowd = []
-    for _ in range(hubs.MAX_STRANGERS + 20):
+    for _ in range(leading.MAX_STRANGERS + 20):
         crowd.append(leader.connect())
         leader.turn()
     assert all(leader.ends(stranger) for stranger in crowd[:20])
     assert not select.select(crowd[20:], [], [], 0)[0]
     leader.member("late")
-    member.sendall(frame(wire.Told("still here")))
+    member.sendall(frame(wire.Notice("still here")))
     leader.until(lambda: leader.said)
     assert not leader.lost
 
@@ -207,11 +207,11 @@ def test_strangers_take_places_from_each_other_and_from_nobody_else(leader: Lead
         (frame(wire.Leaving("\x1b[2Jgone")), r"^\\x1b\[2Jgone$"),
     ],
 )
-def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: Leader, says: bytes, why: str) -> None:
+def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: LeaderOnALoop, says: bytes, why: str) -> None:
     good, bad = leader.member("good"), leader.member("bad")
-    seat = Seat(0, 0, 0, 2, 1, 2, 0, 2)
-    leader.hub.spawn(seat, 1)
-    leader.hub.spawn(msgspec.structs.replace(seat, rank=1), 2)
+    assignment = RankAssignment(0, 0, 0, 2, 1, 2, 0, 2)
+    leader.within.spawn(assignment, 1)
+    leader.within.spawn(msgspec.structs.replace(assignment, rank=1), 2)
     bad.sendall(says)
     leader.until(lambda: leader.lost)
     assert leader.lost[0][0] == 2
@@ -222,14 +222,14 @@ def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: Leader, say
     assert len(leader.lost) == 1
 
 
-def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: Leader) -> None:
-    leader.hub.end(0, "", "", ())
+def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: LeaderOnALoop) -> None:
+    leader.within.end(0, "", "", ())
     late = leader.connect(join(leader.token))
     leader.until(lambda: select.select([late], [], [], 0)[0])
     (answer,) = list(Deframer(wire.FromLeader).feed(late.recv(1 << 16)))
-    assert answer == wire.Waits("the job is over")
+    assert answer == wire.WaitForPlace("the job is over")
     assert leader.ends(late)
-    assert leader.hub.have_ended
+    assert leader.within.have_ended
 
 
 # -- live --------------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_a_job_that_is_attacked_runs_to_its_end(start: Callable[..., Agent]) -> 
     strangers += [socket.create_connection(("127.0.0.1", number)) for _ in range(150)]
     second = start()
     assert first.end() == 0 and second.end() == 0, first.lines + second.lines
-    assert first.seats() | second.seats() == {"0 2 0 0 2", "1 2 1 0 2"}
+    assert first.assignments() | second.assignments() == {"0 2 0 0 2", "1 2 1 0 2"}
     for stranger in strangers:
         assert has_ended(stranger)
         stranger.close()
@@ -315,7 +315,7 @@ def false_leader(tmp_path: Path) -> Iterator[Callable[..., FalseLeader]]:
         framed(b"\x82\xa4type\xa7Refused\xa4what\xa2\xff\xfe"),
         framed(b"\x82\xa4type\xa7KillAll\xa4more" + b"\x91" * 100_000),
         frame(wire.Signal(9999)),
-        frame(wire.SpawnRank(2, Seat(-1, 0, 0, 1, 1, 1, 0, 1))),
+        frame(wire.SpawnRank(2, RankAssignment(-1, 0, 0, 1, 1, 1, 0, 1))),
         b"\xff\xff\xff\xff",
     ],
     ids=["UTF-8", "nesting", "signal", "seat", "length"],
@@ -324,13 +324,13 @@ def test_a_member_whose_leader_talks_nonsense_ends_in_good_order(false_leader: C
     false = false_leader()
     agent = false.agent()
     with false.accept() as connection:
-        connection.sendall(frame(wire.Welcome(1, "")) + frame(wire.SpawnRank(1, Seat(0, 0, 0, 1, 1, 1, 0, 1))))
+        connection.sendall(frame(wire.Welcome(1, "")) + frame(wire.SpawnRank(1, RankAssignment(0, 0, 0, 1, 1, 1, 0, 1))))
         deframer = Deframer(wire.FromMember)
         while not list(deframer.feed(connection.recv(1 << 16))):
             pass  # until the rank is there
         # Nobody has such a rank: that is nobody's end.
         connection.sendall(frame(wire.KillRank(7)) + frame(wire.ToRank(7, b"x")) + frame(wire.EndRanks((9, -1))))
-        connection.sendall(frame(wire.Drill(7, 9)) + says)
+        connection.sendall(frame(wire.DrillRank(7, 9)) + says)
         assert agent.end() == 1, agent.lines
     assert "what is no message of ours" in agent.lines[-2], agent.lines
     assert "Traceback" not in "".join(agent.lines)

@@ -66,7 +66,7 @@ def zygote(scene: Scene) -> psutil.Process:
 
 def _runs_zygote(process: psutil.Process) -> bool:
     try:
-        return any(part.endswith("zygote.py") for part in process.cmdline())
+        return any(part.endswith("zygote/server.py") for part in process.cmdline())
     except psutil.Error:
         return False
 

@@ -51,8 +51,8 @@ def test_these_variables_are_given_and_no_others(two_ranks: tuple[Scene, Run]) -
 
 def test_each_rank_knows_its_seat(two_ranks: tuple[Scene, Run]) -> None:
     scene, _ = two_ranks
-    assert scene.probe(0).seat == (0, 0, 2, 2, 0, 1, 0, 2)
-    assert scene.probe(1).seat == (1, 1, 2, 2, 0, 1, 1, 2)
+    assert scene.probe(0).assignment == (0, 0, 2, 2, 0, 1, 0, 2)
+    assert scene.probe(1).assignment == (1, 1, 2, 2, 0, 1, 1, 2)
 
 
 def test_constants_have_torchruns_values(two_ranks: tuple[Scene, Run]) -> None:
@@ -105,7 +105,7 @@ def test_what_is_set_already_is_left_alone(scene: Scene, launcher: Launcher) -> 
         assert found["TORCHELASTIC_MAX_RESTARTS"] == "3"
         assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR2"
         assert found["ROLE_NAME"] == "trainer"
-        assert scene.probe(rank).seat == (rank, rank, 2, 2, 0, 1, rank, 2)
+        assert scene.probe(rank).assignment == (rank, rank, 2, 2, 0, 1, rank, 2)
 
 
 @under_both
@@ -123,7 +123,7 @@ def test_a_single_rank_may_use_all_threads_and_the_run_id_is_the_one_given(scene
     assert found["TORCHELASTIC_RUN_ID"] == "101"
     assert found["ROLE_NAME"] == ""
     assert found["MASTER_PORT"] != "1" and scene.probe().facts["store_answers"]
-    assert scene.probe().seat == (0, 0, 1, 1, 0, 1, 0, 1)
+    assert scene.probe().assignment == (0, 0, 1, 1, 0, 1, 0, 1)
 
 
 @under_both
@@ -153,7 +153,7 @@ def test_kubeflows_variables_make_a_static_job_of_two_agents(scene: Scene, launc
     ]
     for run in runs:
         run.succeed()
-    assert [scene.probe(rank).seat for rank in range(3)] == SEATS
+    assert [scene.probe(rank).assignment for rank in range(3)] == SEATS
     for rank in range(3):
         found = scene.probe(rank).env
         assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", str(port))
@@ -172,12 +172,12 @@ def test_agents_meet_through_c10d_and_share_out_the_ranks(scene: Scene, launcher
         run.succeed()
     assert scene.n_probes() == 3
     probes = [scene.probe(rank) for rank in range(3)]
-    groups = [probe.seat[4] for probe in probes]
+    groups = [probe.assignment[4] for probe in probes]
     assert groups in ([0, 1, 1], [0, 0, 1])  # whichever came first
     for rank, probe in enumerate(probes):
         n_local = groups.count(groups[rank])
         local_rank = rank - groups.index(groups[rank])
-        assert probe.seat == (rank, local_rank, 3, n_local, groups[rank], 2, rank, 3)
+        assert probe.assignment == (rank, local_rank, 3, n_local, groups[rank], 2, rank, 3)
         assert probe.env["TORCHELASTIC_RUN_ID"] == "meet"
         assert probe.facts["store_answers"]
     assert len({(probe.env["MASTER_ADDR"], probe.env["MASTER_PORT"]) for probe in probes}) == 1
@@ -191,7 +191,7 @@ def test_roles_are_counted_apart(scene: Scene, launcher: Launcher) -> None:
     ]
     for run in runs:
         run.succeed()
-    assert [scene.probe(rank).seat for rank in (0, 1)] == [(0, 0, 2, 1, 0, 2, 0, 1), (1, 0, 2, 1, 1, 2, 0, 1)]
+    assert [scene.probe(rank).assignment for rank in (0, 1)] == [(0, 0, 2, 1, 0, 2, 0, 1), (1, 0, 2, 1, 1, 2, 0, 1)]
     assert [scene.probe(rank).env["ROLE_NAME"] for rank in (0, 1)] == ["actor", "critic"]
 
 

@@ -162,7 +162,7 @@ def test_all_ranks_start_anew_with_the_same_arguments(scene: Scene, launcher: La
             assert probe.facts["argv"] == ["train.py", "--lr", "1"]
             assert probe.facts["cwd"] == str(scene.cwd)
             assert "SPOILED" not in probe.env
-            assert probe.seat == (rank, rank, 2, 2, 0, 1, rank, 2)
+            assert probe.assignment == (rank, rank, 2, 2, 0, 1, rank, 2)
             assert probe.facts["store_answers"]
             log = scene.cwd / Path(probe.env["TORCHELASTIC_ERROR_FILE"]).parent / "stdout.log"
             assert log.parts[-3:-1] == (f"attempt_{attempt}", str(rank))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from odyssey.state import digest, pack, unpack
-from odyssey.unit import Unit
+from odyssey.model.packing import digest, pack, unpack
+from odyssey.model.unit import Unit
 
 CPU = torch.device("cpu")
 NOT_FOR_A_STEP_WITHOUT_ARGUMENTS = {"LBFGS": "needs a closure", "SparseAdam": "needs sparse gradients"}

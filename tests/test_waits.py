@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher import waits
-from launcher.vitals import Vitals, vitals
-from launcher.waits import STOPPED_S, TELL_S, Wait, Waits
+from launcher.health import waits
+from launcher.health.waits import STOPPED_S, TELL_S, Wait, Waits
+from launcher.host.proc import Vitals, vitals
 from tests.fake_loop import FakeLoop
 
 

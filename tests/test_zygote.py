@@ -15,10 +15,11 @@ import msgspec
 import psutil
 import pytest
 
-from launcher import spawn
-from launcher.strays import end_descendants
-from odyssey import services, zygote
+from launcher.host.kernel import set_subreaper
+from launcher.host.orphans import end_descendants
+from launcher.processes import rank_process
 from odyssey.messages import Deframer, Failed, Report
+from odyssey.zygote import protocol, services
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,14 +28,14 @@ class Forks:
     """One zygote for all tests of this file; each script runs in a fork of it and as a process of its own."""
 
     def __init__(self) -> None:
-        self._was_subreaper = spawn.set_subreaper(True)
+        self._was_subreaper = set_subreaper(True)
         self._number = 0
-        self.zygote = spawn.Zygote(["torch", "torch.distributed", "odyssey.link"], dict(os.environ), 2)
+        self.zygote = rank_process.Zygote(["torch", "torch.distributed", "odyssey.link"], dict(os.environ), 2)
         imported = self.zygote.answer()
-        assert isinstance(imported, zygote.Imported) and imported.threads == 1
+        assert isinstance(imported, protocol.Imported) and imported.threads == 1
 
     def run(
-        self, script: Path | str, *arguments: str, cwd: Path, entry: zygote.Entry = "script", **variables: str
+        self, script: Path | str, *arguments: str, cwd: Path, entry: protocol.Entry = "script", **variables: str
     ) -> tuple[int, bytes, bytes, list[object]]:
         """Exit code (minus the signal), stdout, stderr, and what the rank reported."""
         self._number += 1
@@ -43,13 +44,13 @@ class Forks:
         with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull) as stdin:
             environment = {os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, **variables}.items()}
             line = tuple(map(os.fsencode, arguments))
-            request = zygote.ForkRank(
+            request = protocol.ForkRank(
                 self._number, os.fsencode(script), line, bytes(cwd), environment, "ODYSSEY_AGENT_FD", os.getpid(), entry
             )
             self.zygote.request(request, [stdin.fileno(), stdout.fileno(), stderr.fileno(), theirs.fileno()])
         theirs.close()
         answer = self.zygote.answer()
-        assert isinstance(answer, zygote.Forked)
+        assert isinstance(answer, protocol.Forked)
         reports = Deframer(Report)
         said = []
         while data := ours.recv(1 << 16):
@@ -62,7 +63,7 @@ class Forks:
         self.zygote.socket.close()
         os.waitpid(self.zygote.pid, 0)
         end_descendants()  # what the scripts left behind came to this process
-        spawn.set_subreaper(self._was_subreaper)
+        set_subreaper(self._was_subreaper)
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +73,8 @@ def forks() -> Iterator[Forks]:
     made.close()
 
 
-def as_python(script: Path | str, *arguments: str, cwd: Path, entry: zygote.Entry = "script") -> tuple[int, bytes, bytes]:
-    command = [sys.executable, *zygote.command(entry, str(script), arguments)]
+def as_python(script: Path | str, *arguments: str, cwd: Path, entry: protocol.Entry = "script") -> tuple[int, bytes, bytes]:
+    command = [sys.executable, *protocol.command(entry, str(script), arguments)]
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -89,7 +90,7 @@ def as_python(script: Path | str, *arguments: str, cwd: Path, entry: zygote.Entr
 KINDS = ("file", "directory", "zip", "module", "package", "path")
 
 
-def place(kind: str, text: str, folder: Path) -> tuple[zygote.Entry, str]:
+def place(kind: str, text: str, folder: Path) -> tuple[protocol.Entry, str]:
     """Put a script there, for an entry of this kind: how it is run, and what is named."""
     if kind == "directory":
         (folder / "app").mkdir()
@@ -205,7 +206,7 @@ def test_a_fork_behaves_as_python_does(name: str, kind: str, forks: Forks, tmp_p
 
 
 @pytest.mark.parametrize(("entry", "script"), [("module", "no.such"), ("module", "json.nothing"), ("module", "email")])
-def test_what_cannot_be_run_says_what_python_says(entry: zygote.Entry, script: str, forks: Forks, tmp_path: Path) -> None:
+def test_what_cannot_be_run_says_what_python_says(entry: protocol.Entry, script: str, forks: Forks, tmp_path: Path) -> None:
     code, out, err, _ = forks.run(script, cwd=tmp_path, entry=entry)
     assert (code, out, err) == as_python(script, cwd=tmp_path, entry=entry)
     assert code == 1 and err
@@ -257,7 +258,7 @@ def test_a_store_is_served_on_the_socket_it_was_given(forks: Forks) -> None:
         for value in ("first", "second"):  # each process serves a fresh store at the same address
             forks.zygote.request(services.ForkStore(1, "127.0.0.1", port, os.getpid()), [listener.fileno()])
             answer = forks.zygote.answer()
-            assert isinstance(answer, zygote.Forked)
+            assert isinstance(answer, protocol.Forked)
             client = TCPStore("127.0.0.1", port, is_master=False)
             assert not client.check(["key"])
             client.set("key", value)
@@ -267,12 +268,12 @@ def test_a_store_is_served_on_the_socket_it_was_given(forks: Forks) -> None:
 
 
 def test_the_end_of_the_agents_socket_ends_the_zygote() -> None:
-    agent = spawn.Zygote(["json"], dict(os.environ), 1)
+    agent = rank_process.Zygote(["json"], dict(os.environ), 1)
     process = psutil.Process(agent.pid)
     agent.socket.close()
     assert process.wait(30) == 0
 
 
 def test_requests_have_a_text_form() -> None:
-    request = zygote.ForkRank(1, b"a.py", (b"-x",), b"/", {b"A": b"b"}, "FD", 2)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=zygote.Request) == request
+    request = protocol.ForkRank(1, b"a.py", (b"-x",), b"/", {b"A": b"b"}, "FD", 2)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=protocol.Request) == request

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import msgspec
 import psutil
 
-from launcher import agent
+from launcher.agent import start
 from launcher.options import RunOptions
 from tests.soak.case import FORWARDED, Case, Fault
 from tests.soak.strikes import Striker
@@ -42,7 +42,7 @@ def main() -> None:
         log_dir=folder / "log",
     )
     before = set(os.listdir("/proc/self/fd"))
-    code = agent.run(options, striker.watch, lambda rank, stream, data: None)
+    code = start.run(options, striker.watch, lambda rank, stream, data: None)
     striker.close()
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     descriptors = sorted(

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from launcher.events import Event, PlanChosen, Went
+from launcher.joblog.events import Event, GenerationStarted, PlanChosen
 from tests.soak import verdict
 from tests.soak.case import Case
 from tests.soak.verdict import Broken
@@ -78,7 +78,7 @@ def _look_at(log: list[Event], told: list[dict[str, Any]], outcome: Outcome) -> 
     for event in log:
         if isinstance(event.body, PlanChosen):
             outcome.strategies.append(event.body.plan.strategy)
-        elif isinstance(event.body, Went) and event.body.total_s is not None:
+        elif isinstance(event.body, GenerationStarted) and event.body.total_s is not None:
             outcome.recovery_s.append(event.body.total_s)
 
 

@@ -16,8 +16,9 @@ from functools import partial
 
 import psutil
 
-from launcher.events import (
+from launcher.joblog.events import (
     Event,
+    GenerationStarted,
     JobEnded,
     Pausing,
     PlanChosen,
@@ -28,7 +29,6 @@ from launcher.events import (
     RankReady,
     RankStarted,
     UnitCommitted,
-    Went,
 )
 from odyssey.plan import Plan
 from tests.soak.case import Case, Fault
@@ -40,7 +40,7 @@ MOMENTS = {
     "paused": RankPaused,
     "plan": PlanChosen,
     "ready": RankReady,
-    "go": Went,
+    "go": GenerationStarted,
     "finished": RankFinished,
 }
 """And `receiving`: ranks are about to receive what a plan moves to them."""
@@ -111,7 +111,7 @@ class Striker:
             case PlanChosen():
                 self._plan = body.plan
                 self._arriving = set(body.plan.spawned) - self._joined
-            case Went():
+            case GenerationStarted():
                 assert self._plan is not None
                 self._held = {rank: self._plan.held.get(rank, frozenset()) for rank in self._ranks}
                 self._has_run, self._plan = True, None
@@ -238,9 +238,9 @@ def helpers(ranks: frozenset[int]) -> dict[str, list[int]]:
             listens = any(each.status == psutil.CONN_LISTEN for each in child.net_connections("tcp"))
         except psutil.Error:
             continue
-        if "zygote.py" in command:
+        if "zygote/server.py" in command:
             found.setdefault("store" if listens else "zygote", []).append(child.pid)
-        elif "launcher.ahead" in command:
+        elif "launcher.planning.precompute" in command:
             found.setdefault("planner", []).append(child.pid)
         elif "drive.py" in command:
             found.setdefault("guard", []).append(child.pid)

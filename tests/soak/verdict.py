@@ -14,9 +14,11 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 import odyssey
-from launcher import events, replay
-from launcher.events import (
+from launcher.coordinator import replay
+from launcher.joblog import events
+from launcher.joblog.events import (
     Event,
+    GenerationStarted,
     JobEnded,
     Pausing,
     PlanChosen,
@@ -25,7 +27,6 @@ from launcher.events import (
     RankPaused,
     RankReady,
     UnitCommitted,
-    Went,
 )
 from tests import reference
 from tests.soak import recipe
@@ -203,7 +204,7 @@ def marks(log: list[Event]) -> set[str]:
                 if body.rank in joined:
                     found.add("lost just after joining")
                 joined.discard(body.rank)
-            case Went():
+            case GenerationStarted():
                 in_recovery, receiving, received = False, set(), set()
             case UnitCommitted():
                 joined = set()

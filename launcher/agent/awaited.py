@@ -1,0 +1,77 @@
+"""What the leading agent waits for beside its helpers: ranks that are to join or to end, and the store where it is needed.
+
+A rank's script is its own until it builds its Job, and again when it has ended, so there only a rank that is stopped is late;
+and only where it is known to be a Job's, because others have joined. In between, health/job_hangs.py asks. The store matters
+while groups are built on it, or other agents look for this one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from launcher.cluster.nodes import RankProcesses
+from launcher.coordinator.state import State, Status
+from launcher.health.waits import Wait
+from launcher.host.proc import Vitals
+from launcher.joblog.events import Cause
+from launcher.processes.ranks import Processes
+
+STORE_IDLE_S = 10.0
+"""A store that takes no connection and uses no processor for so long will not."""
+
+
+def needs_store(state: State) -> bool:
+    """Groups may be being built, or an agent may be about to come in place of those that are gone."""
+    match state.status:
+        case Status.MEASURING:
+            return True
+        case Status.MOVING:
+            return state.joined == state.alive
+        case Status.RESTARTING:
+            return not state.alive
+    return False
+
+
+class Awaited:
+    """The source of these waits. `state`: the coordinator's, as it is now; `assembles`: other agents are waited for."""
+
+    def __init__(
+        self, processes: Processes, nodes: RankProcesses, *, state: Callable[[], State], assembles: Callable[[], bool]
+    ) -> None:
+        self._processes = processes
+        self._nodes = nodes
+        self._state = state
+        self._assembles = assembles
+
+    def __call__(self) -> Iterator[Wait]:
+        state = self._state()
+        yield from self._ranks(state)
+        pid = self._processes.store_pid
+        if pid is not None and (self._assembles() or needs_store(state)):
+            is_asked = self._processes.store_is_asked
+            why, idle_s = ("connections wait for it", STORE_IDLE_S) if is_asked else ("ranks meet there", math.inf)
+            yield Wait("the store", why, pid, self._processes.end_store, idle_s, quiet=True)
+
+    def _ranks(self, state: State) -> Iterator[Wait]:
+        match state.status:
+            case Status.STARTING | Status.MOVING:
+                is_job = bool(state.models) or state.plan is not None
+                yield from self._each(state.alive - state.joined, "no odyssey.Job is built there yet", is_job, quiet=not is_job)
+            case Status.FINISHING:
+                yield from self._each(state.alive & state.finished, "the script has ended, the process has not", True)
+                yield from self._each(state.alive - state.finished, "the script has not ended", True, quiet=True)
+            case Status.ENDING | Status.ENDED:
+                yield from self._each(range(state.n_ranks), "told to end", False)
+
+    def _each(self, ranks: Iterable[int], why: str, may_be_lost: bool, *, quiet: bool = False) -> Iterator[Wait]:
+        """Those that have a process: before that it is the zygote who is waited for."""
+        for rank in sorted(ranks):
+            if (found := self._nodes.seen(rank)) is not None:
+                pid, seen = found
+                late = partial(self._is_late, rank) if may_be_lost else None
+                yield Wait(rank, why, pid, late, quiet=quiet, seen=seen or Vitals("S", 0.0))
+
+    def _is_late(self, rank: int, what: str) -> None:
+        self._nodes.kill_rank(rank, Cause("hang", what))

@@ -1,0 +1,136 @@
+"""`--drill 'step=20 kill=2'`: faults on purpose, at a random moment of a step, so that recovery is seen before it is needed."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from launcher.cluster.nodes import RankProcesses
+from launcher.host.loop import Loop
+from odyssey.errors import UsageError
+
+HELP = "for example: --drill 'step=20 kill=2', 'after=30s lose=node1', 'step=9 hang=3'"
+_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0, "m": 60.0, "h": 3600.0}
+
+
+class Drill(msgspec.Struct, frozen=True):
+    """When: within `step`, or `after_s` seconds from the start. What: `kill`, `lose` (the slot too) or `hang` of `ranks`."""
+
+    text: str
+    step: int | None
+    after_s: float | None
+    action: str
+    ranks: tuple[int, ...]
+
+
+def parse(text: str, *, n_nodes: int, n_ranks_per_node: int) -> tuple[Drill, ...]:
+    """All faults of one `--drill`: one moment, then one or more actions. Raises UsageError naming the part that is wrong."""
+    step: int | None = None
+    after_s: float | None = None
+    drills: list[Drill] = []
+    for part in text.replace(",", " ").split():
+        key, _, value = part.partition("=")
+        if key == "step":
+            if not value.isdigit():
+                raise UsageError(f"--drill {text!r}: step: expected a number, got {value!r}", HELP)
+            step, after_s = int(value), None
+        elif key == "after":
+            match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|)", value)
+            if match is None:
+                raise UsageError(f"--drill {text!r}: after: expected a duration, got {value!r}", HELP)
+            step, after_s = None, float(match[1]) * _UNITS[match[2]]
+        elif key in ("kill", "lose", "hang"):
+            if step is None and after_s is None:
+                raise UsageError(f"--drill {text!r}: {part}: says not when", HELP)
+            ranks = _ranks(text, part, value, n_nodes, n_ranks_per_node)
+            drills.append(Drill(text, step, after_s, key, ranks))
+        else:
+            raise UsageError(f"--drill {text!r}: {part!r} is none of step=, after=, kill=, lose=, hang=", HELP)
+    if not drills:
+        raise UsageError(f"--drill {text!r}: says not what to do", HELP)
+    return tuple(drills)
+
+
+def _ranks(text: str, part: str, value: str, n_nodes: int, n_ranks_per_node: int) -> tuple[int, ...]:
+    match = re.fullmatch(r"(node)?(\d+)", value)
+    if match is None:
+        raise UsageError(f"--drill {text!r}: {part}: expected a rank or node<number>", HELP)
+    number, n_ranks = int(match[2]), n_nodes * n_ranks_per_node
+    if match[1]:
+        if number >= n_nodes:
+            raise UsageError(f"--drill {text!r}: {part}: there are nodes 0 to {n_nodes - 1}", HELP)
+        return tuple(range(number * n_ranks_per_node, (number + 1) * n_ranks_per_node))
+    if number >= n_ranks:
+        raise UsageError(f"--drill {text!r}: {part}: there are ranks 0 to {n_ranks - 1}", HELP)
+    return (number,)
+
+
+class DrillSchedule:
+    """The faults that are still to come. The agent tells what has passed, and is told what to do in how many seconds."""
+
+    def __init__(self, drills: tuple[Drill, ...], seed: int | None) -> None:
+        self._waiting = list(drills)
+        self._random = random.Random(seed)
+
+    def at_start(self) -> list[tuple[float, Drill]]:
+        """(seconds from now, drill) of those that wait for a time."""
+        return self._take([(drill.after_s, drill) for drill in self._waiting if drill.after_s is not None])
+
+    def on_step(self, next_step: int, step_s: float) -> list[tuple[float, Drill]]:
+        """`next_step` begins now and is expected to take `step_s`: what falls into it, each at a random moment."""
+        due = [drill for drill in self._waiting if drill.step is not None and drill.step <= next_step]
+        return self._take([(self._random.uniform(0.0, step_s), drill) for drill in due])
+
+    def _take(self, due: list[tuple[float, Drill]]) -> list[tuple[float, Drill]]:
+        self._waiting = [drill for drill in self._waiting if all(drill is not taken for _, taken in due)]
+        return due
+
+    @property
+    def never_fired(self) -> tuple[Drill, ...]:
+        return tuple(self._waiting)
+
+
+class Faults:
+    """Fires the drills of a job at its ranks. `say`: for people."""
+
+    def __init__(self, drills: tuple[Drill, ...], loop: Loop, nodes: RankProcesses, say: Callable[[str], None]) -> None:
+        seed = os.environ.get("ODYSSEY_DRILL_SEED", "")
+        self._schedule = DrillSchedule(drills, int(seed) if seed.isdigit() else None)
+        self._loop = loop
+        self._nodes = nodes
+        self._say = say
+        self._has_ended = False
+
+    def at_start(self) -> None:
+        """Arm those that wait for a time."""
+        for seconds, fault in self._schedule.at_start():
+            self._loop.later(seconds, partial(self._fire, fault))
+
+    def on_step(self, next_step: int, step_s: float) -> None:
+        """Arm those that are due in `next_step`, which begins now and is expected to take `step_s`."""
+        for seconds, fault in self._schedule.on_step(next_step, step_s):
+            self._loop.later(seconds, partial(self._fire, fault))
+
+    def tell_never_fired(self) -> None:
+        """At the end of the job."""
+        for fault in self._schedule.never_fired:
+            self._say(f"drill {fault.text!r} never fired: the job ended before")
+
+    def end(self) -> None:
+        """From here on the ranks are as good as gone."""
+        self._has_ended = True
+
+    def _fire(self, fault: Drill) -> None:
+        number = signal.SIGSTOP if fault.action == "hang" else signal.SIGKILL
+        for rank in fault.ranks:
+            if self._has_ended or not self._nodes.is_there(rank):
+                self._say(f"drill {fault.text!r}: rank {rank} is gone already")
+                continue
+            self._nodes.drill(rank, number, fault.action == "lose")
+            self._say(f"drill {fault.text!r}: {number.name} to rank {rank}")

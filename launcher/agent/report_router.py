@@ -1,0 +1,153 @@
+"""What ranks say: made into events for the coordinator, and handed to those who watch progress, costs and stalls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from launcher.agent.drills import Faults
+from launcher.cluster.nodes import Process
+from launcher.coordinator.state import State
+from launcher.health.job_hangs import Progress
+from launcher.health.stalls import StallWatch
+from launcher.host.loop import Loop
+from launcher.joblog.events import (
+    Body,
+    ConnectionLost,
+    Progressed,
+    RankFailed,
+    RankFinished,
+    RankJoined,
+    RankPaused,
+    RankReady,
+    UnitCommitted,
+)
+from launcher.planning.live_profile import Profiling
+from launcher.processes.spawner import Forks
+from launcher.processes.warm_zygote import WORTH_LEARNING
+from odyssey import messages
+from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready, position_after
+
+FINISH_S = 5.0
+"""What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
+CONNECTION_GRACE_S = 1.0
+"""A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
+
+
+class Feed(Protocol):
+    """To the coordinator; without a generation, as of now."""
+
+    def __call__(self, body: Body, origin: str = ..., generation: int | None = ...) -> None: ...
+
+
+class ReportRouter:
+    """`state`: the coordinator's, as it is now; `measured(rank, report)`: a rank's part of the profile."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        forks: Forks,
+        progress: Progress,
+        profiling: Profiling,
+        stalls: StallWatch,
+        faults: Faults,
+        *,
+        state: Callable[[], State],
+        feed: Feed,
+        measured: Callable[[int, messages.Measured], None],
+    ) -> None:
+        self._loop = loop
+        self._forks = forks
+        self._progress = progress
+        self._profiling = profiling
+        self._stalls = stalls
+        self._faults = faults
+        self._state = state
+        self._feed = feed
+        self._measured = measured
+        self._progressed: set[int] = set()
+        """Ranks without a Job that have shown progress since they were started."""
+
+    def began(self, rank: int) -> None:
+        """There is a new process of this rank."""
+        self._stalls.began(rank)
+        self._progressed.discard(rank)
+
+    def heard(self, process: Process, report: Any) -> None:
+        """The current process of a rank says something."""
+        rank = process.rank
+        match report:
+            case messages.Committed(result=result, unit_s=unit_s):
+                results = self._state().results
+                if not results or result.position == position_after(results[-1]):
+                    self._pass_on(rank, report)
+                    self._unit_is_final(result, unit_s)
+            case messages.Pong() as pong:
+                self._progress.pong(rank, pong)
+            case messages.Broken(generation=generation, what=what):
+                self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, what, generation))
+            case messages.OpTimes(generation=generation) as times:
+                if generation == self._state().generation:
+                    self._profiling.refresh(times)
+            case messages.Measured() as measured:
+                self._measured(rank, measured)
+            case messages.Finished():
+                process.has_finished = True
+                self._pass_on(rank, report)
+                self._progress.expect(FINISH_S)
+            case messages.Hello():
+                process.has_finished = False  # an earlier Job of its script, at most
+                self._pass_on(rank, report)
+            case messages.Failed():
+                process.has_failed = True
+                self._pass_on(rank, report)
+            case messages.Stepped(modules=modules):
+                if self._state().n_restarts < self._state().max_restarts and len(modules) >= WORTH_LEARNING:
+                    self._forks.learn(modules)
+                if not self._state().models:
+                    self._has_progressed(rank)
+            case messages.Beat() as beat:
+                self._has_progressed(rank)
+                self._stalls.beat(rank, beat)
+            case _:
+                self._pass_on(rank, report)
+
+    def _has_progressed(self, rank: int) -> None:
+        """A rank without a Job has done a step, or says that it goes on."""
+        if rank not in self._progressed:
+            self._progressed.add(rank)
+            self._feed(Progressed(rank))
+
+    def _pass_on(self, rank: int, report: Any) -> None:
+        body = event_of(rank, report)
+        assert body is not None
+        self._feed(body, f"rank {rank}", getattr(report, "generation", None))
+
+    def _still_broken(self, rank: int, what: str, generation: int) -> None:
+        if generation == self._state().generation:
+            self._feed(ConnectionLost(rank, what), generation=generation)
+
+    def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
+        self._progress.made(unit_s)
+        if result.kind == "step":
+            plan = self._state().plan
+            expected_s = plan.estimate.step_s if plan is not None and plan.estimate is not None else unit_s
+            self._faults.on_step(result.position[0] + 1, min(expected_s, unit_s))
+
+
+def event_of(rank: int, report: Any) -> Body | None:
+    """None for a report that is no event: times, measurements, life signs."""
+    match report:
+        case Committed(result=result, n_samples=n_samples, unit_s=unit_s):
+            return UnitCommitted(rank, result, n_samples, unit_s)
+        case Paused(position=position, phase=phase, held=held):
+            return RankPaused(rank, position, phase, held)
+        case Ready() as ready:
+            return RankReady(rank, **{name: getattr(ready, name) for name in RankReady.__struct_fields__ if name != "rank"})
+        case Hello(model=model, job=job):
+            return RankJoined(rank, model, job)
+        case Failed(error=error, help=help, traceback=traceback, is_final=is_final):
+            return RankFailed(rank, error, help, traceback, is_final)
+        case Finished():
+            return RankFinished(rank)
+    return None

@@ -1,0 +1,98 @@
+"""Before a job of several agents begins: who has come, who is refused and why, and when there are enough.
+
+Pure: time is an argument. With all of `max_agents` the job begins at once; with `min_agents` after a last call for more.
+"""
+
+from __future__ import annotations
+
+from launcher.cluster.wire import Join, Refused, WaitForPlace
+from launcher.joblog.events import AgentInfo
+from launcher.options import Rendezvous, RunOptions
+
+
+class Roster:
+    """The agents of a job before and while it runs; the leading agent keeps it."""
+
+    def __init__(self, options: RunOptions, leader: AgentInfo, run_id: str, now: float) -> None:
+        self._options = options
+        self._run_id = run_id
+        self._began = now
+        self._enough_since: float | None = None
+        self._next_number = 1
+        self.agents: dict[int, AgentInfo] = {0: leader}
+        """By number. An agent that leaves is taken out by its owner."""
+        self._note_enough(now)
+
+    def join(self, join: Join, now: float) -> AgentInfo | WaitForPlace | Refused:
+        """Take in an agent, or say why not, or not yet."""
+        if join.version != _version():
+            return Refused(
+                f"this agent is Odyssey {join.version}, the job's is {_version()}", "install the same version on all hosts"
+            )
+        if join.run_id != self._options.run_id:
+            return Refused(
+                f"the endpoint serves another job: its --rdzv-id is {self._options.run_id!r}, not {join.run_id!r}",
+                "give each job an endpoint of its own, or the same --rdzv-id to all agents of one job",
+            )
+        same = [agent for agent in self.agents.values() if join.node_rank is not None and agent.node_rank == join.node_rank]
+        if same and self._options.rendezvous is Rendezvous.STATIC:
+            return Refused(
+                f"--node-rank {join.node_rank} is taken by {same[0].host} (process {same[0].pid})",
+                "give each agent a node rank of its own",
+            )
+        if len(self.agents) >= self._options.max_agents:
+            return WaitForPlace(f"the job has all its {self._options.max_agents} agents")
+        agent = AgentInfo(self._next_number, join.host, join.pid, join.n_ranks, join.role, join.node_rank)
+        self._next_number += 1
+        self.agents[agent.number] = agent
+        self._note_enough(now)
+        return agent
+
+    def leave(self, number: int, now: float) -> None:
+        del self.agents[number]
+        self._note_enough(now)
+
+    def _note_enough(self, now: float) -> None:
+        if len(self.agents) < self._options.min_agents:
+            self._enough_since = None
+        elif self._enough_since is None:
+            self._enough_since = now
+
+    def starts_at(self) -> float | None:
+        """When the job begins if nobody else comes or goes; None as long as there are too few."""
+        if self._enough_since is None:
+            return None
+        if len(self.agents) == self._options.max_agents:
+            return self._enough_since
+        return self._enough_since + self._options.last_call_s
+
+    @property
+    def most(self) -> int:
+        """How many there may be."""
+        return self._options.max_agents
+
+    @property
+    def patience_s(self) -> float:
+        """How long too few are waited for."""
+        return self._options.join_timeout_s
+
+    @property
+    def gives_up_at(self) -> float:
+        """When too few will not be waited for any longer."""
+        return self._began + self._options.join_timeout_s
+
+    def missing(self) -> str:
+        """Who has not come, for people: `node ranks 1 and 3` where they are known, else how many."""
+        options = self._options
+        if options.rendezvous is Rendezvous.STATIC:
+            come = {agent.node_rank for agent in self.agents.values()}
+            absent = [str(rank) for rank in range(options.max_agents) if rank not in come]
+            return f"node rank{'s' if len(absent) > 1 else ''} {', '.join(absent)}"
+        n = options.min_agents - len(self.agents)
+        return f"{n} more agent{'s' if n > 1 else ''}" if n > 0 else "nobody, but more may come"
+
+
+def _version() -> str:
+    import odyssey
+
+    return odyssey.__version__

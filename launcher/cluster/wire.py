@@ -1,0 +1,145 @@
+"""What the agents of a job say to each other: the members to the leading one, which decides, and it to them.
+
+Frames as between ranks and agents (odyssey.messages). A connection that ends means that the other agent is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
+from odyssey.codec import Count, Name, Pid, SignalNumber
+from odyssey.messages import Report
+
+# -- member to leader --------------------------------------------------------------------------------------------------
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """First words. `token`: as the store at the endpoint gave it out, so that only who asked there gets in."""
+
+    token: str
+    version: Name
+    run_id: str
+    host: Name
+    pid: Pid
+    n_ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    role: str
+    node_rank: Count | None
+
+
+class FromRank(msgspec.Struct, frozen=True, tag=True):
+    """A report of a rank. `process`: which process of the rank, see SpawnRank."""
+
+    process: int
+    report: Report
+
+
+class Happened(msgspec.Struct, frozen=True, tag=True):
+    """What became of a process."""
+
+    process: int
+    event: RankStarted | RankExited | RankLost
+
+
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """A signal has stopped the process of a rank, or it goes on again."""
+
+    process: int
+    is_stopped: bool
+
+
+class Notice(msgspec.Struct, frozen=True, tag=True):
+    """Something for people."""
+
+    text: str
+
+
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """The member was asked to end, by a signal; its ranks are ending."""
+
+    reason: str
+
+
+FromMember = Join | FromRank | Happened | Stopped | Notice | Leaving
+
+# -- leader to member --------------------------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The member is in. `run_id`: TORCHELASTIC_RUN_ID."""
+
+    number: Count
+    run_id: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The member is not taken, and ends."""
+
+    what: str
+    help: str
+
+
+class WaitForPlace(msgspec.Struct, frozen=True, tag=True):
+    """The job has all its agents: the member waits for a place, and ends well if the job ends first."""
+
+    what: str
+
+
+class SpawnRank(msgspec.Struct, frozen=True, tag=True):
+    """Start a process. `process`: its number, the leader's own count over all."""
+
+    process: int
+    assignment: RankAssignment
+
+
+class ToRank(msgspec.Struct, frozen=True, tag=True):
+    """An order, framed, for the current process of a rank."""
+
+    rank: int
+    order: bytes
+
+
+class EndRanks(msgspec.Struct, frozen=True, tag=True):
+    """SIGTERM, and SIGKILL after the shutdown time-out."""
+
+    ranks: tuple[int, ...]
+
+
+class KillRank(msgspec.Struct, frozen=True, tag=True):
+    """SIGKILL. Nobody waits for its end."""
+
+    rank: int
+
+
+class DrillRank(msgspec.Struct, frozen=True, tag=True):
+    """SIGKILL or SIGSTOP to a rank on purpose; what follows is told as if it had happened by itself."""
+
+    rank: int
+    number: SignalNumber
+
+
+class KillAll(msgspec.Struct, frozen=True, tag=True):
+    """SIGKILL to every rank."""
+
+
+class Signal(msgspec.Struct, frozen=True, tag=True):
+    """Pass a signal on to every rank."""
+
+    number: SignalNumber
+
+
+class JobIsOver(msgspec.Struct, frozen=True, tag=True):
+    """End what is left and exit with this code. `story`: of a job that failed, what explains it (chronicle.retold)."""
+
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    reason: str
+    help: str
+    story: tuple[Event, ...] = ()
+
+
+FromLeader = (
+    Welcome | Refused | WaitForPlace | SpawnRank | ToRank | EndRanks | KillRank | DrillRank | KillAll | Signal | JobIsOver
+)

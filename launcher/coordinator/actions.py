@@ -1,0 +1,79 @@
+"""What the coordinator wants done: a closed family of small values. The agent executes them in order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from launcher.joblog.events import Cause, Decision, Note
+from odyssey.messages import Command
+from odyssey.plan import Plan, Stage
+
+
+class SendOrder(msgspec.Struct, frozen=True):
+    """To one rank. The store's address is not the coordinator's to know: the agent fills it in."""
+
+    rank: int
+    order: Command
+
+
+class Spawn(msgspec.Struct, frozen=True):
+    """Start a process for this rank. Answered by RankStarted, then RankJoined or RankLost."""
+
+    rank: int
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """End the rank's process with SIGKILL. Answered by RankLost with this cause; with None nobody waits for an answer."""
+
+    rank: int
+    cause: Cause | None
+
+
+class EndRanks(msgspec.Struct, frozen=True):
+    """SIGTERM, and SIGKILL after the shutdown time-out. Answered by RankLost or RankExited of each."""
+
+    ranks: tuple[int, ...]
+
+
+class RenewStore(msgspec.Struct, frozen=True):
+    """Serve a fresh store at the same address before anything else is spawned."""
+
+
+class StartMeasure(msgspec.Struct, frozen=True):
+    """Order Measure along this chain. Answered by Profiled."""
+
+    generation: int
+    chain: tuple[Stage, ...]
+
+
+class Propose(msgspec.Struct, frozen=True):
+    """Search plans for this situation. Answered by Proposed. `plan` is None for the first plan of the job."""
+
+    generation: int
+    step: int
+    plan: Plan | None
+    alive: tuple[int, ...]
+    lost: tuple[int, ...]
+    respawnable: tuple[int, ...]
+    held: dict[int, frozenset[int]]
+
+
+class SetDeadline(msgspec.Struct, frozen=True):
+    """Send a Tick after this many seconds; takes the place of any earlier deadline. None: no deadline."""
+
+    seconds: float | None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Append a decision, or a note, to the log."""
+
+    body: Decision | Note
+
+
+class End(msgspec.Struct, frozen=True):
+    """End all ranks that are left, and the agent with this exit code."""
+
+    code: int
+
+
+Action = SendOrder | Spawn | Kill | EndRanks | RenewStore | StartMeasure | Propose | SetDeadline | Record | End

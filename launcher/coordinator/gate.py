@@ -1,0 +1,191 @@
+"""The gate before `go`: what the ranks report must agree, or nothing runs. Pure; answers what differs, and where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from itertools import zip_longest
+
+from msgspec.structs import replace
+
+from launcher.joblog.events import RankPaused, RankReady
+from launcher.joblog.wording import ranks_text
+from odyssey.messages import ModelSpec, Position, Result, position_after
+from odyssey.plan import Plan
+
+
+def model_difference(models: Mapping[int, ModelSpec]) -> str | None:
+    """Which ranks were given another model than the others, and the first layer or value that differs."""
+    models = {rank: replace(model, optimizers=(), values=()) for rank, model in models.items()}
+    first_rank = min(models)
+    first = models[first_rank]
+    others = {rank: model for rank, model in models.items() if model != first}
+    if not others:
+        return None
+    rank = min(others)
+    same = tuple(r for r, model in models.items() if model == others[rank])
+    alike = tuple(r for r, model in models.items() if model == first)
+    where = f"{ranks_text(same)} built another model than {ranks_text(alike)}"
+    for i, (mine, its) in enumerate(zip(first.layers, others[rank].layers, strict=False)):
+        if mine != its:
+            return f"{where}: layer {i} ({mine.name}) differs"
+    if len(first.layers) != len(others[rank].layers):
+        return f"{where}: {len(others[rank].layers)} layers, expected {len(first.layers)}"
+    fields = [name for name in ModelSpec.__struct_fields__ if getattr(first, name) != getattr(others[rank], name)]
+    values = f"{getattr(others[rank], fields[0])}, expected {getattr(first, fields[0])}"
+    return f"{where}: {fields[0]} is {values}"
+
+
+def difference_at_start(models: Mapping[int, ModelSpec]) -> tuple[str, str] | None:
+    """What ranks with the same model were given differently all the same, and what to do about it: that no rank has trained
+    yet is assumed."""
+    first_rank = min(models)
+    first = models[first_rank]
+    for rank, model in sorted(models.items()):
+        for mine, its in zip_longest(first.optimizers, model.optimizers, fillvalue="none"):
+            if mine != its:
+                that, this = _where_it_differs(its, mine), _where_it_differs(mine, its)
+                return (
+                    f"rank {rank} trains with {that}, rank {first_rank} with {this}",
+                    "let optimizer() and scheduler() make the same on all ranks: no learning rate that depends on the rank",
+                )
+        for layer, (mine, its) in enumerate(zip(first.values, model.values, strict=False)):
+            if mine != its:
+                name = first.layers[layer].name
+                return (
+                    f"rank {rank} built layer {layer} ({name}) with other values than rank {first_rank}",
+                    "let layers() depend on the seed only, not on the rank, the host or the time",
+                )
+    return None
+
+
+def _where_it_differs(words: str, others: str) -> str:
+    """`AdamW(lr=0.02)` of all the settings, if the rest is the same."""
+    kind, _, rest = words.partition("(")
+    known = set(_SETTING.findall(others))
+    settings = [setting for setting in _SETTING.findall(rest) if setting not in known]
+    return f"{kind}({', '.join(settings)})" if settings and others.startswith(f"{kind}(") else words
+
+
+_SETTING = re.compile(r"\w+=(?:\([^)]*\)|[^,;()])*")
+
+
+def roll_forward_problem(paused: Mapping[int, RankPaused], results: tuple[Result, ...]) -> str | None:
+    """Why some survivor cannot be brought to the position behind the newest result; None if all can.
+
+    Whoever passes the commit point needed everybody's contribution, so a holder of state is there, or one unit behind
+    with everything of that unit done but its result.
+    """
+    holders = {rank: report for rank, report in paused.items() if report.held}
+    if not holders:
+        return None
+    end = final_position(paused, results)
+    for rank, report in sorted(holders.items()):
+        if report.position == end:
+            continue
+        if report.position > end:
+            return f"rank {rank} is at {_at(report.position)}, but no result before {_at(report.position)} was reported"
+        newest = results[-1] if results else None
+        if newest is None or report.position != newest.position or position_after(newest) != end:
+            return f"rank {rank} is at {_at(report.position)}, more than one unit behind {_at(end)}"
+        if report.phase != "contributed":
+            return f"rank {rank} has not contributed to {_at(report.position)}, which others report as final ({report.phase})"
+    return None
+
+
+def final_position(paused: Mapping[int, RankPaused], results: tuple[Result, ...]) -> Position:
+    """Behind the newest result; where there is none yet, where the ranks are."""
+    if results:
+        return position_after(results[-1])
+    return max((report.position for report in paused.values()), default=(0, 0))
+
+
+def layers_without_holder(held: Mapping[int, frozenset[int]], n_layers: int) -> list[int]:
+    """Layers of which no survivor has full state."""
+    kept = {layer for layers in held.values() for layer in layers}
+    return [layer for layer in range(n_layers) if layer not in kept]
+
+
+def gate_problem(
+    plan: Plan, ready: Mapping[int, RankReady], end: Position | None, held_before: Mapping[int, Collection[int]]
+) -> str | None:
+    """The first thing in which the ranks at the gate disagree with each other or with the plan; None: go.
+
+    `held_before`: the layers that ranks had before the plan, which they let go only when it runs.
+    """
+    return next(_gate_problems(plan, ready, end, held_before), None)
+
+
+def _gate_problems(
+    plan: Plan, ready: Mapping[int, RankReady], end: Position | None, held_before: Mapping[int, Collection[int]]
+) -> Iterator[str]:
+    expected = end if end is not None else ready[plan.leader].position
+    for rank, report in sorted(ready.items()):
+        if report.problem:
+            yield f"rank {rank} would not train what it holds: {report.problem}"
+        if report.position != expected:
+            yield f"rank {rank} stands at {_at(report.position)}, expected {_at(expected)}"
+    digests: dict[int, dict[int, str]] = {}
+    for rank, report in sorted(ready.items()):
+        mine, planned = dict(report.digests), _units(plan, plan.held.get(rank, ()))
+        for unit in sorted(planned - set(mine)):
+            yield f"rank {rank} lacks {_name(plan, unit)}, against the plan"
+        for unit in sorted(set(mine) - planned - _units(plan, held_before.get(rank, ()))):
+            yield f"rank {rank} holds {_name(plan, unit)}, against the plan"
+        for unit, digest in mine.items():
+            digests.setdefault(unit, {})[rank] = digest
+    for unit, by_rank in sorted(digests.items()):
+        if len(set(by_rank.values())) > 1:
+            texts = ", ".join(f"rank {rank} {digest}" for rank, digest in sorted(by_rank.items()))
+            yield f"{_name(plan, unit)} differs between its holders: {texts}"
+    yield from _reduction_problems(plan, ready)
+    yield from _stream_problems(plan, ready)
+    owner: dict[int, int] = {}
+    for worker in plan.workers:
+        for micro_batch, n_samples in ready[worker].samples:
+            if micro_batch in owner:
+                yield f"micro-batch {micro_batch} is run by {ranks_text([owner[micro_batch], worker])}"
+            owner[micro_batch] = worker
+            if not 0 <= micro_batch < plan.n_micro_batches or n_samples != plan.n_samples(micro_batch):
+                yield f"rank {worker} counts {n_samples} samples in micro-batch {micro_batch}"
+        if ready[worker].denominator != plan.global_batch:
+            yield f"rank {worker} divides by {ready[worker].denominator} samples, the global batch is {plan.global_batch}"
+    for micro_batch in range(plan.n_micro_batches):
+        if micro_batch not in owner:
+            yield f"micro-batch {micro_batch} is run by no rank"
+
+
+def _reduction_problems(plan: Plan, ready: Mapping[int, RankReady]) -> Iterator[str]:
+    for g, group in enumerate(plan.reduce):
+        contracts = {worker: dict(ready[worker].contracts).get(g) for worker in group.workers}
+        if None in contracts.values() or len(set(contracts.values())) > 1:
+            texts = ", ".join(f"rank {worker} {contract}" for worker, contract in sorted(contracts.items()))
+            yield f"the gradients of layers {list(group.layers)} are summed differently: {texts}"
+    for worker in plan.workers:
+        if foreign := set(dict(ready[worker].contracts)) - set(plan.groups_of.get(worker, ())):
+            yield f"rank {worker} takes part in reduction {min(foreign)}, against the plan"
+
+
+def _stream_problems(plan: Plan, ready: Mapping[int, RankReady]) -> Iterator[str]:
+    streams = {worker: ready[worker].stream for worker in plan.workers if ready[worker].stream is not None}
+    if len(set(streams.values())) > 1:
+        texts = ", ".join(f"rank {worker} {stream}" for worker, stream in sorted(streams.items()))
+        yield f"the samples or random numbers of the next step differ: {texts}"
+    for k in range(plan.n_micro_batches):
+        for stage in (0, len(plan.pipelines[plan.home[k]].stages) - 1):
+            if (worker := plan.runner(k, stage)) not in streams:
+                yield f"rank {worker} does not know the samples of micro-batch {k}"
+
+
+def _units(plan: Plan, held: Collection[int]) -> set[int]:
+    """What digests of `held` layers are of: these, and the ties that they take part in, numbered behind all layers."""
+    return {*held, *(plan.n_layers + t for t, tie in enumerate(plan.ties) if not set(held).isdisjoint(tie))}
+
+
+def _name(plan: Plan, unit: int) -> str:
+    return f"layer {unit}" if unit < plan.n_layers else f"tie {unit - plan.n_layers}"
+
+
+def _at(position: Position) -> str:
+    step, unit = position
+    return f"step {step}" if unit == 0 else f"unit {unit} of step {step}"

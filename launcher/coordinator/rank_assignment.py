@@ -1,0 +1,96 @@
+"""Who is in the job, and which rank sits where: from the agents in their order to torchrun's numbers for every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from launcher.joblog.events import AgentInfo
+from odyssey.codec import Count
+
+
+class RankAssignment(msgspec.Struct, frozen=True):
+    """Where a rank sits in the present world: what torchrun's variables tell it.
+
+    `node`: number of its agent (GROUP_RANK), or of its failure domain where there is only one agent. `role_rank`,
+    `n_role_ranks`: among the ranks of agents with the same role. `n_restarts`: of the job so far, of `max_restarts`.
+    `attempt`: how often all ranks have been started again. `last_failure`: why they had to be, in a line; empty before the
+    first time.
+    """
+
+    rank: Count
+    local_rank: Count
+    node: Count
+    n_ranks: Count
+    n_local_ranks: Count
+    n_nodes: Count
+    role_rank: Count
+    n_role_ranks: Count
+    n_restarts: int = 0
+    attempt: int = 0
+    max_restarts: int = 0
+    last_failure: str = ""
+
+
+def in_order(agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
+    """By the node ranks that they ask for, where all ask and none twice; else in the order in which they came.
+
+    So with static numbering node 0 has ranks 0 and up, and an agent that comes back takes its old place.
+    """
+    asked = [agent.node_rank for agent in agents]
+    if None not in asked and len(set(asked)) == len(asked):
+        return tuple(sorted(agents, key=lambda agent: (agent.node_rank or 0, agent.number)))
+    return tuple(sorted(agents, key=lambda agent: agent.number))
+
+
+def homes(agents: Sequence[AgentInfo]) -> dict[int, int]:
+    """rank -> number of the agent that has it. Ranks are numbered through the agents in their order."""
+    ranks = (agent.number for agent in agents for _ in range(agent.n_ranks))
+    return dict(enumerate(ranks))
+
+
+def assignments(agents: Sequence[AgentInfo], n_restarts: int, attempt: int) -> dict[int, RankAssignment]:
+    """rank -> its seat, for agents of any sizes and roles."""
+    n_ranks = sum(agent.n_ranks for agent in agents)
+    n_of_role: dict[str, int] = {}
+    for agent in agents:
+        n_of_role[agent.role] = n_of_role.get(agent.role, 0) + agent.n_ranks
+    met_of_role = dict.fromkeys(n_of_role, 0)
+    found: dict[int, RankAssignment] = {}
+    for node, agent in enumerate(agents):
+        for local_rank in range(agent.n_ranks):
+            found[len(found)] = RankAssignment(
+                rank=len(found),
+                local_rank=local_rank,
+                node=node,
+                n_ranks=n_ranks,
+                n_local_ranks=agent.n_ranks,
+                n_nodes=len(agents),
+                role_rank=met_of_role[agent.role] + local_rank,
+                n_role_ranks=n_of_role[agent.role],
+                n_restarts=n_restarts,
+                attempt=attempt,
+            )
+        met_of_role[agent.role] += agent.n_ranks
+    return found
+
+
+def assignments_on_one_host(n_nodes: int, n_ranks_per_node: int, n_restarts: int, attempt: int) -> dict[int, RankAssignment]:
+    """Seats where one agent's host has several nodes, which are failure domains."""
+    n_ranks = n_nodes * n_ranks_per_node
+    return {
+        rank: RankAssignment(
+            rank=rank,
+            local_rank=rank % n_ranks_per_node,
+            node=rank // n_ranks_per_node,
+            n_ranks=n_ranks,
+            n_local_ranks=n_ranks_per_node,
+            n_nodes=n_nodes,
+            role_rank=rank,
+            n_role_ranks=n_ranks,
+            n_restarts=n_restarts,
+            attempt=attempt,
+        )
+        for rank in range(n_ranks)
+    }

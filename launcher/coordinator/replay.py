@@ -1,0 +1,35 @@
+"""Replay a job's log through the coordinator: the decisions that it logged against those that it takes now."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from pathlib import Path
+
+from launcher.coordinator.actions import Record
+from launcher.coordinator.machine import step
+from launcher.coordinator.state import State
+from launcher.joblog.events import Decision, Event, GenerationStarted, JobEnded, Pausing, PlanChosen, Restarting, decode
+
+_DECISIONS = (Pausing, PlanChosen, GenerationStarted, Restarting, JobEnded)
+
+
+def read(path: Path) -> list[Event]:
+    """All whole events of a log; a last line that was cut off by the end of its writer is left out."""
+    lines = path.read_bytes().split(b"\n")
+    return [decode(line) for line in lines[:-1]]
+
+
+def replay(path: Path) -> list[tuple[Decision | None, Decision | None]]:
+    """(decision logged, decision taken), in order; None where one side has no more."""
+    state = State()
+    logged: list[Decision] = []
+    taken: list[Decision] = []
+    for event in read(path):
+        if isinstance(event.body, _DECISIONS):
+            logged.append(event.body)
+            continue
+        state, actions = step(state, event)
+        for action in actions:
+            if isinstance(action, Record) and isinstance(action.body, _DECISIONS):
+                taken.append(action.body)
+    return list(zip_longest(logged, taken))

@@ -1,0 +1,126 @@
+"""Whether all ranks of a script start again after a failure, and when: the policy, without processes and clocks.
+
+In this order: a slot that is gone, exit codes that are never retried, the same failure twice before any progress, the count,
+the limit in a window of time. Then a pause, where the last attempt came to nothing either.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from msgspec.structs import replace
+
+from launcher.failures.root_cause import Ends, Kind, RankEnd, signature
+
+LONGEST_BACKOFF_S = 300.0
+UNTOLD_PROGRESS_S = 60.0
+"""An attempt that ran longer than this has made progress, if the script gives no sign of any, ever."""
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """As asked for on the command line, see RunOptions."""
+
+    max_restarts: int = 0
+    never_retry: tuple[int, ...] = ()
+    limit: tuple[int, float] | None = None
+    backoff_s: float = 1.0
+    retries_same_failure: bool = False
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What earlier failures mean for the next decision. `times`: of all restarts. `n_in_row`: how many since the last progress.
+
+    `signature`: of the last failure, where no progress came before it; None if there was none, or it may not come again.
+    """
+
+    times: tuple[float, ...] = ()
+    n_in_row: int = 0
+    signature: str | None = None
+
+
+class Restart(msgspec.Struct, frozen=True):
+    """All ranks start again after `wait_s`. `why_wait`: for people, empty where there is no wait."""
+
+    past: Past
+    wait_s: float
+    why_wait: str
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """`why` follows the failure's own words; empty where they say everything."""
+
+    why: str
+    help: str = ""
+
+
+def decide(
+    policy: Policy, past: Past, n_restarts: int, now: float, ends: Ends, root: RankEnd | None, *, had_progress: bool
+) -> Restart | GiveUp:
+    """After an attempt whose ranks are all gone. `root` is None where agents were lost and no rank failed."""
+    if policy.max_restarts == 0:
+        return GiveUp("")
+    never = sorted(e.status for e in ends.values() if e.kind is not Kind.ENDED and e.status in policy.never_retry and e.status)
+    if never:
+        return GiveUp(
+            f"exit code {never[0]} is never retried", f"--never-retry {','.join(map(str, policy.never_retry))} says so"
+        )
+    same = signature(root) if root is not None and not had_progress else None
+    if same is not None and same == past.signature and not policy.retries_same_failure:
+        return GiveUp(
+            "the same failure came twice with no step in between; restarting again would not help",
+            "mend the script, or, if it may go well the next time, run with --retry-same-failure",
+        )
+    if n_restarts >= policy.max_restarts:
+        return GiveUp(f"{n_restarts} of {policy.max_restarts} restarts used")
+    if policy.limit is not None and _n_allowed_now(policy, past, now) <= 0:
+        n_allowed, window_s = policy.limit
+        return GiveUp(f"{n_allowed} restarts within {window_s:g} s, no more are allowed by --restart-limit")
+    n_in_row = 0 if had_progress else past.n_in_row
+    wait_s = backoff_s(policy.backoff_s, n_in_row)
+    why_wait = f"{_ordinal(n_in_row + 1)} restart in a row without progress" if wait_s else ""
+    return Restart(replace(counted(past, now), n_in_row=n_in_row + 1, signature=same), wait_s, why_wait)
+
+
+def after_progress(past: Past) -> Past:
+    """A step has been made since the last failure: what comes now is another one."""
+    return past if past.signature is None and past.n_in_row == 0 else replace(past, signature=None, n_in_row=0)
+
+
+def may_respawn(policy: Policy, past: Past, n_restarts: int, now: float) -> bool:
+    """Whether a single rank of a Job may be started again: the count and the limit are the job's, the rest does not fit."""
+    return n_restarts < policy.max_restarts and _n_allowed_now(policy, past, now) > 0
+
+
+def counted(past: Past, now: float) -> Past:
+    """After a restart at `now`."""
+    return replace(past, times=(*past.times, now))
+
+
+def _n_allowed_now(policy: Policy, past: Past, now: float) -> float:
+    """How many restarts the limit in a window of time leaves."""
+    if policy.limit is None:
+        return math.inf
+    n_allowed, window_s = policy.limit
+    return n_allowed - sum(time > now - window_s for time in past.times)
+
+
+def backoff_s(first_s: float, n_in_row: int) -> float:
+    """None before the first of a row of restarts without progress, then `first_s`, doubling."""
+    if n_in_row == 0:
+        return 0.0
+    return float(min(LONGEST_BACKOFF_S, first_s * 2.0 ** min(n_in_row - 1, 64)))
+
+
+def made_progress(*, told: bool, gives_signs: bool, ran_s: float) -> bool:
+    """`told`: a step or heartbeat in this attempt; `gives_signs`: in any attempt, so that silence means something."""
+    return told or (not gives_signs and ran_s > UNTOLD_PROGRESS_S)
+
+
+def _ordinal(number: int) -> str:
+    """`second`, `11th`, `22nd`."""
+    words = {1: "first", 2: "second", 3: "third"}
+    if number in words:
+        return words[number]
+    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"

@@ -1,0 +1,205 @@
+"""What failed in a job, and what of it is only a consequence: a fold over the ends of ranks, and the choice of the root cause.
+
+    RankFailed, RankLost, RankExited ─► with_end ─► ends of one attempt ─► root ─► the one that explains the others
+
+When one rank fails the others notice it as a broken connection, and the agent ends what is left. Which of all that the
+agent hears of first is chance, so nothing is judged before every rank is gone. The coordinator decides on this, and
+history.py folds a whole log with it for people.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import signal
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from launcher.joblog.events import Body, Cause, Diagnostics, RankExited, RankFailed, RankLost
+
+SUDDEN_S = 1.0
+"""What the kernel ended within this time after an exception elsewhere was not ended by that exception: it may be its cause."""
+
+
+class Kind(enum.StrEnum):
+    """How a rank ended."""
+
+    EXCEPTION = "exception"
+    """A Python exception that nobody caught."""
+    EXIT = "exit"
+    """An exit code other than 0, and no exception is known."""
+    CRASH = "crash"
+    """A signal that its own code has caused: SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, …"""
+    SIGNAL = "signal"
+    """A signal from outside."""
+    OUT_OF_MEMORY = "out-of-memory"
+    """The kernel killed it for want of memory."""
+    COMMUNICATION = "communication"
+    """Its connection to another rank or to the store broke: nearly always because the other one failed."""
+    HANG = "hang"
+    """It made no progress, or did not answer."""
+    DRILL = "drill"
+    """Lost on purpose."""
+    AGENT = "agent"
+    """Its agent, or its whole host, was lost."""
+    ENDED = "ended"
+    """By the agent, after another rank failed."""
+
+
+class RankEnd(msgspec.Struct, frozen=True):
+    """What is known of a rank's end. `time`: of the first sign, seconds since the epoch. `cause`: None before it is gone."""
+
+    rank: int
+    time: float
+    cause: Cause | None = None
+    error: str = ""
+    help: str = ""
+    traceback: str = ""
+    diagnostics: Diagnostics = Diagnostics()
+
+    @property
+    def status(self) -> int | None:
+        """Exit code, or minus the signal's number; None where that is not known."""
+        return self.cause.status if self.cause is not None else None
+
+    @property
+    def kind(self) -> Kind:
+        cause = self.cause
+        kind = Kind.EXIT if cause is None else _KINDS.get(cause.kind, Kind.SIGNAL)
+        if kind in (Kind.HANG, Kind.DRILL, Kind.AGENT, Kind.OUT_OF_MEMORY):
+            return kind
+        if self.error:
+            if is_communication(self.error):
+                return Kind.COMMUNICATION
+            if kind is Kind.ENDED and _OF_A_SIGNAL.search(self.error):
+                return Kind.ENDED  # the exception is how its own handler answers the signal that ended it
+            return Kind.EXCEPTION
+        if kind is Kind.SIGNAL and self.status is not None and -self.status in _CRASHES:
+            return Kind.COMMUNICATION if is_communication(self.diagnostics.last_lines) else Kind.CRASH
+        return kind
+
+    @property
+    def text(self) -> str:
+        """In a line: `ValueError: no`, `exit code 3`, `SIGKILL`."""
+        if self.error:
+            return self.error.splitlines()[0]
+        return self.cause.text if self.cause is not None else ""
+
+    @property
+    def reason(self) -> str:
+        """A sentence about the rank: `rank 2 failed: ValueError: no`."""
+        if self.error:
+            return f"rank {self.rank} failed: {self.text}"
+        if self.kind in (Kind.EXIT, Kind.CRASH):
+            return f"rank {self.rank} ended with {self.text}"
+        return f"rank {self.rank} was lost ({self.text})"
+
+
+Ends = Mapping[int, RankEnd]
+"""The ends of one attempt, by rank."""
+
+
+def with_end(ends: Ends, time: float, body: Body) -> Ends:
+    """`ends` with what this event tells; the same object if it tells nothing of an end."""
+    match body:
+        case RankFailed(rank=rank, error=error, help=help, traceback=traceback):
+            known = ends.get(rank, RankEnd(rank, time))
+            if known.error:
+                return ends
+            return {**ends, rank: replace(known, error=error, help=help, traceback=traceback)}
+        case RankLost(rank=rank, cause=cause, diagnostics=diagnostics):
+            known = replace(ends.get(rank, RankEnd(rank, time)), cause=cause, diagnostics=diagnostics)
+            if not known.error:
+                known = replace(known, error=diagnostics.error, traceback=diagnostics.traceback)
+            return {**ends, rank: known}
+        case RankExited(rank=rank, was_ended=True):
+            return {**ends, rank: RankEnd(rank, time, Cause("ended", "ended with the others, exit code 0", 0))}
+        case _:
+            return ends
+
+
+def root(ends: Ends) -> RankEnd | None:
+    """The failure that explains the others; None if no rank failed by itself.
+
+    The first one that was noticed, but a broken connection only where nothing else failed; and where something outside
+    ended a rank within a second of that, this is the cause, as no rank's exception can have done it.
+    """
+    own = [end for end in ends.values() if end.kind is not Kind.ENDED]
+    if not own:
+        return None
+    first = min(own, key=lambda end: (end.kind is Kind.COMMUNICATION, end.time, end.rank))
+    if first.kind in (Kind.EXCEPTION, Kind.EXIT):
+        sudden = [end for end in own if _is_sudden(end) and end.time <= first.time + SUDDEN_S]
+        first = min(sudden, key=lambda end: (end.time, end.rank), default=first)
+    return first
+
+
+def _is_sudden(end: RankEnd) -> bool:
+    """SIGABRT is left out: it is how libraries answer the loss of a peer."""
+    if end.kind in (Kind.DRILL, Kind.AGENT, Kind.OUT_OF_MEMORY, Kind.SIGNAL):
+        return True
+    return end.kind is Kind.CRASH and end.status != -signal.SIGABRT
+
+
+def victims(ends: Ends, root: RankEnd) -> tuple[int, ...]:
+    """Ranks that the agent ended because of `root`."""
+    return tuple(sorted(end.rank for end in ends.values() if end.kind is Kind.ENDED and end.rank != root.rank))
+
+
+def alike(ends: Ends, root: RankEnd) -> tuple[int, ...]:
+    """All ranks that failed as `root` did, itself included."""
+    own = (end for end in ends.values() if end.kind is root.kind and signature_text(end) == signature_text(root))
+    return tuple(sorted(end.rank for end in own))
+
+
+def others(ends: Ends, root: RankEnd) -> tuple[RankEnd, ...]:
+    """Failures beside the root cause that are not the same as it, consequences included, in the order of their time."""
+    left = set(ends) - set(alike(ends, root)) - set(victims(ends, root))
+    return tuple(sorted((ends[rank] for rank in left), key=lambda end: (end.time, end.rank)))
+
+
+def signature(end: RankEnd) -> str | None:
+    """What two failures have in common if they are the same; None for what may go well the next time.
+
+    Whatever comes from outside the script: signals, broken connections, lost hosts.
+    """
+    if end.kind not in (Kind.EXCEPTION, Kind.EXIT, Kind.CRASH, Kind.OUT_OF_MEMORY):
+        return None
+    return f"{end.kind} {signature_text(end)}"
+
+
+def signature_text(end: RankEnd) -> str:
+    """Exception, or else status; numbers and addresses differ from rank to rank and from time to time."""
+    return _NUMBERS.sub("N", end.error) if end.error else str(end.status)
+
+
+def is_communication(text: str) -> bool:
+    """Whether an error is what a rank sees of another one's end, or of the network between them."""
+    return _COMMUNICATION.search(text) is not None and _NOT_COMMUNICATION.search(text) is None
+
+
+_KINDS = {
+    "exit": Kind.EXIT,
+    "signal": Kind.SIGNAL,
+    "hang": Kind.HANG,
+    "unresponsive": Kind.HANG,
+    "out-of-memory": Kind.OUT_OF_MEMORY,
+    "drill": Kind.DRILL,
+    "ended": Kind.ENDED,
+    "agent": Kind.AGENT,
+}
+_CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
+)
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_OF_A_SIGNAL = re.compile(r"SIGTERM|SIGINT|SignalException|KeyboardInterrupt|[Ss]ignal 15|[Tt]erminated")
+_COMMUNICATION = re.compile(
+    r"connectFullMesh|Connection (was likely )?(closed|reset) by (remote )?peer|[Cc]onnection was likely closed"
+    r"|gloo/transport|Application timeout caused pair closure|Timed out waiting \d+ ?ms for (recv|send)"
+    r"|Dist(Backend|Network|Store)Error|ncclRemoteError|ncclSystemError|NCCL (communicator|[Ee]rror)|ProcessGroupNCCL"
+    r"|Watchdog caught collective operation timeout|collective operation timeout|(send|recv)(Value|Bytes|Vector|String) failed"
+    r"|[Ff]ailed to recv, got 0 bytes|client socket has (failed|timed out)|BrokenPipeError.*[Ss]tore"
+)
+_NOT_COMMUNICATION = re.compile(r"EADDRINUSE|[Aa]ddress already in use|CUDA out of memory|OutOfMemoryError")

@@ -1,0 +1,388 @@
+"""Ranks of plain scripts that make no progress: told with the stacks of all, the one that holds up the others named.
+
+    life signs of each rank ─► Stalls.look ─► stalled ranks ─► stacks of all (stacks.py) ─► Stalled, and at will their end
+
+Busy is not dead: a rank that writes or uses its processor, for a checkpoint, an evaluation or a compilation, lives, and
+those that wait for it are not ended. Only a rank that calls `odyssey.heartbeat()` is held to calling it again. Ranks that
+have built an `odyssey.Job` are watched by job_hangs.py, which knows what they should be doing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from launcher.health import stacks
+from launcher.health.stacks import Group, Reading, Stack
+from launcher.host.loop import Loop, Timer
+from launcher.joblog.events import AtStep, Body, Cause, Resumed, Stalled
+from odyssey.messages import Beat
+from odyssey.runtime.heartbeat import INTERVAL_S
+
+IDLE_SHARE = 0.01
+"""A rank that uses less of a processor than this does nothing: threads that look for something now and then are no life."""
+LOOKS_PER_TIMEOUT, SOONEST_LOOK_S, LATEST_LOOK_S = 8, 0.1, 5.0
+LATEST_REPEAT_S = 3600.0
+"""The warning comes again after the time-out, then after ever twice as long, up to this."""
+TELL_STEP_S = 10.0
+"""A rank's step comes into the log this often."""
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+# -- who has stalled, pure ---------------------------------------------------------------------------------------------
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """Of a rank with all that it has started: processor seconds so far, bytes written where we see them. `is_stopped`: by a
+    signal."""
+
+    processor_s: float
+    written: int
+    is_stopped: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`stalled`: ranks and when they last gave a sign of life. `busy`: the others. `stopped`: of the stalled, by a signal.
+
+    `is_open`: others have been silent for a while, so that it is soon to be seen whether they are busy or have stalled too.
+    """
+
+    stalled: dict[int, float]
+    busy: frozenset[int]
+    stopped: frozenset[int] = frozenset()
+    is_open: bool = False
+
+
+class _Life:
+    def __init__(self, now: float) -> None:
+        self.last_sign = self.looked_at = now
+        self.sample: Sample | None = None
+        self.last_beat: float | None = None
+
+
+class Stalls:
+    """Takes samples in, gives verdicts out. Times are seconds of any one clock. Ranks that are not sampled are forgotten."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._lives: dict[int, _Life] = {}
+
+    def forget(self, rank: int) -> None:
+        """Its process is another one now."""
+        self._lives.pop(rank, None)
+
+    def beat(self, rank: int, now: float) -> None:
+        """The rank called `odyssey.heartbeat()`: from now on only that counts."""
+        self._lives.setdefault(rank, _Life(now)).last_beat = now
+
+    def uses_heartbeats(self, rank: int) -> bool:
+        return rank in self._lives and self._lives[rank].last_beat is not None
+
+    def look(self, now: float, samples: Mapping[int, Sample]) -> Verdict:
+        """What these samples, and all before, say."""
+        for rank in set(self._lives) - set(samples):
+            del self._lives[rank]
+        stalled = {}
+        silent = False
+        for rank, sample in sorted(samples.items()):
+            life = self._lives.setdefault(rank, _Life(now))
+            if life.sample is None or _lives(life.sample, sample, now - life.looked_at):
+                life.last_sign = now
+            life.sample, life.looked_at = sample, now
+            last, timeout_s = life.last_sign, self._timeout_s
+            if life.last_beat is not None:  # the next one may have come too soon after it to be sent
+                last, timeout_s = life.last_beat, self._timeout_s + INTERVAL_S
+            if now - last >= timeout_s:
+                stalled[rank] = last
+            else:
+                silent |= now - last >= timeout_s / 2
+        is_open = silent and bool(stalled) and now - min(stalled.values()) < 2 * self._timeout_s
+        stopped = frozenset(rank for rank in stalled if samples[rank].is_stopped)
+        return Verdict(stalled, frozenset(samples) - frozenset(stalled), stopped, is_open)
+
+    def pass_over(self, now: float, samples: Mapping[int, Sample]) -> None:
+        """What ranks did since the last look was our doing, no sign of life."""
+        for rank, sample in samples.items():
+            if rank in self._lives:
+                self._lives[rank].sample, self._lives[rank].looked_at = sample, now
+
+
+def _lives(before: Sample, now: Sample, seconds: float) -> bool:
+    """Processes that have ended take their seconds with them, so a sum may sink. A single tick of the clock says nothing."""
+    used_s = now.processor_s - before.processor_s
+    return now.written != before.written or used_s > IDLE_SHARE * seconds + 1.01 / _TICKS_PER_S
+
+
+def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[int], frozenset[int]]:
+    """(ranks to end, ranks that the others wait for and that are busy). Who waits for a busy rank is not to blame, nor who
+    may do so for all that can be read of it."""
+    if verdict.stopped:
+        return verdict.stopped, frozenset()
+    apart = stacks.outliers(groups)
+    stalled = frozenset(verdict.stalled)
+    if apart and not apart & stalled:
+        return frozenset(), apart
+    waiting = frozenset(rank for group in groups if group.waits or not group.readable for rank in group.ranks)
+    if not apart and verdict.busy and stalled <= waiting:
+        return frozenset(), verdict.busy
+    return apart & stalled or stalled, frozenset()
+
+
+def story(
+    verdict: Verdict,
+    groups: list[Group],
+    now: float,
+    clock_of: Callable[[float], str],
+    silent: str,
+    steps: Mapping[int, int],
+) -> str:
+    """The warning, a line each: who and since when, where all are, who it is that the others wait for."""
+    blamed, waited_for = to_blame(verdict, groups)
+    since = min(verdict.stalled[rank] for rank in blamed or verdict.stalled)
+    ranks = sorted(blamed or verdict.stalled)
+    one = len(ranks) == 1
+    name = f"{'rank' if one else 'ranks'} {stacks.ranges(ranks)}"
+    told = [steps[rank] for rank in ranks if rank in steps]
+    at = f", at step {min(told)}" if told else ""
+    head = f"{name} {'makes' if one else 'make'} no progress since {clock_of(since)} ({now - since:.0f} s{at}): {silent}"
+    text = [head, *(f"  {line}" for line in stacks.lines(groups))]
+    if verdict.stopped:
+        text.append(f"  {name} {'was' if one else 'were'} stopped by a signal")
+    elif waited_for:
+        busy = f"{'rank' if len(waited_for) == 1 else 'ranks'} {stacks.ranges(sorted(waited_for))}"
+        text.append(f"  the others wait for {busy}, which is busy: nothing is ended")
+    elif len(blamed) < len(verdict.stalled) or stacks.outliers(groups):
+        text.append(f"  {name} {'does' if one else 'do'} not wait with the others")
+    return "\n".join(text)
+
+
+# -- the watch ---------------------------------------------------------------------------------------------------------
+
+
+class StallWatch:
+    """Looks at the ranks now and then. `ranks`: pid of each living rank without a Job; `written`: bytes that came through us;
+    `kill`: end a rank as lost. `timeout_s` None: only keeps what heartbeats tell."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        timeout_s: float | None,
+        ends_stalled: bool,
+        *,
+        ranks: Callable[[], dict[int, int]],
+        written: Callable[[int], int],
+        feed: Callable[[Body], None],
+        kill: Callable[[int, Cause], None],
+    ) -> None:
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._ends_stalled = ends_stalled
+        self._ranks = ranks
+        self._written = written
+        self._feed = feed
+        self._kill = kill
+        self._stalls = Stalls(timeout_s) if timeout_s is not None else None
+        self._pids: dict[int, int] = {}
+        self._timer: Timer | None = None
+        self._reader: _Reader | None = None
+        self._verdict: Verdict | None = None
+        self._told_since: float | None = None
+        self._tell_at = 0.0
+        self._repeat_s = 0.0
+        self.steps: dict[int, int] = {}
+        """The last step that each rank's present process told, or its last one."""
+        self._step_due: dict[int, float] = {}
+        self._untold: set[int] = set()
+
+    def start(self) -> None:
+        self._look_later()
+
+    def close(self) -> None:
+        """No look, no thread, no py-spy is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        self._stalls = None
+
+    def beat(self, rank: int, beat: Beat) -> None:
+        """A rank's life sign."""
+        now = self._loop.clock()
+        if self._stalls is not None:
+            self._stalls.beat(rank, now)
+        if beat.step is not None:
+            self.steps[rank] = beat.step
+            if now >= self._step_due.get(rank, now):
+                self._step_due[rank] = now + TELL_STEP_S
+                self._untold.discard(rank)
+                self._feed(AtStep(rank, beat.step))
+            else:
+                self._untold.add(rank)
+
+    def untold(self, rank: int) -> list[AtStep]:
+        """The last step that the rank told, if the log does not have it: to be written before the rank's end."""
+        if rank not in self._untold:
+            return []
+        self._untold.discard(rank)
+        return [AtStep(rank, self.steps[rank])]
+
+    def began(self, rank: int) -> None:
+        """A new process of the rank."""
+        self.steps.pop(rank, None)
+        self._step_due.pop(rank, None)
+        self._untold.discard(rank)
+        self._told_since = None
+        if self._stalls is not None:
+            self._stalls.forget(rank)
+
+    def _look_later(self) -> None:
+        if self._timeout_s is not None and self._stalls is not None:
+            pause_s = min(max(self._timeout_s / LOOKS_PER_TIMEOUT, SOONEST_LOOK_S), LATEST_LOOK_S)
+            self._timer = self._loop.later(pause_s, self._look)
+
+    def _look(self) -> None:
+        assert self._stalls is not None and self._timeout_s is not None
+        self._look_later()
+        if self._reader is not None:
+            return  # what ranks do now is to be read
+        now = self._loop.clock()
+        pids = self._ranks()
+        self._pids = pids
+        self._verdict = self._stalls.look(now, sample(pids, self._written))
+        if not self._verdict.stalled:
+            self._goes_on(now)
+        elif self._verdict.is_open:
+            pass
+        elif self._told_since is None:
+            self._told_since = min(self._verdict.stalled.values())
+            self._repeat_s = self._timeout_s
+            self._read_stacks()
+        elif now >= self._tell_at:
+            self._read_stacks()
+
+    def _goes_on(self, now: float) -> None:
+        """There is progress (again)."""
+        if self._told_since is not None:
+            self._feed(Resumed(now - self._told_since))
+            self._told_since = None
+
+    def _read_stacks(self) -> None:
+        self._tell_at = self._loop.clock() + self._repeat_s
+        self._repeat_s = min(2 * self._repeat_s, LATEST_REPEAT_S)
+        self._reader = _Reader(self._loop, self._pids, self._judge)
+
+    def _judge(self, found: dict[int, Stack]) -> None:
+        """The stacks are there. What has gone on or ended meanwhile is not spoken of."""
+        self._reader = None
+        assert self._verdict is not None and self._stalls is not None
+        living = self._ranks()
+        self._stalls.pass_over(self._loop.clock(), sample(living, self._written))  # that they were read costs ranks some time
+        stalled = {rank: at for rank, at in self._verdict.stalled.items() if living.get(rank) == self._pids.get(rank)}
+        if not stalled:
+            return
+        verdict = Verdict(stalled, self._verdict.busy, self._verdict.stopped & frozenset(stalled))
+        groups = stacks.group({rank: stack for rank, stack in found.items() if rank in living})
+        blamed, waited_for = to_blame(verdict, groups)
+        now = self._loop.clock()
+        beats = [rank for rank in blamed or verdict.stalled if self._stalls.uses_heartbeats(rank)]
+        silent = "no odyssey.heartbeat()" if beats else "no output, no processor time"
+        offset = time.time() - now
+        text = story(verdict, groups, now, lambda t: time.strftime("%H:%M:%S", time.localtime(offset + t)), silent, self.steps)
+        self._feed(Stalled(tuple(sorted(verdict.stalled)), tuple(sorted(blamed or waited_for)), text))
+        if self._ends_stalled:
+            for rank in sorted(blamed):
+                if self._ranks().get(rank) == self._pids.get(rank):
+                    self._kill(rank, Cause("hang", f"made no progress for {now - stalled[rank]:.0f} s"))
+
+
+class _Reader:
+    """Reads stacks beside the loop, which gets them when they are there."""
+
+    def __init__(self, loop: Loop, pids: dict[int, int], done: Callable[[dict[int, Stack]], None]) -> None:
+        self._loop = loop
+        self._done = done
+        self._reading = Reading()
+        self._found: dict[int, Stack] = {}
+        self._end, their_end = os.pipe()
+        self._thread = threading.Thread(target=self._read, args=(dict(pids), their_end), name="stacks", daemon=True)
+        self._thread.start()
+        loop.watch(self._end, self._ready)
+
+    def _read(self, pids: dict[int, int], their_end: int) -> None:
+        try:
+            self._found = self._reading.read(pids)
+        except OSError as error:
+            self._found = {rank: Stack(problem=str(error)) for rank in pids}
+        finally:
+            os.close(their_end)
+
+    def _ready(self, mask: int) -> None:
+        self.close()
+        self._done(self._found)
+
+    def close(self) -> None:
+        self._reading.cancel()
+        self._thread.join()
+        self._loop.unwatch(self._end)
+        os.close(self._end)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
+def sample(pids: Mapping[int, int], written: Callable[[int], int]) -> dict[int, Sample]:
+    """Of each rank's process, its session and its descendants, as /proc has it."""
+    table = _processes()
+    children: dict[int, list[int]] = {}
+    for pid, (parent, session, _, _) in table.items():
+        children.setdefault(parent, []).append(pid)
+        children.setdefault(session, []).append(pid)
+    samples = {}
+    for rank, pid in pids.items():
+        if pid not in table:
+            continue
+        seen: set[int] = set()
+        rest = [pid]
+        while rest:
+            current = rest.pop()
+            if current not in seen:
+                seen.add(current)
+                rest += children.get(current, [])
+        processor_s = sum(table[p][3] for p in seen if p in table)
+        samples[rank] = Sample(processor_s, written(rank) + _file_bytes(pid), table[pid][2] in "Tt")
+    return samples
+
+
+def _processes() -> dict[int, tuple[int, int, str, float]]:
+    """Of every process: parent, session, state, processor seconds with those of its children that it has waited for."""
+    table = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ticks = sum(int(field) for field in fields[11:15])
+            table[int(name)] = (int(fields[1]), int(fields[3]), fields[0], ticks / _TICKS_PER_S)
+    return table
+
+
+def _file_bytes(pid: int) -> int:
+    """Size of the files that its standard output and error go to, those aside that are the launcher's own."""
+    n_bytes = 0
+    for fd in (1, 2):
+        try:
+            theirs, ours = os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(fd)
+        except OSError:
+            continue
+        if stat.S_ISREG(theirs.st_mode) and (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+            n_bytes += theirs.st_size
+    return n_bytes

@@ -1,0 +1,7 @@
+"""This operating system, as the agent sees it.
+
+loop.py    one thread that sleeps until something happens
+signals.py signals as events of it
+orphans.py what ranks have started, found and ended
+proc.py    what /proc tells of a process
+"""

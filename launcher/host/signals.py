@@ -1,0 +1,61 @@
+"""Signals to the launcher as events of its loop: what arrives while Python is anywhere wakes the loop, and nothing more."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+
+from launcher.host.kernel import set_subreaper
+from launcher.host.loop import Loop
+from launcher.options import RunOptions
+
+
+class Signals:
+    """From `watch` to `close` the signals that end a job or are passed on, and SIGCHLD, come to `received`, and orphans below
+    this process are its children.
+
+    They come even if the launcher was started with them ignored, as what a script starts in the background has SIGINT, or
+    blocked. Only SIGHUP, if it is ignored and not to be passed on, stays so, for its ranks as well: nohup asks for that.
+    """
+
+    def __init__(self, loop: Loop, options: RunOptions, received: Callable[[bytes], None]) -> None:
+        self._loop = loop
+        self._ending = {signal.Signals[name] for name in options.ending_signals}
+        self._others = {signal.SIGCHLD, *(signal.Signals[name] for name in options.forwarded_signals)}
+        self._received = received
+        self._is_watching = False
+
+    def watch(self) -> None:
+        """From the main thread."""
+        self._is_watching = True
+        self._was_subreaper = set_subreaper(True)
+        self._wake, self._wake_end = socket.socketpair()
+        self._wake.setblocking(False)
+        self._wake_end.setblocking(False)
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            self._ending.discard(signal.SIGHUP)
+        numbers = self._ending | self._others
+        self._old_wake = signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
+        self._handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        self._loop.watch(self._wake.fileno(), self._on_wake)
+
+    def _on_wake(self, mask: int) -> None:
+        try:
+            numbers = self._wake.recv(4096)
+        except BlockingIOError:
+            return
+        self._received(numbers)
+
+    def close(self) -> None:
+        """Everything as it was before."""
+        if not self._is_watching:
+            return
+        signal.set_wakeup_fd(self._old_wake)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._wake.close()
+        self._wake_end.close()
+        set_subreaper(self._was_subreaper)

@@ -1,0 +1,363 @@
+"""The events of a job: what its log `events.jsonl` holds, one JSON object a line, append-only.
+
+The coordinator's state is a fold over this log; the display, `odyssey status`, `odyssey plan` and post-mortems are
+readers of it and of nothing else. Inputs are what happened; decisions are what the coordinator made of it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from odyssey.codec import Json, Name, Pid, to_json
+from odyssey.messages import ModelSpec, Position, Result
+from odyssey.plan import Plan
+from perfmodel.profile import Profile
+from strategies.situation import Candidate
+
+
+class AgentInfo(msgspec.Struct, frozen=True):
+    """An agent of the job. `number`: its own for the whole job, the leading one's is 0; where it stands among the others
+    (GROUP_RANK) changes with the membership. `node_rank`: what its command line asks for."""
+
+    number: int
+    host: str
+    pid: int
+    n_ranks: int
+    role: str = "default"
+    node_rank: int | None = None
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why a rank is gone. `kind`: `exit`, `signal`, `hang`, `out-of-memory`, `drill`, `unresponsive`, `malformed` (it
+    sent what is no report), `agent` (lost with it), `ended` (by the agent, because another rank failed).
+
+    `text` is for people: `SIGKILL`, `exit code 3`, `did not answer for 5.0 s`. `status`: exit code, or minus the signal's
+    number; None where nobody waited for the process.
+    """
+
+    kind: str
+    text: str
+    status: int | None = None
+
+
+class Diagnostics(msgspec.Struct, frozen=True):
+    """What a rank has left behind, for people to understand its end. Everything may be missing.
+
+    `error`, `traceback`: its exception, from its error file or the tail of its stderr. `last_lines`: of its stderr, where no
+    exception is known. `log`: the file or folder with its output. `error_file`: what torch's `@record` wrote.
+    """
+
+    error: str = ""
+    traceback: str = ""
+    last_lines: str = ""
+    log: str = ""
+    error_file: str = ""
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
+    """First line of a log. `profile_only`: measure the model, write the profile, and end. `agents`: in the order of their
+    ranks; empty where there is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in
+    seconds after the boot of its `host`, so that nobody takes another process of this number for it. `folder`: the job's own;
+    empty for none.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    n_nodes: int
+    n_ranks_per_node: int
+    max_restarts: int
+    layout: str
+    strategy: str
+    mtbf_s: float | None
+    version: str
+    pid: int
+    profile_only: bool = False
+    pid_started: float = 0.0
+    host: str = ""
+    agents: tuple[AgentInfo, ...] = ()
+    min_agents: int = 1
+    join_timeout_s: float = 600.0
+    never_retry: tuple[int, ...] = ()
+    restart_limit: tuple[int, float] | None = None
+    restart_backoff_s: float = 1.0
+    folder: str = ""
+    run_id: str = ""
+    retries_same_failure: bool = False
+
+
+class AgentJoined(msgspec.Struct, frozen=True, tag="agent_joined"):
+    """One more agent, after the job began."""
+
+    agent: AgentInfo
+
+
+class AgentLost(msgspec.Struct, frozen=True, tag="agent_lost"):
+    """An agent is gone, and its ranks with it: it ended, or its host did."""
+
+    agent: AgentInfo
+    reason: str
+
+
+class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
+    """A process was spawned for `rank`."""
+
+    rank: int
+    pid: Pid
+    node: int
+    local_rank: int = 0
+    host: Name = ""
+
+
+class RankJoined(msgspec.Struct, frozen=True, tag="rank_joined"):
+    """The rank's script has built a Job: its first one, or which of those that follow each other."""
+
+    rank: int
+    model: ModelSpec
+    job: int = 1
+
+
+class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
+    """The merged profile at the start; `seconds`: what it took."""
+
+    profile: Profile
+    seconds: float
+
+
+class RankLost(msgspec.Struct, frozen=True, tag="rank_lost"):
+    """`slot_lost`: nothing can be respawned there."""
+
+    rank: int
+    cause: Cause
+    slot_lost: bool
+    diagnostics: Diagnostics = Diagnostics()
+
+
+class RankPaused(msgspec.Struct, frozen=True, tag="rank_paused"):
+    """A survivor is out of communication."""
+
+    rank: int
+    position: Position
+    phase: str
+    held: tuple[int, ...]
+
+
+class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
+    """The table of all candidates for the situation of this generation, best first."""
+
+    candidates: tuple[Candidate, ...]
+    seconds_to_change: float
+    seconds_to_change_source: str
+    search_s: float
+    ahead: bool
+
+
+class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
+    """A rank stands at the gate, with what the gate compares."""
+
+    rank: int
+    position: Position
+    digests: tuple[tuple[int, str], ...]
+    samples: tuple[tuple[int, int], ...]
+    denominator: int
+    groups_s: float
+    moves_s: float
+    moved_bytes: int
+    contracts: tuple[tuple[int, str], ...] = ()
+    stream: str | None = None
+    problem: str = ""
+    proof_s: float = 0.0
+
+
+class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):
+    """The first report of a unit's result: it is final for the job."""
+
+    rank: int
+    result: Result
+    n_samples: int
+    unit_s: float
+
+
+class RankFinished(msgspec.Struct, frozen=True, tag="rank_finished"):
+    """The rank's script ended in good order."""
+
+    rank: int
+
+
+class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
+    """The rank's process ended with exit code 0. `was_ended`: the agent had told it to end."""
+
+    rank: int
+    was_ended: bool = False
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
+    """The script raised in this rank. `is_final`: an error of ours about what it does or passes, which would come again."""
+
+    rank: int
+    error: str
+    help: str
+    traceback: str
+    is_final: bool = False
+
+
+class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
+    """The first sign of progress of a script without a Job, in this generation: an optimizer step or a heartbeat."""
+
+    rank: int
+
+
+class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
+    """No progress for much longer than the profile explains; who waits for whom."""
+
+    reason: str
+
+
+class StoreLost(msgspec.Struct, frozen=True, tag="store_lost"):
+    """The process that served the store is gone; another one serves a fresh store at the same address."""
+
+    reason: str
+
+
+class ConnectionLost(msgspec.Struct, frozen=True, tag="connection_lost"):
+    """`rank` cannot talk to another one although no rank was lost."""
+
+    rank: int
+    what: str
+
+
+class Tick(msgspec.Struct, frozen=True, tag="tick"):
+    """Time has passed; written only where it changes a decision (a deadline)."""
+
+
+class StopRequested(msgspec.Struct, frozen=True, tag="stop_requested"):
+    """Ctrl-C, a signal to the agent, or an error that leaves no way on; `code` is what the launcher exits with."""
+
+    reason: str
+    code: int = 130
+    help: str = ""
+
+
+# -- decisions and notes -----------------------------------------------------------------------------------------------
+
+
+class Pausing(msgspec.Struct, frozen=True, tag="pausing"):
+    """Decision: a new generation begins. `lost`: all ranks lost since the last one that ran."""
+
+    lost: tuple[int, ...]
+    reason: str
+
+
+class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
+    """Decision: this plan, for this reason; `results` is what every rank rolls forward to."""
+
+    plan: Plan
+    reason: str
+    results: tuple[Result, ...]
+
+
+class GenerationStarted(msgspec.Struct, frozen=True, tag="go"):
+    """Decision: all ranks are ready and agree. Measured parts of the transition, seconds; None for the first start.
+
+    From the first loss on, one after the other: pause, plan, spawn (None where no rank had to be waited for), groups and
+    moves (of the rank that moved longest) and the rest: orders on their way, rolling forward, proofs. Together they are
+    `total_s`. `proof_s`, within the rest: of the rank that took longest. `detect_s`, before them, is None where nobody knows
+    when the rank was gone.
+    """
+
+    detect_s: float | None
+    pause_s: float | None
+    plan_s: float | None
+    groups_s: float
+    moves_s: float
+    total_s: float | None
+    spawn_s: float | None = None
+    rest_s: float | None = None
+    proof_s: float = 0.0
+
+
+class Restarting(msgspec.Struct, frozen=True, tag="restarting"):
+    """Decision: all ranks of a script without a Job start again, as attempt number `attempt`, after `wait_s`.
+
+    `failure`: what ended the attempt before. `reason`: the whole story in a line.
+    """
+
+    attempt: int
+    failure: str
+    reason: str
+    wait_s: float
+
+
+class JobEnded(msgspec.Struct, frozen=True, tag="job_ended"):
+    """Decision: the last line of a log. `code`: the launcher's exit code; `help`: what to do about it, may be empty."""
+
+    code: int
+    reason: str
+    help: str
+
+
+class AtStep(msgspec.Struct, frozen=True, tag="at_step"):
+    """The step that a script without a Job last told by `odyssey.heartbeat(step)`; written now and then."""
+
+    rank: int
+    step: int
+
+
+class Stalled(msgspec.Struct, frozen=True, tag="stalled"):
+    """Ranks of a script without a Job make no progress. `apart`: those that the others seem to wait for; `text`: all of it,
+    with where every rank is, in several lines."""
+
+    ranks: tuple[int, ...]
+    apart: tuple[int, ...]
+    text: str
+
+
+class Resumed(msgspec.Struct, frozen=True, tag="resumed"):
+    """Every rank that had stalled makes progress again, after `seconds`."""
+
+    seconds: float
+
+
+class Note(msgspec.Struct, frozen=True, tag="note"):
+    """Something for people."""
+
+    text: str
+
+
+Input = (
+    JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
+    | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
+    | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
+)  # fmt: skip
+Decision = Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded
+Body = (
+    JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
+    | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
+    | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
+    | Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
+)  # fmt: skip
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A line of the log: seconds since the epoch, generation, who wrote it (`agent`, `rank 3`), and what happened."""
+
+    time: float
+    generation: int
+    origin: str
+    body: Body
+
+
+_decoder = Json(Event)
+
+
+def encode(event: Event) -> bytes:
+    """The event's line, newline included. Text that is no Unicode is spelled out."""
+    return to_json(event) + b"\n"
+
+
+def decode(line: bytes | str) -> Event:
+    """Raises Malformed for a line that is no event."""
+    event: Event = _decoder.decode(line)
+    return event

@@ -1,0 +1,172 @@
+"""The jobs of this user on this host: a link to each job's folder, and whether its agent still runs.
+
+`$XDG_STATE_HOME/odyssey/jobs/<name of the job's folder>` (`~/.local/state` by default) points to the folder; what is true of a
+job is in its event log and nowhere else. A link is only how `odyssey ps` finds it: a job without one runs as well.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from launcher.joblog import events
+from launcher.joblog.events import Event, JobEnded, JobStarted
+from odyssey.codec import Malformed
+
+N_KEPT = 100
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SAME_START_S = 0.5 / _TICKS_PER_S
+_TAIL_BYTES = 1 << 16
+
+
+def directory() -> Path:
+    """Where the links are; it need not exist. Raises FileNotFoundError for a user without a home, as in some containers."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        return (Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state") / "odyssey" / "jobs"
+    except RuntimeError:
+        raise FileNotFoundError("this user has no home; set HOME or XDG_STATE_HOME") from None
+
+
+def enter(folder: Path) -> None:
+    """Add a job that begins, forget those whose folder is gone and all but the newest that have ended. Raises OSError."""
+    links = directory()
+    links.mkdir(parents=True, exist_ok=True)
+    name = folder.name
+    while True:
+        try:
+            (links / name).symlink_to(folder)
+            break
+        except FileExistsError:  # of a folder elsewhere
+            name = f"{name}+"
+    _prune(links)
+
+
+def _prune(links: Path) -> None:
+    ended = 0
+    for link in _newest_first(links):
+        if not (link / "events.jsonl").exists():
+            gone = True
+        else:
+            ended += 1
+            gone = ended > N_KEPT and not is_running(link)
+        if gone:
+            link.unlink(missing_ok=True)
+
+
+def folders() -> list[Path]:
+    """Of all jobs that are known and still have their folder, the newest first; none for a user without a home."""
+    try:
+        links = directory()
+    except FileNotFoundError:
+        return []
+    return [link.resolve() for link in _newest_first(links) if (link / "events.jsonl").exists()]
+
+
+def _newest_first(links: Path) -> list[Path]:
+    times: list[tuple[float, Path]] = []
+    try:
+        for entry in links.iterdir():
+            try:
+                times.append((entry.lstat().st_mtime, entry))
+            except FileNotFoundError:
+                continue  # another agent is cleaning up
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return [link for _, link in sorted(times, reverse=True)]
+
+
+# -- the agent's process -----------------------------------------------------------------------------------------------
+
+
+def started_at(pid: int) -> float | None:
+    """When a process began, seconds after boot; None if there is none of this number."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[19]) / _TICKS_PER_S if fields[0] not in "ZX" else None
+
+
+def agent_of(started: Event) -> int | None:
+    """The agent's pid if it still runs here. `started`: the JobStarted of its log."""
+    job = started.body
+    if not isinstance(job, JobStarted) or job.host not in ("", socket.gethostname()) or started.time < _booted_at() - 1:
+        return None
+    now = started_at(job.pid)
+    return job.pid if now is not None and abs(now - job.pid_started) < _SAME_START_S else None
+
+
+def is_running(folder: Path) -> bool:
+    """Whether the job's agent runs on this host."""
+    try:
+        with (folder / "events.jsonl").open("rb") as log:
+            for line in log:  # notes may come before the line that tells
+                if (event := _event(line)) is not None and isinstance(event.body, JobStarted):
+                    return agent_of(event) is not None
+    except OSError:
+        pass
+    return False
+
+
+def _booted_at() -> float:
+    for line in Path("/proc/stat").read_text().splitlines():
+        if line.startswith("btime "):
+            return float(line.split()[1])
+    return 0.0
+
+
+# -- its log -----------------------------------------------------------------------------------------------------------
+
+
+class Log(msgspec.Struct, frozen=True):
+    """The events of a job, as far as they can be read. `n_unreadable`: whole lines that are no events of this version."""
+
+    folder: Path
+    events: list[Event]
+    n_unreadable: int
+
+    @property
+    def job(self) -> JobStarted | None:
+        """What was asked for; None where not even that can be read."""
+        return next((event.body for event in self.events if isinstance(event.body, JobStarted)), None)
+
+    @property
+    def agent(self) -> int | None:
+        """The agent's pid if it still runs here."""
+        return next((agent_of(event) for event in self.events if isinstance(event.body, JobStarted)), None)
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether the end of the log tells the job's end, or there is no log any more. Cheap."""
+    try:
+        with (folder / "events.jsonl").open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            lines = log.read().split(b"\n")
+    except FileNotFoundError:
+        return True
+    return any(event is not None and isinstance(event.body, JobEnded) for event in map(_event, lines))
+
+
+def read(folder: Path) -> Log:
+    """A last line without an end is left out: it is being written, or its writer was killed. Raises OSError."""
+    lines = (folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
+    found = []
+    n_unreadable = 0
+    for line in lines:
+        event = _event(line)
+        if event is None:
+            n_unreadable += 1
+        else:
+            found.append(event)
+    return Log(folder, found, n_unreadable)
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        return events.decode(line)
+    except Malformed:
+        return None

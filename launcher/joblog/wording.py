@@ -1,0 +1,25 @@
+"""How ranks are named in messages: the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 1, 2 and 5`."""
+    ordered = [str(rank) for rank in sorted(ranks)]
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    return f"ranks {', '.join(ordered[:-1])} and {ordered[-1]}" if ordered else "no rank"
+
+
+def ranks_alike(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-7`, `ranks 0, 2-4`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank {text}" if text.isdigit() else f"ranks {text}"

@@ -1,0 +1,130 @@
+"""The job's profile: merged from what its ranks measured, or read from a file, and kept true by real steps and transitions."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+from msgspec.structs import replace
+
+from launcher.coordinator.actions import StartMeasure
+from launcher.joblog.events import Event, GenerationStarted, Pausing, RankJoined, RankStarted, UnitCommitted
+from launcher.options import RunOptions
+from odyssey.messages import Measured, ModelSpec, OpTimes
+from odyssey.plan import Plan
+from perfmodel.profile import Profile
+
+N_STEPS, N_STEPS_NEEDED = 32, 4
+"""The newest steps that count, and how many there must be before they do."""
+
+
+class Profiling:
+    """The newest profile, and the measurement under way. `profile` is None until there is one."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self.profile: Profile | None = None
+        self.since = 0.0
+        """When the measurement under way began, on the caller's clock."""
+        self._started: dict[int, float] = {}
+        """When the process of each rank was there, until it has joined."""
+        self._spawn_s: float | None = None
+        self._has_run = False
+        self._committed_at: float | None = None
+        self._steps_s: deque[float] = deque(maxlen=N_STEPS)
+        """From commit to commit, of the generation that runs."""
+        self._generation = 0
+        self._reports: dict[int, Measured | None] = {}
+
+    def watch(self, event: Event) -> None:
+        """Until the first generation runs, the shortest way of a rank from its process to its Job is what a spawn takes.
+
+        The longer ones waited for processors that a rank spawned later has to itself.
+        """
+        match event.body:
+            case RankStarted(rank=rank):
+                self._started[rank] = event.time
+            case RankJoined(rank=rank) if rank in self._started:
+                took_s = max(0.0, event.time - self._started.pop(rank))
+                if not self._has_run and (self._spawn_s is None or took_s < self._spawn_s):
+                    self._spawn_s = took_s
+                    if self.profile is not None:
+                        self.profile = self._with_spawn(self.profile)
+
+            case UnitCommitted(result=result):
+                if result.kind == "step" and self._committed_at is not None:
+                    self._steps_s.append(event.time - self._committed_at)
+                self._committed_at = event.time if result.kind == "step" else None
+            case Pausing() | GenerationStarted():
+                self._committed_at = None
+                self._steps_s.clear()
+
+    def rescale(self, plan: Plan, node_of: Mapping[int, int]) -> None:
+        """Hold the model's step time of the plan that runs against its real steps, once there are some."""
+        if self.profile is not None and len(self._steps_s) >= N_STEPS_NEEDED:
+            from perfmodel.refine import rescale
+
+            self.profile = rescale(self.profile, plan, median(self._steps_s), node_of)
+
+    def _with_spawn(self, profile: Profile) -> Profile:
+        if self._spawn_s is None:
+            return profile
+        return replace(profile, recovery=replace(profile.recovery, spawn_s=self._spawn_s))
+
+    def begin(self, action: StartMeasure, now: float) -> tuple[int, ...]:
+        """A measurement along the action's chain begins; answers the ranks that take part."""
+        self.since = now
+        self._generation = action.generation
+        self._reports = {stage.worker: None for stage in action.chain if stage.worker is not None}
+        return tuple(self._reports)
+
+    def take(self, rank: int, report: Measured) -> bool:
+        """A rank has measured. True if it belongs to the measurement under way and was the last one that was missing."""
+        if report.generation != self._generation or rank not in self._reports:
+            return False
+        self._reports[rank] = report
+        return all(report is not None for report in self._reports.values())
+
+    def merge(self, model: ModelSpec) -> Profile:
+        """The profile from all reports, written to the file that was asked for. Raises ProfileError, OSError."""
+        from perfmodel import profile as profiles
+        from perfmodel.merge import merge
+
+        merged = merge(
+            model,
+            [report for report in self._reports.values() if report is not None],
+            ranks_per_node=self._options.n_ranks_per_node,
+            nodes_per_host=self._options.n_nodes,
+            cores=len(os.sched_getaffinity(0)) if model.device == "cpu" else None,
+            model_name=Path(self._options.script).stem,
+        )
+        self.profile = self._with_spawn(merged)
+        if self._options.write_profile is not None:
+            profiles.write(self.profile, self._options.write_profile)
+        return self.profile
+
+    def refresh(self, times: OpTimes) -> None:
+        """Real steps have shown what ops cost."""
+        if self.profile is not None:
+            from perfmodel.refine import refresh
+
+            self.profile = refresh(self.profile, times.times)
+
+    def calibrate(self, plan: Plan, went: GenerationStarted) -> None:
+        """A real transition to `plan` has shown what its parts cost; the first start shows what groups do."""
+        self._has_run = True
+        if self.profile is not None:
+            from perfmodel.refine import calibrate
+
+            self.profile = calibrate(
+                self.profile,
+                plan,
+                detect_s=went.detect_s,
+                pause_s=went.pause_s,
+                spawn_s=went.spawn_s,
+                groups_s=went.groups_s,
+                moves_s=went.moves_s if went.total_s is not None else 0.0,
+            )

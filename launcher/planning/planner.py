@@ -1,0 +1,101 @@
+"""What plans cost and which there are, on the agent's side: has ranks measure, keeps the profile true, has plans searched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from launcher.coordinator.actions import Propose, StartMeasure
+from launcher.coordinator.state import State, Status
+from launcher.health.waits import Wait
+from launcher.host.loop import Loop
+from launcher.joblog.events import GenerationStarted, Profiled, Proposed
+from launcher.options import RunOptions
+from launcher.planning.live_profile import Profiling
+from launcher.planning.situations import Planner
+from odyssey.messages import Measured
+from perfmodel.profile import Profile
+from perfmodel.reliability import ExpectedChange, seconds_to_change
+
+FIRST_LOOK_S, LAST_LOOK_S = 1.0, 60.0
+"""After a Go, plans for the next loss are made anew at the costs that real steps have shown: soon, then ever more rarely."""
+
+
+class Pricing:
+    """`state`: the coordinator's, as it is now; `now`: seconds since the epoch; `n_losses`: so far in this job."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        node_of: dict[int, int],
+        loop: Loop,
+        *,
+        state: Callable[[], State],
+        now: Callable[[], float],
+        n_losses: Callable[[], int],
+    ) -> None:
+        """`node_of` is filled by its owner when the job begins: agents may have ranks of any number."""
+        self._options = options
+        self._node_of = node_of
+        self._loop = loop
+        self._state = state
+        self._now = now
+        self._n_losses = n_losses
+        self.profiling = Profiling(options)
+        self._planner = Planner(options, node_of, loop)
+
+    def close(self) -> None:
+        """End the process that searches ahead."""
+        self._planner.close()
+
+    def awaited(self) -> Iterator[Wait]:
+        """For the agent's watch."""
+        return self._planner.awaited()
+
+    def read(self, profile: Profile) -> Profiled:
+        """Take a profile that was measured before."""
+        self.profiling.profile = profile
+        return Profiled(profile, 0.0)
+
+    def measure(self, action: StartMeasure) -> tuple[int, ...]:
+        """Answers the ranks that are to measure."""
+        return tuple(self.profiling.begin(action, self._now()))
+
+    def measured(self, rank: int, report: Measured) -> Profiled | None:
+        """The profile, when the last rank has told what it measured. Raises OdysseyError or OSError."""
+        if not self.profiling.take(rank, report) or self._state().status is not Status.MEASURING:
+            return None
+        models = self._state().models
+        profile = self.profiling.merge(models[min(models)])
+        return Profiled(profile, self._now() - self.profiling.since)
+
+    def propose(self, ask: Propose) -> Proposed:
+        """Plans for a situation, best first; prepared ahead if it was foreseen. Raises OdysseyError if there is none."""
+        assert self.profiling.profile is not None
+        return self._planner.propose(ask, self.profiling.profile, self._expected_change())
+
+    def went(self, body: GenerationStarted) -> None:
+        """A plan runs: learn from the transition, and have plans for the next loss."""
+        plan = self._state().plan
+        assert plan is not None
+        self.profiling.calibrate(plan, body)
+        self._plan_ahead(FIRST_LOOK_S)
+
+    def _plan_ahead(self, look_again_s: float) -> None:
+        """At today's costs; and again when real steps have shown more of these."""
+        state = self._state()
+        if state.plan is None or state.status is not Status.RUNNING:
+            return
+        self.profiling.rescale(state.plan, self._node_of)
+        assert self.profiling.profile is not None
+        seconds = self._expected_change().seconds
+        self._planner.plan_ahead(state.plan, state.members, state.may_respawn, self.profiling.profile, seconds)
+
+        def look() -> None:
+            if self._state().generation == state.generation:
+                self._plan_ahead(min(3 * look_again_s, LAST_LOOK_S))
+
+        self._loop.later(look_again_s, look)
+
+    def _expected_change(self) -> ExpectedChange:
+        observed_s = self._now() - self._state().started_at
+        return seconds_to_change(self._n_losses(), observed_s, mtbf_s=self._options.mtbf_s)

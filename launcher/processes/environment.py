@@ -1,0 +1,107 @@
+"""What a rank finds in its environment: torchrun's variables, and ours."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.options import RunOptions
+from odyssey.codec import for_people
+from odyssey.errors import UsageError
+
+AGENT_FD = "ODYSSEY_AGENT_FD"
+"""See odyssey/link.py."""
+MAX_FAILURE = 4096
+"""Characters of the last failure: what scripts raise may be of any length, and hold what no variable can."""
+
+
+def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
+    """What all ranks share."""
+    variables = {name: value for name, value in inherited.items() if name != AGENT_FD}  # of a rank that is a launcher itself
+    if n_ranks > 1:
+        variables.setdefault("OMP_NUM_THREADS", "1")
+    variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    return variables
+
+
+def for_zygote(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
+    """What torch reads when it is imported."""
+    # Else every loss prints C++ stack traces of the survivors. What ranks start themselves does not inherit it.
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | for_all(inherited, n_ranks)
+
+
+def for_rank(
+    options: RunOptions,
+    inherited: Mapping[str, str],
+    assignment: RankAssignment,
+    *,
+    master_addr: str,
+    master_port: int,
+    run_id: str,
+    job_dir: Path | None,
+    error_file: str,
+    timer_file: str = "",
+) -> dict[str, str]:
+    """The whole environment of a rank. Its agent socket's number is added by whoever starts it."""
+    return for_all(inherited, options.n_nodes * options.n_ranks_per_node) | {
+        "RANK": str(assignment.rank),
+        "LOCAL_RANK": "0" if options.virtual_local_rank else str(assignment.local_rank),
+        "WORLD_SIZE": str(assignment.n_ranks),
+        "LOCAL_WORLD_SIZE": str(assignment.n_local_ranks),
+        "GROUP_RANK": str(assignment.node),
+        "GROUP_WORLD_SIZE": str(assignment.n_nodes),
+        "ROLE_RANK": str(assignment.role_rank),
+        "ROLE_WORLD_SIZE": str(assignment.n_role_ranks),
+        "ROLE_NAME": options.role,
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(assignment.n_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(assignment.max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(options.ending_signals),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "ODYSSEY_JOB_DIR": str(job_dir or ""),
+        "ODYSSEY_NODE": str(assignment.node),
+        **({"TORCHELASTIC_TIMER_FILE": timer_file} if timer_file else {}),
+        **_device(options, inherited, assignment),
+        # Restarts that were counted, as TORCHELASTIC_RESTART_COUNT; a new attempt may also come of a changed membership.
+        "ODYSSEY_RESTART_COUNT": str(assignment.n_restarts),
+        "ODYSSEY_MAX_RESTARTS": str(assignment.max_restarts),
+        "ODYSSEY_ATTEMPT": str(assignment.attempt),
+        # One line, such as `rank 2 was lost (SIGKILL)`; empty in the first attempt.
+        "ODYSSEY_LAST_FAILURE": for_people(assignment.last_failure, MAX_FAILURE),
+    }
+
+
+def timer_file(inherited: Mapping[str, str], job_dir: Path | None) -> str:
+    """The pipe for torch.distributed.elastic.timer, where TORCHELASTIC_ENABLE_FILE_TIMER asks for it; else empty."""
+    if inherited.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
+        return ""
+    return inherited.get("TORCHELASTIC_TIMER_FILE") or str((job_dir or Path(tempfile.gettempdir())) / f"timers-{os.getpid()}")
+
+
+def of_ranks(options: RunOptions) -> frozenset[str]:
+    """Names of the variables that differ between ranks, or between starts of a rank."""
+    assignment = RankAssignment(0, 0, 0, 1, 1, 1, 0, 1)
+    of_one = for_rank(options, {}, assignment, master_addr="", master_port=0, run_id="", job_dir=None, error_file="")
+    return frozenset(of_one) - frozenset(for_all({}, 2)) | {AGENT_FD}
+
+
+def _device(options: RunOptions, inherited: Mapping[str, str], assignment: RankAssignment) -> dict[str, str]:
+    """With a virtual local rank: the one device that the rank sees, as its device 0."""
+    if not options.virtual_local_rank:
+        return {}
+    visible = inherited.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return {"CUDA_VISIBLE_DEVICES": str(assignment.local_rank)}
+    devices = visible.split(",")
+    if assignment.local_rank >= len(devices):
+        raise UsageError(
+            f"--virtual-local-rank: no device for local rank {assignment.local_rank} in CUDA_VISIBLE_DEVICES={visible}",
+            "start no more ranks here than it names devices",
+        )
+    return {"CUDA_VISIBLE_DEVICES": devices[assignment.local_rank].strip()}

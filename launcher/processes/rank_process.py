@@ -1,0 +1,306 @@
+"""Processes for ranks: forks of the zygote, or plain spawns where a fork would not behave as `python -u script.py` does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from string import Template
+
+import msgspec
+
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.host.kernel import die_with_parent
+from launcher.host.loop import Loop
+from launcher.host.orphans import kill
+from launcher.options import Entry, RunOptions
+from launcher.output.streams import RankStreams
+from launcher.processes.environment import AGENT_FD, for_zygote
+from odyssey.codec import Malformed, Packed
+from odyssey.errors import OdysseyError, UsageError
+from odyssey.messages import Deframer, Report
+from odyssey.zygote import protocol
+from odyssey.zygote.protocol import ForkLookup, ForkRank, ForkStore, ForkTimers
+
+LOOKUP_S = 20.0
+"""For a store to answer: its process may still be importing torch."""
+
+
+class RankProcess:
+    """One process of a rank, from the request for it until it is reaped. `pid` is None until it exists."""
+
+    def __init__(self, assignment: RankAssignment) -> None:
+        self.assignment = assignment
+        self.rank = assignment.rank
+        self.pid: int | None = None
+        self.socket: socket.socket | None = None
+        self.deframer = Deframer(Report)
+        self.streams: RankStreams | None = None
+        self.has_finished = False
+        self.has_failed = False
+        self.killed_by: str | None = None
+        """Kind of cause (`drill`, `hang`, …) if the agent itself ended it."""
+        self.error_file = ""
+        """TORCHELASTIC_ERROR_FILE of it; empty for none."""
+        self.slot_lost = False
+        self._unsent = bytearray()
+
+    def send(self, data: bytes, loop: Loop, on_ready: Callable[[int], None]) -> None:
+        """Send now, or, if the rank reads too slowly, when it does. A rank whose socket is gone is reported by its exit."""
+        self._unsent += data
+        self.flush(loop, on_ready)
+
+    def flush(self, loop: Loop, on_ready: Callable[[int], None]) -> None:
+        if self.socket is None:
+            return
+        try:
+            while self._unsent:
+                del self._unsent[: self.socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+        loop.watch(self.socket.fileno(), on_ready, write=bool(self._unsent))
+
+    def kill(self) -> None:
+        """SIGKILL to the rank, only while it is not reaped: its id may be another's afterwards. What it leaves: orphans.py."""
+        if self.pid is not None:
+            kill(self.pid)
+
+    def signal(self, number: int) -> None:
+        """To the rank and what it has started in its process group. Only while it is not reaped."""
+        if self.pid is None:
+            return
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            kill(self.pid, number)  # it leads no group, or not yet
+
+
+def check(options: RunOptions) -> None:
+    """Raises UsageError if what ranks are to be cannot be started here."""
+    if options.entry is Entry.PROGRAM:
+        _check_program(options.script, "give the path of a program, or the name of one on PATH")
+    elif options.interpreter:
+        _check_program(options.interpreter, "set PYTHON_EXEC to a Python interpreter")
+    if options.numa_binding and not any(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia")):
+        raise UsageError(f"--numa-binding={options.numa_binding}: this host has no GPU", "leave --numa-binding out")
+
+
+def _check_program(name: str, help: str) -> None:
+    if shutil.which(name) is not None:
+        return
+    if not os.path.exists(name):
+        raise UsageError(f"no such program: {name}", help)
+    if os.path.isdir(name):
+        raise UsageError(f"{name} is a directory", help)
+    raise UsageError(f"{name} is not executable", f"run `chmod +x {name}`, or leave --no-python out if it is a Python script")
+
+
+def entry_text(options: RunOptions) -> bytes:
+    """The source of what is run first, as far as it is found without importing anything; empty otherwise."""
+    if options.entry is Entry.PROGRAM:
+        return b""
+    candidates = [options.script, f"{options.script}/__main__.py"]
+    if options.entry is Entry.MODULE:
+        paths = [f"{folder or '.'}/{options.script.replace('.', '/')}" for folder in ("", *sys.path)]
+        candidates = [f"{path}{end}" for path in paths for end in (".py", "/__main__.py")]
+    for candidate in candidates:
+        if os.path.isfile(candidate):
+            return Path(candidate).read_bytes()
+    return b""
+
+
+def imports_for(options: RunOptions) -> list[str]:
+    """What the zygote imports: what the script's ranks would all spend seconds on, each for itself."""
+    modules = ["torch", "torch.distributed", "odyssey.link"]
+    text = entry_text(options)
+    if b"odyssey" in text or b"optim" in text:
+        modules.append("torch._dynamo")  # constructing an optimizer imports it
+    if b"odyssey" in text:
+        modules.append("odyssey.job")
+    return modules
+
+
+def arguments_for(options: RunOptions, assignment: RankAssignment) -> tuple[str, ...]:
+    """Of the script, with what differs between ranks put in: `${local_rank}`, as torchrun does it (`$$` is a dollar sign),
+    and `--local-rank` if it is to be passed."""
+    given = options.arguments
+    if options.passes_local_rank:
+        given = ("--local-rank=${local_rank}", *given)
+    return tuple(Template(argument).safe_substitute(local_rank=assignment.local_rank) for argument in given)
+
+
+class Zygote:
+    """The agent's end of one zygote process. Requests may be made at once; they are served when torch is imported."""
+
+    def __init__(
+        self, modules: list[str], environment: dict[str, str], n_ranks: int, *, script: str = "", quiet: bool = False
+    ) -> None:
+        """`script`: what ranks run, see `script_of`. `quiet`: what its imports complain of has been said by the ranks."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+        variables = for_zygote(environment, n_ranks)
+        variables["ODYSSEY_ZYGOTE_IMPORTS"] = " ".join(modules)
+        variables["ODYSSEY_ZYGOTE_SCRIPT"] = script
+        if "OPENBLAS_NUM_THREADS" not in variables:
+            variables["OPENBLAS_NUM_THREADS"] = "1"  # else importing numpy starts threads, and forks are not safe
+            variables["ODYSSEY_ZYGOTE_VARIABLES"] = "OPENBLAS_NUM_THREADS"
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", protocol.SERVER, str(theirs.fileno())],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if quiet else None,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise OdysseyError(f"cannot start {sys.executable}: {error.strerror or error}") from None
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        self.socket = ours
+        self._decoder = Packed(protocol.Answer)
+
+    def request(self, request: protocol.Request, descriptors: list[int]) -> None:
+        """Raises OSError if the zygote is gone."""
+        _send(self.socket, request, descriptors)
+
+    def prepare(self, modules: tuple[str, ...], variables: tuple[str, ...]) -> None:
+        """Have it import these as well; `variables`: those that differ between ranks. Raises OSError if it is gone."""
+        _send(self.socket, protocol.Import(modules, variables), [])
+
+    def answer(self) -> protocol.Answer | None:
+        """The next answer; None if the zygote is gone, or answers what is none."""
+        try:
+            packet = self.socket.recv(protocol.PACKET_BYTES)
+            answer: protocol.Answer | None = self._decoder.decode(packet) if packet else None
+        except (OSError, Malformed):
+            return None
+        return answer
+
+    def kill(self) -> None:
+        """SIGKILL to it and to the middle processes of its forks, which are in its session. Its end of file follows."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # all of them have ended
+
+    def close(self) -> None:
+        """The end of file ends it; SIGKILL, in case that it still imports."""
+        self.socket.close()
+        if self._process.returncode is None:
+            kill(self.pid)
+        self.reaped()
+
+    def reaped(self) -> None:
+        """The agent waits for its children itself."""
+        self._process.returncode = 0
+
+
+def script_of(options: RunOptions) -> str:
+    """For a zygote: how a script is run, and its name."""
+    return f"{_entry(options)} {options.script}"
+
+
+def _entry(options: RunOptions) -> protocol.Entry:
+    return "module" if options.entry is Entry.MODULE else "path" if options.entry is Entry.PATH else "script"
+
+
+def fork_rank(
+    options: RunOptions, number: int, assignment: RankAssignment, arguments: tuple[str, ...], environment: dict[str, str]
+) -> ForkRank:
+    return ForkRank(
+        number,
+        os.fsencode(options.script),
+        tuple(map(os.fsencode, arguments)),
+        _working_directory(),
+        {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+        AGENT_FD,
+        os.getpid(),
+        _entry(options),
+        options.numa_binding,
+        assignment.local_rank,
+    )
+
+
+def _working_directory() -> bytes:
+    """Empty if it is gone: ranks are in it all the same, as everything below the agent."""
+    try:
+        return os.getcwdb()
+    except OSError:
+        return b""
+
+
+def fork_store(number: int, host: str, port: int, keys: dict[str, str]) -> ForkStore:
+    return ForkStore(number, host, port, os.getpid(), keys)
+
+
+def fork_timers(number: int, path: str, run_id: str) -> ForkTimers:
+    return ForkTimers(number, os.fsencode(path), run_id, os.getpid())
+
+
+def fork_lookup(number: int, host: str, port: int, key: str) -> ForkLookup:
+    return ForkLookup(number, host, port, os.getpid(), key, LOOKUP_S)
+
+
+def plain_spawn(options: RunOptions, request: ForkRank, descriptors: list[int]) -> int:
+    """A process of its own, in a session of its own, ended with the agent. Answers its pid. Raises OdysseyError."""
+    streams, agent_fd = descriptors[:3], descriptors[3]
+    script, arguments = os.fsdecode(request.script), [os.fsdecode(argument) for argument in request.arguments]
+    if options.entry is Entry.PROGRAM:
+        command = [script, *arguments]
+    else:
+        command = [options.interpreter or sys.executable, *protocol.command(request.entry, script, arguments)]
+    if options.numa_binding:
+        gpu = 0 if options.virtual_local_rank else request.local_rank
+        command = [sys.executable, "-P", "-m", "odyssey.zygote.numa", options.numa_binding, str(gpu), *command]
+    # Below a program, or what somebody calls an interpreter, the rank may be a process that it starts.
+    is_program = options.entry is Entry.PROGRAM or options.interpreter not in ("", sys.executable)
+    fd = f"{agent_fd}:{os.getpid()}" if is_program else str(agent_fd)
+    variables = {**request.environment, os.fsencode(AGENT_FD): fd.encode()}
+    return _popen(command, variables, streams, agent_fd).pid
+
+
+def plain_service(request: ForkStore | ForkLookup | ForkTimers, descriptors: list[int]) -> int:
+    """A process of its own that serves this request and no other. Answers its pid. Raises OdysseyError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open(os.devnull, "r+b") as quiet:
+        _send(ours, request, descriptors)
+        command = [sys.executable, "-u", protocol.SERVER, str(theirs.fileno()), "once"]
+        return _popen(command, os.environb, [quiet.fileno()] * 3, theirs.fileno()).pid
+
+
+def _popen(command: list[str], environment: Mapping[bytes, bytes], streams: list[int], fd: int) -> subprocess.Popen[bytes]:
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            pass_fds=[fd],
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise OdysseyError(f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}") from None
+    process.returncode = 0  # the agent's loop waits for its children itself
+    return process
+
+
+def _send(sock: socket.socket, request: protocol.Request, descriptors: list[int]) -> None:
+    """The request goes in a memory file: a packet has a limit, an environment hardly."""
+    with open(os.memfd_create("odyssey-request", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        file.write(msgspec.msgpack.encode(request))
+        socket.send_fds(sock, [b"?"], [file.fileno(), *descriptors])

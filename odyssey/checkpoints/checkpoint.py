@@ -1,0 +1,133 @@
+"""State in a form free of the layout: by the names of parameters, whoever held them.
+
+`model`: `layers.3.attention.weight` -> tensor, persistent buffers among them; a tied parameter stands under each of its
+names. `optimizer`: for each unit, the optimizer's state by the name of the parameter, what else it keeps (`shared`), its
+groups' settings, and the scheduler. `step`: number of committed steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from odyssey.errors import JobError
+from odyssey.model.model import Model, full_name
+from odyssey.model.unit import Unit
+from odyssey.runtime.engine import Engine
+from odyssey.runtime.transfer import receive_state, send_state
+
+
+def local_state(model: Model, layers: Collection[int], step: int) -> dict[str, Any]:
+    """The state of `layers`, which this rank holds. Tensors are the model's own."""
+    tensors = {}
+    for layer in sorted(layers):
+        for name, tensor in model.layers[layer].state_dict().items():
+            tensors[full_name(layer, name)] = tensor
+    units = {str(number): _unit_state(model, number) for number in model.units_of(layers)}
+    return {"model": tensors, "optimizer": units, "step": step}
+
+
+def _unit_state(model: Model, number: int) -> dict[str, Any]:
+    progress = model.units[number].progress()
+    packed = progress["optimizer"] or {"state": {}, "param_groups": []}
+    names = [name for name, parameter in model.units[number].named.items() if parameter.requires_grad]
+    by_name = [key for key, values in packed["state"].items() if isinstance(key, int) and isinstance(values, dict)]
+    return {
+        "state": {names[key]: packed["state"][key] for key in by_name},
+        "shared": {key: values for key, values in packed["state"].items() if key not in by_name},
+        "groups": packed["param_groups"],
+        "scheduler": progress["scheduler"],
+    }
+
+
+def take(model: Model, state: dict[str, Any]) -> None:
+    """Copy into the held layers, their optimizers and schedulers."""
+    with torch.no_grad():
+        for layer in model.held:
+            for name, tensor in model.layers[layer].state_dict(keep_vars=True).items():
+                tensor.copy_(state["model"][full_name(layer, name)])
+    for number, unit in model.units.items():
+        saved = state["optimizer"][str(number)]
+        names = [name for name, parameter in unit.named.items() if parameter.requires_grad]
+        packed = {
+            "state": {i: saved["state"][name] for i, name in enumerate(names) if name in saved["state"]} | saved["shared"],
+            "param_groups": saved["groups"],
+        }
+        unit.load_progress({"optimizer": packed, "scheduler": saved["scheduler"]})
+
+
+def check(model: Model, state: dict[str, Any], layers: Collection[int]) -> None:
+    """Raises JobError if `state` does not hold `layers` of this model."""
+    for part in ("model", "optimizer", "step"):
+        if part not in state:
+            raise JobError(f"the state has no {part!r}", "load what job.state_dict() gave on the leader, on every rank")
+    known = {layer: model.layers[layer].state_dict(keep_vars=True) for layer in layers}
+    for key in state["model"]:
+        layer, _, name = key.removeprefix("layers.").partition(".")
+        if int(layer) >= len(model.layers) or (int(layer) in known and name not in known[int(layer)]):
+            raise JobError(f"the state has {key}, the model has not", _SAME_MODEL)
+    for layer, tensors in known.items():
+        for name, tensor in tensors.items():
+            saved = state["model"].get(full_name(layer, name))
+            if saved is None or _form(saved) != _form(tensor):
+                has = "no" if saved is None else f"{_form(saved)} for"
+                raise JobError(f"the state has {has} {full_name(layer, name)}, the model {_form(tensor)}", _SAME_MODEL)
+    for number in model.units_of(known):
+        if str(number) not in state["optimizer"]:
+            raise JobError(f"the state has no optimizer of unit {number}", _SAME_MODEL)
+        if number in model.units:
+            _check_optimizer(model.units[number], state["optimizer"][str(number)])
+
+
+def _check_optimizer(unit: Unit, saved: dict[str, Any]) -> None:
+    """The optimizer that is there must be of the kind whose state was saved; its settings are those of the state then."""
+    if (saved["scheduler"] is None) != (unit.scheduler is None):
+        has, lacks = ("the state", "the job") if unit.scheduler is None else ("the job", "the state")
+        raise JobError(f"{has} has a scheduler, {lacks} has none", _SAME_OPTIMIZER)
+    groups = unit.optimizer.param_groups if unit.optimizer is not None else []
+    settings, given = ([sorted({*group} - {"initial_lr"}) for group in some] for some in (saved["groups"], groups))
+    if settings != given:
+        raise JobError(f"the state is of an optimizer with settings {settings}, this one has {given}", _SAME_OPTIMIZER)
+    sizes, own = ([len(group["params"]) for group in some] for some in (saved["groups"], groups))
+    names = [name for name, parameter in unit.named.items() if parameter.requires_grad]
+    if sizes != own or not set(saved["state"]) <= set(names):
+        what = f"the state's optimizer of {', '.join(saved['state']) or sizes} is here one of {', '.join(names)}"
+        raise JobError(what, _SAME_MODEL)
+
+
+_SAME_MODEL = "load a state of the same model"
+_SAME_OPTIMIZER = "give odyssey.Job the optimizer and scheduler that the state was saved with"
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def gather(engine: Engine, model: Model, step: int, target: int) -> dict[str, Any]:
+    """The whole state on worker `target`, each layer from its lowest holder; an empty dict elsewhere. Raises Cut."""
+    plan, me = engine.plan, engine.worker
+    sources: dict[int, set[int]] = {}
+    for layer in range(plan.n_layers):
+        holders = plan.holders(layer)
+        sources.setdefault(target if target in holders else holders[0], set()).add(layer)
+    if me != target:
+        if me in sources:
+            for work, _ in send_state(local_state(model, sources[me], step), target, engine.groups):
+                engine.groups.wait(work.wait)
+        return {}
+    whole: dict[str, Any] = _copied(local_state(model, sources.pop(me, set()), step))
+    for source in sorted(sources):
+        part = _copied(receive_state(source, engine.groups, "state")[0])
+        whole["model"].update(part["model"])
+        whole["optimizer"].update(part["optimizer"])
+    return whole
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.detach().cpu().clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return state

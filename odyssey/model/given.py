@@ -1,0 +1,106 @@
+"""What a script hands to `odyssey.Job`, checked as it is handed over: an error for each thing that would train wrongly.
+
+What is made here on every rank is also put in words, so that ranks that were given different things are told apart before
+the first step (launcher/coordinator/gate.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from odyssey.errors import AutocastError, OptimizerError, SchedulerError
+from odyssey.model.packing import digest
+
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+SchedulerFactory = Callable[[Optimizer], Any]
+
+_OPTIMIZER = "return an optimizer, for example `lambda params: torch.optim.AdamW(params, lr=3e-4)`"
+_SCHEDULER = "return a scheduler of the argument, for example `lambda opt: torch.optim.lr_scheduler.StepLR(opt, 100)`"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def made_optimizer(make: OptimizerFactory, named: Mapping[str, nn.Parameter]) -> Optimizer:
+    """The optimizer that the script makes for just these parameters. Raises OptimizerError."""
+    optimizer = make(list(named.values()))
+    wanting = [name for name in ("step", "state", "param_groups", "state_dict") if not hasattr(optimizer, name)]
+    if wanting:
+        raise OptimizerError(f"optimizer() returned {_kind(optimizer)}, which is no optimizer", _OPTIMIZER)
+    if any(_is_required(parameter) for parameter in inspect.signature(optimizer.step).parameters.values()):
+        raise OptimizerError(f"optimizer() returned {_kind(optimizer)}, whose step() needs an argument", _OPTIMIZER)
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    given = {id(parameter) for parameter in named.values()}
+    if missing := [name for name, parameter in named.items() if id(parameter) not in stepped]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise OptimizerError(
+            f"optimizer() leaves out {missing[0]}{more} of the parameters that it was given",
+            "step all of them; what is not to be trained is frozen in layers(), with requires_grad_(False)",
+        )
+    if foreign := stepped - given:
+        what = f"{len(foreign)} parameter{'s' if len(foreign) > 1 else ''} that it was not given"
+        raise OptimizerError(f"optimizer() steps {what}", "use the argument of optimizer(parameters), and no other ones")
+    return optimizer
+
+
+def made_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> Any:
+    """The scheduler that the script makes for this optimizer. Raises SchedulerError."""
+    scheduler = make(optimizer)
+    is_one = all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict"))
+    if not is_one or scheduler is optimizer:
+        raise SchedulerError(f"scheduler() returned {_kind(scheduler)}, which is no scheduler", _SCHEDULER)
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise SchedulerError("scheduler() returned a scheduler of another optimizer than it was given", _SCHEDULER)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise SchedulerError("scheduler() returned a ReduceLROnPlateau, which needs a loss at each step", _SCHEDULER)
+    return scheduler
+
+
+def check_autocast(dtype: object) -> None:
+    """Raises AutocastError for what cannot be computed in."""
+    if dtype in (torch.float16, torch.half):
+        raise AutocastError(
+            "autocast=torch.float16 needs a gradient scaler, and a Job has none: small gradients would become 0",
+            "give torch.bfloat16, which needs none",
+        )
+    if dtype not in (None, torch.bfloat16):
+        raise AutocastError(f"autocast is {dtype!r}", "give torch.bfloat16, or leave it out")
+
+
+def in_words(optimizer: Optimizer, scheduler: Any) -> str:
+    """`AdamW(lr=0.001, …)`: class and hyper-parameters, the same on ranks that were given the same."""
+    groups = [
+        ", ".join(f"{key}={_value(value)}" for key, value in group.items() if key != "params")
+        for group in optimizer.param_groups
+    ]
+    words = f"{type(optimizer).__name__}({'; '.join(groups)})"
+    if scheduler is not None:
+        words += f" with {type(scheduler).__name__} {digest(scheduler.state_dict())[:8]}"
+    return words
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_value, value))})"
+    if isinstance(value, torch.Tensor):
+        return repr(value.item()) if value.numel() == 1 else f"a tensor {digest(value)[:8]}"
+    return type(value).__name__
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    """A closure, for LBFGS: a step is computed once."""
+    return parameter.default is parameter.empty and parameter.kind in (
+        parameter.POSITIONAL_ONLY,
+        parameter.POSITIONAL_OR_KEYWORD,
+    )
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,310 @@
+"""The layers that a rank holds: parameters, buffers, optimizers and schedulers, and what of it moves.
+
+A rank knows every layer as a skeleton on the meta device and has the real tensors only of those it holds. State is cut
+into *units*: one for each layer (unit number = layer number), and one for each tie (number of layers + number of the
+tie): parameters that several layers share, held by whoever holds any of these layers. Every unit has an optimizer and
+a scheduler of its own, so that it can move by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from odyssey.errors import JobError
+from odyssey.messages import LayerSpec
+from odyssey.model.given import OptimizerFactory, SchedulerFactory
+from odyssey.model.packing import digest
+from odyssey.model.unit import Unit
+
+LayerFactory = Callable[[], nn.Module]
+Occurrence = tuple[int, str]  # layer number and the parameter's name in it
+
+META = torch.device("meta")
+
+
+class Model:
+    """All layers of the job, as far as this rank holds them: `held` is which, `units` what they consist of."""
+
+    def __init__(
+        self,
+        build: Callable[[], Sequence[nn.Module | LayerFactory]],
+        optimizer: OptimizerFactory,
+        scheduler: SchedulerFactory | None,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """`build()` under `seed` gives the layers: modules, or functions that make one and are called only where it is held."""
+        self._build = build
+        self._seed = seed
+        layers = self._built()
+        if not layers:
+            raise JobError("layers() returned no layers", "return the list of nn.Module that the model consists of")
+        self.device = device
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._factories: dict[int, LayerFactory] = {}
+        self.layers: list[nn.Module] = [self._skeleton(i, layer) for i, layer in enumerate(layers)]
+        for i, layer in enumerate(self.layers):
+            if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
+                what = f"layers()[{i}] has a BatchNorm with running statistics, which differ between pipelines"
+                raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False")
+        self._shared = _find_shared(self.layers)
+        self.ties = tuple(sorted({tuple(sorted({i for i, _ in shared})) for shared in self._shared}))
+        self.specs = tuple(self._spec(i) for i in range(len(layers)))
+        self.tie_bytes = tuple(
+            sum(size_bytes(_parameter(self.layers, shared[0])) for shared in self._shared_of(t)) for t in range(len(self.ties))
+        )
+        self.held: frozenset[int] = frozenset()
+        self.units: dict[int, Unit] = {}
+        self.is_as_built = True
+
+    def _built(self) -> list[nn.Module | LayerFactory]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            return list(self._build())
+
+    def _skeleton(self, index: int, layer: nn.Module | LayerFactory) -> nn.Module:
+        if isinstance(layer, nn.Module):
+            return layer
+        if not callable(layer):
+            what = f"layers()[{index}] is a {type(layer).__name__}"
+            raise JobError(what, "return modules, or functions that build one")
+        self._factories[index] = layer
+        with META:
+            return layer()
+
+    def _spec(self, index: int) -> LayerSpec:
+        layer = self.layers[index]
+        tied = {name for shared in self._shared for i, name in shared if i == index}
+        own = [p for name, p in layer.named_parameters() if name not in tied]
+        tensors = [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers()]
+        facts = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
+        return LayerSpec(
+            name=f"{index}.{type(layer).__name__}",
+            digest=hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest(),
+            parameter_bytes=sum(map(size_bytes, own)),
+            trainable_bytes=sum(size_bytes(p) for p in own if p.requires_grad),
+            buffer_bytes=sum(map(size_bytes, layer.buffers())),
+        )
+
+    def _shared_of(self, tie: int) -> list[tuple[Occurrence, ...]]:
+        return [shared for shared in self._shared if tuple(sorted({i for i, _ in shared})) == self.ties[tie]]
+
+    def optimizers(self) -> tuple[str, ...]:
+        """In words, what the script makes to train these layers, each only once. Raises JobError for what would not."""
+        everything = frozenset(range(len(self.layers)))
+        words: dict[str, None] = {}
+        with torch.random.fork_rng(devices=[]):
+            for number in self.units_of(everything):
+                named = {
+                    name: nn.Parameter(torch.empty_like(p, device=self.device), requires_grad=p.requires_grad)
+                    for name, p in self._named(number, everything).items()
+                }
+                words[Unit(named, self._optimizer, self._scheduler).words()] = None
+        return tuple(words)
+
+    def values(self) -> tuple[str, ...]:
+        """For each layer as built a digest of its values; empty for those that only who holds them builds."""
+        return tuple(
+            "" if i in self._factories else digest([*layer.named_parameters(), *layer.named_buffers()])
+            for i, layer in enumerate(self.layers)
+        )
+
+    def call(self, layer: int, value: Any) -> Any:
+        """Run a layer. An exception that it raises says which one it was."""
+        try:
+            return self.layers[layer](value)
+        except Exception as error:
+            error.add_note(f"in layer {self.specs[layer].name}")
+            raise
+
+    @contextmanager
+    def in_evaluation(self) -> Iterator[None]:
+        """The held layers in evaluation mode; afterwards every module in the mode that it was in, as a rank that joins and
+        has not evaluated builds it."""
+        layers = [self.layers[layer] for layer in self.held]
+        modes = [(module, module.training) for layer in layers for module in layer.modules()]
+        for layer in layers:
+            layer.eval()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.train()  # whatever it does beside the flags is undone
+            for module, mode in modes:
+                module.training = mode
+
+    # -- holding ------------------------------------------------------------------------------------------------------
+
+    def units_of(self, layers: Iterable[int]) -> list[int]:
+        """Unit numbers of `layers` and of the ties that they take part in."""
+        wanted = set(layers)
+        ties = [len(self.layers) + t for t, tie in enumerate(self.ties) if wanted & set(tie)]
+        return [*sorted(wanted), *ties]
+
+    def hold_built(self, layers: Iterable[int]) -> None:
+        """Hold exactly `layers`, with the values that the script builds them with. Before the first unit only.
+
+        Called again, because a rank was lost before the first step, it builds the layers again.
+        """
+        if not self.is_as_built:
+            self.layers = [self._skeleton(i, layer) for i, layer in enumerate(self._built())]
+            self.held, self.units = frozenset(), {}
+        self.is_as_built = False
+        wanted = frozenset(layers)
+        for i in wanted & set(self._factories):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self._seed + i)
+                self.layers[i] = self._factories[i]()
+        for i, layer in enumerate(self.layers):
+            target = self.device if i in wanted else META
+            _replace(layer, lambda t, target=target: t.detach().to(target))  # type: ignore[misc]
+        self._take(wanted)
+
+    def copies(self, layers: Iterable[int]) -> list[nn.Module]:
+        """Copies of layers on the device, with their values as built, for measuring: nothing done to them lasts."""
+        result = []
+        for i in layers:
+            with torch.random.fork_rng(devices=[]):
+                layer = self._factories[i]() if i in self._factories else copy.deepcopy(self.layers[i])
+            result.append(layer.to(self.device))
+        return result
+
+    def adopt(self, layer: int, state: dict[str, Any]) -> None:
+        """Hold one layer, with the state that another rank exported. What this rank had of it before is let go whole:
+        an optimizer that was kept would step parameters that no module has any more."""
+        self.is_as_built = False
+        if layer in self.held:
+            self.keep_only(self.held - {layer})
+        module = self.layers[layer]
+        _replace(module, lambda t: torch.empty_like(t, device=self.device))
+        values = state["parameters"] | state["buffers"]
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                tensor.copy_(values[name])
+        known = set(self.units)
+        self._take(self.held | {layer})
+        for number, progress in state["progress"].items():
+            if number not in known:
+                self.units[number].load_progress(progress)
+
+    def keep_only(self, layers: Iterable[int]) -> None:
+        """Free all layers that are not among `layers`."""
+        wanted = self.held & frozenset(layers)
+        for i in self.held - wanted:
+            _replace(self.layers[i], lambda t: t.detach().to(META))
+        self._take(wanted)
+
+    def export(self, layer: int) -> dict[str, Any]:
+        """All state of a held layer, as `adopt` takes it: parameters, buffers (of both kinds), optimizer, scheduler."""
+        module = self.layers[layer]
+        return {
+            "parameters": {name: p.detach() for name, p in module.named_parameters()},
+            "buffers": dict(module.named_buffers()),
+            "progress": {number: self.units[number].progress() for number in self.units_of([layer])},
+        }
+
+    def unit_state(self, number: int) -> dict[str, Any]:
+        """Everything of a unit that ranks must agree on, as training will find it: the modules' own parameters and buffers,
+        and what optimizer and scheduler keep for just these."""
+        named = self.parameters_of(number)
+        buffers = dict(self.layers[number].named_buffers()) if number < len(self.layers) else {}
+        parameters = {name: parameter.detach() for name, parameter in named.items()}
+        return {"parameters": parameters, "buffers": buffers, "progress": self.units[number].state_by_name(named)}
+
+    def problems(self) -> Iterator[str]:
+        """Why training would not train the modules of the held layers; nothing if it would."""
+        if set(self.units) != set(self.units_of(self.held)):
+            yield f"units {sorted(self.units)} belong to layers {sorted(self.held)}"
+        for number, unit in self.units.items():
+            for problem in unit.problems(self.parameters_of(number)):
+                yield f"unit {number}: {problem}"
+        for shared in self._shared:
+            here = [_parameter(self.layers, occurrence) for occurrence in shared if occurrence[0] in self.held]
+            if any(parameter is not here[0] for parameter in here):
+                yield f"layers {sorted({layer for layer, _ in shared})} do not share their parameter any more"
+
+    def _take(self, layers: frozenset[int]) -> None:
+        """Make `layers` the held ones: one parameter object for each tie, and a unit for each layer and tie."""
+        for shared in self._shared:
+            here = [occurrence for occurrence in shared if occurrence[0] in layers]
+            if here:
+                known = [occurrence for occurrence in here if occurrence[0] in self.held]
+                parameter = _parameter(self.layers, (known or here)[0])
+                for layer, name in here:
+                    owner, leaf = _owner(self.layers[layer], name)
+                    owner._parameters[leaf] = parameter
+        numbers = self.units_of(layers)
+        self.units = {number: self.units[number] for number in numbers if number in self.units}
+        for number in numbers:
+            if number not in self.units:
+                self.units[number] = Unit(self._named(number, layers), self._optimizer, self._scheduler)
+        self.held = layers
+
+    def parameters_of(self, number: int) -> dict[str, nn.Parameter]:
+        """The parameters of a unit, as the modules of the held layers have them now."""
+        return self._named(number, self.held)
+
+    def _named(self, number: int, layers: frozenset[int]) -> dict[str, nn.Parameter]:
+        if number >= len(self.layers):
+            result = {}
+            for shared in self._shared_of(number - len(self.layers)):
+                here = next(occurrence for occurrence in shared if occurrence[0] in layers)
+                result[full_name(*shared[0])] = _parameter(self.layers, here)
+            return result
+        tied = {name for shared in self._shared for i, name in shared if i == number}
+        named = self.layers[number].named_parameters()
+        return {full_name(number, name): parameter for name, parameter in named if name not in tied}
+
+
+def full_name(layer: int, name: str) -> str:
+    """The name of a parameter or buffer in a state dict: `layers.3.attention.weight`."""
+    return f"layers.{layer}.{name}"
+
+
+def size_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _find_shared(layers: Sequence[nn.Module]) -> list[tuple[Occurrence, ...]]:
+    """Parameters that occur in more than one layer, each with its occurrences in layer order."""
+    seen: dict[int, list[Occurrence]] = {}
+    for i, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            seen.setdefault(id(parameter), []).append((i, name))
+    return [tuple(occurrences) for occurrences in seen.values() if len(occurrences) > 1]
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path), leaf
+
+
+def _parameter(layers: Sequence[nn.Module], occurrence: Occurrence) -> nn.Parameter:
+    layer, name = occurrence
+    return layers[layer].get_parameter(name)
+
+
+def _replace(module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Put new tensors in the place of all parameters and buffers; one that occurs twice in the module stays one."""
+    made: dict[int, torch.Tensor] = {}
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in made:
+                    made[id(parameter)] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
+                child._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
+        for name, buffer in child._buffers.items():
+            if buffer is not None:
+                if id(buffer) not in made:
+                    made[id(buffer)] = make(buffer)
+                child._buffers[name] = made[id(buffer)]

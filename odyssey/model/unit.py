@@ -1,0 +1,122 @@
+"""A unit of state: parameters that are reduced, stepped and moved together, with an optimizer and a scheduler of their own.
+
+Its state arrives elsewhere as it was, bit for bit: torch's own `Optimizer.load_state_dict` casts what it loads.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from odyssey.model.given import OptimizerFactory, SchedulerFactory, in_words, made_optimizer, made_scheduler
+
+
+class Unit:
+    """`named`: `layers.3.attention.weight` -> parameter."""
+
+    def __init__(self, named: dict[str, nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None) -> None:
+        self.named = named
+        self.trainable = [parameter for parameter in named.values() if parameter.requires_grad]
+        trainable = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        self.optimizer = made_optimizer(optimizer, trainable) if trainable else None
+        self.scheduler = made_scheduler(scheduler, self.optimizer) if scheduler and self.optimizer else None
+
+    def words(self) -> str:
+        """Its optimizer and scheduler; empty for none."""
+        return in_words(self.optimizer, self.scheduler) if self.optimizer is not None else ""
+
+    def progress(self) -> dict[str, Any]:
+        """State of optimizer and scheduler. Tensors are their own."""
+        return {
+            "optimizer": self.optimizer.state_dict() if self.optimizer else None,
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+        }
+
+    def load_progress(self, progress: dict[str, Any]) -> None:
+        """Take on a copy of what `progress` gave."""
+        if self.optimizer is not None:
+            load_exactly(self.optimizer, progress["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(progress["scheduler"])
+
+    def state_by_name(self, named: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+        """What optimizer and scheduler keep, for a comparison between ranks: for the very parameters that are given.
+
+        State of any other parameter stands under its place in the optimizer, so that it differs from what it should be.
+        """
+        if self.optimizer is None:
+            return {}
+        names = {id(parameter): name for name, parameter in named.items()}
+        state = {}
+        for number, (key, value) in enumerate(self.optimizer.state.items()):
+            state[names.get(id(key), f"foreign {number}") if isinstance(key, torch.Tensor) else str(key)] = value
+        groups = [
+            {**group, "params": [names.get(id(parameter), "foreign") for parameter in group["params"]]}
+            for group in self.optimizer.param_groups
+        ]
+        return {"state": state, "groups": groups, "scheduler": self.scheduler.state_dict() if self.scheduler else None}
+
+    def problems(self, named: Mapping[str, nn.Parameter]) -> Iterator[str]:
+        """Why stepping this unit would not train `named`, the modules' own parameters; nothing if it would."""
+        if list(named) != list(self.named) or any(self.named[name] is not parameter for name, parameter in named.items()):
+            yield "its parameters are not those of the modules"
+        trainable = [parameter for parameter in named.values() if parameter.requires_grad]
+        stepped = [] if self.optimizer is None else [p for group in self.optimizer.param_groups for p in group["params"]]
+        if sorted(map(id, stepped)) != sorted(map(id, trainable)):
+            yield "its optimizer steps other parameters than those of the modules"
+        if getattr(self.scheduler, "optimizer", self.optimizer) is not self.optimizer:
+            yield "its scheduler belongs to another optimizer"
+
+
+def load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Take on what `state_dict` of such an optimizer gave elsewhere, every value as it was there.
+
+    torch's `load_state_dict` casts floating-point state to the dtype of its parameter, and makes anything else that can be
+    iterated over anew by its type. It is called only where a class or a hook has made it its own.
+    Raises ValueError if there are not as many parameters.
+    """
+    if _has_own_way(optimizer):
+        optimizer.load_state_dict(saved)
+        return
+    own, others = optimizer.param_groups, saved["param_groups"]
+    numbers = chain.from_iterable(group["params"] for group in others)
+    parameters = dict(zip(numbers, chain.from_iterable(group["params"] for group in own), strict=True))
+    for group, other in zip(own, others, strict=True):
+        group.update({key: _copied(value, None) for key, value in other.items() if key != "params"})
+    # As torch does: the count of steps stays on the host, unless a kernel reads it.
+    on_host = {id(p) for group in own if not (group.get("capturable") or group.get("fused")) for p in group["params"]}
+    optimizer.state.clear()
+    for number, values in saved["state"].items():
+        parameter = parameters.get(number)
+        if parameter is None or not isinstance(values, dict):
+            optimizer.state[number if parameter is None else parameter] = _copied(values, None)
+            continue
+        optimizer.state[parameter] = {
+            key: _copied(value, None if key == "step" and id(parameter) in on_host else parameter.device)
+            for key, value in values.items()
+        }
+
+
+def _has_own_way(optimizer: Optimizer) -> bool:
+    kind = type(optimizer)
+    if kind.load_state_dict is not Optimizer.load_state_dict or kind.state_dict is not Optimizer.state_dict:
+        return True
+    hooks = ("load_state_dict_pre_hooks", "load_state_dict_post_hooks", "state_dict_pre_hooks", "state_dict_post_hooks")
+    return any(getattr(optimizer, f"_optimizer_{name}", None) for name in hooks)
+
+
+def _copied(value: Any, device: torch.device | None) -> Any:
+    """A copy, with its tensors on `device`; None: where they are."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device or value.device, copy=True)
+    if type(value) is dict:
+        return {key: _copied(item, device) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item, device) for item in value)
+    return copy.deepcopy(value)

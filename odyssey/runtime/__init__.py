@@ -1,0 +1,11 @@
+"""One rank of a Job at work.
+
+session.py    the rank's side of the recovery protocol; local.py: a script that is run without a launcher
+engine.py     runs the ops of a plan; boundary.py, clock.py, data.py: its inputs, outputs and times
+groups.py     communication that can be cut; gradients.py: reduced over it
+transfer.py   layers on their way between ranks
+evaluation.py, measure.py, once.py: what is run instead of a step
+job_spec.py   what the script asked for; draws.py: data sets that draw random numbers
+proof.py      what a rank shows before it goes on
+heartbeat.py  for loops of one's own
+"""

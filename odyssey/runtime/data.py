@@ -1,0 +1,180 @@
+"""Which samples a step uses, the seeds of its random numbers, and a thread that fetches ahead.
+
+Everything here is a pure function of (seed, step, micro-batch, layer): a micro-batch that is redone, or run by another
+worker, sees the same samples and the same dropout masks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import default_collate
+
+from odyssey.errors import JobError
+from odyssey.model.packing import digest
+from odyssey.plan import Plan
+from odyssey.runtime import draws
+
+
+class Dataset(Protocol):
+    """Map-style data: `data[sample_id] -> (input, target)`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, sample_id: int, /) -> Any: ...
+
+
+_MASK = (1 << 64) - 1
+
+
+def layer_seed(seed: int, step: int, micro_batch: int, layer: int) -> int:
+    """Seed of the generator before `layer` runs forward on `micro_batch` of `step`: 63 bits, mixed by splitmix64."""
+    value = 0
+    for part in (seed, step, micro_batch, layer):
+        value = (value ^ (part & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+        value ^= value >> 31
+    return value >> 1
+
+
+class Sampler:
+    """Sample ids of any step: positions `[step * global_batch, (step + 1) * global_batch)` through each epoch's permutation."""
+
+    def __init__(self, n_samples: int, seed: int) -> None:
+        self.n_samples = n_samples
+        self.seed = seed
+        self._permutations: dict[int, torch.Tensor] = {}
+
+    def ids(self, start: int, stop: int) -> list[int]:
+        """The sample ids at positions `[start, stop)`, counted from the first sample of the first epoch."""
+        result = []
+        for position in range(start, stop):
+            epoch, index = divmod(position, self.n_samples)
+            result.append(int(self._permutation(epoch)[index]))
+        return result
+
+    def _permutation(self, epoch: int) -> torch.Tensor:
+        permutation = self._permutations.get(epoch)
+        if permutation is None:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            permutation = torch.randperm(self.n_samples, generator=generator)
+            # A step touches at most the epochs it spans; the one before may still be fetched.
+            self._permutations = {e: p for e, p in self._permutations.items() if e >= epoch - 1} | {epoch: permutation}
+        return permutation
+
+
+def micro_batch_ids(sampler: Sampler, plan: Plan, step: int, micro_batch: int) -> list[int]:
+    """Sample ids of one micro-batch of `step`."""
+    start = step * plan.global_batch + micro_batch * plan.micro_batch
+    return sampler.ids(start, start + plan.n_samples(micro_batch))
+
+
+class Prefetcher:
+    """Fetches and collates micro-batches on a thread of its own, in the order asked for, ahead of their use.
+
+    What was fetched stays until `keep_only` lets it go, so that a redone step finds its samples in place.
+    """
+
+    def __init__(self, data: Dataset, sampler: Sampler, plan: Plan, *, is_random: bool = False) -> None:
+        """`plan` gives the sizes of global and micro-batch only, which are the same in all plans of a job.
+
+        `is_random`: getting a sample draws random numbers. Their generators are the process's own, which layers draw from, too:
+        so these samples are fetched when they are used, by the thread that uses them.
+        """
+        self._data = data
+        self._is_random = is_random
+        self._sampler = sampler
+        self._plan = plan
+        self._values: dict[tuple[int, int], Any] = {}
+        self._wanted: set[tuple[int, int]] = set()
+        self._queue: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._arrived = threading.Condition()
+        if not is_random:
+            threading.Thread(target=self._fetch, name="odyssey-data", daemon=True).start()
+
+    def ids(self, step: int, micro_batch: int) -> list[int]:
+        """Sample ids of one micro-batch of `step`."""
+        return micro_batch_ids(self._sampler, self._plan, step, micro_batch)
+
+    def request(self, step: int, micro_batches: Iterable[int]) -> None:
+        """Fetch these micro-batches of `step`, unless they are there or on their way."""
+        for micro_batch in () if self._is_random else micro_batches:
+            key = (step, micro_batch)
+            if key not in self._wanted:
+                self._wanted.add(key)
+                self._queue.put(key)
+
+    def get(self, step: int, micro_batch: int) -> Any:
+        """`(input, target)` of a requested micro-batch, collated. Raises what the dataset raised for it."""
+        if self._is_random:
+            return self._drawn(step, micro_batch)
+        with self._arrived:
+            while (step, micro_batch) not in self._values:
+                self._arrived.wait()  # ended by `_fetch`, which delivers a value or the dataset's exception
+            value = self._values[step, micro_batch]
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def _drawn(self, step: int, micro_batch: int) -> Any:
+        if (step, micro_batch) not in self._values:
+            seeds = [layer_seed(self._sampler.seed, step, micro_batch, -1 - i) for i in range(self._plan.micro_batch)]
+            self._values[step, micro_batch] = fetch(self._data, self.ids(step, micro_batch), seeds)
+        return self._values[step, micro_batch]
+
+    def keep_only(self, first_step: int) -> None:
+        """Let go of everything before `first_step`."""
+        with self._arrived:
+            self._wanted = {key for key in self._wanted if key[0] >= first_step}
+            self._values = {key: value for key, value in self._values.items() if key[0] >= first_step}
+
+    def _fetch(self) -> None:
+        while True:
+            step, micro_batch = self._queue.get()
+            value: Any = None
+            if (step, micro_batch) in self._wanted:
+                try:
+                    value = fetch(self._data, self.ids(step, micro_batch))
+                except Exception as error:  # raised again in the thread that asks for it
+                    value = error
+            with self._arrived:
+                if (step, micro_batch) in self._wanted:
+                    self._values[step, micro_batch] = value
+                    self._arrived.notify_all()
+
+
+def fetch(data: Dataset, sample_ids: Sequence[int], seeds: Sequence[int] | None = None) -> Any:
+    """Samples as one collated micro-batch: `(input, target)`, tensors with the samples in dimension 0.
+
+    `seeds`: of the random numbers that getting each sample may draw; None where it draws none.
+    """
+    if seeds is None:
+        samples = [data[sample_id] for sample_id in sample_ids]
+    else:
+        with draws.apart() as generators:
+            samples = [generators.seeded(own, data, sample_id) for own, sample_id in zip(seeds, sample_ids, strict=False)]
+    batch = default_collate(samples)
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        what = f"{len(batch)} values" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
+        raise JobError(f"a sample of data is {what}, expected a pair", "let data[i] be (input, target)")
+    return batch
+
+
+def draws_random_numbers(data: Dataset, sample_id: int) -> bool:
+    """Whether getting a sample draws from torch's, Python's or numpy's generator.
+
+    Raises JobError if the same sample is another one the second time, with the same random numbers: then ranks that read it
+    for its input and for its target would not read the same.
+    """
+    with draws.apart() as generators:
+        first, second = (digest(generators.seeded(0, data, sample_id)) for _ in range(2))
+        has_drawn = generators.have_drawn(0)
+    if first != second:
+        what = f"data[{sample_id}] gives two different values for the same sample"
+        raise JobError(what, "let a sample depend on its number, and on torch's, numpy's and random's own generators only")
+    return has_drawn

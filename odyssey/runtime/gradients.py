@@ -1,0 +1,136 @@
+"""Gradients of a generation: flat buffers that autograd sums into and reductions run on, and the split backward.
+
+The parameters of a reduce group share one flat buffer (one for each dtype), so a reduction is one collective and no copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from odyssey.model.model import Model
+from odyssey.plan import Plan
+from odyssey.runtime.groups import Groups
+
+
+class Gradients:
+    """The gradient sums of all layers that a worker holds under one plan."""
+
+    def __init__(self, plan: Plan, worker: int, model: Model) -> None:
+        self._flats: dict[int, list[torch.Tensor]] = {}
+        self._workers: dict[int, tuple[int, ...]] = {}
+        self._units: dict[int, list[int]] = {}
+        self._counted: list[int] = []
+        for number, group in enumerate(plan.reduce):
+            if worker not in group.workers:
+                continue
+            units = [*group.layers, *(plan.n_layers + tie for tie in group.ties)]
+            parameters = [parameter for unit in units for parameter in model.units[unit].trainable]
+            self._flats[number] = [
+                _flat_gradient([p for p in parameters if p.dtype == dtype], dtype, model.device)
+                for dtype in dict.fromkeys(p.dtype for p in parameters)
+            ]
+            self._workers[number] = group.workers
+            self._units[number] = units
+            if group.workers[0] == worker:
+                self._counted.append(number)
+
+    def zero(self) -> None:
+        """Begin a step."""
+        for flats in self._flats.values():
+            for flat in flats:
+                flat.zero_()
+
+    def contracts(self, model: Model) -> dict[int, str]:
+        """Reduce group -> digest of what is summed there and in which order: workers, and the modules' own parameters."""
+        found = {}
+        for number, units in self._units.items():
+            named = [item for unit in units for item in model.parameters_of(unit).items()]
+            facts = [(name, tuple(p.shape), str(p.dtype)) for name, p in named if p.requires_grad]
+            sizes = [(flat.numel(), str(flat.dtype)) for flat in self._flats[number]]
+            text = repr((self._workers[number], facts, sizes))
+            found[number] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return found
+
+    def problems(self, model: Model) -> Iterator[str]:
+        """Which of the modules' own parameters do not sum their gradients here; nothing if all do."""
+        storages = {flat.untyped_storage().data_ptr() for flats in self._flats.values() for flat in flats}
+        for unit in sorted(unit for units in self._units.values() for unit in units):
+            for name, parameter in model.parameters_of(unit).items():
+                gradient = parameter.grad
+                if not parameter.requires_grad:
+                    continue
+                if gradient is None or gradient.untyped_storage().data_ptr() not in storages:
+                    yield f"unit {unit}: the gradient of {name} is not reduced"
+
+    def start_reduction(self, group: int, groups: Groups) -> list[Any]:
+        """Start summing a group's gradients over its workers; returns the works to wait for."""
+        members = groups.by_subset.get(self._workers[group])
+        if members is None:  # the worker holds these layers alone
+            return []
+        return [groups.all_reduce(flat, members) for flat in self._flats[group]]  # Gloo's collectives take device tensors
+
+    def square_sum(self) -> float:
+        """Squares of the reduced gradient sums, of each group by its first worker only: over all workers, the global norm's."""
+        flats = [flat for group in self._counted for flat in self._flats[group]]
+        return sum(float(torch.linalg.vector_norm(flat, dtype=_precise(flat.dtype))) ** 2 for flat in flats)
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+        for flats in self._flats.values():
+            for flat in flats:
+                flat.mul_(factor)
+
+
+def _flat_gradient(parameters: list[nn.Parameter], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A zero buffer whose parts are the parameters' `.grad`."""
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=device)
+    start = 0
+    for parameter in parameters:
+        parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+    return flat
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    """Full backward: adds to the `.grad` of parameters and of the stage's inputs."""
+    pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
+    if pairs:
+        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+
+
+def backward_input(
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    inputs: Sequence[torch.Tensor],
+    weights: Sequence[nn.Parameter],
+) -> Any:
+    """Input-gradient half: fills the inputs' `.grad`; returns what `backward_weight` needs.
+
+    A stage without inputs that need a gradient has no such half: then all of it waits for `backward_weight`.
+    """
+    pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
+    needing = [leaf for leaf in inputs if leaf.requires_grad]
+    if not needing or not pairs:
+        return [([output for output, _ in pairs], [gradient for _, gradient in pairs])]
+    kept_outputs = [output for output, _ in pairs]
+    _, weight_work = stage_backward_input(kept_outputs, [g for _, g in pairs], needing, iter(weights))
+    return weight_work
+
+
+def backward_weight(work: Any, weights: Sequence[nn.Parameter]) -> None:
+    """Weight-gradient half: adds to the `.grad` of parameters."""
+    if work and isinstance(work[0], tuple):
+        outputs, gradients = work[0]
+        backward(outputs, gradients)
+    else:
+        stage_backward_weight(iter(weights), work)

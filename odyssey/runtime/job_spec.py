@@ -1,0 +1,49 @@
+"""What the script gave to `odyssey.Job`, as the engine and the profile need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from odyssey.errors import JobError
+from odyssey.messages import ModelSpec
+from odyssey.model.given import OptimizerFactory
+from odyssey.plan import Plan
+from odyssey.runtime.data import Prefetcher
+
+
+class JobSpec(NamedTuple):
+    """`loss(output, target)`: mean over a micro-batch's samples. `prefetcher(plan)`: made once, at the first plan.
+
+    `first_micro_batch()`: a collated `(input, target)` of full size, to measure with. `autocast`: None computes in the
+    parameters' own precision.
+    """
+
+    spec: ModelSpec
+    loss: Callable[[Any, Any], torch.Tensor]
+    optimizer: OptimizerFactory
+    prefetcher: Callable[[Plan], Prefetcher]
+    first_micro_batch: Callable[[], Any]
+    seed: int
+    autocast: torch.dtype | None
+
+    def checked_loss(self, output: Any, target: Any) -> torch.Tensor:
+        """What `loss` gives. Raises JobError if that is nothing to train with."""
+        result = self.loss(output, target)
+        if not isinstance(result, torch.Tensor):
+            raise JobError(f"the loss is a {type(result).__name__}", _HELP)
+        if result.dim() != 0:
+            raise JobError(f"the loss has shape {tuple(result.shape)}", _HELP)
+        if not result.requires_grad and torch.is_grad_enabled() and _needs_gradient(output):
+            raise JobError("the loss has no gradient", "compute it from the output, without .item(), .detach() or .data")
+        return result
+
+
+_HELP = "return a scalar tensor, the mean over the micro-batch's samples"
+
+
+def _needs_gradient(output: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(output))

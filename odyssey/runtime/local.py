@@ -1,0 +1,61 @@
+"""A session without a launcher: one process that trains alone, so that `python train.py` works as it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from odyssey.messages import Position, Result, position_after
+from odyssey.model.model import Model
+from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage
+from odyssey.runtime.engine import Engine
+from odyssey.runtime.groups import Groups
+from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.session import Transaction, Values
+
+
+class LocalSession:
+    """What `Session` is, for a job of one process."""
+
+    def __init__(self, model: Model, job_spec: JobSpec) -> None:
+        spec = job_spec.spec
+        n_layers, n_micro_batches = len(spec.layers), -(-spec.global_batch // spec.micro_batch)
+        layers, ties = tuple(range(n_layers)), tuple(range(len(spec.ties)))
+        self.plan = Plan(
+            generation=1,
+            strategy="alone",
+            step=0,
+            global_batch=spec.global_batch,
+            micro_batch=spec.micro_batch,
+            n_layers=n_layers,
+            pipelines=(Pipeline((Stage(0, 0, n_layers),), 0, n_micro_batches),),
+            reduce=(ReduceGroup((0,), layers, ties, 0),),
+            ties=spec.ties,
+        ).validate()
+        self.rank = self.leader = self.joined_step = 0
+        self.model = model
+        self.position: Position = (0, 0)
+        self.replaying: deque[Result] = deque()
+        self.is_idle = False
+        model.hold_built(layers)
+        groups = Groups("", 1, (0,), (), (), 0, model.device)
+        self._engine = Engine(self.plan, 0, model, job_spec, job_spec.prefetcher(self.plan), groups, ())
+
+    @property
+    def place(self) -> Position:
+        """Where the script stands."""
+        return self.position
+
+    def outside(self) -> AbstractContextManager[None]:
+        """Around the script's own code inside a unit."""
+        return nullcontext()
+
+    def run(self, transaction: Transaction) -> Values:
+        """Run one unit."""
+        sums = torch.tensor(list(transaction.body(self._engine)), dtype=torch.float64)
+        values = transaction.conclude(sums.tolist())
+        transaction.take(self._engine, values)
+        self.position = position_after(Result(self.position, transaction.kind, values))
+        return values

@@ -1,0 +1,304 @@
+"""Profiles the model's layers on one micro-batch, along a chain of ranks: each measures its layers and passes the output on.
+
+All ranks measure at the same time, as they compute at the same time when they train: what they share (caches, memory)
+slows both alike, and what a core's sharing costs is not in the thread's processor time. Nothing is trained: the layers
+are copies.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from odyssey.messages import LayerCost, Measure, Measured
+from odyssey.model.given import OptimizerFactory
+from odyssey.model.model import Model, size_bytes
+from odyssey.plan import Stage
+from odyssey.runtime.boundary import describe, flatten
+from odyssey.runtime.clock import now_s
+from odyssey.runtime.engine import on_device
+from odyssey.runtime.groups import Groups
+from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.transfer import receive_state, send_state
+
+N_REPEATS = 5
+PROBE_BYTES = 1 << 20
+PROBE_TAG = 4
+
+
+def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups: Groups) -> Measured:
+    """This rank's part of the chain. Raises Cut when communication ends, JobError for layers that cannot be trained."""
+    n_samples = min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
+    autocast = job_spec.autocast
+    started_s = time.monotonic()
+    groups.build()
+    group_s = time.monotonic() - started_s
+    runtime_bytes = resident_bytes()
+    place = next(i for i, stage in enumerate(order.chain) if stage.worker == worker)
+    stage = order.chain[place]
+    is_first, is_last = place == 0, place == len(order.chain) - 1
+    if is_first:
+        value = on_device(job_spec.first_micro_batch()[0], model.device)
+    else:
+        before = _worker(order.chain[place - 1])
+        value = _arrived(receive_state(before, groups, "the first micro-batch")[0], model.device)
+    modules = model.copies(stage.layers)
+    inputs, boundaries = [], []
+    for layer, module in zip(stage.layers, modules, strict=True):
+        inputs.append(value)
+        with _precision(model.device, autocast):
+            try:
+                output = module(value)
+            except Exception as error:
+                error.add_note(f"in layer {model.specs[layer].name}")
+                raise
+        value = _detached(output, layer)
+        boundaries.append(describe(value, layer, n_samples))
+    latency_s = bandwidth = loss_s = None
+    overheads_s = []
+    if not is_last:
+        behind = _worker(order.chain[place + 1])
+        needs = [tensor.requires_grad for tensor in flatten(value, stage.stop - 1)]
+        for work, _ in send_state({"value": pytree.tree_map(torch.Tensor.detach, value), "needs": needs}, behind, groups):
+            groups.wait(work.wait)
+        output_bytes = sum(map(size_bytes, flatten(value, stage.stop - 1)))
+        latency_s, bandwidth, overhead_s = _probe(behind, groups, output_bytes)
+        overheads_s.append(overhead_s)
+    if not is_first:
+        overheads_s.append(_answer_probe(_worker(order.chain[place - 1]), groups))
+    if len(order.chain) > 1:
+        groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
+    costs = _measure_layers(stage, modules, inputs, job_spec, model.device)
+    if is_last:
+        loss_s = _measure_loss(job_spec.checked_loss, value, on_device(job_spec.first_micro_batch()[1], model.device), autocast)
+    return Measured(
+        generation=order.generation,
+        costs=costs,
+        boundaries=tuple(boundaries),
+        latency_s=latency_s,
+        bandwidth=bandwidth,
+        group_s=group_s,
+        loss_s=loss_s,
+        op_overhead_s=statistics.mean(overheads_s) if overheads_s else None,
+        runtime_bytes=runtime_bytes,
+        memory_bytes=memory_bytes(model.device),
+    )
+
+
+def _worker(stage: Stage) -> int:
+    assert stage.worker is not None, "a chain has a worker at every stage"
+    return stage.worker
+
+
+def _arrived(message: Any, device: torch.device) -> Any:
+    value = on_device(message["value"], device)
+    for leaf, needs in zip(pytree.tree_leaves(value), message["needs"], strict=True):
+        leaf.requires_grad_(needs)
+    return value
+
+
+# -- layers ---------------------------------------------------------------------------------------------------------------
+
+
+def _measure_layers(
+    stage: Stage, modules: list[nn.Module], inputs: list[Any], job_spec: JobSpec, device: torch.device
+) -> tuple[LayerCost, ...]:
+    """What each layer of the stage costs. Rounds go through all layers forward and back, as a step does: a layer that was
+    measured over and over by itself would find its weights in the cache each time."""
+    timings = [
+        _Timings(layer, module, value, job_spec.optimizer, device)
+        for layer, module, value in zip(stage.layers, modules, inputs, strict=True)
+    ]
+    for _ in range(N_REPEATS + 1):  # the first round warms up
+        for timing in timings:
+            timing.forward(job_spec.autocast)
+        for timing in reversed(timings):
+            timing.backward()
+        for timing in timings:
+            timing.step()
+    return tuple(timing.cost() for timing in timings)
+
+
+class _Timings:
+    """One layer's rounds: seconds of each part, and the bytes that its backward keeps."""
+
+    def __init__(self, layer: int, module: nn.Module, value: Any, optimizer: OptimizerFactory, device: torch.device) -> None:
+        self._layer = layer
+        self._module = module
+        self._value = value
+        self._device = device
+        self._inputs = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
+        self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        for weight in self._weights:
+            weight.grad = torch.zeros_like(weight)
+        self._optimizer = optimizer(self._weights) if self._weights else None
+        self._seconds: dict[str, list[float]] = {"forward": [], "input": [], "both": [], "step": []}
+        self._output: list[torch.Tensor] = []
+        self._activation_bytes = 0
+
+    def forward(self, autocast: torch.dtype | None) -> None:
+        with _saved_bytes(list(self._module.parameters())) as saved, _precision(self._device, autocast):
+            start_s = now_s(self._device)
+            output = self._module(self._value)
+            self._seconds["forward"].append(now_s(self._device) - start_s)
+        self._activation_bytes = saved[0]
+        self._output = flatten(output, self._layer)
+
+    def backward(self) -> None:
+        leaves = [leaf for leaf in self._output if leaf.requires_grad]
+        ones = [torch.ones_like(leaf) for leaf in leaves]
+        for name, targets in (("input", self._inputs), ("both", [*self._inputs, *self._weights])):
+            start_s = now_s(self._device)
+            if leaves and targets:
+                torch.autograd.backward(leaves, ones, inputs=targets, retain_graph=name == "input")
+            self._seconds[name].append(now_s(self._device) - start_s)
+
+    def step(self) -> None:
+        start_s = now_s(self._device)
+        if self._optimizer is not None:
+            for weight in self._weights:
+                assert weight.grad is not None
+                weight.grad.mul_(1.0)  # the engine divides by the global batch here
+            self._optimizer.step()
+        self._seconds["step"].append(now_s(self._device) - start_s)
+
+    def cost(self) -> LayerCost:
+        median_s = {name: statistics.median(seconds[1:]) for name, seconds in self._seconds.items()}
+        input_s = min(median_s["input"], median_s["both"]) if self._inputs else 0.0
+        state = self._optimizer.state.values() if self._optimizer is not None else ()
+        return LayerCost(
+            layer=self._layer,
+            forward_s=median_s["forward"],
+            input_gradient_s=input_s,
+            weight_gradient_s=median_s["both"] - input_s,
+            optimizer_s=median_s["step"],
+            parameter_bytes=sum(map(size_bytes, self._module.parameters())),
+            gradient_bytes=sum(map(size_bytes, self._weights)),
+            optimizer_bytes=sum(size_bytes(t) for values in state for t in values.values() if isinstance(t, torch.Tensor)),
+            activation_bytes=self._activation_bytes,
+            output_bytes=sum(map(size_bytes, self._output)),
+        )
+
+
+def _detached(output: Any, layer: int) -> Any:
+    flatten(output, layer)
+    return pytree.tree_map(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad), output)
+
+
+def _precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, autocast) if autocast else nullcontext()
+
+
+def _measure_loss(loss: Callable[[Any, Any], torch.Tensor], value: Any, target: Any, autocast: torch.dtype | None) -> float:
+    """Seconds of the loss and its gradient."""
+    leaves = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
+    device = leaves[0].device if leaves else torch.device("cpu")
+
+    def run() -> None:
+        with _precision(device, autocast):
+            result = loss(value, target)
+        if result.requires_grad:
+            torch.autograd.grad(result, leaves, allow_unused=True)
+
+    run()
+    return _median_s(run, device)
+
+
+def _median_s(run: Callable[[], Any], device: torch.device) -> float:
+    """Median compute seconds of `run`."""
+    seconds = []
+    for _ in range(N_REPEATS):
+        start_s = now_s(device)
+        run()
+        seconds.append(now_s(device) - start_s)
+    return statistics.median(seconds)
+
+
+@contextmanager
+def _saved_bytes(parameters: list[nn.Parameter]) -> Iterator[list[int]]:
+    """Collects in element 0 the bytes that autograd keeps for backward, parameters excepted, each storage once."""
+    known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    total = [0]
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            known.add(storage.data_ptr())
+            total[0] += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield total
+
+
+# -- links and memory -----------------------------------------------------------------------------------------------------
+
+
+def _probe(peer: int, groups: Groups, output_bytes: int) -> tuple[float, float, float]:
+    """Latency (seconds) and bandwidth (bytes per second) of the link to `peer`, and this processor's seconds for passing
+    on one output of `output_bytes`, by messages there and back."""
+    small_s, _ = _round_trips(peer, groups, 8)
+    large_s, _ = _round_trips(peer, groups, PROBE_BYTES)
+    size = torch.tensor([output_bytes])
+    groups.wait(groups.send(size, peer, PROBE_TAG).wait)
+    _, overhead_s = _round_trips(peer, groups, output_bytes)
+    return small_s / 2, PROBE_BYTES / max((large_s - small_s) / 2, 1e-9), overhead_s
+
+
+def _answer_probe(peer: int, groups: Groups) -> float:
+    """The other end of `_probe`: this processor's seconds for one output."""
+    for n_bytes in (8, PROBE_BYTES):
+        _answer_round_trips(peer, groups, n_bytes)
+    size = torch.empty(1, dtype=torch.int64)
+    groups.wait(groups.receive(size, peer, PROBE_TAG).wait)
+    return _answer_round_trips(peer, groups, int(size))
+
+
+def _round_trips(peer: int, groups: Groups, n_bytes: int) -> tuple[float, float]:
+    """Least seconds of a message there and back (whatever else runs only adds), and this process's seconds for one way."""
+    message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
+    seconds = []
+    before_s = time.process_time()
+    for _ in range(N_REPEATS):
+        start_s = time.monotonic()
+        groups.wait(groups.send(message, peer, PROBE_TAG).wait)
+        groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
+        seconds.append(time.monotonic() - start_s)
+    return min(seconds), (time.process_time() - before_s) / (2 * N_REPEATS)
+
+
+def _answer_round_trips(peer: int, groups: Groups, n_bytes: int) -> float:
+    message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
+    before_s = time.process_time()
+    for _ in range(N_REPEATS):
+        groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
+        groups.wait(groups.send(message, peer, PROBE_TAG).wait)
+    return (time.process_time() - before_s) / (2 * N_REPEATS)
+
+
+def resident_bytes() -> int:
+    """Memory that this process has to itself now."""
+    with open("/proc/self/statm") as statm:
+        _, resident, shared, *_ = map(int, statm.read().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_bytes(device: torch.device) -> int:
+    """What this rank may take: its device's memory, or its share of the host's (of the control group's, where that is less)."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit_file = Path("/sys/fs/cgroup/memory.max")
+    limit = limit_file.read_text().strip() if limit_file.exists() else "max"
+    if limit.isdigit():
+        host = min(host, int(limit))
+    return host // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

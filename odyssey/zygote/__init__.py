@@ -1,0 +1,9 @@
+"""A process that has imported torch and done nothing with it: ranks and the store are forks of it.
+
+protocol.py what an agent asks and is answered
+server.py   the zygote itself
+entry.py    what a fork does to be the script's process; shadow.py: modules that only the script's folder hides
+preload.py  what else the next ranks are spared to import
+services.py forks that serve the job itself
+numa.py     binds a rank to processors
+"""

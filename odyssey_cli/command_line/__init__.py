@@ -1,0 +1,10 @@
+"""From a command line to what the launcher is asked to do.
+
+options.py    all options of a launch, in one table
+parser.py     reads a command line by it
+values.py     what the words of one value mean
+request.py    the options that the agent obeys
+rendezvous.py where the agents are to meet
+devices.py    how many ranks a host has room for
+checks.py     what can be known to be wrong before anything is started
+"""

@@ -1,0 +1,211 @@
+"""Every option that a launch can be given, as data: the parser, the help and the PET_ variables are made from this table.
+
+`odyssey run` takes all of them, `odyssey-torchrun` only torchrun's, `python -m odyssey_cli.launch` these and `--use-env`,
+`odyssey profile` the few that say where to run. What their values mean is read in request.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Command(enum.Enum):
+    """A command line that starts ranks. The value is what it is called by."""
+
+    RUN = "odyssey run"
+    PROFILE = "odyssey profile"
+    TORCHRUN = "odyssey-torchrun"
+    LAUNCH = "python -m odyssey_cli.launch"
+
+
+class Origin(enum.Enum):
+    """Whose option it is."""
+
+    TORCHRUN = "torchrun"
+    LAUNCH = "torch.distributed.launch"
+    OURS = "odyssey run"
+    PROFILE = "odyssey profile"
+
+
+class Group(enum.Enum):
+    """Headings of the help, in their order."""
+
+    SCRIPT = "What to run"
+    RANKS = "Ranks and nodes"
+    MEETING = "How agents on several hosts meet"
+    LOSS = "When ranks are lost"
+    STALL = "When ranks stall"
+    OUTPUT = "Output"
+    END = "The end"
+
+
+@dataclass(frozen=True)
+class Option:
+    """`names`: the long one last; spelled with dashes, underscores are accepted as well. `metavar`: empty for a switch.
+
+    `default`: as it would be given; empty for none, or where the help tells it in words. `variables`: read before the
+    default, after the command line and PET_<NAME>.
+    """
+
+    names: tuple[str, ...]
+    metavar: str
+    help: str
+    group: Group
+    origin: Origin = Origin.OURS
+    default: str = ""
+    variables: tuple[str, ...] = ()
+    repeats: bool = False
+    in_profile: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.names[-1]
+
+    @property
+    def dest(self) -> str:
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def is_switch(self) -> bool:
+        return not self.metavar
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All names, the long ones with underscores too."""
+        return tuple(dict.fromkeys((*self.names, f"--{self.dest}")))
+
+    @property
+    def all_variables(self) -> tuple[str, ...]:
+        """The environment variables that stand for it, the first one first."""
+        return (f"PET_{self.dest.upper()}", *self.variables) if self.origin is Origin.TORCHRUN else self.variables
+
+    def is_of(self, command: Command) -> bool:
+        match command:
+            case Command.RUN:
+                return self.origin in (Origin.TORCHRUN, Origin.OURS)
+            case Command.PROFILE:
+                return self.in_profile
+            case Command.TORCHRUN:
+                return self.origin is Origin.TORCHRUN
+            case Command.LAUNCH:
+                return self.origin in (Origin.TORCHRUN, Origin.LAUNCH)
+
+
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+START_METHODS = ("spawn", "fork", "forkserver")
+_THEIRS = Origin.TORCHRUN
+
+OPTIONS: tuple[Option, ...] = (
+    # What to run
+    Option(("-m", "--module"), "", "SCRIPT is a module, as with `python -m`.", Group.SCRIPT, _THEIRS),
+    Option(("--no-python",), "", "SCRIPT is a program: run it as it is, without Python.", Group.SCRIPT, _THEIRS),
+    Option(("--run-path",), "", "Run SCRIPT with `runpy.run_path`.", Group.SCRIPT, _THEIRS),
+    Option(
+        ("--use-env",), "", "Do not append --local-rank=N to the arguments of the script.", Group.SCRIPT, Origin.LAUNCH
+    ),
+    Option(
+        ("--virtual-local-rank",), "", "Each rank sees its own GPU as number 0, and LOCAL_RANK=0.", Group.SCRIPT, _THEIRS
+    ),
+    Option(
+        ("--numa-binding",), "MODE", f"Bind ranks near their GPUs: {', '.join(NUMA_BINDINGS)}.", Group.SCRIPT, _THEIRS
+    ),
+    Option(
+        ("--start-method",), "METHOD", f"{', '.join(START_METHODS)}: no effect here.", Group.SCRIPT, _THEIRS, "spawn"
+    ),
+    Option(
+        ("-o", "--output"), "FILE", "Where to write the profile.", Group.SCRIPT, Origin.PROFILE, "profile.json", in_profile=True
+    ),
+    # Ranks and nodes
+    Option(
+        ("--nproc-per-node",), "N", "Ranks of a node: a number, or auto, gpu, cpu, xpu to count devices.", Group.RANKS,
+        _THEIRS, "1", in_profile=True,
+    ),
+    Option(
+        ("--nodes",), "N", "Nodes on this host: failure domains of --nproc-per-node ranks each. Read behind SCRIPT too.",
+        Group.RANKS, default="1", in_profile=True,
+    ),
+    Option(("--nnodes",), "N", "Agents of the job, one on each host: a number, or MIN:MAX.", Group.RANKS, _THEIRS, "1:1"),
+    Option(("--role",), "NAME", "What ranks are called in the prefix of their lines.", Group.RANKS, _THEIRS, "default"),
+    # How agents meet
+    Option(("--standalone",), "", "This agent is the only one; the options below are ignored.", Group.MEETING, _THEIRS),
+    Option(
+        ("--rdzv-backend",), "NAME", "static: the agent of node rank 0 hosts. c10d: whichever can.", Group.MEETING, _THEIRS,
+        "static",
+    ),
+    Option(("--rdzv-endpoint",), "HOST:PORT", "Where they meet. Port with c10d: 29400.", Group.MEETING, _THEIRS),
+    Option(("--rdzv-id",), "ID", "The job's name: only agents that give the same one meet.", Group.MEETING, _THEIRS, "none"),
+    Option(
+        ("--rdzv-conf",), "KEY=VALUE", "join_timeout, last_call_timeout in seconds; others are ignored.",
+        Group.MEETING, _THEIRS,
+    ),
+    Option(("--node-rank",), "N", "Number of this agent, with static.", Group.MEETING, _THEIRS, "0"),
+    Option(
+        ("--master-addr",), "HOST", "The endpoint's host, with static.", Group.MEETING, _THEIRS, "127.0.0.1", in_profile=True
+    ),
+    Option(
+        ("--master-port",), "PORT", "Its port, with static: 29500. On one host a free one, unless it is given.", Group.MEETING,
+        _THEIRS, in_profile=True,
+    ),
+    Option(("--local-addr",), "HOST", "Where others reach this host. Default: found out.", Group.MEETING, _THEIRS),
+    # When ranks are lost
+    Option(("--max-restarts",), "N", "How often ranks may be started again, in the whole job.", Group.LOSS, _THEIRS, "0"),
+    Option(("--never-retry",), "CODES", "Exit codes that end the job at once: 2,70-75.", Group.LOSS),
+    Option(("--restart-limit",), "N/TIME", "End the job at more than N restarts in TIME: 5/1h.", Group.LOSS),
+    Option(
+        ("--restart-backoff",), "TIME", "Pause before the second restart without progress, doubled each time.", Group.LOSS,
+        default="1s",
+    ),
+    Option(
+        ("--retry-same-failure",), "", "Restart also when the same failure comes back before any progress.", Group.LOSS
+    ),
+    Option(("--layout",), "LAYOUT", "auto, 2x4 (pipelines x stages) or 3+2+3.", Group.LOSS, default="auto"),
+    Option(("--strategy",), "NAME", "auto, reroute, repartition, shrink or respawn.", Group.LOSS, default="auto"),
+    Option(("--mtbf",), "TIME", "Expected time to the next loss: 3600, 90s, 6h. Default: estimated.", Group.LOSS),
+    Option(("--profile",), "FILE", "Use these measurements instead of measuring at the start.", Group.LOSS),
+    Option(("--drill",), "DRILL", "Lose ranks on purpose: 'step=20 kill=2'. May be repeated.", Group.LOSS, repeats=True),
+    # When ranks stall
+    Option(
+        ("--stall-timeout",), "TIME", "Warn when a rank shows no progress for so long: 10m. Default: no watch.", Group.STALL
+    ),
+    Option(("--end-stalled",), "", "Treat such a rank as lost.", Group.STALL),
+    # Output
+    Option(
+        ("--log-dir",), "DIR", "Each job makes a folder for its logs in it. Default: odyssey-logs.", Group.OUTPUT, _THEIRS,
+        in_profile=True,
+    ),
+    Option(
+        ("-r", "--redirects"), "STREAMS", "To files instead: 1 stdout, 2 stderr, 3 both; or by local rank, 0:3,1:2.",
+        Group.OUTPUT, _THEIRS, "0",
+    ),
+    Option(("-t", "--tee"), "STREAMS", "To files as well, with a prefix on each line. As for -r.", Group.OUTPUT, _THEIRS, "0"),
+    Option(("--local-ranks-filter",), "RANKS", "Show only these local ranks: 0,1.", Group.OUTPUT, _THEIRS),
+    Option(
+        ("--duplicate-stdout-filters",), "WORDS", "Lines of stdout with one of these also to filtered_stdout.log.",
+        Group.OUTPUT, _THEIRS,
+    ),
+    Option(
+        ("--duplicate-stderr-filters",), "WORDS", "Lines of stderr with one of these also to filtered_stderr.log.",
+        Group.OUTPUT, _THEIRS,
+    ),
+    Option(("--logs-specs",), "NAME", "An entry point of torchrun.logs_specs that says where logs go.", Group.OUTPUT, _THEIRS),
+    Option(
+        ("--event-log-handler",), "NAME", "Where torchrun's own events go: null, console, or a registered one.",
+        Group.OUTPUT, _THEIRS, "null",
+    ),
+    Option(("--json-report",), "FILE", "Write there why the job failed, for programs.", Group.OUTPUT),
+    Option(("--stdin-rank",), "RANK", "Standard input goes to this rank only, for a debugger. Default: to all.", Group.OUTPUT),
+    Option(("--no-display",), "", "Plain lines instead of the live display.", Group.OUTPUT),
+    Option(("--verbose",), "", "Say which rules decided what.", Group.OUTPUT),
+    # The end
+    Option(
+        ("--signals-to-handle",), "SIGNALS", "Signals that end the job, passed on to ranks.", Group.END, _THEIRS,
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT", ("TORCHELASTIC_SIGNALS_TO_HANDLE",),
+    ),
+    Option(("--forward-signals",), "SIGNALS", "Signals that are passed on to ranks and end nothing: SIGUSR1.", Group.END),
+    Option(
+        ("--shutdown-timeout",), "TIME", "From SIGTERM to SIGKILL.", Group.END, _THEIRS, "30",
+        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
+    ),
+    Option(("--monitor-interval",), "SECONDS", "No effect: an end is noticed when it happens.", Group.END, _THEIRS, "0.1"),
+)  # fmt: skip

@@ -1,0 +1,289 @@
+"""From a command line that starts ranks, and the environment, to RunOptions: everything is checked, nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.options import Entry, RunOptions
+from launcher.processes.rank_process import entry_text
+from odyssey.errors import ProfileError, UsageError
+from odyssey_cli.command_line import checks
+from odyssey_cli.command_line import values as text
+from odyssey_cli.command_line.options import NUMA_BINDINGS, START_METHODS, Command
+from odyssey_cli.command_line.parser import Given, parse
+from odyssey_cli.command_line.rendezvous import RendezvousOptions, meeting
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks for. `notes`: what the user should be told before the start."""
+
+    options: RunOptions
+    wants_display: bool
+    notes: tuple[str, ...]
+
+
+def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) -> Request:
+    """Raises UsageError for what cannot be meant or cannot be run, and HelpAsked for `--help`."""
+    given = parse(argv, environment, command)
+    checks.working_directory()
+    entry = _entry(given)
+    interpreter = _interpreter(given, entry)
+    checks.entry(given.script, entry, interpreter)
+    nodes, arguments, notes = _nodes(given)
+    together = meeting(given)
+    ranks_per_node = _ranks_per_node(given)
+    _check_nodes(given, nodes, together)
+    n_local_ranks = nodes * ranks_per_node
+    if together.max_agents == 1:
+        _check_layout(given, nodes, ranks_per_node)
+    _check_drills(given, nodes, ranks_per_node)
+    checks.open_files(n_local_ranks)
+    log_dir, note = checks.log_dir(given.value("log_dir").text, given.value("log_dir").name, environment)
+    _check_without_effect(given)
+    output = given.value("output")
+    options = RunOptions(
+        script=given.script,
+        arguments=arguments,
+        entry=entry,
+        interpreter=interpreter,
+        passes_local_rank=command is Command.LAUNCH and not given.switch("use_env"),
+        numa_binding=_numa_binding(given),
+        virtual_local_rank=given.switch("virtual_local_rank"),
+        role=given.value("role").text,
+        n_nodes=nodes,
+        n_ranks_per_node=ranks_per_node,
+        min_agents=together.min_agents,
+        max_agents=together.max_agents,
+        rendezvous=together.rendezvous,
+        master_addr=together.master_addr,
+        master_port=together.master_port,
+        node_rank=together.node_rank,
+        local_addr=given.value("local_addr").text,
+        run_id=together.run_id,
+        join_timeout_s=together.join_timeout_s,
+        last_call_s=together.last_call_s,
+        max_restarts=_whole(given, "max_restarts", 0),
+        never_retry=_never_retry(given),
+        restart_limit=_restart_limit(given),
+        restart_backoff_s=text.delay_s(given.value("restart_backoff").text, given.value("restart_backoff").name),
+        # Who gives torchrun's options cannot ask for it, and may count on it.
+        retries_same_failure=given.switch("retry_same_failure") or command in (Command.TORCHRUN, Command.LAUNCH),
+        log_dir=log_dir,
+        redirects=text.streams(given.value("redirects").text, given.value("redirects").name),
+        tee=text.streams(given.value("tee").text, given.value("tee").name),
+        shown_ranks=_shown_ranks(given),
+        stdout_filters=_words(given, "duplicate_stdout_filters"),
+        stderr_filters=_words(given, "duplicate_stderr_filters"),
+        line_prefix=environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+        logs_specs=given.value("logs_specs").text,
+        event_log_handler=given.value("event_log_handler").text,
+        stdin_rank=_stdin_rank(given, n_local_ranks if together.max_agents == 1 else None),
+        json_report=checks.report_file(given.value("json_report").text) if given.value("json_report").text else None,
+        verbose=given.switch("verbose"),
+        ending_signals=_ending_signals(given),
+        forwarded_signals=_forwarded_signals(given),
+        shutdown_timeout_s=text.delay_s(given.value("shutdown_timeout").text, given.value("shutdown_timeout").name),
+        stall_timeout_s=_optional_duration_s(given, "stall_timeout"),
+        ends_stalled=_ends_stalled(given),
+        layout=text.layout(given.value("layout").text),
+        strategy=text.strategy(given.value("strategy").text),
+        mtbf_s=_optional_duration_s(given, "mtbf"),
+        drills=given.texts.get("drill", ()),
+        profile=_profile(given),
+        write_profile=Path(output.text) if command is Command.PROFILE else None,
+    )
+    # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
+    wants_display = command is Command.RUN and not given.switch("no_display") and b"odyssey" in entry_text(options)
+    return Request(options, wants_display, (*notes, *([note] if note else [])))
+
+
+# -- what to run -------------------------------------------------------------------------------------------------------
+
+
+def _entry(given: Given) -> Entry:
+    """`--run-path` takes precedence, as it does for torchrun."""
+    if given.switch("run_path"):
+        return Entry.PATH
+    if given.switch("no_python"):
+        if given.switch("module"):
+            raise UsageError("--no-python and --module exclude each other", "leave one of them out")
+        if given.command is Command.LAUNCH and not given.switch("use_env"):
+            raise UsageError("--no-python needs --use-env", "a program is given no --local-rank")
+        return Entry.PROGRAM
+    return Entry.MODULE if given.switch("module") else Entry.SCRIPT
+
+
+def _interpreter(given: Given, entry: Entry) -> str:
+    name = given.environment.get("PYTHON_EXEC", "")
+    return checks.interpreter(name) if name and entry in (Entry.SCRIPT, Entry.MODULE) else ""
+
+
+def _numa_binding(given: Given) -> str:
+    binding = given.value("numa_binding")
+    return text.choice(binding.text, binding.name, NUMA_BINDINGS) if binding.is_given else ""
+
+
+def _check_without_effect(given: Given) -> None:
+    """Options that change nothing here still have to be right."""
+    method, interval = given.value("start_method"), given.value("monitor_interval")
+    text.choice(method.text, method.name, START_METHODS)
+    try:
+        float(interval.text)
+    except ValueError:
+        raise UsageError(
+            f"{interval.name}: expected seconds, got {interval.text!r}", "leave it out, nothing is polled"
+        ) from None
+
+
+# -- where -------------------------------------------------------------------------------------------------------------
+
+
+def _nodes(given: Given) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """How many, the script's arguments, and a note: `--nodes N` behind the script is ours if no option stands before it."""
+    if given.command in (Command.RUN, Command.PROFILE) and not given.texts:
+        value, rest = text.nodes_behind_script(given.arguments)
+        if value is not None:
+            if not value.isdigit():
+                help = f"for example: {given.command.value} --nodes 4 {given.script}"
+                raise UsageError(f"--nodes: expected a number, got {value!r}", help)
+            nodes = text.count(int(value), "--nodes", 1)
+            note = (
+                f"took --nodes {nodes} as the launcher's; to give it to the script, write "
+                f"`{given.command.value} --nodes 1 {given.script} --nodes {nodes}`"
+            )
+            return nodes, rest, (note,)
+    return _whole(given, "nodes", 1), given.arguments, ()
+
+
+def _ranks_per_node(given: Given) -> int:
+    value = given.value("nproc_per_node")
+    if value.text.isidentifier():
+        from odyssey_cli.command_line import devices
+
+        return devices.count(value.text, value.name, given.environment)
+    try:
+        number = int(value.text)
+    except ValueError:
+        help = f"for example {text.example_of(value.name, '4')}"
+        raise UsageError(f"{value.name}: expected a number, auto, cpu, gpu or xpu, got {value.text!r}", help) from None
+    return text.count(number, value.name, 1)
+
+
+def _check_nodes(given: Given, nodes: int, together: RendezvousOptions) -> None:
+    if nodes > 1 and together.max_agents > 1:
+        nnodes = given.value("nnodes")
+        raise UsageError(
+            f"--nodes {nodes} and {nnodes.name} {nnodes.text} exclude each other",
+            "--nodes are parts of this host under one agent; --nnodes are agents, each with --nproc-per-node ranks",
+        )
+
+
+def _check_layout(given: Given, nodes: int, ranks_per_node: int) -> None:
+    layout = text.layout(given.value("layout").text)
+    n_ranks = nodes * ranks_per_node
+    if layout != "auto" and text.layout_ranks(layout) > n_ranks:
+        raise UsageError(
+            f"--layout {layout} takes {text.layout_ranks(layout)} ranks, there are {n_ranks}",
+            f"start more ranks, for example --nodes {-(-text.layout_ranks(layout) // ranks_per_node)}",
+        )
+
+
+# -- losses and ends ---------------------------------------------------------------------------------------------------
+
+
+def _check_drills(given: Given, nodes: int, ranks_per_node: int) -> None:
+    for drill in given.texts.get("drill", ()):
+        from launcher.agent.drills import parse as parse_drill
+
+        parse_drill(drill, n_nodes=nodes, n_ranks_per_node=ranks_per_node)
+
+
+def _never_retry(given: Given) -> tuple[int, ...]:
+    codes = given.value("never_retry")
+    return text.exit_codes(codes.text, codes.name) if codes.is_given else ()
+
+
+def _restart_limit(given: Given) -> tuple[int, float] | None:
+    limit = given.value("restart_limit")
+    return text.restart_limit(limit.text, limit.name) if limit.is_given else None
+
+
+def _ends_stalled(given: Given) -> bool:
+    ends = given.switch("end_stalled")
+    if ends and not given.value("stall_timeout").is_given:
+        raise UsageError("--end-stalled needs --stall-timeout", "for example --stall-timeout 10m --end-stalled")
+    return ends
+
+
+def _forwarded_signals(given: Given) -> tuple[str, ...]:
+    value = given.value("forward_signals")
+    names = text.signals(value.text, value.name)
+    if "SIGINT" in names:
+        raise UsageError(f"{value.name}: SIGINT ends the job, always", "forward another one, for example SIGUSR1")
+    return names
+
+
+def _ending_signals(given: Given) -> tuple[str, ...]:
+    """Without those that are only to be passed on."""
+    value = given.value("signals_to_handle")
+    ending = text.signals(value.text, value.name)
+    both = set(ending) & set(_forwarded_signals(given))
+    if both and value.is_given:
+        raise UsageError(f"{min(both)} cannot both end the job and only be passed on", f"leave it out of {value.name}")
+    return tuple(name for name in ending if name not in both)
+
+
+def _profile(given: Given) -> Path | None:
+    if not given.value("profile").is_given:
+        return None
+    from perfmodel.profile import read as read_profile
+
+    path = Path(given.value("profile").text)
+    try:
+        read_profile(path)
+    except ProfileError as error:
+        raise UsageError(f"--profile: {error.what}", error.help) from None
+    return path
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def _shown_ranks(given: Given) -> frozenset[int]:
+    value = given.value("local_ranks_filter")
+    try:
+        ranks = [int(part) for part in value.text.split(",")] if value.text else []
+    except ValueError:
+        ranks = [-1]
+    if any(rank < 0 for rank in ranks):
+        help = f"for example {text.example_of(value.name, '0,1')}"
+        raise UsageError(f"{value.name}: expected local ranks, got {value.text!r}", help)
+    return frozenset(ranks)
+
+
+def _words(given: Given, dest: str) -> tuple[str, ...]:
+    value = given.value(dest)
+    return text.words(value.text) if value.is_given else ()
+
+
+def _stdin_rank(given: Given, n_ranks: int | None) -> int | None:
+    """`n_ranks`: None where other agents have ranks as well."""
+    if not given.value("stdin_rank").is_given:
+        return None
+    rank = _whole(given, "stdin_rank", 0)
+    if n_ranks is not None and rank >= n_ranks:
+        raise UsageError(f"--stdin-rank {rank}: there are {n_ranks} ranks, numbered from 0", f"give 0 to {n_ranks - 1}")
+    return rank
+
+
+def _whole(given: Given, dest: str, least: int) -> int:
+    value = given.value(dest)
+    return text.whole(value.text, value.name, least)
+
+
+def _optional_duration_s(given: Given, dest: str) -> float | None:
+    value = given.value(dest)
+    return text.duration_s(value.text, value.name) if value.is_given else None

@@ -1,0 +1,285 @@
+"""What the display shows, folded from the events of a job and from nothing else.
+
+`Board.apply` takes one event at a time, in the order of the log. Rendering (render.py) only reads. A log that ends
+anywhere gives a sensible board, so a picture can be made of any moment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from launcher.joblog.events import (
+    AtStep,
+    Body,
+    Event,
+    GenerationStarted,
+    JobEnded,
+    JobStarted,
+    Note,
+    Pausing,
+    PlanChosen,
+    Profiled,
+    Progressed,
+    Proposed,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RankJoined,
+    RankLost,
+    RankPaused,
+    RankReady,
+    RankStarted,
+    Restarting,
+    Resumed,
+    Stalled,
+    StoreLost,
+    Suspected,
+    UnitCommitted,
+)
+from odyssey.plan import Plan
+from odyssey_cli.display import quantities
+from odyssey_cli.display.rank_state import RankState
+from perfmodel.profile import Profile
+from strategies.situation import Candidate
+
+N_RECENT = 50
+N_RATE_STEPS = 30
+
+
+@dataclass
+class Recovery:
+    """One reconfiguration, from the first loss to `go`. Unknown parts are None."""
+
+    generation: int
+    began: float
+    lost: tuple[int, ...]
+    reason: str
+    step_before_s: float | None = None
+    committed_before: float | None = None
+    plan_before: Plan | None = None
+    proposed: Proposed | None = None
+    plan: Plan | None = None
+    plan_reason: str = ""
+    went: GenerationStarted | None = None
+    ended: float | None = None
+    lost_s: float | None = None
+    """From the last committed step before to the first one after, less one step: what the loss cost."""
+
+    @property
+    def predicted_before(self) -> float | None:
+        """Samples a second of the plan before, as predicted: what predictions of others can be compared with."""
+        plan = self.plan_before
+        return plan.global_batch / plan.estimate.step_s if plan is not None and plan.estimate is not None else None
+
+    def is_chosen(self, candidate: Candidate) -> bool:
+        """Whether the coordinator took this one: it only fills in generation and step."""
+        if self.plan is None or candidate.plan is None:
+            return False
+        taken = msgspec.structs.replace(
+            candidate.plan, generation=self.plan.generation, step=self.plan.step, estimate=self.plan.estimate
+        )
+        return taken == self.plan
+
+
+@dataclass(frozen=True)
+class Line:
+    """An entry of the recent events. `style` is a rich style."""
+
+    time: float
+    text: str
+    style: str = ""
+
+
+@dataclass
+class Board:
+    """The state of a job as far as people want to see it. Owned by one thread."""
+
+    job: JobStarted | None = None
+    started: float = 0.0
+    now: float = 0.0
+    generation: int = 0
+    plan: Plan | None = None
+    profile: Profile | None = None
+    running: bool = False
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    causes: dict[int, str] = field(default_factory=dict)
+    steps: int = 0
+    loss: float | None = None
+    step_s: float | None = None
+    attempt: int = 0
+    """How often all ranks of a script without a Job have been started again."""
+    restarting: bool = False
+    told_step: int | None = None
+    """The furthest that a script without a Job has told by `odyssey.heartbeat(step)` in this attempt."""
+    n_respawned: int = 0
+    stalled: frozenset[int] = frozenset()
+    recoveries: list[Recovery] = field(default_factory=list)
+    recent: deque[Line] = field(default_factory=lambda: deque(maxlen=N_RECENT))
+    ended: JobEnded | None = None
+    _commits: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=N_RATE_STEPS))
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """The newest one, under way or done."""
+        return self.recoveries[-1] if self.recoveries else None
+
+    @property
+    def recovering(self) -> bool:
+        return self.recovery is not None and self.recovery.went is None and self.ended is None
+
+    @property
+    def n_restarts(self) -> int:
+        """As `--max-restarts` counts: of all ranks together without a Job, of single ones with one."""
+        return self.attempt + self.n_respawned
+
+    @property
+    def n_lost(self) -> int:
+        return sum(len(recovery.lost) for recovery in self.recoveries)
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that all recoveries together cost, as far as known."""
+        known = (r.lost_s if r.lost_s is not None else r.went.total_s if r.went else None for r in self.recoveries)
+        return sum(cost for cost in known if cost is not None)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Over the last steps of this generation."""
+        if len(self._commits) >= 2 and self._commits[-1][0] > self._commits[0][0]:
+            samples = sum(n for _, n in self._commits) - self._commits[0][1]
+            return samples / (self._commits[-1][0] - self._commits[0][0])
+        if self._commits and self.step_s:
+            return self._commits[-1][1] / self.step_s
+        return None
+
+    def apply(self, event: Event) -> None:
+        """Take in the next event of the log."""
+        self.now = max(self.now, event.time)
+        if self.ended is not None:
+            return  # the ranks that the agent ends are no losses
+        self._apply(event.time, event.generation, event.body)
+
+    def _apply(self, time: float, generation: int, body: Body) -> None:
+        match body:
+            case JobStarted():
+                self.job, self.started = body, time
+            case RankStarted(rank=rank):
+                self.n_respawned += self.ranks.get(rank) is RankState.LOST
+                self.ranks[rank] = RankState.STARTING
+                self.causes.pop(rank, None)
+                self.restarting = False
+            case RankJoined(rank=rank):
+                self.ranks[rank] = RankState.READY
+            case Profiled():
+                self.profile = body.profile
+                measured = f"measured in {quantities.seconds(body.seconds)}" if body.seconds else "read, not measured"
+                self._say(time, f"profile {measured}")
+            case RankLost(rank=rank):
+                self.ranks[rank] = RankState.LOST
+                self.causes[rank] = body.cause.text
+                self._say(time, f"rank {rank} lost: {body.cause.text}", "red")
+            case RankPaused(rank=rank):
+                self.ranks[rank] = RankState.PAUSED
+            case RankReady(rank=rank):
+                self.ranks[rank] = RankState.READY
+            case RankFinished(rank=rank) | RankExited(rank=rank):
+                self.ranks[rank] = RankState.FINISHED
+            case RankFailed(rank=rank):
+                self._say(time, f"rank {rank} failed: {body.error}", "red")
+            case StoreLost():
+                self._say(time, f"store lost: {body.reason}", "yellow")
+            case Suspected():
+                self._say(time, f"no progress: {body.reason}", "yellow")
+            case Proposed():
+                if self.recovering and self.recovery is not None:
+                    self.recovery.proposed = body
+            case Progressed(rank=rank):
+                self.ranks[rank] = RankState.RUNNING
+            case AtStep(step=step):
+                self.told_step = step if self.told_step is None else max(self.told_step, step)
+            case Restarting():
+                self.attempt, self.restarting, self.stalled = body.attempt, True, frozenset()
+                self.ranks = dict.fromkeys(self.ranks, RankState.STARTING)
+                self.causes.clear()
+                self.told_step = None
+                self._say(time, body.reason, "yellow")
+            case Stalled():
+                self.stalled = frozenset(body.ranks)
+                self._say(time, body.text, "yellow")
+            case Resumed():
+                self.stalled = frozenset()
+                self._say(time, f"all ranks make progress again, after {quantities.seconds(body.seconds)}")
+            case Pausing():
+                self._pausing(time, generation, body)
+            case PlanChosen():
+                self._planned(generation, body)
+            case GenerationStarted():
+                self._went(time, generation, body)
+            case UnitCommitted():
+                self._committed(time, body)
+            case JobEnded():
+                self.ended, self.running = body, False
+                self._say(time, body.reason, "" if body.code == 0 else "red")
+            case Note():
+                self._say(time, body.text, "dim")
+            case _:
+                pass
+
+    def _pausing(self, time: float, generation: int, body: Pausing) -> None:
+        self.generation, self.running = generation, False
+        if self.recovering and self.recovery is not None:
+            self.recovery.generation = generation
+            self.recovery.lost, self.recovery.reason = body.lost, body.reason
+            self.recovery.proposed = self.recovery.plan = None
+        elif self.plan is not None:
+            before = self._commits[-1][0] if self._commits else None
+            self.recoveries.append(Recovery(generation, time, body.lost, body.reason, self.step_s, before, self.plan))
+
+    def _planned(self, generation: int, body: PlanChosen) -> None:
+        self.generation, self.plan = generation, body.plan
+        if self.recovering and self.recovery is not None:
+            self.recovery.plan, self.recovery.plan_reason = body.plan, body.reason
+        for rank in (*body.plan.workers, *body.plan.idle):
+            if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
+                self.ranks[rank] = RankState.MOVING
+
+    def _went(self, time: float, generation: int, body: GenerationStarted) -> None:
+        self.generation, self.running = generation, True
+        self._commits.clear()
+        if self.plan is None:
+            return
+        for rank in self.plan.workers:
+            if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
+                self.ranks[rank] = RankState.RUNNING
+        for rank in self.plan.idle:
+            if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
+                self.ranks[rank] = RankState.IDLE
+        what = f"{self.plan.strategy}, layout {self.plan.layout()}"
+        if self.recovering and self.recovery is not None:
+            self.recovery.went, self.recovery.ended = body, time
+            took = body.total_s if body.total_s is not None else time - self.recovery.began
+            self._say(time, f"recovered in {quantities.seconds(took)}: {what}", "green")
+        else:
+            self._say(time, f"started: layout {self.plan.layout()}")
+
+    def _committed(self, time: float, body: UnitCommitted) -> None:
+        if body.result.kind != "step":
+            return
+        self.loss = body.result.values[0] if body.result.values else None
+        if self.loss is None or math.isfinite(self.loss):  # else it is not applied
+            self.steps = max(self.steps, body.result.position[0] + 1)
+        self.step_s = body.unit_s
+        recovery = self.recovery
+        if recovery is not None and recovery.went is not None and recovery.lost_s is None:
+            before = recovery.committed_before if recovery.committed_before is not None else recovery.began
+            recovery.lost_s = max(0.0, time - before - (recovery.step_before_s or body.unit_s))
+        self._commits.append((time, body.n_samples))
+
+    def _say(self, time: float, text: str, style: str = "") -> None:
+        if self.recent and self.recent[-1].text.startswith("no progress") and text.startswith("no progress"):
+            self.recent.pop()
+        self.recent.append(Line(time, text, style))

@@ -1,0 +1,148 @@
+"""Events as plain lines on stderr: for pipes, batch logs, and `--no-display`. No colour, no cursor, one line an event."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TextIO
+
+from launcher.failures.history import RETOLD
+from launcher.joblog.events import (
+    Event,
+    GenerationStarted,
+    JobStarted,
+    Note,
+    Pausing,
+    PlanChosen,
+    Profiled,
+    Proposed,
+    RankFailed,
+    RankJoined,
+    RankLost,
+    Restarting,
+    Resumed,
+    Stalled,
+    StoreLost,
+    Suspected,
+)
+from odyssey_cli.display import quantities
+from odyssey_cli.display.board import Board
+
+QUIET_S = 10.0
+"""A suspicion that comes again within this time is not told again."""
+
+
+class PlainLog:
+    """Writes a line for each event that people care about. Steps are the script's own to print."""
+
+    def __init__(self, board: Board, stream: TextIO | None = None) -> None:
+        """`board` is fed by `watch`, for the summary at the end."""
+        self._board = board
+        self._failed = False
+        self._suspected = 0.0
+        self._is_job = False
+        self._stream = stream if stream is not None else sys.stderr
+
+    def watch(self, event: Event) -> None:
+        """Take in an event; called by the agent, so it only formats and writes one line, and never raises."""
+        if self._failed:
+            return
+        try:
+            self._board.apply(event)
+            self._is_job = self._is_job or isinstance(event.body, RankJoined)
+            text = _text(event) if self._is_news(event) else ""
+            if isinstance(event.body, Suspected):
+                if event.time - self._suspected < QUIET_S:
+                    return
+                self._suspected = event.time
+            if text:
+                clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+                print(f"odyssey {clock} {text}", file=self._stream, flush=True)
+        except OSError:
+            self._failed = True  # nobody reads any more
+        except Exception:
+            self._failed = True
+            traceback.print_exc(file=self._stream)
+            print("odyssey: the lines above are a bug of Odyssey, please report it; the job goes on", file=self._stream)
+
+    def _is_news(self, event: Event) -> bool:
+        """What the agent ends itself is no loss, and losses of a script without a Job are told together when all are gone.
+
+        An exit code ends the job of a Job, and is told then.
+        """
+        if event.origin == RETOLD:
+            return False
+        match event.body:
+            case RankLost(cause=cause):
+                return self._board.ended is None and self._is_job and cause.kind not in ("ended", "exit")
+            case RankFailed():
+                return self._board.ended is None and self._is_job
+            case Note():
+                return True  # at the end, too, ranks may be waited for
+            case _:
+                return self._board.ended is None
+
+
+def _text(event: Event) -> str:
+    match event.body:
+        case JobStarted() as job:
+            ranks = quantities.plural(job.n_nodes * job.n_ranks_per_node, "rank")
+            logs = f"; logs: {_short(job.folder)}" if job.folder else ""
+            return f"start {' '.join((job.script, *job.arguments))} on {ranks}{logs}"
+        case Profiled(seconds=0):
+            return "profile read, not measured"
+        case Profiled(seconds=seconds):
+            return f"profile measured in {quantities.seconds(seconds)}"
+        case RankLost() as lost:
+            return f"rank {lost.rank} lost: {lost.cause.text}{', its slot is gone' if lost.slot_lost else ''}"
+        case RankFailed() as failed:
+            return f"rank {failed.rank} failed: {failed.error}"
+        case Pausing(lost=(), reason=reason):
+            return f"generation {event.generation}: pause: {reason}"
+        case Proposed() as proposed if event.generation > 1:
+            n_candidates = quantities.plural(len(proposed.candidates), "candidate")
+            change = quantities.seconds(proposed.seconds_to_change)
+            source = proposed.seconds_to_change_source
+            return f"generation {event.generation}: {n_candidates}, next change expected in {change} ({source})"
+        case PlanChosen(plan=plan, reason=reason):
+            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.layout()}: {reason}"
+        case GenerationStarted() as went:
+            return _went(event.generation, went)
+        case StoreLost(reason=reason):
+            return f"store lost: {reason}"
+        case Stalled(text=text):
+            return text
+        case Resumed(seconds=seconds):
+            return f"all ranks make progress again, after {quantities.seconds(seconds)}"
+        case Suspected(reason=reason):
+            return f"no progress: {reason}"
+        case Restarting(reason=reason):
+            return reason
+        case Note(text=text):
+            return text
+        case _:
+            return ""
+
+
+def _short(folder: str) -> str:
+    """As short as it can be said here."""
+    path = Path(folder)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else folder
+
+
+def _went(generation: int, went: GenerationStarted) -> str:
+    if went.total_s is None:
+        return f"generation {generation}: go"
+    named = (
+        ("detect", went.detect_s),
+        ("pause", went.pause_s),
+        ("plan", went.plan_s),
+        ("spawn", went.spawn_s),
+        ("groups", went.groups_s),
+        ("move", went.moves_s),
+        ("rest", went.rest_s),
+    )
+    parts = [f"{name} {quantities.seconds(value)}" for name, value in named if value is not None]
+    return f"generation {generation}: go, recovered in {quantities.seconds(went.total_s)} ({', '.join(parts)})"

@@ -1,0 +1,134 @@
+"""The live area of a terminal, drawn by a thread of its own.
+
+The agent's loop must not wait for a picture: `watch` and `output` only append to a queue. The thread takes everything
+out of it, folds the board, prints the ranks' lines above the live area, and draws at most `REFRESHES_PER_S` times a
+second, only if something changed. While a recovery is under way it holds back for a moment: a recovery is
+shorter than a frame, and the agent needs the interpreter more. The thread has normal priority on purpose: a low one
+would keep the interpreter's lock while it waits for a processor, and the agent with it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from launcher.joblog.events import Event
+from odyssey_cli.display.board import Board
+from odyssey_cli.display.output_lines import LineCutter
+from odyssey_cli.display.render import render
+
+REFRESHES_PER_S = 8
+_HOLD_BACK_S = 0.4
+_RANK_STYLES = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan", "bright_magenta", "bright_blue")
+
+
+class Screen:
+    """A context: the live area is up inside it. `watch` and `output` may be called from any thread."""
+
+    def __init__(self, board: Board, console: Console | None = None) -> None:
+        """`board` belongs to the drawing thread until the context ends."""
+        self._board = board
+        self._console = console if console is not None else Console(stderr=True, highlight=False)
+        self._ascii = not self._console.encoding.lower().startswith("utf")
+        self._queue: deque[Event | tuple[int, str, bytes]] = deque()
+        self._cutter = LineCutter()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._draw_until_stopped, name="odyssey-display", daemon=True)
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        self._failed = False
+        self._switch_interval = sys.getswitchinterval()
+
+    def watch(self, event: Event) -> None:
+        self._queue.append(event)
+
+    def output(self, rank: int, stream: str, data: bytes) -> None:
+        self._queue.append((rank, stream, data))
+
+    def __enter__(self) -> Screen:
+        sys.setswitchinterval(0.001)
+        self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        self._take_in()
+        self._print(self._cutter.flush())
+        self._live.stop()
+        sys.setswitchinterval(self._switch_interval)
+
+    def _draw_until_stopped(self) -> None:
+        second = -1
+        while not self._stop.wait(1 / REFRESHES_PER_S):
+            changed = self._take_in()
+            recovery = self._board.recovery
+            if self._board.recovering and recovery is not None and time.time() - recovery.began < _HOLD_BACK_S:
+                continue
+            if not self._failed and (changed or int(time.time()) != second):
+                second = int(time.time())
+                self._draw()
+
+    def _take_in(self) -> bool:
+        """Fold what has come since the last time, print the ranks' lines; whether there was anything."""
+        lines: list[tuple[int, str]] = []
+        changed = False
+        for _ in range(len(self._queue)):
+            entry = self._queue.popleft()
+            changed = True
+            if isinstance(entry, Event):
+                if not self._failed:
+                    self._apply(entry)
+            else:
+                lines += self._cutter.feed(*entry)
+        self._print(lines)
+        return changed
+
+    def _print(self, lines: list[tuple[int, str]]) -> None:
+        if not lines:
+            return
+        text = Text()
+        digits = len(str(max(self._board.ranks, default=0)))
+        for i, (rank, line) in enumerate(lines):
+            text.append(f"[rank {rank}]".ljust(8 + digits), style=_RANK_STYLES[rank % len(_RANK_STYLES)])
+            text.append_text(Text.from_ansi(line) if "\x1b" in line else Text(line))
+            if i < len(lines) - 1:
+                text.append("\n")
+        self._console.print(text, soft_wrap=True)
+
+    def _apply(self, event: Event) -> None:
+        try:
+            self._board.apply(event)
+        except Exception as error:
+            self._give_up(error)
+
+    def _draw(self) -> None:
+        width, height = self._console.size
+        try:
+            self._live.update(render(self._board, time.time(), width, height - 1, ascii_only=self._ascii), refresh=True)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """A picture that cannot be drawn must not end a job: the ranks' lines go on, the live area does not."""
+        self._failed = True
+        self._live.stop()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        self._console.print(f"odyssey: the display failed, the job goes on: {what}", markup=False)

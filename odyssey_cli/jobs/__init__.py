@@ -1,0 +1,9 @@
+"""Commands on jobs that run or have run on this host.
+
+find.py    which job is meant
+status.py  `odyssey ps`, `odyssey status`
+logs.py    `odyssey logs`
+stop.py    `odyssey stop`
+stacks.py  `odyssey stacks`
+picture.py a job as SVG; json_report.py: its failure as JSON
+"""

@@ -1,0 +1,216 @@
+"""The jobs of this user on this host, as their logs and /proc show them: which there are, which is meant, what it does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from launcher.health.stacks import state_of
+from launcher.joblog import registry
+from launcher.joblog.events import AgentJoined, JobStarted, RankStarted
+from odyssey.errors import OdysseyError, UsageError
+from odyssey_cli.display.board import Board
+from odyssey_cli.display.rank_state import RankState
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """The newest process of a rank. `node`: of its agent, or its failure domain; `state`: for people; `is_alive`: it runs,
+    here."""
+
+    rank: int
+    pid: int
+    node: int
+    local_rank: int
+    host: str
+    state: str
+    is_alive: bool
+
+
+@dataclass
+class FoundJob:
+    """One job, read once. `agent`: pid of its agent if that runs here."""
+
+    log: registry.Log
+
+    @property
+    def name(self) -> str:
+        return self.log.folder.name
+
+    @property
+    def folder(self) -> Path:
+        return self.log.folder
+
+    @cached_property
+    def agent(self) -> int | None:
+        return self.log.agent
+
+    @cached_property
+    def board(self) -> Board:
+        board = Board()
+        for event in self.log.events:
+            board.apply(event)
+        return board
+
+    @property
+    def started(self) -> JobStarted:
+        """What was asked for. Raises OdysseyError if the log does not even tell that."""
+        if (job := self.log.job) is None:
+            raise OdysseyError(
+                f"{self.folder}/events.jsonl: cannot be read by this version of Odyssey",
+                "look at it with the version that wrote it",
+            )
+        return job
+
+    @property
+    def command(self) -> str:
+        return " ".join((self.started.script, *self.started.arguments))
+
+    @property
+    def age_s(self) -> float:
+        """Until now, or until its log ends."""
+        return max(0.0, (time.time() if self.agent is not None else self.board.now) - self.board.started)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return self.started.host not in ("", socket.gethostname())
+
+    @property
+    def status(self) -> str:
+        """In a word or two."""
+        board, ended = self.board, self.board.ended
+        if ended is not None:
+            word = "done" if ended.code == 0 else "stopped" if ended.code > 128 else "failed"
+            return f"{word}, ranks still end" if self.agent is not None else word
+        if self.agent is None:
+            return f"on {self.started.host}" if self.is_elsewhere else "agent was killed"
+        if board.stalled:
+            return "stalled"
+        if board.recovering:
+            return "recovering"
+        if board.restarting:
+            return "restarting"
+        return "running" if board.running or RankState.RUNNING in board.ranks.values() else "started"
+
+    @cached_property
+    def ranks(self) -> list[Rank]:
+        """In order."""
+        newest: dict[int, RankStarted] = {}
+        agents = {self.agent}
+        for event in self.log.events:
+            match event.body:
+                case JobStarted(agents=infos):
+                    agents |= {info.pid for info in infos}
+                case AgentJoined(agent=info):
+                    agents.add(info.pid)
+                case RankStarted(rank=rank) as body:
+                    newest[rank] = body
+        ranks = []
+        for rank, body in sorted(newest.items()):
+            is_alive = body.host in ("", socket.gethostname()) and parent_of(body.pid) in agents - {None}
+            state = self._state(rank, body.pid, is_alive)
+            ranks.append(Rank(rank, body.pid, body.node, body.local_rank, body.host, state, is_alive))
+        return ranks
+
+    @property
+    def n_alive(self) -> int:
+        return sum(rank.is_alive for rank in self.ranks)
+
+    @property
+    def n_ranks(self) -> int:
+        return max(self.started.n_nodes * self.started.n_ranks_per_node, len(self.ranks))
+
+    def _state(self, rank: int, pid: int, is_alive: bool) -> str:
+        state = self.board.ranks.get(rank, RankState.STARTING)
+        if is_alive:
+            if rank in self.board.stalled:
+                return "stalled"
+            return "stopped by a signal" if state_of(pid) == "T" else state.value
+        if state is RankState.LOST and rank in self.board.causes:
+            return f"lost: {self.board.causes[rank]}"
+        return state.value if state in (RankState.LOST, RankState.FINISHED) else "ended"
+
+
+def parent_of(pid: int) -> int | None:
+    """None if there is no such process, or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1]) if fields[0] not in "ZX" else None
+
+
+def read(folder: Path) -> FoundJob:
+    """Raises OdysseyError if there is no log that can be read."""
+    try:
+        return FoundJob(registry.read(folder))
+    except OSError as error:
+        raise OdysseyError(f"{folder}/events.jsonl: {(error.strerror or str(error)).lower()}") from None
+
+
+def everything(*, ended: bool) -> list[FoundJob]:
+    """The running jobs, or with `ended` all; the newest first. What nobody can read is left out."""
+    chosen = [folder for folder in registry.folders() if ended or registry.is_running(folder)]
+    jobs = []
+    for folder in chosen:
+        try:
+            job = read(folder)
+        except OdysseyError:
+            continue  # its folder went while we looked
+        if job.log.job is not None:
+            jobs.append(job)
+    return jobs
+
+
+def find(text: str | None, *, only_running: bool = False) -> FoundJob:
+    """The job that is meant: by name, the beginning of a name, pid of the agent, folder, or `last`; without any the only
+    running one, else the newest. Raises UsageError."""
+    if text is not None and (os.sep in text or text in (".", "..")):
+        return _in_folder(Path(text))
+    known = registry.folders()
+    running = [folder for folder in known if registry.is_running(folder)]
+    candidates = running if only_running else known
+    if text is None:
+        if len(running) > 1:
+            raise UsageError(f"{len(running)} jobs are running: say which", _one_of(running))
+        if only_running and not running:
+            raise UsageError("no job is running", "`odyssey ps --all` shows those that have ended")
+        if not known:
+            raise UsageError("no job of yours is known on this host", "start one with `odyssey run`, or give its log folder")
+        return read((running or known)[0])
+    if text == "last" and candidates:
+        return read(candidates[0])
+    exact = [folder for folder in known if folder.name == text]
+    if text.isdigit():
+        exact += [folder for folder in running if read(folder).agent == int(text)]
+    found = exact or [folder for folder in known if folder.name.startswith(text)]
+    if len(found) == 1:
+        return read(found[0])
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} jobs begin with {text}: say which", _one_of(found))
+    if (Path(text) / "events.jsonl").exists():
+        return _in_folder(Path(text))
+    raise UsageError(f"no such job: {text}", _one_of(known) if known else "no job of yours is known on this host")
+
+
+def _in_folder(folder: Path) -> FoundJob:
+    if not (folder / "events.jsonl").exists():
+        raise UsageError(f"{folder} is no job's folder: it has no events.jsonl", "`odyssey ps --all` lists jobs")
+    return read(folder.resolve())
+
+
+def _one_of(folders: list[Path]) -> str:
+    names = [folder.name for folder in folders[:8]]
+    more = f" and {len(folders) - 8} more, see `odyssey ps --all`" if len(folders) > 8 else ""
+    return f"one of {', '.join(names)}{more}"
+
+
+def newest_job(log_dir: Path) -> Path | None:
+    """The folder below `log_dir` whose event log was written last."""
+    logs = [(log.stat().st_mtime, log) for log in log_dir.glob("*/events.jsonl")]
+    return max(logs)[1].parent if logs else None

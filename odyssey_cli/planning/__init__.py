@@ -1,0 +1,8 @@
+"""Plans and profiles without a job.
+
+plan.py    `odyssey plan`
+source.py  what it plans with
+ask.py     what it asks of the search
+answer.py  how the answer looks
+profile.py `odyssey profile`
+"""

@@ -1,0 +1,116 @@
+"""How the answer of `odyssey plan` looks."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from launcher.joblog.wording import ranks_text
+from odyssey.plan import Plan
+from odyssey_cli.display import quantities
+from odyssey_cli.display.candidates import candidate_table, reasons
+from odyssey_cli.display.layout_grid import idle_line, plan_grid
+from odyssey_cli.display.rank_state import RankState
+from odyssey_cli.display.render import WIDE
+from odyssey_cli.planning.ask import Answer
+from strategies.dryrun import Outcome
+from strategies.search import best
+
+_MOST_OUTCOMES = 12
+
+
+def show(answer: Answer) -> None:
+    """Print it on stdout."""
+    console = Console(highlight=False)
+    ascii_only = not console.encoding.lower().startswith("utf")
+    console.print(render(answer, console.width, ascii_only=ascii_only))
+
+
+def render(answer: Answer, width: int, *, ascii_only: bool = False) -> RenderableType:
+    """The layout now; the losses looked at; of the worst one that training survives the layout after it and all candidates."""
+    parts: list[RenderableType] = [
+        Text.assemble(("now", "bold"), "  ", _facts(answer.now), (f"  {answer.source}", "dim")),
+        plan_grid(answer.now, dict.fromkeys(answer.now.idle, RankState.IDLE), width, ascii_only=ascii_only),
+    ]
+    if answer.now.idle and (idle := idle_line(answer.now, {}, ascii_only=ascii_only)):
+        parts.append(idle)
+    if len(answer.outcomes) > 1:
+        parts += ["", Text(f"losses  {answer.method}", style="dim"), outcome_table(answer)]
+    parts += ["", *_outcome(answer, width, ascii_only)]
+    change = answer.expected_change
+    footer = f"next change expected in {quantities.seconds(change.seconds)} ({change.source})"
+    parts += ["", Text(f"{footer}\nscore: useful samples a second until then; {_searched(answer)}", style="dim")]
+    return Group(*parts)
+
+
+def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableType]:
+    outcome, chosen = answer.shown, answer.chosen
+    title = Text.assemble((f"without {ranks_text(outcome.ranks)}", "bold"), "  ")
+    if chosen is None or chosen.plan is None or chosen.estimate is None:
+        title.append("training cannot go on", style="bold red")
+        parts: list[RenderableType] = [title]
+        if outcome.lost_state:
+            parts.append(Text(outcome.lost_state))
+    else:
+        rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
+        step = quantities.seconds(chosen.estimate.step_s)
+        title.append(f"{chosen.strategy}, layout {chosen.plan.layout()}, {step} a step, {rate} of now")
+        states = dict.fromkeys(outcome.ranks, RankState.LOST)
+        parts = [title, plan_grid(chosen.plan, states, width, ascii_only=ascii_only)]
+        outside = idle_line(chosen.plan, states, ascii_only=ascii_only)
+        parts += [outside] if outside is not None else []
+    if outcome.candidates:
+        now_rate = answer.now.global_batch / answer.step_s
+
+        def is_chosen(candidate: object) -> bool:
+            return candidate is chosen
+
+        wide = width >= WIDE  # else the reasons that the numbers don't tell stand below
+        table = candidate_table(outcome.candidates, is_chosen, now_rate, with_reasons=wide, ascii_only=ascii_only)
+        parts += ["", table]
+        told = [candidate for candidate in outcome.candidates if candidate is chosen or candidate.plan is None]
+        parts += ["", reasons(told, is_chosen)] if not wide else []
+    return parts
+
+
+def outcome_table(answer: Answer) -> Table:
+    """A row for each kind of loss: an example, how many are alike, and what would be done."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("ranks lost", no_wrap=True)
+    table.add_column("alike", justify="right")
+    table.add_column("then", no_wrap=True)
+    table.add_column("layout", no_wrap=True)
+    for name in ("step", "rate", "transition"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = answer.outcomes
+    if len(shown) > _MOST_OUTCOMES:
+        shown = (*shown[: _MOST_OUTCOMES // 2], *shown[-_MOST_OUTCOMES // 2 :])
+    for i, outcome in enumerate(shown):
+        if len(answer.outcomes) > len(shown) and i == _MOST_OUTCOMES // 2:
+            table.add_row(Text(f"and {len(answer.outcomes) - len(shown)} kinds between", style="dim"))
+        table.add_row(*_outcome_cells(answer, outcome), style="bold" if outcome is answer.shown else "")
+    return table
+
+
+def _outcome_cells(answer: Answer, outcome: Outcome) -> list[str]:
+    chosen = best(outcome.candidates)
+    ranks = ", ".join(map(str, outcome.ranks))
+    if chosen is None or chosen.plan is None or chosen.estimate is None:
+        return [ranks, str(outcome.n_alike), "cannot go on", "-", "-", "-", "-"]
+    rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
+    transition = quantities.seconds(chosen.estimate.transition.total_s)
+    layout = chosen.plan.layout()
+    return [ranks, str(outcome.n_alike), chosen.strategy, layout, quantities.seconds(chosen.estimate.step_s), rate, transition]
+
+
+def _facts(plan: Plan) -> str:
+    facts = [f"layout {plan.layout()}"]
+    if plan.estimate is not None:
+        facts.append(f"{quantities.seconds(plan.estimate.step_s)} a step")
+        facts.append(f"{quantities.rate(plan.global_batch / plan.estimate.step_s)} samples/s")
+    return ", ".join(facts)
+
+
+def _searched(answer: Answer) -> str:
+    return f"searched in {quantities.seconds(answer.search_s)}"

@@ -1,0 +1,136 @@
+"""What `odyssey plan` plans with: a profile file, the log of a job, or a model and cluster of `configs/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from launcher.joblog import events
+from odyssey.codec import Malformed
+from odyssey.errors import ProfileError, UsageError
+from odyssey.plan import Plan
+from odyssey_cli.jobs.find import newest_job
+from perfmodel.profile import Profile, read
+
+LOGS = Path("odyssey-logs")
+_HOW = "measure one with `odyssey profile train.py`, or name a job's log directory or a model of configs/"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """`plan`: the newest one of the job, None for a mere profile. `mtbf_s`: as the job was told, if it was.
+
+    `layout`: the one to start with where none is asked for. `n_losses` in `observed_s` seconds: what the log knows of changes.
+    """
+
+    name: str
+    profile: Profile
+    n_nodes: int
+    ranks_per_node: int
+    plan: Plan | None = None
+    mtbf_s: float | None = None
+    layout: str = "auto"
+    n_losses: int = 0
+    observed_s: float = 0.0
+
+    def resized(self, n_nodes: int | None, ranks_per_node: int | None) -> Source:
+        """The same model on more or fewer ranks; then a job's own plan means nothing any more."""
+        if n_nodes is None and ranks_per_node is None:
+            return self
+        per_node = ranks_per_node if ranks_per_node is not None else self.ranks_per_node
+        cluster = msgspec.structs.replace(self.profile.cluster, ranks_per_node=per_node)
+        return msgspec.structs.replace(
+            self,
+            n_nodes=n_nodes if n_nodes is not None else self.n_nodes,
+            ranks_per_node=per_node,
+            profile=msgspec.structs.replace(self.profile, cluster=cluster),
+            plan=None,
+            layout="auto",
+        )
+
+
+def find(text: str | None) -> Source:
+    """The source that `text` names; without one `./profile.json`, or the newest job of `./odyssey-logs`."""
+    if text is not None:
+        return _named(text)
+    if Path("profile.json").is_file():
+        return of_profile(Path("profile.json"))
+    job = newest_job(LOGS)
+    if job is not None:
+        return of_job(job)
+    raise UsageError("nothing to plan with: no profile.json and no job in odyssey-logs here", _HOW)
+
+
+def _named(text: str) -> Source:
+    path = Path(text)
+    if path.is_dir():
+        if (path / "events.jsonl").is_file():
+            return of_job(path)
+        job = newest_job(path)
+        if job is None:
+            raise UsageError(f"{text}: no events.jsonl in it or below it", _HOW)
+        return of_job(job)
+    if path.suffix == ".jsonl" and path.is_file():
+        return of_job(path.parent)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise UsageError(f"{text}: no such file", _HOW)
+        return of_profile(path)
+    return of_config(text)
+
+
+def of_profile(path: Path) -> Source:
+    """A measured profile; as many ranks as it was measured for."""
+    profile = read(path)
+    cluster = profile.cluster
+    return Source(str(path), profile, cluster.nodes_per_host, cluster.ranks_per_node)
+
+
+def of_job(folder: Path) -> Source:
+    """The newest profile and plan of a job's log."""
+    profile: Profile | None = None
+    plan: Plan | None = None
+    started: events.JobStarted | None = None
+    n_losses, first, last = 0, 0.0, 0.0
+    for number, line in enumerate((folder / "events.jsonl").read_bytes().splitlines(), 1):
+        try:
+            event = events.decode(line)
+        except Malformed as error:
+            raise UsageError(f"{folder / 'events.jsonl'}: line {number}: {error}", "is it of another version?") from None
+        last = event.time
+        match event.body:
+            case events.JobStarted() as started:
+                first = event.time
+            case events.Profiled():
+                profile = event.body.profile
+            case events.PlanChosen():
+                plan = event.body.plan
+            case events.RankLost():
+                n_losses += 1
+            case _:
+                pass
+    if started is None or profile is None:
+        raise UsageError(f"{folder}: the job ended before its model was measured", _HOW)
+    return Source(
+        str(folder),
+        profile,
+        started.n_nodes,
+        started.n_ranks_per_node,
+        plan,
+        started.mtbf_s,
+        started.layout,
+        n_losses,
+        last - first,
+    )
+
+
+def of_config(name: str) -> Source:
+    """A job of `configs/` by name or file, or `model@cluster`."""
+    from perfmodel.catalog import load_job
+
+    try:
+        job = load_job(name)
+    except ProfileError as error:
+        raise UsageError(error.what, error.help) from None
+    per_node = min(job.profile.cluster.ranks_per_node, job.n_ranks)
+    return Source(job.name, job.profile, -(-job.n_ranks // per_node), per_node, layout=job.layout)
