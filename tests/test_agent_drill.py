@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.agent.drills import Drill, Schedule, parse
+from launcher.agent.drills import Drill, DrillSchedule, parse
 from odyssey.errors import UsageError
 
 
@@ -46,7 +46,7 @@ def test_a_seed_fixes_the_moment_and_each_fault_fires_once() -> None:
     drills = parse("step=3 kill=1 after=2s kill=0", n_nodes=2, n_ranks_per_node=2)
     moments = []
     for _ in range(2):
-        schedule = Schedule(drills, seed=7)
+        schedule = DrillSchedule(drills, seed=7)
         assert schedule.at_start() == [(2.0, drills[1])]
         assert schedule.on_step(2, 0.5) == []
         ((moment, drill),) = schedule.on_step(3, 0.5)
@@ -59,4 +59,4 @@ def test_a_seed_fixes_the_moment_and_each_fault_fires_once() -> None:
 def test_what_never_fired_is_known() -> None:
     (drill,) = parse("step=50 kill=1", n_nodes=2, n_ranks_per_node=2)
     assert isinstance(drill, Drill)
-    assert Schedule((drill,), None).never_fired == (drill,)
+    assert DrillSchedule((drill,), None).never_fired == (drill,)

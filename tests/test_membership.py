@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import odyssey
 from launcher.cluster.roster import Roster
-from launcher.cluster.wire import Join, Refused, Waits
+from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
 from launcher.coordinator.machine import step
 from launcher.coordinator.rank_assignment import assignments, homes, in_order
@@ -75,7 +75,7 @@ def test_a_full_job_begins_at_once_and_others_get_a_last_call() -> None:
     assert met.starts_at() == 35.0
     met.join(join(), 6.0)
     assert met.starts_at() == 5.0
-    assert isinstance(met.join(join(), 7.0), Waits)
+    assert isinstance(met.join(join(), 7.0), WaitForPlace)
 
 
 def test_an_agent_that_leaves_is_waited_for_again() -> None:
