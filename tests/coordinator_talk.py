@@ -26,7 +26,7 @@ from launcher.coordinator.actions import (
     StartMeasure,
 )
 from launcher.coordinator.machine import step
-from launcher.coordinator.state import State
+from launcher.coordinator.state import JobState, PlainState, State
 from launcher.joblog.events import (
     Body,
     Cause,
@@ -112,7 +112,7 @@ class Talk:
     """Feeds events, remembers the state and all that was said."""
 
     def __init__(self) -> None:
-        self.state = State()
+        self.state: State = PlainState()
         self.events: list[Event] = []
         self.actions: list[Action] = []
         self.asked: Propose | None = None
@@ -120,7 +120,7 @@ class Talk:
 
     def feed(self, body: Body, generation: int | None = None) -> tuple[Action, ...]:
         self.now += 0.25
-        event = Event(self.now, self.state.generation if generation is None else generation, "test", body)
+        event = Event(self.now, self.state.world.generation if generation is None else generation, "test", body)
         self.events.append(event)
         self.state, actions = step(self.state, event)
         self.actions += actions
@@ -138,7 +138,7 @@ class Talk:
         lines: list[str] = []
         for body in self._bodies(words[0], plain, options):
             lines += text_of(self.feed(body, generation))
-        return "\n".join([*lines, f"  [{self.state.status}, generation {self.state.generation}]"])
+        return "\n".join([*lines, f"  [{self.state.status}, generation {self.state.world.generation}]"])
 
     def _bodies(self, word: str, plain: list[str], options: dict[str, str]) -> Iterable[Body]:
         ranks = [int(text) for text in plain if text.isdigit()]
@@ -171,7 +171,7 @@ class Talk:
                 yield UnitCommitted(int(options.get("by", "0")), result, 8, 0.1)
             case "paused":
                 rank, (t, _, k) = ranks[0], plain[1].partition(".")
-                plan = self.state.plan
+                plan = self.state.plan if isinstance(self.state, JobState) else None
                 held = tuple(sorted(plan.held.get(rank, ()))) if plan is not None else ()
                 if "held" in options:
                     first, _, last = options["held"].partition("-")
@@ -221,7 +221,7 @@ class Talk:
 
     def ready(self, rank: int, *, bad: bool = False) -> RankReady:
         """What a rank of the plan that moves would report; `bad`: with a digest of its own."""
-        plan = self.state.next_plan
+        plan = self.state.next_plan if isinstance(self.state, JobState) else None
         if plan is None:  # too late, whatever it says
             return RankReady(rank, (0, 0), (), (), 0, 0.0, 0.0, 0)
         held = sorted(plan.held.get(rank, ()))
@@ -229,6 +229,7 @@ class Talk:
         last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
         samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()
         contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
+        assert isinstance(self.state, JobState)
         position = self.state.end or (0, 0)
         return RankReady(rank, position, digests, samples, plan.global_batch, 0.01, 0.002, 0, contracts, "same")
 

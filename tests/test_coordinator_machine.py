@@ -7,6 +7,7 @@ faults end, the job runs or has ended with a reason; and its events replay to th
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from launcher.coordinator.actions import Action, EndRanks, Kill, Propose, Record, SendOrder, Spawn
 from launcher.coordinator.machine import step
-from launcher.coordinator.state import State, Status
+from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.joblog.events import (
     Cause,
     Note,
@@ -71,15 +72,17 @@ class Job(RuleBasedStateMachine):
     # -- the coordinator's side ----------------------------------------------------------------------------------------
 
     def feed(self, body: Any, generation: int | None = None) -> None:
-        before = self.talk.state
+        state, world = self.talk.state, self.talk.state.world
+        late = isinstance(body, UnitCommitted) and state.status in (Status.PAUSING, Status.FINISHING)
+        is_stale = generation is not None and generation < world.generation and state.status is not Status.ENDED and not late
+        before = copy.deepcopy(state) if is_stale else None
         actions = self.talk.feed(body, generation)
-        late = isinstance(body, UnitCommitted) and before.status in (Status.PAUSING, Status.FINISHING)
-        if generation is not None and generation < before.generation and before.status is not Status.ENDED and not late:
+        if is_stale:
             assert self.talk.state == before and [type(a.body) for a in actions] == [Note], "a stale event changed something"
         for action in actions:
-            self.obey(action, before)
+            self.obey(action)
 
-    def obey(self, action: Action, before: State) -> None:
+    def obey(self, action: Action) -> None:
         match action:
             case Spawn(rank=rank):
                 assert rank not in self.ranks, f"rank {rank} is spawned while it lives"
@@ -103,7 +106,7 @@ class Job(RuleBasedStateMachine):
     def check_prepare(self, order: Prepare) -> None:
         end = position_after(self.final[-1]) if self.final else (0, 0)
         assert order.plan.step == end[0], f"the plan starts at step {order.plan.step}, {end} is final"
-        if self.talk.state.plan is None:
+        if not isinstance(self.talk.state, JobState) or self.talk.state.plan is None:
             return
         survivors = [rank for rank in self.talk.state.members if rank in self.ranks]
         kept = {layer for rank in survivors for layer in self.ranks[rank].held}
@@ -216,7 +219,7 @@ class Job(RuleBasedStateMachine):
     @precondition(lambda self: self.talk.state.status is Status.RUNNING)
     def a_unit_is_run(self, data: st.DataObject) -> None:
         """All workers contribute; each that is drawn gets the result before it hears of anything else."""
-        generation = self.talk.state.generation
+        generation = self.talk.state.world.generation
         plan = self.plans.get(generation)
         if plan is None or any(w not in self.ranks or self.ranks[w].running != generation for w in plan.workers):
             return
@@ -251,15 +254,15 @@ class Job(RuleBasedStateMachine):
 
     @rule(data=st.data(), slot=st.booleans())
     def a_rank_is_killed(self, data: st.DataObject, slot: bool) -> None:
-        if len(self.ranks) > 1 and self.talk.state.models:
+        if len(self.ranks) > 1 and self.talk.state.joined:
             rank = data.draw(st.sampled_from(sorted(self.ranks)))
-            if rank in self.talk.state.alive and self.talk.state.status is not Status.ENDED:
+            if rank in self.talk.state.world.alive and self.talk.state.status is not Status.ENDED:
                 self.end(rank, Cause("signal", "SIGKILL"), slot_lost=slot)
 
     @rule(data=st.data(), raises=st.booleans(), error=st.sampled_from(["RuntimeError: CUDA", "OSError: disk"]))
     def the_script_fails_on_a_rank(self, data: st.DataObject, raises: bool, error: str) -> None:
-        living = sorted(set(self.ranks) & self.talk.state.alive - self.failing)
-        if len(self.ranks) < 2 or not living or not self.talk.state.models or self.talk.state.status is Status.ENDED:
+        living = sorted(set(self.ranks) & self.talk.state.world.alive - self.failing)
+        if len(self.ranks) < 2 or not living or not self.talk.state.joined or self.talk.state.status is Status.ENDED:
             return
         rank = data.draw(st.sampled_from(living))
         if raises:
@@ -312,7 +315,7 @@ class Job(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def an_old_report_arrives(self, data: st.DataObject) -> None:
-        generation = self.talk.state.generation
+        generation = self.talk.state.world.generation
         if generation:
             rank = data.draw(st.integers(0, self.n_ranks - 1))
             old = data.draw(st.integers(0, generation - 1))
@@ -331,7 +334,8 @@ class Job(RuleBasedStateMachine):
             reason = next(a.body for a in self.talk.actions if isinstance(a, Record) and hasattr(a.body, "code"))
             assert "cannot go on exactly" not in reason.reason and "do not agree" not in reason.reason, reason
         if state.status is Status.RUNNING:
-            assert state.plan is not None and set(state.plan.workers) | set(state.plan.idle) <= state.alive
+            assert isinstance(state, JobState) and state.plan is not None
+            assert set(state.plan.workers) | set(state.plan.idle) <= state.world.alive
 
     def teardown(self) -> None:
         """The faults have ended: whatever is outstanding is answered, and the job must run, or have ended for a reason."""
@@ -349,7 +353,8 @@ class Job(RuleBasedStateMachine):
             else:
                 break
         assert self.talk.state.status in (Status.RUNNING, Status.ENDED), f"stuck in {self.talk.state.status}"
-        state, actions = State(), []
+        state: State = PlainState()
+        actions: list[Action] = []
         for event in self.talk.events:
             state, some = step(state, event)
             actions += some

@@ -13,7 +13,7 @@ from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
 from launcher.coordinator.machine import step
 from launcher.coordinator.rank_assignment import assignments, homes, in_order
-from launcher.coordinator.state import State, Status
+from launcher.coordinator.state import PlainState, State, Status
 from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobEnded, JobStarted, RankExited
 from launcher.options import Rendezvous, RunOptions
 
@@ -104,7 +104,7 @@ class Talk:
 
     def __init__(self, min_agents: int, max_restarts: int) -> None:
         self.agents = (AgentInfo(0, "a", 1, 2), AgentInfo(1, "b", 2, 1))
-        self.state = State()
+        self.state: State = PlainState()
         self.now = 0.0
         started = JobStarted(
             "s.py", (), 2, 2, max_restarts, "auto", "auto", None, "1", 1, agents=self.agents, min_agents=min_agents
@@ -114,7 +114,7 @@ class Talk:
 
     def tell(self, body: object) -> None:
         self.now += 1.0
-        self.state, self.actions = step(self.state, Event(self.now, self.state.generation, "agent", body))  # type: ignore[arg-type]
+        self.state, self.actions = step(self.state, Event(self.now, self.state.world.generation, "agent", body))  # type: ignore[arg-type]
 
     def spawned(self) -> list[int]:
         return [action.rank for action in self.actions if isinstance(action, Spawn)]
@@ -130,7 +130,7 @@ def test_a_lost_agent_costs_a_restart_on_the_agents_that_are_left() -> None:
     assert EndRanks((0, 1)) in talk.actions
     talk.tell(RankExited(0))
     talk.tell(RankExited(1))
-    assert talk.spawned() == [0, 1] and talk.state.n_ranks == 2 and talk.state.n_restarts == 1
+    assert talk.spawned() == [0, 1] and talk.state.world.n_ranks == 2 and talk.state.world.restarts.n == 1
     talk.tell(AgentLost(talk.agents[0], "x"))
     assert talk.ended()
 
@@ -142,7 +142,7 @@ def test_a_late_agent_makes_the_job_larger_and_costs_no_restart() -> None:
     for rank in range(3):
         talk.tell(RankExited(rank))
     assert talk.spawned() == [0, 1, 2, 3, 4]
-    assert talk.state.n_restarts == 0 and talk.state.attempt == 1 and talk.state.status is Status.STARTING
+    assert talk.state.world.restarts.n == 0 and talk.state.world.attempt == 1 and talk.state.status is Status.STARTING
 
 
 def test_with_too_few_agents_it_waits_for_one_to_come_back() -> None:

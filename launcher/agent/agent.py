@@ -46,7 +46,7 @@ from launcher.coordinator.actions import (
     StartMeasure,
 )
 from launcher.coordinator.rank_assignment import RankAssignment, assignments, assignments_on_one_host
-from launcher.coordinator.state import State, Status
+from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.failures.diagnostics import hand_on
 from launcher.failures.history import FailureHistory, after, retold
 from launcher.failures.root_cause import root
@@ -109,7 +109,7 @@ class Agent:
         self._epoch = time.time() - time.monotonic()
         self._signals = Signals(self._loop, options, self._on_signals)
         self._folder = JobFolder(options, time.time(), self._say)
-        self._state = State()
+        self._state: State = PlainState()
         self._queue: deque[tuple[Body, str, int | None]] = deque()
         self._is_feeding = False
         self._code: int | None = None
@@ -287,10 +287,10 @@ class Agent:
         return self._quorum
 
     def _agent_lost(self, agent: AgentInfo, why: str) -> None:
-        ranks = [rank for rank, home in self._state.homes.items() if home == agent.number]
-        attempt = self._state.attempt
+        ranks = [rank for rank, home in self._state.world.homes.items() if home == agent.number]
+        attempt = self._state.world.attempt
         self._feed(AgentLost(agent, why))
-        if self._state.attempt != attempt:
+        if self._state.world.attempt != attempt:
             return  # a script without a Job has started again already, and these ranks live elsewhere
         for rank in ranks:  # a script without a Job has lost them with the agent
             self._feed(RankLost(rank, Cause("agent", f"agent {agent.number} was lost: {why}"), True))
@@ -336,7 +336,7 @@ class Agent:
         try:
             while self._queue:
                 body, origin, generation = self._queue.popleft()
-                stamp = self._state.generation if generation is None else generation
+                stamp = self._state.world.generation if generation is None else generation
                 self._take(Event(self._now(), stamp, origin, body))
         finally:
             self._is_feeding = False
@@ -364,7 +364,7 @@ class Agent:
         self._watch(event)
 
     def _say(self, text: str) -> None:
-        self._log(Event(self._now(), self._state.generation, "agent", Note(text)))
+        self._log(Event(self._now(), self._state.world.generation, "agent", Note(text)))
 
     def _do_at_once(self, action: Action) -> bool:
         """Orders and forks go out before the log is written: ranks wait for them, and readers of the log do not."""
@@ -380,7 +380,7 @@ class Agent:
                 self._processes.renew_store()
             case Spawn(rank=rank):
                 try:
-                    self._nodes.spawn(self._seat(rank), self._state.homes)
+                    self._nodes.spawn(self._seat(rank), self._state.world.homes)
                 except (OdysseyError, OSError) as error:  # no log file, no descriptor left
                     self._fail(error)
             case _:
@@ -388,14 +388,13 @@ class Agent:
         return True
 
     def _seat(self, rank: int) -> RankAssignment:
-        state, options = self._state, self._options
-        if state.agents:
-            assignment = assignments(state.agents, state.n_restarts, state.attempt)[rank]
+        world, options = self._state.world, self._options
+        n_restarts, attempt = world.restarts.n, world.attempt
+        if world.agents:
+            assignment = assignments(world.agents, n_restarts, attempt)[rank]
         else:
-            assignment = assignments_on_one_host(options.n_nodes, options.n_ranks_per_node, state.n_restarts, state.attempt)[
-                rank
-            ]
-        return replace(assignment, max_restarts=options.max_restarts, last_failure=state.last_failure)
+            assignment = assignments_on_one_host(options.n_nodes, options.n_ranks_per_node, n_restarts, attempt)[rank]
+        return replace(assignment, max_restarts=options.max_restarts, last_failure=world.last_failure)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -420,14 +419,14 @@ class Agent:
     def _record(self, body: Body) -> None:
         if isinstance(body, JobEnded):
             self._last_words(body)
-        self._log(Event(self._now(), self._state.generation, "coordinator", body))
+        self._log(Event(self._now(), self._state.world.generation, "coordinator", body))
         if isinstance(body, GenerationStarted):
             self._after_go(body)
 
     def _after_go(self, went: GenerationStarted) -> None:
         gc.enable()
+        assert isinstance(self._state, JobState) and self._state.plan is not None
         plan = self._state.plan
-        assert plan is not None
         expected_s = plan.estimate.step_s if plan.estimate is not None else 1.0
         self._progress.expect(expected_s)
         self._faults.on_step(plan.step, expected_s)
@@ -436,7 +435,7 @@ class Agent:
     def _last_words(self, ended: JobEnded) -> None:
         self._why = (ended.reason, ended.help)
         self._faults.tell_never_fired()
-        cause = root(self._state.ends)
+        cause = root(self._state.world.ends)
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if ended.code == ExitCode.FAILED and cause is not None and path:
             try:
@@ -477,8 +476,8 @@ class Agent:
         if self._state.status is Status.RESTARTING or self._code is not None:
             return {}
         pids = {}
-        for rank in sorted(self._state.alive - self._state.joined):
-            home = self._roster.agents.get(self._state.homes.get(rank, 0)) if self._roster is not None else None
+        for rank in sorted(self._state.world.alive - self._state.joined):
+            home = self._roster.agents.get(self._state.world.homes.get(rank, 0)) if self._roster is not None else None
             is_beside = home is not None and home.number != 0 and home.host == socket.gethostname()
             pid = self._nodes.process(rank).pid if is_beside else self._nodes.pid_of(rank)
             if pid is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from launcher.cluster.nodes import RankProcesses
-from launcher.coordinator.state import State, Status
+from launcher.coordinator.state import JobState, State, Status
 from launcher.health.waits import Wait
 from launcher.host.proc import Vitals
 from launcher.joblog.events import Cause
@@ -28,9 +28,9 @@ def needs_store(state: State) -> bool:
         case Status.MEASURING:
             return True
         case Status.MOVING:
-            return state.joined == state.alive
+            return state.joined == state.world.alive
         case Status.RESTARTING:
-            return not state.alive
+            return not state.world.alive
     return False
 
 
@@ -55,15 +55,17 @@ class Awaited:
             yield Wait("the store", why, pid, self._processes.end_store, idle_s, quiet=True)
 
     def _ranks(self, state: State) -> Iterator[Wait]:
+        alive = state.world.alive
         match state.status:
             case Status.STARTING | Status.MOVING:
-                is_job = bool(state.models) or state.plan is not None
-                yield from self._each(state.alive - state.joined, "no odyssey.Job is built there yet", is_job, quiet=not is_job)
+                is_job = isinstance(state, JobState)
+                yield from self._each(alive - state.joined, "no odyssey.Job is built there yet", is_job, quiet=not is_job)
             case Status.FINISHING:
-                yield from self._each(state.alive & state.finished, "the script has ended, the process has not", True)
-                yield from self._each(state.alive - state.finished, "the script has not ended", True, quiet=True)
+                assert isinstance(state, JobState)
+                yield from self._each(alive & state.finished, "the script has ended, the process has not", True)
+                yield from self._each(alive - state.finished, "the script has not ended", True, quiet=True)
             case Status.ENDING | Status.ENDED:
-                yield from self._each(range(state.n_ranks), "told to end", False)
+                yield from self._each(range(state.world.n_ranks), "told to end", False)
 
     def _each(self, ranks: Iterable[int], why: str, may_be_lost: bool, *, quiet: bool = False) -> Iterator[Wait]:
         """Those that have a process: before that it is the zygote who is waited for."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from launcher.agent.drills import Faults
 from launcher.cluster.nodes import Process
-from launcher.coordinator.state import State
+from launcher.coordinator.state import JobState, PlainState, State
 from launcher.health.job_hangs import Progress
 from launcher.health.stalls import StallWatch
 from launcher.host.loop import Loop
@@ -78,7 +78,8 @@ class ReportRouter:
         rank = process.rank
         match report:
             case messages.Committed(result=result, unit_s=unit_s):
-                results = self._state().results
+                state = self._state()
+                results = state.results if isinstance(state, JobState) else ()
                 if not results or result.position == position_after(results[-1]):
                     self._pass_on(rank, report)
                     self._unit_is_final(result, unit_s)
@@ -87,7 +88,7 @@ class ReportRouter:
             case messages.Broken(generation=generation, what=what):
                 self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, what, generation))
             case messages.OpTimes(generation=generation) as times:
-                if generation == self._state().generation:
+                if generation == self._state().world.generation:
                     self._profiling.refresh(times)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
@@ -102,9 +103,10 @@ class ReportRouter:
                 process.has_failed = True
                 self._pass_on(rank, report)
             case messages.Stepped(modules=modules):
-                if self._state().n_restarts < self._state().max_restarts and len(modules) >= WORTH_LEARNING:
+                restarts = self._state().world.restarts
+                if restarts.n < restarts.policy.max_restarts and len(modules) >= WORTH_LEARNING:
                     self._forks.learn(modules)
-                if not self._state().models:
+                if isinstance(self._state(), PlainState):
                     self._has_progressed(rank)
             case messages.Beat() as beat:
                 self._has_progressed(rank)
@@ -124,13 +126,14 @@ class ReportRouter:
         self._feed(body, f"rank {rank}", getattr(report, "generation", None))
 
     def _still_broken(self, rank: int, what: str, generation: int) -> None:
-        if generation == self._state().generation:
+        if generation == self._state().world.generation:
             self._feed(ConnectionLost(rank, what), generation=generation)
 
     def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
         self._progress.made(unit_s)
         if result.kind == "step":
-            plan = self._state().plan
+            state = self._state()
+            plan = state.plan if isinstance(state, JobState) else None
             expected_s = plan.estimate.step_s if plan is not None and plan.estimate is not None else unit_s
             self._faults.on_step(result.position[0] + 1, min(expected_s, unit_s))
 

@@ -1,13 +1,14 @@
-"""What is decided: pure state machines over the event log, without clocks, processes or files.
+"""What is decided: state machines over the event log, without clocks, processes or files.
 
-machine.py      `step(state, event) -> (state, actions)`: the table of who handles what
-state.py        what is known of the job; actions.py, decision.py: what is answered
-transition.py   from a pause to go; gate.py: what must agree before it
-rank_failure.py a Job's script that fails on one rank
-next_job.py     one Job after another in a script
-elastic.py      scripts without a Job, which start again together
-restart_policy.py whether and when they do
-membership.py   agents that come and go
+machine.py         `step(state, event) -> (state, actions)`
+state.py           what is known: of every script, of a plain one, of a Job
+actions.py         what is wanted done; decision.py: the end
+job.py             the machine of a Job: start, loss, finish
+transition.py      from a pause to go; gate.py: what must agree before it
+rank_failure.py    a Job's script that fails on one rank
+next_job.py        one Job after another in a script
+elastic.py         the machine of plain scripts, which start again together
+restart_policy.py  whether and when they do
 rank_assignment.py which rank sits where
-replay.py       a log through the machine again
+replay.py          a log through the machine again
 """

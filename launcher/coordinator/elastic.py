@@ -3,122 +3,219 @@
 STARTING ─a failure─► RESTARTING ─all gone─► judged: the end, or STARTING again, after a pause where that is wise
 
 What failed is judged when all ranks are gone and have said what they had to say (failures/root_cause.py); whether to
-start again is the policy's decision (restart_policy.py).
+start again is the policy's decision (restart_policy.py). Agents that come and go: all start again on those that are there, at
+once when one more comes, and counted as a restart when one is lost; with fewer than `min_agents` one is waited for.
 """
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from launcher.coordinator.actions import EndRanks, Record, RenewStore, SetDeadline, Spawn
-from launcher.coordinator.decision import StateAndActions, end
-from launcher.coordinator.rank_assignment import homes
-from launcher.coordinator.restart_policy import GiveUp, decide, made_progress
-from launcher.coordinator.state import State, Status
-from launcher.failures.root_cause import Kind, root
-from launcher.joblog.events import Note, Restarting
+from launcher.coordinator.decision import Actions, end
+from launcher.coordinator.rank_assignment import homes, in_order
+from launcher.coordinator.restart_policy import GiveUp, made_progress
+from launcher.coordinator.state import PlainState, Status
+from launcher.failures.root_cause import Kind, end_after, root
+from launcher.joblog.events import (
+    AgentJoined,
+    AgentLost,
+    Body,
+    Cause,
+    Note,
+    Profiled,
+    Progressed,
+    RankExited,
+    RankFailed,
+    RankLost,
+    Restarting,
+    Tick,
+)
 from launcher.joblog.wording import ranks_alike
 
 PATIENCE_S = 3.0
 """How long ranks may take to end before it is said who is waited for; said again after ever longer times."""
 
 
-def failure(state: State, reason: str) -> StateAndActions:
+# -- ranks end ---------------------------------------------------------------------------------------------------------
+
+
+def _rank_lost(plain: PlainState, body: RankLost) -> Actions:
+    world = plain.world
+    if body.rank not in world.alive:
+        return ()
+    world.alive.discard(body.rank)
+    if body.slot_lost:
+        world.slots_lost.add(body.rank)
+    _note_end(plain, body)
+    if plain.status is Status.RESTARTING:
+        return _if_all_gone(plain)
+    return _failure(plain, world.ends[body.rank].reason)
+
+
+def _rank_exited(plain: PlainState, body: RankExited) -> Actions:
+    world = plain.world
+    if body.rank not in world.alive:
+        return ()
+    world.alive.discard(body.rank)
+    world.exited.add(body.rank)
+    _note_end(plain, body)
+    if plain.status is Status.RESTARTING:
+        return _if_all_gone(plain)
+    return () if world.alive else end(plain, 0, "all ranks have ended their scripts")
+
+
+def _rank_failed(plain: PlainState, body: RankFailed) -> Actions:
+    """What comes of it is decided when its process ends."""
+    if body.rank in plain.world.alive:
+        _note_end(plain, body)
+    return ()
+
+
+def _note_end(plain: PlainState, body: Body) -> None:
+    world = plain.world
+    if (found := end_after(world.ends, world.now, body)) is not None:
+        world.ends[found.rank] = found
+
+
+# -- and start again ---------------------------------------------------------------------------------------------------
+
+
+def _failure(plain: PlainState, reason: str) -> Actions:
     """One rank's failure ends all. `reason`: as it looks now; it is judged when all are gone."""
-    return _end_all(replace(state, first_failure=reason, failed_at=state.now))
+    plain.world.first_failure, plain.failed_at = reason, plain.world.now
+    return _end_all(plain)
 
 
-def restart(state: State, why: str) -> StateAndActions:
+def _restart(plain: PlainState, why: str) -> Actions:
     """Without a failure: end what is left, and start everything again when all are gone."""
-    decided = Record(Restarting(state.attempt + 1, "", why, 0.0))
-    state, actions = _end_all(state)
-    return state, (decided, *actions)
+    decided = Record(Restarting(plain.world.attempt + 1, "", why, 0.0))
+    return decided, *_end_all(plain)
 
 
-def _end_all(state: State) -> StateAndActions:
-    state = replace(state, status=Status.RESTARTING)
-    if not state.alive:
-        return if_all_gone(state)
-    return state, (EndRanks(tuple(sorted(state.alive))), SetDeadline(PATIENCE_S))
+def _end_all(plain: PlainState) -> Actions:
+    plain.status = Status.RESTARTING
+    if not plain.world.alive:
+        return _if_all_gone(plain)
+    return EndRanks(tuple(sorted(plain.world.alive))), SetDeadline(PATIENCE_S)
 
 
-def if_all_gone(state: State) -> StateAndActions:
+def _if_all_gone(plain: PlainState) -> Actions:
     """Start again, or end the job; with too few agents, wait for more."""
-    if state.alive or state.is_backing_off:
-        return state, ()
-    return _judge(state) if state.first_failure else _start(state)
+    if plain.world.alive or plain.is_backing_off:
+        return ()
+    return _judge(plain) if plain.world.first_failure else _start(plain)
 
 
-def _judge(state: State) -> StateAndActions:
-    cause = root(state.ends)
-    reason = cause.reason if cause is not None and cause.kind is not Kind.AGENT else state.first_failure
-    if state.slots_lost and not state.agents:
-        return end(state, 1, f"{reason}; its slot is gone" if state.max_restarts else reason)
-    failed_at = state.now if state.failed_at is None else state.failed_at
-    had_progress = made_progress(told=state.has_progressed, gives_signs=state.gives_signs, ran_s=failed_at - state.attempt_at)
-    decision = decide(state.policy, state.past, state.n_restarts, state.now, state.ends, cause, had_progress=had_progress)
+def _judge(plain: PlainState) -> Actions:
+    world, restarts = plain.world, plain.world.restarts
+    cause = root(world.ends)
+    reason = cause.reason if cause is not None and cause.kind is not Kind.AGENT else world.first_failure
+    if world.slots_lost and not world.agents:
+        return end(plain, 1, f"{reason}; its slot is gone" if restarts.policy.max_restarts else reason)
+    failed_at = world.now if plain.failed_at is None else plain.failed_at
+    had_progress = made_progress(told=plain.has_progressed, gives_signs=plain.gives_signs, ran_s=failed_at - plain.attempt_at)
+    decision = restarts.judge(world.now, world.ends, cause, had_progress=had_progress)
     if isinstance(decision, GiveUp):
         help = (cause.help if cause is not None else "") or decision.help
-        return end(state, 1, f"{reason}; {decision.why}" if decision.why else reason, help)
-    state = replace(
-        state,
-        n_restarts=state.n_restarts + 1,
-        past=decision.past,
-        first_failure="",
-        last_failure=reason,
-        is_backing_off=decision.wait_s > 0,
-    )
+        return end(plain, 1, f"{reason}; {decision.why}" if decision.why else reason, help)
+    restarts.take(decision)
+    world.first_failure, world.last_failure = "", reason
+    plain.is_backing_off = decision.wait_s > 0
     when = f" in {decision.wait_s:g} s, as this is the {decision.why_wait}" if decision.wait_s else ""
-    count = f"restart {state.n_restarts} of {state.max_restarts}"
+    count = f"restart {restarts.n} of {restarts.policy.max_restarts}"
     text = f"{reason}; all ranks start again{when} ({count})"
-    decided = Record(Restarting(state.attempt + 1, reason, text, decision.wait_s))
+    decided = Record(Restarting(world.attempt + 1, reason, text, decision.wait_s))
     if decision.wait_s:
-        return state, (decided, SetDeadline(decision.wait_s))
-    state, actions = _start(state)
-    return state, (decided, *actions)
+        return decided, SetDeadline(decision.wait_s)
+    return decided, *_start(plain)
 
 
-def _start(state: State) -> StateAndActions:
-    if state.agents and len(state.agents) < state.min_agents:
-        missing = state.min_agents - len(state.agents)
-        note = Note(f"waiting up to {state.join_timeout_s:g} s for {missing} more agent{'s' if missing > 1 else ''}")
-        return state, (Record(note), SetDeadline(state.join_timeout_s))
-    found = homes(state.agents)
-    everybody = frozenset(found or range(state.n_ranks))
-    state = replace(
-        state,
-        status=Status.STARTING,
-        generation=state.generation + 1,
-        attempt=state.attempt + 1,
-        attempt_at=state.now,
-        ends={},
-        has_progressed=False,
-        n_ranks=len(everybody),
-        homes=found,
-        alive=everybody,
-        exited=frozenset(),
-        models={},
-    )
-    return state, (SetDeadline(None), RenewStore(), *(Spawn(rank) for rank in sorted(everybody)))
+def _start(plain: PlainState) -> Actions:
+    world, started = plain.world, plain.world.started
+    assert started is not None
+    if world.agents and len(world.agents) < started.min_agents:
+        missing = started.min_agents - len(world.agents)
+        note = Note(f"waiting up to {started.join_timeout_s:g} s for {missing} more agent{'s' if missing > 1 else ''}")
+        return Record(note), SetDeadline(started.join_timeout_s)
+    world.homes = homes(world.agents)
+    world.n_ranks = len(world.homes) or world.n_ranks
+    world.alive = set(range(world.n_ranks))
+    world.exited.clear()
+    world.ends.clear()
+    world.generation += 1
+    world.attempt += 1
+    plain.status, plain.attempt_at, plain.has_progressed = Status.STARTING, world.now, False
+    return SetDeadline(None), RenewStore(), *(Spawn(rank) for rank in range(world.n_ranks))
 
 
-def waited(state: State) -> StateAndActions:
+def _waited(plain: PlainState, body: Tick) -> Actions:
     """A deadline has passed: for ranks to end, for a pause, or for agents to come."""
-    if state.alive:
-        took_s = state.now - (state.failed_at or state.now)
-        note = Note(f"{state.first_failure or 'a restart'}: waiting for {ranks_alike(state.alive)} to end")
-        return state, (Record(note), SetDeadline(max(PATIENCE_S, took_s)))
-    if state.is_backing_off:
-        return _start(replace(state, is_backing_off=False))
-    return end(state, 1, f"only {len(state.agents)} of {state.min_agents} agents are left, and no other came in time")
+    world = plain.world
+    if world.alive:
+        took_s = world.now - (plain.failed_at or world.now)
+        note = Note(f"{world.first_failure or 'a restart'}: waiting for {ranks_alike(world.alive)} to end")
+        return Record(note), SetDeadline(max(PATIENCE_S, took_s))
+    if plain.is_backing_off:
+        plain.is_backing_off = False
+        return _start(plain)
+    assert world.started is not None
+    n_agents = f"only {len(world.agents)} of {world.started.min_agents} agents are left"
+    return end(plain, 1, f"{n_agents}, and no other came in time")
 
 
-def progressed(state: State) -> StateAndActions:
+def _progressed(plain: PlainState, body: Progressed) -> Actions:
     """The first step or heartbeat of an attempt: what it fails of from now on is another failure."""
-    if state.has_progressed or state.status is not Status.STARTING:
-        return state, ()
-    failed_at = state.failed_at
-    state = replace(state, has_progressed=True, gives_signs=True, failed_at=None)
+    if plain.has_progressed:
+        return ()
+    failed_at, plain.failed_at = plain.failed_at, None
+    plain.has_progressed = plain.gives_signs = True
     if failed_at is None:
-        return state, ()
-    return state, (Record(Note(f"training again after {state.now - failed_at:.1f} s")),)
+        return ()
+    return (Record(Note(f"training again after {plain.world.now - failed_at:.1f} s")),)
+
+
+def _profiled(plain: PlainState, body: Profiled) -> Actions:
+    """Read from a file, for the Job that the script may build."""
+    plain.profile = body.profile
+    return ()
+
+
+# -- agents ------------------------------------------------------------------------------------------------------------
+
+
+def _agent_joined(plain: PlainState, body: AgentJoined) -> Actions:
+    world, agent = plain.world, body.agent
+    world.agents = in_order((*world.agents, agent))
+    if plain.status is Status.RESTARTING:
+        return Record(Note(f"agent {agent.number} ({agent.host}) joined")), *_if_all_gone(plain)
+    n_ranks = sum(one.n_ranks for one in world.agents)
+    return _restart(plain, f"agent {agent.number} ({agent.host}) joined; all ranks are started again, now {n_ranks}")
+
+
+def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
+    """All ranks of the agent are gone with it."""
+    world, number = plain.world, body.agent.number
+    world.agents = tuple(agent for agent in world.agents if agent.number != number)
+    for rank in sorted(rank for rank in world.alive if world.homes.get(rank) == number):
+        world.alive.discard(rank)
+        _note_end(plain, RankLost(rank, Cause("agent", f"agent {number} was lost"), True))
+    if plain.status is Status.RESTARTING:
+        return _if_all_gone(plain)
+    return _failure(plain, f"agent {number} ({body.agent.host}) was lost ({body.reason})")
+
+
+Handler = Callable[[PlainState, Any], Actions]
+_LIVING = (Status.STARTING, Status.RESTARTING)
+TABLE: Mapping[type, Mapping[Status, Handler]] = {
+    AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
+    AgentLost: dict.fromkeys(_LIVING, _agent_lost),
+    Profiled: dict.fromkeys(_LIVING, _profiled),
+    Progressed: {Status.STARTING: _progressed},
+    RankFailed: dict.fromkeys(_LIVING, _rank_failed),
+    RankLost: dict.fromkeys(_LIVING, _rank_lost),
+    RankExited: dict.fromkeys(_LIVING, _rank_exited),
+    Tick: {Status.RESTARTING: _waited},
+}
+"""What a plain script's coordinator hears, when, and who answers."""

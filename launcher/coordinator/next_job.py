@@ -6,59 +6,47 @@ not started again, as its script would begin with the first: the others go on wi
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from dataclasses import fields
 
-from launcher.coordinator.actions import Action, Record
-from launcher.coordinator.state import State, Status
+from launcher.coordinator.actions import Record
+from launcher.coordinator.decision import Actions
+from launcher.coordinator.state import JobState, Status
 from launcher.joblog.events import Note, RankJoined
 from launcher.joblog.wording import ranks_text
 
 
-def made(state: State, body: RankJoined) -> State:
+def made(job: JobState, body: RankJoined) -> None:
     """A rank has made its next Job."""
-    models = {**state.next_models, body.rank: body.model}
-    return replace(state, status=Status.FINISHING, finished=state.finished | {body.rank}, next_models=models, next_plan=None)
+    job.status, job.next_plan = Status.FINISHING, None
+    job.finished.add(body.rank)
+    job.next_models[body.rank] = body.model
 
 
-def problem(state: State) -> str:
+def problem(job: JobState) -> str:
     """Why the next Job can never begin; empty if it can."""
-    if state.next_models and state.exited:
-        ended, others = ranks_text(state.exited), ranks_text(frozenset(state.next_models))
-        return f"{ended} ended the script where {others} made another Job"
+    if job.next_models and job.world.exited:
+        return f"{ranks_text(job.world.exited)} ended the script where {ranks_text(job.next_models)} made another Job"
     return ""
 
 
-def begun(state: State) -> State | None:
-    """The state with which the next Job starts, if all living ranks have made it."""
-    if not state.next_models or not state.alive <= frozenset(state.next_models):
-        return None
-    return replace(
-        state,
-        status=Status.STARTING,
-        generation=state.generation + 1,
-        job=state.job + 1,
-        models={rank: state.next_models[rank] for rank in sorted(state.alive)},
-        next_models={},
-        arriving=frozenset(),
-        lost=(),
-        loss_at=None,
-        failing=frozenset(),
-        forgiven=frozenset(),
-        stranded=frozenset(),
-        finished=frozenset(),
-        profile=None,
-        plan=None,
-        next_plan=None,
-        paused={},
-        ready={},
-        results=(),
-        ends={},
-        started_at=state.now,
-    )
+def begin_if_all_made_it(job: JobState) -> bool:
+    """Whether all living ranks have made the next Job; then it is the one that `job` is about."""
+    world, made = job.world, job.next_models
+    if not made or len(made) < len(world.alive) or not world.alive <= made.keys():
+        return False
+    world.generation += 1
+    world.ends = {}
+    world.started_at = world.now
+    following = JobState(world, number=job.number + 1, models={rank: made[rank] for rank in sorted(world.alive)})
+    following.recovery.joined_after_s = job.recovery.joined_after_s
+    for field in fields(JobState):
+        setattr(job, field.name, getattr(following, field.name))
+    return True
 
 
-def not_started_again(state: State, rank: int) -> tuple[Action, ...]:
+def not_started_again(job: JobState, rank: int) -> Actions:
     """Said where a restart would be allowed in a first Job."""
-    if state.job == 1 or state.n_restarts >= state.max_restarts or rank in state.slots_lost:
+    restarts = job.world.restarts
+    if job.number == 1 or restarts.n >= restarts.policy.max_restarts or rank in job.world.slots_lost:
         return ()
-    return (Record(Note(f"rank {rank} is not started again: its script would begin with the first of its {state.job} Jobs")),)
+    return (Record(Note(f"rank {rank} is not started again: its script would begin with the first of its {job.number} Jobs")),)

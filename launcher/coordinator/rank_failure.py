@@ -9,46 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
-from launcher.coordinator.actions import Action, Record
-from launcher.coordinator.restart_policy import GiveUp, Restart, counted, decide
-from launcher.coordinator.state import State, Status
+from launcher.coordinator.actions import Record
+from launcher.coordinator.decision import Actions
+from launcher.coordinator.restart_policy import GiveUp, Restart
+from launcher.coordinator.state import JobState, Status
+from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import Note
 
 
-def judge(state: State, rank: int) -> Restart | GiveUp:
+def judge(job: JobState, end: RankEnd) -> Restart | GiveUp:
     """What comes of the failure: a first answer when the script has raised, the last one when the rank's process has ended."""
-    end = state.ends[rank]
-    decision = decide(state.policy, state.past, state.n_restarts, state.now, {rank: end}, end, had_progress=False)
-    nobody_is_left = _others_have_ended(state, rank) or not state.joined - {rank}
+    world, rank = job.world, end.rank
+    decision = world.restarts.judge(world.now, {rank: end}, end, had_progress=False)
+    others_have_ended = bool((job.finished | world.exited) - {rank})
+    nobody_is_left = others_have_ended or not job.joined - {rank}
     return GiveUp("") if nobody_is_left and isinstance(decision, Restart) else decision
 
 
-def forgive(state: State, rank: int, decision: Restart) -> tuple[State, tuple[Action, ...]]:
+def forgive(job: JobState, rank: int, decision: Restart) -> Actions:
     """Count it as a restart, and go on as after any loss of a rank."""
-    n_restarts = state.n_restarts + 1
-    state = replace(
-        state,
-        n_restarts=n_restarts,
-        past=decision.past,
-        failing=state.failing - {rank},
-        forgiven=state.forgiven | {rank},
-        finished=state.finished - {rank},
-        stranded=frozenset(),
-        status=Status.RUNNING if state.status is Status.FINISHING else state.status,
-    )
-    text = f"{state.ends[rank].reason}; taken as the loss of this rank (restart {n_restarts} of {state.max_restarts})"
-    return state, (Record(Note(text)),)
+    restarts = job.world.restarts
+    restarts.take(decision)
+    job.failing.discard(rank)
+    job.forgiven.add(rank)
+    job.finished.discard(rank)
+    job.stranded.clear()
+    if job.status is Status.FINISHING:
+        job.status = Status.RUNNING
+    count = f"restart {restarts.n} of {restarts.policy.max_restarts}"
+    return (Record(Note(f"{job.world.ends[rank].reason}; taken as the loss of this rank ({count})")),)
 
 
-def with_restart(state: State, ranks: Iterable[int], now: float) -> State:
+def count_respawn(job: JobState, ranks: Iterable[int]) -> None:
     """These ranks are started again: one restart, unless their failures have been counted already."""
     ranks = set(ranks)
-    if ranks - state.forgiven:
-        state = replace(state, n_restarts=state.n_restarts + 1, past=counted(state.past, now))
-    return replace(state, forgiven=state.forgiven - ranks)
-
-
-def _others_have_ended(state: State, rank: int) -> bool:
-    return bool((state.finished | state.exited) - {rank})
+    if ranks - job.forgiven:
+        job.world.restarts.take_respawn(job.world.now)
+    job.forgiven -= ranks

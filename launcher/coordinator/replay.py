@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.coordinator.actions import Record
 from launcher.coordinator.machine import step
-from launcher.coordinator.state import State
+from launcher.coordinator.state import PlainState, State
 from launcher.joblog.events import Decision, Event, GenerationStarted, JobEnded, Pausing, PlanChosen, Restarting, decode
 
 _DECISIONS = (Pausing, PlanChosen, GenerationStarted, Restarting, JobEnded)
@@ -21,7 +21,7 @@ def read(path: Path) -> list[Event]:
 
 def replay(path: Path) -> list[tuple[Decision | None, Decision | None]]:
     """(decision logged, decision taken), in order; None where one side has no more."""
-    state = State()
+    state: State = PlainState()
     logged: list[Decision] = []
     taken: list[Decision] = []
     for event in read(path):

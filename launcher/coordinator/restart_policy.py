@@ -7,6 +7,7 @@ the limit in a window of time. Then a pause, where the last attempt came to noth
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec.structs import replace
@@ -87,11 +88,6 @@ def after_progress(past: Past) -> Past:
     return past if past.signature is None and past.n_in_row == 0 else replace(past, signature=None, n_in_row=0)
 
 
-def may_respawn(policy: Policy, past: Past, n_restarts: int, now: float) -> bool:
-    """Whether a single rank of a Job may be started again: the count and the limit are the job's, the rest does not fit."""
-    return n_restarts < policy.max_restarts and _n_allowed_now(policy, past, now) > 0
-
-
 def counted(past: Past, now: float) -> Past:
     """After a restart at `now`."""
     return replace(past, times=(*past.times, now))
@@ -124,3 +120,30 @@ def _ordinal(number: int) -> str:
         return words[number]
     suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{suffix}"
+
+
+@dataclass(slots=True)
+class Restarts:
+    """The restarts of a job: what is allowed, what came of earlier failures, and how many there were."""
+
+    policy: Policy = field(default_factory=Policy)
+    past: Past = field(default_factory=Past)
+    n: int = 0
+
+    def may_respawn(self, now: float) -> bool:
+        """Whether a single rank of a Job may be started again: the count and the limit are the job's, the rest does not fit."""
+        return self.n < self.policy.max_restarts and _n_allowed_now(self.policy, self.past, now) > 0
+
+    def judge(self, now: float, ends: Ends, root: RankEnd | None, *, had_progress: bool) -> Restart | GiveUp:
+        """`decide` for this job now."""
+        return decide(self.policy, self.past, self.n, now, ends, root, had_progress=had_progress)
+
+    def take(self, decision: Restart) -> None:
+        """A restart that was decided is counted."""
+        self.n += 1
+        self.past = decision.past
+
+    def take_respawn(self, now: float) -> None:
+        """Single ranks of a Job are started again: one restart."""
+        self.n += 1
+        self.past = counted(self.past, now)

@@ -1,22 +1,24 @@
-"""What the coordinator knows: a fold over the event log."""
+"""What the coordinator knows: a fold over the event log, of one type for a Job and of another for a plain script.
+
+Both are changed in place, by `machine.step` only: a message costs the same however many ranks there are.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 
-import msgspec
-
-from launcher.coordinator.restart_policy import Past, Policy, may_respawn
-from launcher.failures.root_cause import Ends
-from launcher.joblog.events import AgentInfo, RankPaused, RankReady
+from launcher.coordinator.restart_policy import Restarts
+from launcher.failures.root_cause import RankEnd
+from launcher.joblog.events import AgentInfo, JobStarted, RankPaused, RankReady
 from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
 
 
 class Status(enum.StrEnum):
-    """Where the job is, see design/3-recovery.md. RESTARTING is for scripts that build no Job: all ranks end and start anew.
+    """Where the job is, see docs/recovery.md. A plain script is STARTING, RESTARTING (all ranks end and start anew) or ENDED.
 
     ENDING: a Job's script has failed, and the job ends as soon as all ranks are gone.
     """
@@ -33,91 +35,132 @@ class Status(enum.StrEnum):
     ENDED = "ended"
 
 
-class State(msgspec.Struct, frozen=True):
-    """`alive`: ranks with a process. `arriving`: those of them that were spawned and have taken part in nothing yet.
+@dataclass(slots=True)
+class World:
+    """Who is there, and what has become of the others: the same for every script.
 
-    `models`: what each rank that has joined was given. `job`: which one of the script's Jobs it is, counted from 1;
-    `next_models`: what the ranks were given that have made the next one already, see next_job.py.
-    `lost`: gone since the generation in `plan` (the last that ran) began.
-    `failing`: living ranks whose script has failed, whose end is awaited. `forgiven`: of the lost, those whose failure has been
-    counted as a restart. `stranded`: ranks that can go on only when it is sure that others have ended their scripts well.
-    `first_failure`: what was noticed first, and ends the attempt or the job; `last_words`: why it is not got over, and what
-    to do. `results`: the units before the first committed step, and those since the last one, itself included.
-    `loss_at`, `paused_at`, `chosen_at`, `joined_at` (the last of the
-    ranks that were spawned): event times of this recovery. `agents`: where there are several, in the order of their ranks;
-    `homes`: rank -> number of its agent. `attempt`: how often all ranks of a script without a Job have been started again; it
-    began at `attempt_at`, and ends that ranks have come to in it are in `ends`. `has_progressed`: in this attempt;
-    `gives_signs`: of progress, in any. `failed_at`: when the last attempt failed, until this one makes progress;
-    `last_failure`: how. `is_backing_off`: all ranks are gone, and a pause passes before they start again. `now`: time of the
-    newest event.
+    `started`: the log's first event. `alive`: ranks with a process. `slots_lost`: ranks for which nothing can be started
+    again. `exited`: with exit code 0. `ends`: that ranks have come to in this attempt, or since the last generation that ran.
+    `agents`: where there are several, in the order of their ranks; `homes`: rank -> number of its agent. `attempt`: how often
+    all ranks of a plain script have been started again; `last_failure`: why. `first_failure`: what was noticed first, and ends
+    the attempt or the job. `now`: time of the newest event.
     """
 
+    started: JobStarted | None = None
     n_ranks: int = 0
-    max_restarts: int = 0
-    profile_only: bool = False
-    status: Status = Status.STARTING
+    alive: set[int] = field(default_factory=set)
+    slots_lost: set[int] = field(default_factory=set)
+    exited: set[int] = field(default_factory=set)
+    ends: dict[int, RankEnd] = field(default_factory=dict)
+    agents: tuple[AgentInfo, ...] = ()
+    homes: Mapping[int, int] = field(default_factory=dict)
     generation: int = 0
-    n_restarts: int = 0
-    alive: frozenset[int] = frozenset()
-    arriving: frozenset[int] = frozenset()
-    models: Mapping[int, ModelSpec] = {}
-    job: int = 1
-    next_models: Mapping[int, ModelSpec] = {}
-    lost: tuple[int, ...] = ()
-    failing: frozenset[int] = frozenset()
-    forgiven: frozenset[int] = frozenset()
-    stranded: frozenset[int] = frozenset()
-    slots_lost: frozenset[int] = frozenset()
-    profile: Profile | None = None
-    plan: Plan | None = None
-    next_plan: Plan | None = None
-    paused: Mapping[int, RankPaused] = {}
-    ready: Mapping[int, RankReady] = {}
-    results: tuple[Result, ...] = ()
-    finished: frozenset[int] = frozenset()
-    exited: frozenset[int] = frozenset()
+    restarts: Restarts = field(default_factory=Restarts)
+    attempt: int = 0
+    last_failure: str = ""
     first_failure: str = ""
-    last_words: tuple[str, str] = ("", "")
     started_at: float = 0.0
-    joined_after_s: float = 0.0
+    now: float = 0.0
+
+
+@dataclass(slots=True)
+class PlainState:
+    """A script that has built no Job, yet or ever. `profile`: read from a file, for the Job that it may build.
+
+    This attempt began at `attempt_at`. `has_progressed`: in this attempt; `gives_signs`: of progress, in any. `failed_at`: when
+    the last attempt failed, until this one makes progress. `is_backing_off`: all ranks are gone, and a pause passes.
+    """
+
+    world: World = field(default_factory=World)
+    status: Status = Status.STARTING
+    profile: Profile | None = None
+    attempt_at: float = 0.0
+    has_progressed: bool = False
+    gives_signs: bool = False
+    failed_at: float | None = None
+    is_backing_off: bool = False
+
+    @property
+    def joined(self) -> Set[int]:
+        """Nobody, or it would be a Job's."""
+        return frozenset()
+
+
+@dataclass(slots=True)
+class Recovery:
+    """From a change to the generation that runs again.
+
+    `lost`: gone since the generation in `plan` (the last that ran) began. `arriving`: living ranks that were spawned and have
+    taken part in nothing yet. `paused`, `ready`: what the ranks of this generation have answered. Event times: of the first
+    `loss_at`, when all were paused, when the plan was chosen, and when the last of the ranks that were spawned had joined.
+    `joined_after_s`: what the first start of all ranks took.
+    """
+
+    lost: set[int] = field(default_factory=set)
+    arriving: set[int] = field(default_factory=set)
+    paused: dict[int, RankPaused] = field(default_factory=dict)
+    ready: dict[int, RankReady] = field(default_factory=dict)
     loss_at: float | None = None
     paused_at: float = 0.0
     chosen_at: float = 0.0
     joined_at: float = 0.0
-    agents: tuple[AgentInfo, ...] = ()
-    min_agents: int = 1
-    join_timeout_s: float = 600.0
-    homes: Mapping[int, int] = {}
-    attempt: int = 0
-    attempt_at: float = 0.0
-    policy: Policy = Policy()
-    past: Past = Past()
-    ends: Ends = {}
-    has_progressed: bool = False
-    gives_signs: bool = False
-    failed_at: float | None = None
-    last_failure: str = ""
-    is_backing_off: bool = False
-    now: float = 0.0
+    joined_after_s: float = 0.0
+
+
+@dataclass(slots=True)
+class JobState:
+    """A script's Job. `number`: which one of those that it builds one after the other, counted from 1.
+
+    `models`: what each living rank that has joined was given; `next_models`: what ranks were given that have made the next Job
+    already, see next_job.py. `plan`: of the last generation that ran; `next_plan`: of the one that is to. `results`: the units
+    before the first committed step, and those since the last one, itself included. `finished`: ranks whose script has ended
+    in good order. `failing`: living ranks whose script has failed, whose end is awaited. `forgiven`: of the lost, those whose
+    failure has been counted as a restart. `stranded`: ranks that can go on only when it is sure that others have ended their
+    scripts well. `last_words`: why a failure is not got over, and what to do.
+    """
+
+    world: World
+    status: Status = Status.STARTING
+    number: int = 1
+    models: dict[int, ModelSpec] = field(default_factory=dict)
+    next_models: dict[int, ModelSpec] = field(default_factory=dict)
+    profile: Profile | None = None
+    plan: Plan | None = None
+    next_plan: Plan | None = None
+    results: tuple[Result, ...] = ()
+    finished: set[int] = field(default_factory=set)
+    failing: set[int] = field(default_factory=set)
+    forgiven: set[int] = field(default_factory=set)
+    stranded: set[int] = field(default_factory=set)
+    last_words: tuple[str, str] = ("", "")
+    recovery: Recovery = field(default_factory=Recovery)
 
     @property
-    def joined(self) -> frozenset[int]:
-        return self.alive & frozenset(self.models)
+    def joined(self) -> Set[int]:
+        """Living ranks that have built the Job."""
+        return self.models.keys()
+
+    @property
+    def all_have_joined(self) -> bool:
+        return len(self.models) == len(self.world.alive)
+
+    @property
+    def members(self) -> set[int]:
+        """Living ranks that the generation in force, or the start, counts on."""
+        return self.world.alive - self.recovery.arriving
 
     @property
     def may_respawn(self) -> bool:
-        """Whether a rank of a Job may be started again now: its script would begin with the first one."""
-        return self.job == 1 and may_respawn(self.policy, self.past, self.n_restarts, self.now)
-
-    @property
-    def members(self) -> frozenset[int]:
-        """Living ranks that the generation in force, or the start, counts on."""
-        return self.alive - self.arriving
+        """Whether a rank may be started again now: its script would begin with the first of its Jobs."""
+        return self.number == 1 and self.world.restarts.may_respawn(self.world.now)
 
     @property
     def end(self) -> Position | None:
         """The position behind the newest result: where every rank has to be before the next generation."""
         return position_after(self.results[-1]) if self.results else None
+
+
+State = PlainState | JobState
 
 
 def with_result(results: tuple[Result, ...], new: Result) -> tuple[Result, ...]:

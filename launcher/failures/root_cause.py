@@ -101,23 +101,25 @@ Ends = Mapping[int, RankEnd]
 """The ends of one attempt, by rank."""
 
 
-def with_end(ends: Ends, time: float, body: Body) -> Ends:
-    """`ends` with what this event tells; the same object if it tells nothing of an end."""
+def end_after(ends: Ends, time: float, body: Body) -> RankEnd | None:
+    """What is known of a rank's end with what this event tells; None if it tells nothing new of an end."""
     match body:
         case RankFailed(rank=rank, error=error, help=help, traceback=traceback):
             known = ends.get(rank, RankEnd(rank, time))
-            if known.error:
-                return ends
-            return {**ends, rank: replace(known, error=error, help=help, traceback=traceback)}
+            return None if known.error else replace(known, error=error, help=help, traceback=traceback)
         case RankLost(rank=rank, cause=cause, diagnostics=diagnostics):
             known = replace(ends.get(rank, RankEnd(rank, time)), cause=cause, diagnostics=diagnostics)
-            if not known.error:
-                known = replace(known, error=diagnostics.error, traceback=diagnostics.traceback)
-            return {**ends, rank: known}
+            return known if known.error else replace(known, error=diagnostics.error, traceback=diagnostics.traceback)
         case RankExited(rank=rank, was_ended=True):
-            return {**ends, rank: RankEnd(rank, time, Cause("ended", "ended with the others, exit code 0", 0))}
+            return RankEnd(rank, time, Cause("ended", "ended with the others, exit code 0", 0))
         case _:
-            return ends
+            return None
+
+
+def with_end(ends: Ends, time: float, body: Body) -> Ends:
+    """`ends` with what this event tells; the same object if it tells nothing new of an end."""
+    found = end_after(ends, time, body)
+    return ends if found is None else {**ends, found.rank: found}
 
 
 def root(ends: Ends) -> RankEnd | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from launcher.coordinator.actions import Propose, StartMeasure
-from launcher.coordinator.state import State, Status
+from launcher.coordinator.state import JobState, State, Status
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop
 from launcher.joblog.events import GenerationStarted, Profiled, Proposed
@@ -62,10 +62,10 @@ class Pricing:
 
     def measured(self, rank: int, report: Measured) -> Profiled | None:
         """The profile, when the last rank has told what it measured. Raises OdysseyError or OSError."""
-        if not self.profiling.take(rank, report) or self._state().status is not Status.MEASURING:
+        state = self._state()
+        if not self.profiling.take(rank, report) or not isinstance(state, JobState) or state.status is not Status.MEASURING:
             return None
-        models = self._state().models
-        profile = self.profiling.merge(models[min(models)])
+        profile = self.profiling.merge(state.models[min(state.models)])
         return Profiled(profile, self._now() - self.profiling.since)
 
     def propose(self, ask: Propose) -> Proposed:
@@ -75,27 +75,28 @@ class Pricing:
 
     def went(self, body: GenerationStarted) -> None:
         """A plan runs: learn from the transition, and have plans for the next loss."""
-        plan = self._state().plan
-        assert plan is not None
-        self.profiling.calibrate(plan, body)
+        state = self._state()
+        assert isinstance(state, JobState) and state.plan is not None
+        self.profiling.calibrate(state.plan, body)
         self._plan_ahead(FIRST_LOOK_S)
 
     def _plan_ahead(self, look_again_s: float) -> None:
         """At today's costs; and again when real steps have shown more of these."""
         state = self._state()
-        if state.plan is None or state.status is not Status.RUNNING:
+        if not isinstance(state, JobState) or state.plan is None or state.status is not Status.RUNNING:
             return
+        generation = state.world.generation
         self.profiling.rescale(state.plan, self._node_of)
         assert self.profiling.profile is not None
         seconds = self._expected_change().seconds
-        self._planner.plan_ahead(state.plan, state.members, state.may_respawn, self.profiling.profile, seconds)
+        self._planner.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, self.profiling.profile, seconds)
 
         def look() -> None:
-            if self._state().generation == state.generation:
+            if self._state().world.generation == generation:
                 self._plan_ahead(min(3 * look_again_s, LAST_LOOK_S))
 
         self._loop.later(look_again_s, look)
 
     def _expected_change(self) -> ExpectedChange:
-        observed_s = self._now() - self._state().started_at
+        observed_s = self._now() - self._state().world.started_at
         return seconds_to_change(self._n_losses(), observed_s, mtbf_s=self._options.mtbf_s)

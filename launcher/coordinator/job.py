@@ -1,0 +1,376 @@
+"""The coordinator of a Job: how it starts, what a loss sets off, and how it ends. From a pause to go: transition.py.
+
+    STARTING ─all joined─► MEASURING ─profiled─► PLANNING ─proposed─► MOVING ─all ready─► RUNNING ─► FINISHING ─► ENDED
+    a loss in MEASURING … RUNNING: PAUSING with generation + 1 ─all paused─► PLANNING (or MEASURING, without a profile)
+
+What is heard when, and by whom, is the table at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from launcher.coordinator import gate, next_job, rank_failure, transition
+from launcher.coordinator.actions import EndRanks, Kill, Record, RenewStore, SendOrder, SetDeadline, Spawn
+from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
+from launcher.coordinator.restart_policy import GiveUp, Restart, after_progress
+from launcher.coordinator.state import JobState, Status, with_result
+from launcher.failures.root_cause import RankEnd, end_after
+from launcher.joblog.events import (
+    AgentJoined,
+    AgentLost,
+    Body,
+    Cause,
+    ConnectionLost,
+    Note,
+    Profiled,
+    Proposed,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RankJoined,
+    RankLost,
+    RankPaused,
+    RankReady,
+    StoreLost,
+    Tick,
+    UnitCommitted,
+)
+from launcher.joblog.wording import ranks_text
+from odyssey.errors import ProfileError
+from odyssey.messages import SAME_CALLS, Finish, Follow, Pause
+
+EXIT_DEADLINE_S = 10.0
+"""For the other ranks, after one ended with exit code 0 that was expected to go on."""
+_SAME_MODEL = "all ranks must build the same model: check what depends on the rank"
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+
+
+def _joined(job: JobState, body: RankJoined) -> Actions:
+    if body.rank not in job.world.alive:
+        return ()
+    if body.job != job.number:
+        next_job.made(job, body)
+        return *_release_stranded(job), *_if_all_made_next(job)
+    job.models[body.rank] = body.model
+    if job.status is Status.STARTING:
+        return _if_all_joined(job)
+    if (difference := gate.model_difference(job.models)) is not None:
+        return end(job, 1, difference, _SAME_MODEL)
+    if job.status is Status.PAUSING:
+        return (SendOrder(body.rank, Pause(job.world.generation)),)
+    if job.status is Status.MOVING and job.next_plan is not None and body.rank in job.next_plan.spawned:
+        return transition.if_spawned_joined(job)
+    return ()
+
+
+def _if_all_joined(job: JobState) -> Actions:
+    if not job.models or not job.all_have_joined:
+        return ()
+    if (difference := gate.model_difference(job.models)) is not None:
+        return end(job, 1, difference, _SAME_MODEL)
+    if (given := gate.difference_at_start(job.models)) is not None:
+        return end(job, 1, *given)
+    job.recovery.joined_after_s = job.world.now - job.world.started_at
+    return transition.measure(job) if job.profile is None else _check_profile(job)
+
+
+def _if_all_made_next(job: JobState) -> Actions:
+    if what := next_job.problem(job):
+        return end(job, 1, what, SAME_CALLS)
+    return _if_all_joined(job) if next_job.begin_if_all_made_it(job) else ()
+
+
+def _check_profile(job: JobState) -> Actions:
+    from perfmodel.merge import check_model  # not on the way to the first spawn
+
+    assert job.profile is not None
+    try:
+        check_model(job.profile, job.models[min(job.models)])
+    except ProfileError as error:
+        return end(job, 1, error.what, error.help)
+    job.world.generation += 1
+    return transition.propose(job)
+
+
+def _profiled(job: JobState, body: Profiled) -> Actions:
+    started = job.world.started
+    job.profile = body.profile
+    if started is not None and started.profile_only and job.status is not Status.STARTING:
+        return end(job, 0, "the profile is written")
+    return _check_profile(job) if job.status is Status.MEASURING else ()
+
+
+# -- loss --------------------------------------------------------------------------------------------------------------
+
+
+def _lost(job: JobState, body: RankLost) -> Actions:
+    world, rank = job.world, body.rank
+    if rank not in world.alive:
+        return ()
+    if body.slot_lost:
+        world.slots_lost.add(rank)
+    _note_end(job, body)
+    transition.forget(job, rank)
+    if job.status is Status.ENDING:
+        return if_failed_and_gone(job)
+    how = f"{ranks_text([rank])} was lost ({body.cause.text})"
+    told: Actions = ()
+    if body.cause.kind == "exit" or rank in job.failing:
+        how = world.ends[rank].reason
+        decision = rank_failure.judge(job, world.ends[rank])
+        if isinstance(decision, GiveUp):
+            return fail(job, world.first_failure or how, decision.why, decision.help)
+        told = rank_failure.forgive(job, rank, decision)
+    if job.status is Status.FINISHING:
+        return *told, *_lost_while_finishing(job, rank)
+    job.recovery.lost.add(rank)
+    if job.recovery.loss_at is None:
+        job.recovery.loss_at = world.now
+    answer = _lost_before_all_joined(job, rank, how) if job.status is Status.STARTING else transition.pause(job, how)
+    return *told, *answer, *next_job.not_started_again(job, rank)
+
+
+def _lost_before_all_joined(job: JobState, rank: int, how: str) -> Actions:
+    """Nothing has been communicated yet: spawn it again if that is allowed, else start without it."""
+    world = job.world
+    job.recovery.lost.clear()
+    job.recovery.loss_at = None
+    if rank not in world.slots_lost and (rank in job.forgiven or job.may_respawn):
+        rank_failure.count_respawn(job, (rank,))
+        world.alive.add(rank)
+        return Record(Note(f"{how} before the job began; it is started again")), Spawn(rank)
+    if not world.alive:
+        return end(job, 1, f"{how}, the last one")
+    return Record(Note(f"{how} before the job began; it starts without")), *_if_all_joined(job)
+
+
+def _failed(job: JobState, body: RankFailed) -> Actions:
+    """The script's own exception. It is a loss of that rank where restarts are left, see rank_failure.py; else the job's end.
+
+    What it is judged by is known when the process has ended, which is a moment later, or is made to.
+    """
+    if body.rank not in job.world.alive:
+        return ()
+    _note_end(job, body)
+    if job.status is Status.ENDING:
+        return ()
+    decision = rank_failure.judge(job, job.world.ends[body.rank])
+    if body.is_final or isinstance(decision, GiveUp):
+        why, help = (decision.why, decision.help) if isinstance(decision, GiveUp) and not body.is_final else ("", "")
+        return fail(job, job.world.ends[body.rank].reason, why, help)
+    job.failing.add(body.rank)
+    return (EndRanks((body.rank,)),)
+
+
+def _note_end(job: JobState, body: Body) -> None:
+    ends = job.world.ends
+    if (found := end_after(ends, job.world.now, body)) is not None:
+        ends[found.rank] = found
+
+
+def _agent_joined(job: JobState, body: AgentJoined) -> Actions:
+    agent = body.agent
+    return (Record(Note(f"agent {agent.number} ({agent.host}) waits until the end: a Job takes no new ranks")),)
+
+
+def _agent_lost(job: JobState, body: AgentLost) -> Actions:
+    """The losses of its ranks are told one by one, after this."""
+    agent = body.agent
+    job.world.agents = tuple(one for one in job.world.agents if one.number != agent.number)
+    return (Record(Note(f"agent {agent.number} ({agent.host}) was lost ({body.reason})")),)
+
+
+# -- run and finish ----------------------------------------------------------------------------------------------------
+
+
+def _committed(job: JobState, body: UnitCommitted) -> Actions:
+    results = with_result(job.results, body.result)
+    if results is job.results:
+        return ()
+    job.results = results
+    if body.result.kind == "step":
+        job.world.restarts.past = after_progress(job.world.restarts.past)
+    idle = job.plan.idle if job.plan is not None else ()
+    order = Follow(job.world.generation, body.result)
+    return tuple(SendOrder(rank, order) for rank in sorted(idle) if rank in job.joined)
+
+
+def _finished(job: JobState, body: RankFinished) -> Actions:
+    if body.rank not in job.world.alive:
+        return ()
+    interrupted = job.status in (Status.PAUSING, Status.PLANNING, Status.MOVING) and job.plan is not None
+    job.status, job.next_plan = Status.FINISHING, None
+    job.finished.add(body.rank)
+    # Who was spawned for a generation that will not run has nothing to join any more.
+    unwanted = sorted(job.recovery.arriving - {body.rank})
+    for rank in unwanted:
+        transition.forget(job, rank)
+    job.recovery.arriving.clear()
+    if interrupted:
+        job.stranded = set(job.joined)
+    return SetDeadline(None), *(Kill(rank, None) for rank in unwanted), *_release_stranded(job)
+
+
+def _release_stranded(job: JobState) -> Actions:
+    """Who cannot go on because others have ended their scripts takes what is final, and ends its own.
+
+    A rank says that its script is at its end before anybody can know its exit code: only with that it is sure.
+    """
+    exited, alive = job.world.exited, job.world.alive
+    if not job.stranded:
+        return ()
+    if not job.next_models and job.finished.isdisjoint(exited) and not job.finished.isdisjoint(alive):
+        return ()
+    order = Finish(job.world.generation, job.results)
+    ranks = sorted((job.stranded & job.joined) - job.finished)
+    job.stranded.clear()
+    return tuple(SendOrder(rank, order) for rank in ranks)
+
+
+def _lost_while_finishing(job: JobState, rank: int) -> Actions:
+    """No new plan: who has ended cannot take part. What is final is final, so the job has its result without this rank."""
+    note = Record(Note(f"{ranks_text([rank])} was lost while the ranks were ending their scripts"))
+    job.world.generation += 1
+    job.stranded = set(job.joined)
+    if not job.world.alive:
+        return note, *_end_finished(job)
+    return note, *_release_stranded(job), *_if_all_made_next(job)
+
+
+def _exited(job: JobState, body: RankExited) -> Actions:
+    world, rank = job.world, body.rank
+    if rank not in world.alive:
+        return ()
+    nobody_has_joined = not job.models
+    transition.forget(job, rank)
+    world.exited.add(rank)
+    _note_end(job, body)
+    if job.status is Status.ENDING:
+        return if_failed_and_gone(job)
+    if not world.alive:
+        return _end_finished(job)
+    if rank in job.finished:
+        return *_release_stranded(job), *_if_all_made_next(job)
+    if nobody_has_joined:
+        return ()
+    job.status = Status.FINISHING
+    world.first_failure = f"{ranks_text([rank])} ended with exit code 0 before its last step, while others still train"
+    return Record(Note(world.first_failure)), SetDeadline(EXIT_DEADLINE_S)
+
+
+def _exited_early(job: JobState) -> Actions:
+    """The others still train without the rank that has ended with exit code 0: a failure of that rank like any other."""
+    exit, decision = _judged_exit(job)
+    rank, job.world.ends[exit.rank] = exit.rank, exit
+    reason, job.world.first_failure = job.world.first_failure, ""
+    if isinstance(decision, GiveUp):
+        return end(job, 1, f"{reason}; {decision.why}" if decision.why else reason, decision.help)
+    told = rank_failure.forgive(job, rank, decision)
+    job.world.exited.discard(rank)
+    job.recovery.lost.add(rank)
+    job.recovery.loss_at = job.world.now
+    return *told, *transition.pause(job, reason)
+
+
+def _judged_exit(job: JobState) -> tuple[RankEnd, Restart | GiveUp]:
+    exit = RankEnd(min(job.world.exited - job.finished), job.world.now, Cause("exit", "exit code 0", 0))
+    return exit, rank_failure.judge(job, exit)
+
+
+def _end_finished(job: JobState) -> Actions:
+    if job.world.exited or job.finished:
+        return end(job, 0, "all ranks have ended their scripts")
+    return end(job, 1, "no rank is left")
+
+
+# -- time, the store, connections --------------------------------------------------------------------------------------
+
+
+def _not_paused_in_time(job: JobState, body: Tick) -> Actions:
+    return _kill(job.joined - job.recovery.paused.keys(), f"did not pause within {transition.PAUSE_DEADLINE_S:g} s")
+
+
+def _not_ready_in_time(job: JobState, body: Tick) -> Actions:
+    limit_s = transition.MOVE_DEADLINE_S
+    if not job.all_have_joined:
+        return _kill(job.world.alive - job.joined, "did not start in time")
+    if _nobody_could_meet(job):
+        return RenewStore(), *transition.pause(job, f"no rank was ready within {limit_s:g} s; another store is tried")
+    return _kill(job.world.alive - job.recovery.ready.keys(), f"was not ready within {limit_s:g} s")
+
+
+def _nobody_could_meet(job: JobState) -> bool:
+    """To end all would be the end of the job, and what all need is the store: once, they try with another one."""
+    assert job.next_plan is not None
+    loss_at = job.recovery.loss_at
+    is_first = loss_at is not None and job.world.now - loss_at < 2 * transition.MOVE_DEADLINE_S
+    return is_first and job.recovery.ready.keys().isdisjoint(job.next_plan.workers)
+
+
+def _not_ended_in_time(job: JobState, body: Tick) -> Actions:
+    return _exited_early(job) if job.world.first_failure else ()
+
+
+def _kill(ranks: Iterable[int], text: str) -> Actions:
+    return tuple(Kill(rank, Cause("unresponsive", text)) for rank in sorted(ranks))
+
+
+def _store_lost(job: JobState, body: StoreLost) -> Actions:
+    """Groups that are being built need the store; groups that stand do not."""
+    _clock_from_now(job)
+    return transition.pause(job, f"the store was lost ({body.reason})")
+
+
+def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:
+    """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
+    _clock_from_now(job)
+    return transition.pause(job, f"rank {body.rank} lost its connection to another ({body.what})")
+
+
+def _clock_from_now(job: JobState) -> None:
+    """What is counted as the time of a recovery begins with the first that goes wrong."""
+    if job.recovery.loss_at is None:
+        job.recovery.loss_at = job.world.now
+
+
+def _connection_lost_at_the_end(job: JobState, body: ConnectionLost) -> Actions:
+    if job.world.first_failure and isinstance(_judged_exit(job)[1], Restart):
+        return _exited_early(job)  # who complains still needs the rank that has ended
+    job.stranded.add(body.rank)
+    return _release_stranded(job)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[JobState, Any], Actions]
+_WORKING = (Status.MEASURING, Status.PAUSING, Status.PLANNING, Status.MOVING, Status.RUNNING)
+_LIVING = (Status.STARTING, *_WORKING, Status.FINISHING)
+TABLE: Mapping[type, Mapping[Status, Handler]] = {
+    AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
+    AgentLost: dict.fromkeys(_LIVING, _agent_lost),
+    RankJoined: dict.fromkeys(_LIVING, _joined),
+    Profiled: dict.fromkeys(_LIVING, _profiled),
+    RankLost: dict.fromkeys((*_LIVING, Status.ENDING), _lost),
+    RankFailed: dict.fromkeys((*_LIVING, Status.ENDING), _failed),
+    RankExited: dict.fromkeys((*_LIVING, Status.ENDING), _exited),
+    RankPaused: {Status.PAUSING: transition.rank_paused},
+    Proposed: {Status.PLANNING: transition.proposed},
+    RankReady: {Status.MOVING: transition.rank_ready},
+    UnitCommitted: dict.fromkeys(_LIVING, _committed),
+    RankFinished: dict.fromkeys(_LIVING, _finished),
+    StoreLost: dict.fromkeys((Status.MEASURING, Status.MOVING), _store_lost),
+    ConnectionLost: {
+        **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING), _connection_lost),
+        Status.FINISHING: _connection_lost_at_the_end,
+    },
+    Tick: {
+        Status.PAUSING: _not_paused_in_time,
+        Status.MOVING: _not_ready_in_time,
+        Status.FINISHING: _not_ended_in_time,
+    },
+}
+"""What a Job's coordinator hears, when, and who answers."""
