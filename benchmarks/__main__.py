@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("launch", "restart", "recovery", "accuracy", "overhead")
+NAMES = ("coordinator", "launch", "restart", "recovery", "accuracy", "overhead")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import psutil
 import pytest
 
-from benchmarks import accuracy, joblog, launch, recovery, report, restart, summary, trial
+from benchmarks import accuracy, coordinator, joblog, launch, recovery, report, restart, summary, trial
 from examples import demo
 from launcher.joblog.events import (
     Body,
@@ -198,6 +198,11 @@ def test_trial_sees_every_ranks_first_line_kills_the_living_and_leaves_nothing(t
     assert not any(psutil.pid_exists(first.pid) for first in firsts)
 
 
+def test_simulated_ranks_join_go_and_pause():
+    phases = [(phase, n_messages) for phase, n_messages, _ in coordinator.measure(64)]
+    assert phases == [("join", 64), ("ready", 64), ("pause", 64)]
+
+
 def test_next_attempt_is_that_of_other_processes(tmp_path):
     with trial.Trial(["true"], {}, tmp_path) as job:
         for pid, rank, moments in ((11, 0, (1.0, 2.0)), (12, 1, (1.5,)), (21, 0, (7.0, 8.0)), (22, 1, (9.0,))):
@@ -232,7 +237,7 @@ def test_page_sets_figures_against_their_aims():
 
 
 def test_page_without_results_says_how_to_get_some():
-    assert "python -m benchmarks.recovery" in summary.page([])
+    assert "python -m benchmarks" in summary.page([])
 
 
 @pytest.mark.parametrize(
