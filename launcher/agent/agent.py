@@ -170,7 +170,7 @@ class Agent:
             self._loop,
             state=lambda: self._state,
             now=self._now,
-            n_losses=lambda: self._nodes.n_losses,
+            feed=self._feed,
         )
         self._faults = Faults(drills, self._loop, self._nodes, self._say)
         self._progress = Progress(

@@ -103,7 +103,6 @@ class Leader:
         self._living: dict[int, RemoteRank] = {}
         """By the number of the process."""
         self._number = 0
-        self.n_losses = 0
         self._is_over = False
         self._waiting: dict[Channel, Join] = {}
         """Agents beyond those that the job may have, in the order in which they came."""
@@ -214,7 +213,6 @@ class Leader:
         if self.ranks.get(process.rank) is not process or (process.is_gone and isinstance(event, RankStarted)):
             return
         if isinstance(event, RankLost):
-            self.n_losses += event.cause.kind not in ("exit", "ended")
             event = replace(event, slot_lost=process.slot_lost)
         if not self._is_over:
             self._feed(event)
@@ -234,7 +232,6 @@ class Leader:
         self._roster.leave(agent, self._loop.clock())
         for process in [process for process in self._living.values() if process.agent == agent]:
             self._is_gone(process)
-        self.n_losses += 1
         if self._is_over:
             return
         self._lost(info, why)
@@ -267,7 +264,6 @@ class Leader:
             self._channels[process.agent].send(KillRank(rank))
         self._is_gone(process)
         if cause is not None:
-            self.n_losses += 1
             self._feed(RankLost(rank, cause, process.slot_lost))
 
     def drill(self, rank: int, number: int) -> None:

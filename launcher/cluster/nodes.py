@@ -119,11 +119,6 @@ class RankProcesses:
         """No rank is left, and none is still to come."""
         return self._here.have_ended and (self._leader is None or self._leader.have_ended)
 
-    @property
-    def n_losses(self) -> int:
-        """Ranks and agents that something else than the script has ended."""
-        return self._here.n_losses + (self._leader.n_losses if self._leader is not None else 0)
-
     def _is_here(self, rank: int) -> bool:
         return self._homes.get(rank, 0) == 0
 

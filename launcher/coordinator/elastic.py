@@ -140,7 +140,6 @@ def _start(plain: PlainState) -> Actions:
         note = Note(f"waiting up to {started.join_timeout_s:g} s for {missing} more agent{'s' if missing > 1 else ''}")
         return Record(note), SetDeadline(started.join_timeout_s)
     world.homes = homes(world.agents)
-    world.n_ranks = len(world.homes) or world.n_ranks
     world.alive = set(range(world.n_ranks))
     world.exited.clear()
     world.ends.clear()

@@ -25,6 +25,7 @@ from launcher.joblog.events import (
     ConnectionLost,
     Note,
     Profiled,
+    ProfileRefined,
     Proposed,
     RankExited,
     RankFailed,
@@ -102,6 +103,11 @@ def _profiled(job: JobState, body: Profiled) -> Actions:
     if started is not None and started.profile_only and job.status is not Status.STARTING:
         return end(job, 0, "the profile is written")
     return _check_profile(job) if job.status is Status.MEASURING else ()
+
+
+def _refined(job: JobState, body: ProfileRefined) -> Actions:
+    job.profile = body.profile
+    return ()
 
 
 # -- loss --------------------------------------------------------------------------------------------------------------
@@ -354,6 +360,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     AgentLost: dict.fromkeys(_LIVING, _agent_lost),
     RankJoined: dict.fromkeys(_LIVING, _joined),
     Profiled: dict.fromkeys(_LIVING, _profiled),
+    ProfileRefined: dict.fromkeys(_LIVING, _refined),
     RankLost: dict.fromkeys((*_LIVING, Status.ENDING), _lost),
     RankFailed: dict.fromkeys((*_LIVING, Status.ENDING), _failed),
     RankExited: dict.fromkeys((*_LIVING, Status.ENDING), _exited),

@@ -14,7 +14,18 @@ from launcher.coordinator.decision import Actions, end, if_failed_and_gone
 from launcher.coordinator.rank_assignment import homes
 from launcher.coordinator.restart_policy import Policy
 from launcher.coordinator.state import JobState, PlainState, State, Status
-from launcher.joblog.events import Event, JobStarted, Note, RankJoined, RankStarted, StopRequested, UnitCommitted
+from launcher.failures.root_cause import is_from_outside
+from launcher.joblog.events import (
+    AgentLost,
+    Event,
+    JobStarted,
+    Note,
+    RankJoined,
+    RankLost,
+    RankStarted,
+    StopRequested,
+    UnitCommitted,
+)
 
 
 def step(state: State, event: Event) -> tuple[State, Actions]:
@@ -27,6 +38,9 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
         text = f"dropped {name} of generation {event.generation} from {event.origin}, now at generation {world.generation}"
         return state, (Record(Note(text)),)
     world.now = event.time
+    world.n_losses += isinstance(body, AgentLost) or (
+        isinstance(body, RankLost) and body.rank in world.alive and is_from_outside(body.cause)
+    )
     match body:
         case JobStarted():
             return state, _started(state, body)
@@ -56,7 +70,6 @@ def _started(state: State, body: JobStarted) -> Actions:
     world = state.world
     world.started = body
     world.agents, world.homes = body.agents, homes(body.agents)
-    world.n_ranks = len(world.homes) or body.n_nodes * body.n_ranks_per_node
     world.alive = set(range(world.n_ranks))
     world.started_at = world.now
     world.restarts.policy = Policy(

@@ -43,11 +43,10 @@ class World:
     again. `exited`: with exit code 0. `ends`: that ranks have come to in this attempt, or since the last generation that ran.
     `agents`: where there are several, in the order of their ranks; `homes`: rank -> number of its agent. `attempt`: how often
     all ranks of a plain script have been started again; `last_failure`: why. `first_failure`: what was noticed first, and ends
-    the attempt or the job. `now`: time of the newest event.
+    the attempt or the job. `n_losses`: of ranks and agents, by something else than the script. `now`: of the newest event.
     """
 
     started: JobStarted | None = None
-    n_ranks: int = 0
     alive: set[int] = field(default_factory=set)
     slots_lost: set[int] = field(default_factory=set)
     exited: set[int] = field(default_factory=set)
@@ -59,8 +58,16 @@ class World:
     attempt: int = 0
     last_failure: str = ""
     first_failure: str = ""
+    n_losses: int = 0
     started_at: float = 0.0
     now: float = 0.0
+
+    @property
+    def n_ranks(self) -> int:
+        """Of all ranks that the job has, living or not."""
+        if self.homes or self.started is None:
+            return len(self.homes)
+        return self.started.n_nodes * self.started.n_ranks_per_node
 
 
 @dataclass(slots=True)

@@ -122,6 +122,14 @@ def with_end(ends: Ends, time: float, body: Body) -> Ends:
     return ends if found is None else {**ends, found.rank: found}
 
 
+def is_from_outside(cause: Cause) -> bool:
+    """Whether something else than the script, or the agent for another rank's sake, has ended it, and only it.
+
+    Such losses are what the time to the next one is expected from. (Those of an agent's ranks are one loss, of the agent.)
+    """
+    return cause.kind not in ("exit", "ended", "agent")
+
+
 def root(ends: Ends) -> RankEnd | None:
     """The failure that explains the others; None if no rank failed by itself.
 

@@ -126,6 +126,12 @@ class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
     seconds: float
 
 
+class ProfileRefined(msgspec.Struct, frozen=True, tag="profile_refined"):
+    """The profile as real steps and transitions have shown it by now; plans are priced with it from here on."""
+
+    profile: Profile
+
+
 class RankLost(msgspec.Struct, frozen=True, tag="rank_lost"):
     """`slot_lost`: nothing can be respawned there."""
 
@@ -326,15 +332,10 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
     text: str
 
 
-Input = (
-    JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
-    | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
-    | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
-)  # fmt: skip
 Decision = Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
-    JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | RankLost | RankPaused | Proposed | RankReady
-    | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
+    JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | ProfileRefined | RankLost | RankPaused
+    | Proposed | RankReady | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
     | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
     | Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
 )  # fmt: skip

@@ -8,7 +8,7 @@ from launcher.coordinator.actions import Propose, StartMeasure
 from launcher.coordinator.state import JobState, State, Status
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop
-from launcher.joblog.events import GenerationStarted, Profiled, Proposed
+from launcher.joblog.events import Body, GenerationStarted, Profiled, ProfileRefined, Proposed
 from launcher.options import RunOptions
 from launcher.planning.live_profile import Profiling
 from launcher.planning.situations import Planner
@@ -21,7 +21,7 @@ FIRST_LOOK_S, LAST_LOOK_S = 1.0, 60.0
 
 
 class Pricing:
-    """`state`: the coordinator's, as it is now; `now`: seconds since the epoch; `n_losses`: so far in this job."""
+    """`state`: the coordinator's, as it is now; `now`: seconds since the epoch; `feed`: to the coordinator."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Pricing:
         *,
         state: Callable[[], State],
         now: Callable[[], float],
-        n_losses: Callable[[], int],
+        feed: Callable[[Body], None],
     ) -> None:
         """`node_of` is filled by its owner when the job begins: agents may have ranks of any number."""
         self._options = options
@@ -39,7 +39,7 @@ class Pricing:
         self._loop = loop
         self._state = state
         self._now = now
-        self._n_losses = n_losses
+        self._feed = feed
         self.profiling = Profiling(options)
         self._planner = Planner(options, node_of, loop)
 
@@ -70,8 +70,15 @@ class Pricing:
 
     def propose(self, ask: Propose) -> Proposed:
         """Plans for a situation, best first; prepared ahead if it was foreseen. Raises OdysseyError if there is none."""
-        assert self.profiling.profile is not None
-        return self._planner.propose(ask, self.profiling.profile, self._expected_change())
+        return self._planner.propose(ask, self._in_force(), self._expected_change())
+
+    def _in_force(self) -> Profile:
+        """The profile as refined so far; it is told to the log if another one stands there."""
+        state, profile = self._state(), self.profiling.profile
+        assert isinstance(state, JobState) and profile is not None
+        if profile != state.profile:
+            self._feed(ProfileRefined(profile))
+        return profile
 
     def went(self, body: GenerationStarted) -> None:
         """A plan runs: learn from the transition, and have plans for the next loss."""
@@ -87,9 +94,9 @@ class Pricing:
             return
         generation = state.world.generation
         self.profiling.rescale(state.plan, self._node_of)
-        assert self.profiling.profile is not None
+        profile = self._in_force()
         seconds = self._expected_change().seconds
-        self._planner.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, self.profiling.profile, seconds)
+        self._planner.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, profile, seconds)
 
         def look() -> None:
             if self._state().world.generation == generation:
@@ -98,5 +105,5 @@ class Pricing:
         self._loop.later(look_again_s, look)
 
     def _expected_change(self) -> ExpectedChange:
-        observed_s = self._now() - self._state().world.started_at
-        return seconds_to_change(self._n_losses(), observed_s, mtbf_s=self._options.mtbf_s)
+        world = self._state().world
+        return seconds_to_change(world.n_losses, self._now() - world.started_at, mtbf_s=self._options.mtbf_s)

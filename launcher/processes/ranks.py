@@ -93,8 +93,6 @@ class Processes:
         self._store_why = ""
         """What was seen of the store, if it was ended for it."""
         self._is_ending = False
-        self.n_losses = 0
-        """Ranks that something else than their own script has ended."""
         self._ends = Ends()
 
     # -- the zygote and the store --------------------------------------------------------------------------------------
@@ -264,7 +262,6 @@ class Processes:
         process.killed_by = cause.kind if cause is not None else "unwanted"
         process.kill()
         if cause is not None:
-            self.n_losses += 1
             self._feed(RankLost(rank, cause, process.slot_lost))
 
     def terminate(self, ranks: tuple[int, ...], number: signal.Signals = signal.SIGTERM) -> None:
@@ -374,7 +371,6 @@ class Processes:
         elif status == 0:
             self._feed(RankExited(process.rank, process.killed_by == "ended"))
         elif process.killed_by in (None, "ended", "drill"):
-            self.n_losses += status < 0 and process.killed_by != "ended"
             cause = self._ends.cause(status, process.killed_by)
             self._feed(RankLost(process.rank, cause, process.slot_lost, self._diagnostics(process, status)))
             if status < 0 and process.killed_by is None:
