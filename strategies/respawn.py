@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from odyssey.plan import Stage
-from strategies.reroute import routed
+from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 
 NAME = "respawn"

@@ -11,8 +11,8 @@ from odyssey.errors import StateLost, UsageError
 from odyssey.schedule import dependency_order, program
 from perfmodel.objective import break_even
 from perfmodel.profile import Link, Profile, Recovery
-from strategies.dryrun import fail_any, fail_ranks
 from strategies.search import best, initial_plan, rescore, search
+from strategies.search.dryrun import fail_any, fail_ranks
 from strategies.situation import Candidate
 from tests.planning import first_plan, layer, profile, situation, without
 

@@ -15,7 +15,8 @@ from odyssey.plan import Estimate, Transition
 from perfmodel.costs import Costs
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
-from strategies import initial, repartition, reroute, respawn, shrink, unchanged
+from strategies import repartition, reroute, respawn, shrink
+from strategies.search import initial, unchanged
 from strategies.situation import Candidate, Proposal, Situation
 
 Strategy = Callable[[Situation], list[Proposal]]
