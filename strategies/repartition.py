@@ -17,6 +17,7 @@ from strategies.building.layouts import EXHAUSTIVE_WORKERS, Ranges, Shapes, layo
 from strategies.situation import Proposal, Situation
 
 NAME = "repartition"
+SUMMARY = "The survivors regroup in pipelines that may differ in length, split by measured cost; few bytes are moved."
 N_RENEWED = 3
 """Layouts that are priced exactly."""
 NEARLY = 1.01

@@ -11,6 +11,7 @@ from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 
 NAME = "reroute"
+SUMMARY = "The survivors keep their layers; what the lost rank computed runs on the same stage of other pipelines."
 
 
 def propose(situation: Situation) -> list[Proposal]:

@@ -12,6 +12,7 @@ from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 
 NAME = "respawn"
+SUMMARY = "A fresh process takes the lost rank's place and gets its state from a peer; needs --max-restarts."
 
 
 def propose(situation: Situation) -> list[Proposal]:
