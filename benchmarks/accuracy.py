@@ -16,12 +16,13 @@ from statistics import median
 import msgspec
 from rich.console import Console
 
+import strategies
 from benchmarks import joblog, report, trial
 from benchmarks.report import Cell
 from odyssey.plan import Transition
 
 LAYOUTS = ("1x4", "2x2", "4x1", "1+3")
-STRATEGIES = ("reroute", "repartition", "shrink", "respawn")
+STRATEGIES = strategies.names()
 N_STEPS = 25
 ABOUT = (
     "Predicted and measured step time of every plan that ran, and of every transition into it, as medians over the runs "

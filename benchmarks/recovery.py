@@ -20,10 +20,11 @@ from statistics import median
 import msgspec
 from rich.console import Console
 
+import strategies
 from benchmarks import joblog, report, trial
 from benchmarks.report import Cell
 
-STRATEGIES = ("auto", "reroute", "repartition", "shrink", "respawn")
+STRATEGIES = ("auto", *strategies.names())
 N_STEPS_BEFORE, N_STEPS_AFTER = 12, 8
 ABOUT = (
     "All times in seconds. SIGKILL of one random rank at a random moment, until every rank has finished the first step that "

@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from odyssey.errors import PlanError
-from odyssey.plan import Pipeline, Plan, Stage
-from strategies.building.compose import Slot, assign, batch_of, compose, n_micro_batches_of
-from strategies.building.layouts import EXHAUSTIVE_WORKERS, Ranges, Shapes, distribute, layouts, shapes_of
+from odyssey.plan import Pipeline, Plan
+from strategies.building.compose import n_micro_batches_of
+from strategies.building.draft import Draft, no_layout, realise
+from strategies.building.layouts import EXHAUSTIVE_WORKERS, Ranges, Shapes, layouts, shapes_of
 from strategies.situation import Proposal, Situation
 
 NAME = "repartition"
+SUMMARY = "The survivors regroup in pipelines that may differ in length, split by measured cost; few bytes are moved."
 N_RENEWED = 3
 """Layouts that are priced exactly."""
 NEARLY = 1.01
 """A split in force is kept if its slowest stage takes at most this many times the best one's."""
-
-Draft = list[tuple[Ranges, list[int | None]]]
-"""Pipelines as layer ranges, and for each stage the worker that has it now."""
 
 
 def propose(situation: Situation) -> list[Proposal]:
@@ -57,35 +55,6 @@ def propose(situation: Situation) -> list[Proposal]:
 def _closed_s(shapes: Shapes, draft: Draft) -> float:
     """Step time by closed form. A renewed layout moves more than a repaired one, so it must at least be faster by this."""
     return shapes.closed_s(Counter(shapes.shape(ranges) for ranges, _ in draft))
-
-
-def no_layout(situation: Situation, n_workers: int) -> str:
-    """Why no layout of `n_workers` exists."""
-    profile = situation.profile
-    if n_workers == 0:
-        return "no worker is left"
-    limit = profile.cluster.memory_bytes / 1e9
-    return f"no split of {len(profile.layers)} layers over at most {n_workers} workers fits {limit:.1f} GB each"
-
-
-def realise(situation: Situation, strategy: str, shapes: Shapes, draft: Draft) -> Proposal:
-    """A plan of a draft: shares by speed, workers by bytes."""
-    text = "+".join(str(len(ranges)) for ranges, _ in draft)
-    shares = distribute([shapes.shape(ranges) for ranges, _ in draft], shapes.n_micro_batches)
-    if shares is None:
-        pipelines = f"{len(draft)} pipelines for {shapes.n_micro_batches} micro-batches of {batch_of(situation)[1]}"
-        return Proposal(strategy, None, pipelines)
-    slots: list[Slot] = [
-        (first, stop, worker) for ranges, workers in draft for (first, stop), worker in zip(ranges, workers, strict=True)
-    ]
-    if len(slots) > len(situation.alive):
-        return Proposal(strategy, None, f"{text} needs {len(slots)} workers, {len(situation.alive)} are left")
-    workers = iter(assign(situation, slots, sorted(situation.alive)))
-    pipelines_of = [[Stage(next(workers), first, stop) for first, stop in ranges] for ranges, _ in draft]
-    try:
-        return Proposal(strategy, compose(situation, strategy, pipelines_of, shares), "")
-    except PlanError as error:
-        return Proposal(strategy, None, error.what)
 
 
 def _ranges(pipeline: Pipeline) -> Ranges:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from odyssey.plan import Stage
-from strategies.reroute import routed
+from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 
 NAME = "respawn"
+SUMMARY = "A fresh process takes the lost rank's place and gets its state from a peer; needs --max-restarts."
 
 
 def propose(situation: Situation) -> list[Proposal]:

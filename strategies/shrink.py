@@ -11,6 +11,7 @@ from strategies.building.layouts import distribute, shapes_of
 from strategies.situation import Proposal, Situation
 
 NAME = "shrink"
+SUMMARY = "The lost rank's pipeline is dropped; the others take its micro-batches."
 
 
 def propose(situation: Situation) -> list[Proposal]:

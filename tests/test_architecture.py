@@ -59,6 +59,24 @@ def test_imports_point_down(package: str) -> None:
     assert wrong == []
 
 
+def test_no_strategy_imports_another() -> None:
+    """What two of them need lies in strategies/building; nor do they know of the search, or of who the others are."""
+    may_import = {
+        "strategies/situation/*.py": (),
+        "strategies/building/*.py": ("strategies.building.", "strategies.situation."),
+        "strategies/*.py": ("strategies.building.", "strategies.situation."),
+    }
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for pattern, known in may_import.items()
+        for path in sorted(ROOT.glob(pattern))
+        for line, module in imports_of(path)
+        if module.partition(".")[0] == "strategies" and not module.startswith(known)
+    ]
+
+    assert wrong == []
+
+
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
 def test_no_file_is_named_for_being_a_leftover(package: str) -> None:
     names = {path.stem for path in (ROOT / package).rglob("*.py")}
@@ -66,11 +84,16 @@ def test_no_file_is_named_for_being_a_leftover(package: str) -> None:
     assert not names & {"utils", "helpers", "common", "misc", "util", "base"}
 
 
-def loaded_after(statement: str) -> set[str]:
-    """Top-level packages in memory after `statement` in a fresh interpreter."""
-    code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+def modules_after(statement: str) -> set[str]:
+    """What is in memory after `statement` in a fresh interpreter."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     return set(done.stdout.split())
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Its top-level packages."""
+    return {name.partition(".")[0] for name in modules_after(statement)}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +114,17 @@ def test_a_training_script_loads_none_of_the_launcher() -> None:
     loaded = loaded_after("import odyssey, odyssey.plan, odyssey.schedule; odyssey.Job")
 
     assert not loaded & (OURS - {"odyssey"})
+
+
+@pytest.mark.parametrize("options", [[], ["--strategy", "reroute"]])
+def test_a_command_line_is_read_without_loading_strategies(options: list[str]) -> None:
+    loaded = modules_after(
+        "import odyssey_cli.run, launcher.agent.agent\n"
+        "from odyssey_cli.command_line.request import Command, read\n"
+        f"read({[*options, 'tests/jobs/train.py']}, {{}}, Command.RUN)"
+    )
+
+    assert {name for name in loaded if name.startswith("strategies")} == {"strategies", "strategies.situation"}
 
 
 def test_exports_of_odyssey_are_these() -> None:

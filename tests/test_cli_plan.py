@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import strategies
 from launcher.joblog.events import encode
 from odyssey_cli.__main__ import main
 from odyssey_cli.planning import source
@@ -69,7 +70,7 @@ def test_it_shows_the_layout_now_and_after_and_all_candidates(folder: Path, capf
     assert out.startswith("now  layout 2x2, ")
     assert "without rank 3  " in out
     assert "▸" in out
-    for strategy in ("reroute", "repartition", "shrink", "respawn"):
+    for strategy in strategies.names():
         assert strategy in out
     assert "next change expected in 1.0 h (--mtbf 3600 s)" in out
     assert max(map(len, out.splitlines())) <= 80

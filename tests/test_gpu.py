@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import odyssey
+import strategies
 from tests import models, reference
 from tests.exactness import ROOT
 from tests.jobs.train import make_optimizer
@@ -49,7 +50,7 @@ def test_one_process_on_a_gpu_trains_as_on_the_host(variant):
     assert losses == pytest.approx(expected(variant, 6)[0], abs=1e-8)
 
 
-@pytest.mark.parametrize("strategy", ["reroute", "repartition", "shrink"])
+@pytest.mark.parametrize("strategy", [name for name in strategies.names() if name != "respawn"])
 def test_ranks_on_one_gpu_recover_exactly(strategy, tmp_path):
     result = tmp_path / "result.pt"
     launcher = [sys.executable, "-m", "odyssey_cli", "run", "--nodes", "4", "--layout", "2x2", "--strategy", strategy]

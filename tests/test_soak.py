@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from itertools import cycle
 
 import msgspec
 import pytest
@@ -55,14 +56,16 @@ def kill(on: str, number: int, rank: int, delay_s: float = 0.01) -> Fault:
     return Fault("kill", "rank", on, number, delay_s, rank, signal.SIGKILL)
 
 
-QUICK = {("2x2", "auto"), ("4x2", "reroute"), ("2x4", "repartition"), ("3+2+3", "shrink"), ("4x2", "respawn")}
+LAYOUTS = ("4x2", "2x2", "2x4", "3+2+3")
+QUICK = set(zip(cycle(LAYOUTS), draw.STRATEGIES, strict=False))
+"""Each strategy once, each layout."""
 
 
 @pytest.mark.parametrize(
     ("layout", "strategy"),
     [
         pytest.param(layout, strategy, marks=() if (layout, strategy) in QUICK else pytest.mark.soak)
-        for layout in ("2x2", "2x4", "4x2", "3+2+3")
+        for layout in LAYOUTS
         for strategy in draw.STRATEGIES
     ],
 )

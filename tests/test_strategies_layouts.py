@@ -12,8 +12,8 @@ from odyssey.errors import UsageError
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.building.compose import assign, moves
+from strategies.building.draft import realise
 from strategies.building.layouts import Shape, Shapes, distribute, layouts, parse_layout
-from strategies.repartition import realise
 from strategies.search import initial_plan, search
 from tests.planning import first_plan, layer, profile, situation, without
 

@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import strategies
 
 
 class Command(enum.Enum):
@@ -45,7 +48,7 @@ class Option:
     """`names`: the long one last; spelled with dashes, underscores are accepted as well. `metavar`: empty for a switch.
 
     `default`: as it would be given; empty for none, or where the help tells it in words. `variables`: read before the
-    default, after the command line and PET_<NAME>.
+    default, after the command line and PET_<NAME>. `values`: what it can be, a sentence each; asked for by the help only.
     """
 
     names: tuple[str, ...]
@@ -57,6 +60,7 @@ class Option:
     variables: tuple[str, ...] = ()
     repeats: bool = False
     in_profile: bool = False
+    values: Callable[[], Mapping[str, str]] = dict
 
     @property
     def name(self) -> str:
@@ -95,6 +99,11 @@ class Option:
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 START_METHODS = ("spawn", "fork", "forkserver")
 _THEIRS = Origin.TORCHRUN
+
+
+def _strategies() -> dict[str, str]:
+    return {strategy.name: strategy.summary for strategy in strategies.load_all()}
+
 
 OPTIONS: tuple[Option, ...] = (
     # What to run
@@ -160,7 +169,10 @@ OPTIONS: tuple[Option, ...] = (
         ("--retry-same-failure",), "", "Restart also when the same failure comes back before any progress.", Group.LOSS
     ),
     Option(("--layout",), "LAYOUT", "auto, 2x4 (pipelines x stages) or 3+2+3.", Group.LOSS, default="auto"),
-    Option(("--strategy",), "NAME", "auto, reroute, repartition, shrink or respawn.", Group.LOSS, default="auto"),
+    Option(
+        ("--strategy",), "NAME", "auto asks all of these, a name this one, and the others where it has no plan.", Group.LOSS,
+        default="auto", values=_strategies,
+    ),
     Option(("--mtbf",), "TIME", "Expected time to the next loss: 3600, 90s, 6h. Default: estimated.", Group.LOSS),
     Option(("--profile",), "FILE", "Use these measurements instead of measuring at the start.", Group.LOSS),
     Option(("--drill",), "DRILL", "Lose ranks on purpose: 'step=20 kill=2'. May be repeated.", Group.LOSS, repeats=True),

@@ -183,7 +183,14 @@ def _help_lines(option: Option) -> list[str]:
     head = f"  {short}{option.name} {option.metavar}".rstrip()
     tells_default = option.default and not option.is_switch
     text = f"{option.help} [{option.default}]" if tells_default else option.help
-    wrapped = textwrap.wrap(text, _WIDTH - _INDENT, break_long_words=False, break_on_hyphens=False)
+    wrapped = _wrapped(text)
+    for value, sentence in option.values().items():
+        wrapped += _wrapped(f"{value}: {sentence}", later_lines="  ")
     if len(head) + 2 > _INDENT:
         return [head, *(" " * _INDENT + line for line in wrapped)]
     return [head.ljust(_INDENT) + wrapped[0], *(" " * _INDENT + line for line in wrapped[1:])]
+
+
+def _wrapped(text: str, later_lines: str = "") -> list[str]:
+    width = _WIDTH - _INDENT
+    return textwrap.wrap(text, width, subsequent_indent=later_lines, break_long_words=False, break_on_hyphens=False)

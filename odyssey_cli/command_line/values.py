@@ -8,10 +8,10 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import strategies
 from launcher.options import Std
 from odyssey.errors import UsageError
 
-STRATEGIES = ("auto", "reroute", "repartition", "shrink", "respawn")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -53,10 +53,13 @@ def layout_ranks(text: str) -> int:
 
 def strategy(text: str) -> str:
     """`auto` or the name of a strategy."""
-    if text not in STRATEGIES:
-        near = difflib.get_close_matches(text, STRATEGIES, 1, 0.5)
+    if text == "auto":
+        return text
+    known = ("auto", *strategies.names())
+    if text not in known:
+        near = difflib.get_close_matches(text, known, 1, 0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"--strategy: unknown strategy {text!r}", f"{hint}one of: {', '.join(STRATEGIES)}")
+        raise UsageError(f"--strategy: unknown strategy {text!r}", f"{hint}one of: {', '.join(known)}")
     return text
 
 

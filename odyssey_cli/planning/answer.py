@@ -14,8 +14,8 @@ from odyssey_cli.display.layout_grid import idle_line, plan_grid
 from odyssey_cli.display.rank_state import RankState
 from odyssey_cli.display.render import WIDE
 from odyssey_cli.planning.ask import Answer
-from strategies.dryrun import Outcome
 from strategies.search import best
+from strategies.search.dryrun import Outcome
 
 _MOST_OUTCOMES = 12
 

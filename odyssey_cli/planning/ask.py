@@ -12,8 +12,8 @@ from odyssey.plan import Plan
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from perfmodel.reliability import ExpectedChange, seconds_to_change
-from strategies.dryrun import Outcome, fail_any, fail_ranks
 from strategies.search import best, initial_plan
+from strategies.search.dryrun import Outcome, fail_any, fail_ranks
 from strategies.situation import Candidate, Situation
 
 

@@ -1,6 +1,8 @@
-"""What strategies are made of, below all of them.
+"""What strategies are made of, below all of them: no strategy imports another.
 
 layouts.py  splits of layers over workers, shares of the batch, layouts
 compose.py  from ranges of layers to a validated Plan
+draft.py    from a layout to a Plan: which worker gets which layers
+routing.py  others do what a lost worker did
 ordering.py explicit orders by list scheduling
 """

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from odyssey.errors import UsageError
 from strategies.building.compose import n_micro_batches_of
+from strategies.building.draft import Draft, no_layout, realise
 from strategies.building.layouts import layouts, parse_layout, shapes_of
-from strategies.repartition import Draft, no_layout, realise
 from strategies.situation import Proposal, Situation
 
 NAME = "initial"

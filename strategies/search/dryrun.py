@@ -17,7 +17,7 @@ import msgspec
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
-from strategies.search import best, search
+from strategies.search.table import best, search
 from strategies.situation import Candidate, Situation
 
 MOST_PLACEMENTS = 20_000

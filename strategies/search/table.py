@@ -6,20 +6,19 @@ still has an estimate). Equal objectives: fewer bytes moved, then the name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 import msgspec
 
-from odyssey.errors import PlanError, StateLost, UsageError
+import strategies
+from odyssey.errors import PlanError, StateLost
 from odyssey.plan import Estimate, Transition
 from perfmodel.costs import Costs
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
-from strategies import initial, repartition, reroute, respawn, shrink, unchanged
+from strategies.search import initial, unchanged
 from strategies.situation import Candidate, Proposal, Situation
-
-Strategy = Callable[[Situation], list[Proposal]]
-STRATEGIES: Mapping[str, Strategy] = {strategy.NAME: strategy.propose for strategy in (reroute, repartition, respawn, shrink)}
 
 
 def search(situation: Situation, only: str | None = None) -> list[Candidate]:
@@ -27,11 +26,9 @@ def search(situation: Situation, only: str | None = None) -> list[Candidate]:
 
     Raises StateLost naming all layers without a holder.
     """
-    if only is not None and only not in STRATEGIES:
-        raise UsageError(f"unknown strategy {only!r}", f"one of {', '.join(STRATEGIES)}")
+    asked = strategies.load_all() if only is None else [strategies.load(only)]
     check_holders(situation)
-    names = list(STRATEGIES) if only is None else [only]
-    proposals = [proposal for name in names for proposal in STRATEGIES[name](situation)]
+    proposals = [proposal for strategy in asked for proposal in strategy.propose(situation)]
     if situation.plan is not None and set(situation.plan.workers) <= set(situation.alive):
         proposals += unchanged.propose(situation)
     return _ranked(situation, proposals)
@@ -39,6 +36,7 @@ def search(situation: Situation, only: str | None = None) -> list[Candidate]:
 
 def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     """The candidates for the first plan of a job, best first. Raises UsageError for a layout that cannot be meant."""
+    strategies.load_all()  # a file that is no strategy ends a job when it starts, and not when it loses a rank
     return _ranked(situation, initial.propose(situation, layout))
 
 
@@ -65,6 +63,8 @@ def rescore(candidates: Sequence[Candidate], *, seconds_to_change: float, search
 
 def warm_up() -> None:
     """Load what searches import when they first need it (about half a second), so that no recovery waits for it."""
+    for name in strategies.names():
+        import_module(f"strategies.{name}")
     import networkx  # noqa: F401
     import scipy.optimize  # noqa: F401
 

@@ -1,0 +1,12 @@
+"""All strategies together: asked, priced, ranked.
+
+table.py     every strategy's candidates for a change, best first
+initial.py   how a job starts
+unchanged.py how it goes on where no worker of its plan is lost
+dryrun.py    the same for losses that have not happened
+page.py      docs/strategies.md
+"""
+
+from strategies.search.table import best, check_holders, initial_plan, rescore, search, warm_up
+
+__all__ = ["best", "check_holders", "initial_plan", "rescore", "search", "warm_up"]

@@ -1,0 +1,51 @@
+"""docs/strategies.md, from the strategies' own words: `python -m strategies.search.page > docs/strategies.md`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from inspect import cleandoc
+
+import strategies
+
+ABOUT = """\
+# Strategies
+
+What can be done when ranks are lost: each strategy proposes Plans, the [performance model](performance-model.md) prices
+them all, and the best one is taken. `--strategy NAME` asks one strategy, and the others only where that one has no Plan. What
+each would do, and at what price, is the answer of `odyssey plan --fail 1`.
+"""
+
+HOW_TO_ADD_ONE = """\
+## A strategy of your own
+
+is one file in `strategies/`, and nothing else has to know of it: the search, `--strategy`, `odyssey run --help`,
+`odyssey plan`, the benchmarks and the tests that go through all strategies find it there. Its docstring is its story on this
+page, and it has
+
+    NAME = "rebalance"  # as the file is called: strategies/rebalance.py
+    SUMMARY = "The survivors exchange layers until none is slower than the others."  # one sentence, for `--help` and this page
+
+    def propose(situation: Situation) -> list[Proposal]:
+        \"\"\"Plans, or the reason why there is none.\"\"\"
+
+`strategies/situation/` says what it is given and answers, `strategies/building/` has what Plans are made with; its `compose`
+refuses a [Plan](plan.md) that contradicts itself or what the survivors hold. The engine runs any other.
+
+No strategy decides how a job starts (`strategies/search/initial.py`, by `--layout`), nor that it goes on as it was where no
+worker of its Plan is lost (`strategies/search/unchanged.py`).
+
+This page is written from these files: `python -m strategies.search.page > docs/strategies.md`.
+"""
+
+
+def page() -> str:
+    """The whole of it."""
+    parts = [ABOUT]
+    for strategy in strategies.load_all():
+        story = cleandoc(import_module(f"strategies.{strategy.name}").__doc__ or "")
+        parts.append(f"## {strategy.name}\n\n**{strategy.summary}**\n\n{story}\n")
+    return "\n".join([*parts, HOW_TO_ADD_ONE])
+
+
+if __name__ == "__main__":
+    print(page(), end="")

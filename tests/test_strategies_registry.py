@@ -1,0 +1,140 @@
+"""A strategy is one file: it is dropped in, and everything that knows all strategies knows it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import strategies
+from launcher.options import RunOptions
+from odyssey.errors import OdysseyError
+from odyssey_cli.__main__ import main
+from odyssey_cli.command_line.options import Command
+from odyssey_cli.command_line.request import read
+from perfmodel.profile import write
+from strategies.search import search
+from strategies.search.page import page
+from tests import job_events
+from tests.planning import first_plan, situation, without
+
+ROOT = Path(__file__).resolve().parent.parent
+TOY = '''
+"""Toy: the pipelines that are whole do all the work."""
+
+from strategies.building.compose import compose, n_micro_batches_of
+from strategies.situation import Proposal, Situation
+
+NAME = "toy"
+SUMMARY = "The first pipeline that is whole does everything."
+
+
+def propose(situation: Situation) -> list[Proposal]:
+    alive = set(situation.alive)
+    whole = next(p.stages for p in situation.plan.pipelines if all(stage.worker in alive for stage in p.stages))
+    return [Proposal(NAME, compose(situation, NAME, [whole], [n_micro_batches_of(situation)]), "")]
+'''
+
+
+@pytest.fixture
+def drop_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Makes a file of strategies/ called toy.py, for the time of a test."""
+    folder = tmp_path / "dropped_in"
+    folder.mkdir()
+    monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(folder)])
+
+    def drop(text: str) -> Path:
+        (folder / "toy.py").write_text(text)
+        importlib.invalidate_caches()
+        return folder / "toy.py"
+
+    yield drop
+    sys.modules.pop("strategies.toy", None)
+    vars(strategies).pop("toy", None)
+
+
+def test_a_file_is_a_strategy_of_the_search(drop_in: Callable[[str], Path]) -> None:
+    of = job_events.profile()
+    plan = first_plan(of, "2x2", 4)
+    lost = situation(of, plan, without(plan, 3))
+    before = search(lost)
+    drop_in(TOY)
+
+    after = search(lost)
+
+    assert [c.strategy for c in after if c.strategy != "toy"] == [c.strategy for c in before]
+    (toy,) = search(lost, "toy")
+    assert toy.plan is not None and toy.plan.strategy == "toy" and toy.plan.layout() == "1x2"
+    assert toy.plan in [c.plan for c in after]
+
+
+def test_a_file_is_a_value_of_the_option(drop_in: Callable[[str], Path], capfd: pytest.CaptureFixture[str]) -> None:
+    drop_in(TOY)
+    script = str(ROOT / "tests/jobs/train.py")
+
+    options: RunOptions = read(["--strategy", "toy", script], {}, Command.RUN).options
+
+    assert options.strategy == "toy"
+    assert main(["run", "--strategy", "toi", script]) == 2
+    assert "help: did you mean toy? one of: auto, repartition, reroute, respawn, shrink, toy\n" in capfd.readouterr().err
+
+
+def test_a_file_has_its_sentence_in_the_help(drop_in: Callable[[str], Path], capfd: pytest.CaptureFixture[str]) -> None:
+    drop_in(TOY)
+
+    assert main(["run", "--help"]) == 0
+
+    assert "toy: The first pipeline that is whole does everything." in " ".join(capfd.readouterr().out.split())
+
+
+def test_a_file_is_a_row_in_the_table_of_a_plan(
+    drop_in: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    drop_in(TOY)
+    monkeypatch.setenv("COLUMNS", "100")
+    write(job_events.profile(), tmp_path / "profile.json")
+
+    assert main(["plan", str(tmp_path / "profile.json"), "--fail-ranks", "3", "--layout", "2x2"]) == 0
+
+    rows = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert ["toy", "1x2"] in [row[:2] for row in rows]
+
+
+def test_a_file_has_its_story_on_the_page(drop_in: Callable[[str], Path]) -> None:
+    drop_in(TOY)
+
+    assert "\n## toy\n\n**The first pipeline that is whole does everything.**\n\nToy: the pipelines" in page()
+
+
+def test_the_page_is_what_the_strategies_say() -> None:
+    assert (ROOT / "docs/strategies.md").read_text() == page(), "`python -m strategies.search.page > docs/strategies.md`"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ('NAME = "toy"', "", "NAME: expected 'toy', as the file is called, it has none"),
+        ('NAME = "toy"', 'NAME = "game"', "NAME: expected 'toy', as the file is called, got 'game'"),
+        ("SUMMARY = ", "SUMMARY = None  # ", "SUMMARY: expected one sentence, a string, got None"),
+        ("SUMMARY = ", 'SUMMARY = "a\\nb"  # ', "SUMMARY: expected one sentence, a string, got 'a\\nb'"),
+        ("def propose", "def suggest", "propose: expected a function from a Situation to a list of Proposals, it has none"),
+    ],
+)
+def test_a_file_that_is_no_strategy_is_one_clear_error(
+    right: str, wrong: str, said: str, drop_in: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = drop_in(TOY.replace(right, wrong))
+
+    assert main(["run", "--help"]) == 1
+
+    assert capfd.readouterr().err == f"error: {path}: {said}\nhelp: docs/strategies.md says what a strategy consists of\n"
+
+
+def test_a_job_does_not_start_with_a_file_that_is_no_strategy(drop_in: Callable[[str], Path]) -> None:
+    drop_in("")
+
+    with pytest.raises(OdysseyError, match="NAME"):
+        first_plan(job_events.profile(), "2x2", 4)
