@@ -10,6 +10,7 @@ distributes these numbers among pipelines; it cannot change, invent or drop a sa
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
@@ -122,8 +123,20 @@ class Estimate(msgspec.Struct, frozen=True):
     objective: float
 
 
+class StateFrom(enum.StrEnum):
+    """Where ranks have the state of their layers from that they do not hold already."""
+
+    HOLDERS = "holders"
+    """From ranks that hold it, by the plan's moves."""
+    SCRIPT = "script"
+    """It is as the script builds it: no unit is final yet."""
+
+
 class Plan(msgspec.Struct, frozen=True, dict=True):
-    """One generation of the job, whole. Build it, then `validate()` it."""
+    """One generation of the job, whole. Build it, then `validate()` it.
+
+    `step`: the first one that it runs. `state_from`: where ranks get state from that they do not hold.
+    """
 
     generation: int
     strategy: str
@@ -139,6 +152,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     moves: tuple[Move, ...] = ()
     spawned: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
+    state_from: StateFrom = StateFrom.HOLDERS
     estimate: Estimate | None = None
 
     # -- what a plan says, derived -------------------------------------------------------------------------------------

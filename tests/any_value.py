@@ -66,6 +66,8 @@ def _of(info: inspect.Type, known: dict[type, Strategy]) -> Strategy:
             return st.tuples(*(_of(item, known) for item in items))
         case inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(_of(key, known), _of(value, known), max_size=2)
+        case inspect.EnumType(cls=cls):
+            return st.sampled_from(list(cls))
         case inspect.LiteralType(values=values):
             return st.sampled_from(values)
         case inspect.RawType():

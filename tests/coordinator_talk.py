@@ -2,7 +2,7 @@
 
 start 4             job of 4 ranks (restarts=1 never=3 limit=2/60 backoff=5 same=yes)
 join 0 1 2 (job=2)  these ranks have built their Job     progress 0      the first step of a script without a Job
-profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawn=2 idle=3)
+profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawn=2 idle=3), noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
 tick, store, broken 1, stop                              pass 60         seconds
@@ -11,6 +11,8 @@ tick, store, broken 1, stop                              pass 60         seconds
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from msgspec.structs import replace
 
 from launcher.coordinator.actions import (
     Action,
@@ -55,7 +57,7 @@ from launcher.joblog.events import (
     UnitCommitted,
 )
 from odyssey.messages import Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
-from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage
+from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage, StateFrom
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
@@ -106,6 +108,19 @@ def make_plan(
                 source = min(rank for rank, layers in held.items() if layer in layers)
                 moves.append(Move(layer, source, worker))
     return Plan(0, "test", 0, 2 * N_MICRO_BATCHES, 2, N_LAYERS, built, reduce, moves=tuple(moves), **rest)
+
+
+def answer_to(ask: Propose, pipelines: list[list[tuple[int, int, int]]], **rest: tuple[int, ...]) -> Plan:
+    """As a strategy would: what nobody holds any more is built by the script, if no unit is final."""
+    is_anew = ask.plan is None or (ask.untrained and lacks_layers(ask))
+    plan = make_plan(pipelines, None if is_anew else dict(ask.held), **rest)
+    state_from = StateFrom.SCRIPT if is_anew else StateFrom.HOLDERS
+    return replace(plan, generation=ask.generation, step=ask.step, state_from=state_from)
+
+
+def lacks_layers(ask: Propose) -> bool:
+    """Some layer has no holder any more."""
+    return {layer for layers in ask.held.values() for layer in layers} != set(range(N_LAYERS))
 
 
 class Talk:
@@ -160,6 +175,8 @@ class Talk:
                 yield Profiled(profile(), 0.1)
             case "plan":
                 yield self._proposed(" ".join(plain), options)
+            case "nostate":
+                yield Proposed((), 60.0, "test", 0.0, False, "every holder of layer 2 (block2) is lost", "keep more copies")
             case "noplan":
                 yield Proposed((Candidate("reroute", None, None, "no room"),), 60.0, "test", 0.0, False)
             case "ready":
@@ -215,8 +232,8 @@ class Talk:
                 stages.append((int(worker), int(first), int(stop)))
             pipelines.append(stages)
         rest = {name: tuple(int(r) for r in options[name].split(",")) for name in ("spawned", "idle") if name in options}
-        held = dict(self.asked.held) if self.asked is not None and self.asked.plan is not None else None
-        plan = make_plan(pipelines, held, **rest)
+        ask = self.asked if self.asked is not None else Propose(0, 0, None, (), (), (), {})
+        plan = answer_to(ask, pipelines, **rest)
         return Proposed((Candidate("test", plan, None, "it is the best"),), 60.0, "test", 0.0, False)
 
     def ready(self, rank: int, *, bad: bool = False) -> RankReady:

@@ -37,7 +37,7 @@ from launcher.joblog.events import (
 from odyssey.messages import Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
 from strategies.situation import Candidate
-from tests.coordinator_talk import N_LAYERS, N_MICRO_BATCHES, Talk, make_plan, model, profile
+from tests.coordinator_talk import N_LAYERS, N_MICRO_BATCHES, Talk, answer_to, lacks_layers, model, profile
 
 
 @dataclass
@@ -286,9 +286,11 @@ class Job(RuleBasedStateMachine):
             self.feed(Profiled(profile(), 0.1))
         else:
             assert self.talk.asked is not None
-            self.feed(
-                Proposed((Candidate("drawn", self.draw_plan(data, self.talk.asked), None, "drawn"),), 1.0, "", 0.0, False)
-            )
+            ask = self.talk.asked
+            if ask.plan is not None and not ask.untrained and lacks_layers(ask):
+                self.feed(Proposed((), 1.0, "", 0.0, False, "every holder is lost", ""))
+            else:
+                self.feed(Proposed((Candidate("drawn", self.draw_plan(data, ask), None, "drawn"),), 1.0, "", 0.0, False))
 
     def draw_plan(self, data: st.DataObject, ask: Propose) -> Plan:
         spawned = tuple(rank for rank in ask.respawnable if data.draw(st.booleans()))
@@ -300,9 +302,9 @@ class Job(RuleBasedStateMachine):
             pipelines.append(stages)
             free = free[length:]
         used = {stage[0] for stages in pipelines for stage in stages}
-        return make_plan(
+        return answer_to(
+            ask,
             pipelines,
-            None if ask.plan is None else dict(ask.held),
             spawned=tuple(rank for rank in spawned if rank in used),
             idle=tuple(rank for rank in ask.alive if rank not in used),
         )
@@ -347,8 +349,10 @@ class Job(RuleBasedStateMachine):
                 self.feed(Profiled(profile(), 0.1))
             elif self.talk.state.status is Status.PLANNING and self.talk.asked is not None:
                 ask = self.talk.asked
-                held = None if ask.plan is None else dict(ask.held)
-                plan = make_plan([[(ask.alive[0], 0, N_LAYERS)]], held, idle=ask.alive[1:])
+                if ask.plan is not None and not ask.untrained and lacks_layers(ask):
+                    self.feed(Proposed((), 1.0, "", 0.0, False, "every holder is lost", ""))
+                    continue
+                plan = answer_to(ask, [[(ask.alive[0], 0, N_LAYERS)]], idle=ask.alive[1:])
                 self.feed(Proposed((Candidate("last", plan, None, ""),), 1.0, "", 0.0, False))
             else:
                 break

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 import strategies
 from odyssey.errors import StateLost, UsageError
+from odyssey.plan import StateFrom
 from odyssey.schedule import dependency_order, program
 from perfmodel.objective import break_even
 from perfmodel.profile import Link, Profile, Recovery
-from strategies.search import best, initial_plan, rescore, search
+from strategies.search import answer, best, initial_plan, rescore, search
 from strategies.search.dryrun import fail_any, fail_ranks
 from strategies.situation import Candidate
 from tests.planning import first_plan, layer, profile, situation, without
@@ -74,7 +75,41 @@ def test_lost_layers_are_all_named() -> None:
     plan = first_plan(of, "2x2", 4)
     with pytest.raises(StateLost) as caught:
         search(situation(of, plan, without(plan, 1, 3)))
-    assert caught.value.what == "every holder of layers 2 (2), 3 (3) is lost"
+    assert caught.value.what == "every holder of layers 2 (2), 3 (3) is lost (ranks 1 and 3)"
+
+
+def test_lost_layers_are_built_anew_while_no_unit_is_final() -> None:
+    of = job(4)
+    plan = first_plan(of, "2x2", 4)
+    lost = situation(of, plan, without(plan, 1, 3))
+    with pytest.raises(StateLost):
+        answer(lost)
+    anew = best(answer(msgspec.structs.replace(lost, untrained=True)))
+    assert anew is not None and anew.plan is not None
+    assert anew.plan.state_from is StateFrom.SCRIPT and set(anew.plan.workers) <= {0, 2} and anew.plan.moves == ()
+    one_holder_left = answer(msgspec.structs.replace(situation(of, plan, without(plan, 1)), untrained=True))
+    assert {candidate.plan.state_from for candidate in one_holder_left if candidate.plan is not None} == {StateFrom.HOLDERS}
+
+
+def test_a_forced_strategy_that_cannot_gives_way_and_says_why() -> None:
+    of = job(4)
+    plan = first_plan(of, "2x2", 4)
+    lost = situation(of, plan, without(plan, 1))
+    assert best(search(lost, "respawn")) is None
+    table = answer(lost, "respawn")
+    chosen = best(table)
+    assert chosen is not None and chosen.strategy != "respawn"
+    assert "respawn" in {candidate.strategy for candidate in table if candidate.plan is None}
+    forced = best(answer(lost, "shrink"))
+    assert forced is not None and forced.strategy == "shrink"
+
+
+def test_without_a_loss_the_same_plan_goes_on_and_is_priced() -> None:
+    of = job(4)
+    plan = first_plan(of, "2x2", 4)
+    (same,) = search(situation(of, plan, without(plan)))
+    assert same.strategy == "unchanged" and same.estimate is not None and same.plan is not None
+    assert (same.plan.pipelines, same.plan.moves) == (plan.pipelines, ())
 
 
 def test_a_forced_strategy_is_the_only_one_in_the_table() -> None:

@@ -47,7 +47,10 @@ class StartMeasure(msgspec.Struct, frozen=True):
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """Search plans for this situation. Answered by Proposed. `plan` is None for the first plan of the job."""
+    """Search plans for this situation. Answered by Proposed. `plan` is None for the first plan of the job.
+
+    `step`: the first that the plan is to run. `untrained`: no unit is final yet.
+    """
 
     generation: int
     step: int
@@ -56,6 +59,7 @@ class Propose(msgspec.Struct, frozen=True):
     lost: tuple[int, ...]
     respawnable: tuple[int, ...]
     held: dict[int, frozenset[int]]
+    untrained: bool = False
 
 
 class SetDeadline(msgspec.Struct, frozen=True):

@@ -100,12 +100,6 @@ def final_position(paused: Mapping[int, RankPaused], results: tuple[Result, ...]
     return max((report.position for report in paused.values()), default=(0, 0))
 
 
-def layers_without_holder(held: Mapping[int, frozenset[int]], n_layers: int) -> list[int]:
-    """Layers of which no survivor has full state."""
-    kept = {layer for layers in held.values() for layer in layers}
-    return [layer for layer in range(n_layers) if layer not in kept]
-
-
 def gate_problem(
     plan: Plan, ready: Mapping[int, RankReady], end: Position | None, held_before: Mapping[int, Collection[int]]
 ) -> str | None:

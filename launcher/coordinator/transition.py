@@ -8,8 +8,6 @@ is sound is chosen; all ranks build its groups and move states; when they agree 
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from launcher.coordinator import gate, rank_failure
 from launcher.coordinator.actions import Action, Kill, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
 from launcher.coordinator.decision import Actions, end
@@ -18,7 +16,7 @@ from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen,
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
 from odyssey.messages import Go, Pause, Prepare
-from odyssey.plan import Plan, Stage
+from odyssey.plan import Plan, Stage, StateFrom
 
 PAUSE_DEADLINE_S = 5.0
 """The link's thread of a rank answers in milliseconds, unless a library holds the interpreter's lock."""
@@ -77,26 +75,25 @@ def measure(job: JobState) -> Actions:
 
 def propose(job: JobState) -> Actions:
     """Ask for plans, if what the survivors report allows to go on at all."""
-    recovery, generation = job.recovery, job.world.generation
+    recovery = job.recovery
     members = tuple(sorted(job.members))
+    job.status = Status.PLANNING
     if job.plan is None:
-        job.status, recovery.chosen_at = Status.PLANNING, job.world.now
-        return SetDeadline(None), Propose(generation, 0, None, members, (), (), {})
+        recovery.chosen_at = job.world.now
+        return SetDeadline(None), Propose(job.world.generation, 0, None, members, (), (), {}, untrained=True)
     survivors = {rank: recovery.paused[rank] for rank in members}
     if (problem := gate.roll_forward_problem(survivors, job.results)) is not None:
         return end(job, 1, f"the survivors cannot go on exactly: {problem}", "restart the job from its last checkpoint")
-    held = {rank: frozenset(report.held) for rank, report in survivors.items()}
-    if missing := gate.layers_without_holder(held, job.plan.n_layers):
-        if job.results:
-            return _state_lost(job, missing)
-        job.plan = None  # no unit is final: the layers are as the script builds them, and can be built again
-        return propose(job)
-    if not recovery.lost and all(job.plan.held[worker] <= held.get(worker, frozenset()) for worker in job.plan.workers):
-        same = replace(job.plan, moves=(), spawned=())
-        return SetDeadline(None), *_choose(job, same, "no rank is lost: the same plan again")
-    job.status = Status.PLANNING
-    position = gate.final_position(survivors, job.results)
-    ask = Propose(generation, position[0], job.plan, members, tuple(sorted(recovery.lost)), _respawnable(job), held)
+    ask = Propose(
+        generation=job.world.generation,
+        step=gate.final_position(survivors, job.results)[0],
+        plan=job.plan,
+        alive=members,
+        lost=tuple(sorted(recovery.lost)),
+        respawnable=_respawnable(job),
+        held={rank: frozenset(report.held) for rank, report in survivors.items()},
+        untrained=not job.results,
+    )
     return SetDeadline(None), ask
 
 
@@ -110,49 +107,47 @@ def _respawnable(job: JobState) -> tuple[int, ...]:
     )
 
 
-def _state_lost(job: JobState, missing: list[int]) -> Actions:
-    assert job.plan is not None
-    layers = job.models[min(job.models)].layers
-    names = ", ".join(f"{layer} ({layers[layer].name})" for layer in missing)
-    before = {rank for layer in missing for rank in job.plan.holders(layer)}
-    return end(
-        job,
-        1,
-        f"every holder of {'layers' if len(missing) > 1 else 'layer'} {names} is lost ({ranks_text(before)})",
-        "keep more than one pipeline, so that each layer has more than one holder; restart from the last checkpoint",
-    )
-
-
 def proposed(job: JobState, body: Proposed) -> Actions:
+    """Take the best plan that is sound: the choice is not made here."""
     notes: list[Action] = []
-    paused = job.recovery.paused
-    held = {rank: frozenset(paused[rank].held) for rank in job.members if rank in paused}
     for candidate in body.candidates:
         if candidate.plan is None:
             continue
         try:
-            plan = candidate.plan.validate(held if job.plan is not None else None)
-            _check_ranks(job, plan)
+            _check(job, candidate.plan)
         except PlanError as error:
             notes.append(Record(Note(f"the plan of {candidate.strategy} cannot be: {error.what}")))
             continue
-        return *notes, *_choose(job, plan, candidate.reason)
+        return *notes, *_take(job, candidate.plan, candidate.reason)
+    if body.why_not:
+        return *notes, *end(job, 1, body.why_not, body.help)
     reasons = "; ".join(f"{candidate.strategy}: {candidate.reason}" for candidate in body.candidates)
     return *notes, *end(job, 1, f"no plan for {ranks_text(job.members)}: {reasons or 'no strategy has any'}")
 
 
-def _check_ranks(job: JobState, plan: Plan) -> None:
-    """Every rank of the plan is there or is to be spawned, and may be."""
+def _check(job: JobState, plan: Plan) -> None:
+    """It is a plan for now, of ranks that are there or may be spawned, and of states that they hold. Raises PlanError."""
+    paused, generation = job.recovery.paused, job.world.generation
+    step = gate.final_position(paused, job.results)[0]
+    if (plan.generation, plan.step) != (generation, step):
+        raise PlanError(f"it is for step {plan.step} of generation {plan.generation}, now is {step} of {generation}")
+    if plan.state_from is StateFrom.SCRIPT:
+        if job.results:
+            raise PlanError("it begins anew, and units are final")
+        plan.validate()
+    else:
+        plan.validate({rank: frozenset(paused[rank].held) for rank in job.members if rank in paused})
     if unknown := set(plan.workers) - job.members - set(plan.spawned):
         raise PlanError(f"worker {min(unknown)} is lost")
     if foreign := {rank for rank in plan.spawned if rank not in job.recovery.lost or rank in job.world.slots_lost}:
         raise PlanError(f"worker {min(foreign)} cannot be spawned")
 
 
-def _choose(job: JobState, plan: Plan, reason: str) -> Actions:
+def _take(job: JobState, plan: Plan, reason: str) -> Actions:
     world, recovery = job.world, job.recovery
-    first_step = plan.step if job.end is None else job.end[0]
-    job.next_plan = plan = replace(plan, generation=world.generation, step=first_step)
+    job.next_plan = plan
+    if plan.state_from is StateFrom.SCRIPT:
+        job.plan = None
     job.status, recovery.chosen_at = Status.MOVING, world.now
     new = tuple(rank for rank in plan.spawned if rank not in world.alive)
     unwanted = tuple(sorted(recovery.arriving - set(plan.spawned)))

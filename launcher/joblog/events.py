@@ -151,13 +151,18 @@ class RankPaused(msgspec.Struct, frozen=True, tag="rank_paused"):
 
 
 class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
-    """The table of all candidates for the situation of this generation, best first."""
+    """The table of all candidates for the situation of this generation, best first.
+
+    `why_not`, `help`: why there can be none, and what to do about it, where nothing was asked for one.
+    """
 
     candidates: tuple[Candidate, ...]
     seconds_to_change: float
     seconds_to_change_source: str
     search_s: float
     ahead: bool
+    why_not: str = ""
+    help: str = ""
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):

@@ -11,7 +11,7 @@ from launcher.host.loop import Loop
 from launcher.joblog.events import Body, GenerationStarted, Profiled, ProfileRefined, Proposed
 from launcher.options import RunOptions
 from launcher.planning.live_profile import Profiling
-from launcher.planning.situations import Planner
+from launcher.planning.situations import PlanSearch
 from odyssey.messages import Measured
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange, seconds_to_change
@@ -41,15 +41,15 @@ class Pricing:
         self._now = now
         self._feed = feed
         self.profiling = Profiling(options)
-        self._planner = Planner(options, node_of, loop)
+        self._search = PlanSearch(options, node_of, loop)
 
     def close(self) -> None:
         """End the process that searches ahead."""
-        self._planner.close()
+        self._search.close()
 
     def awaited(self) -> Iterator[Wait]:
         """For the agent's watch."""
-        return self._planner.awaited()
+        return self._search.awaited()
 
     def read(self, profile: Profile) -> Profiled:
         """Take a profile that was measured before."""
@@ -70,7 +70,7 @@ class Pricing:
 
     def propose(self, ask: Propose) -> Proposed:
         """Plans for a situation, best first; prepared ahead if it was foreseen. Raises OdysseyError if there is none."""
-        return self._planner.propose(ask, self._in_force(), self._expected_change())
+        return self._search.propose(ask, self._in_force(), self._expected_change())
 
     def _in_force(self) -> Profile:
         """The profile as refined so far; it is told to the log if another one stands there."""
@@ -96,7 +96,7 @@ class Pricing:
         self.profiling.rescale(state.plan, self._node_of)
         profile = self._in_force()
         seconds = self._expected_change().seconds
-        self._planner.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, profile, seconds)
+        self._search.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, profile, seconds)
 
         def look() -> None:
             if self._state().world.generation == generation:

@@ -105,7 +105,7 @@ def main(fd: int, agent: int) -> None:
     """Search what is asked until the agent is gone."""
     from launcher.host.kernel import die_with_parent
     from odyssey.errors import OdysseyError
-    from strategies.search import search
+    from strategies.search import answer as find
 
     die_with_parent(agent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -130,7 +130,7 @@ def main(fd: int, agent: int) -> None:
             continue
         assert current is not None
         try:
-            candidates = search(current.situations[index], current.only)
+            candidates = find(current.situations[index], current.only)
         except OdysseyError:
             candidates = []
         answer = Answer(current.number, index, msgspec.Raw(msgspec.msgpack.encode(candidates)))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from launcher.coordinator.actions import Propose
 from launcher.health.waits import Wait
@@ -15,6 +16,7 @@ from launcher.joblog.events import Proposed
 from launcher.options import RunOptions
 from launcher.planning import precompute
 from odyssey.codec import Malformed
+from odyssey.errors import StateLost
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
@@ -33,6 +35,7 @@ def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], second
         node_of=node_of,
         profile=profile,
         seconds_to_change=seconds_to_change,
+        untrained=ask.untrained,
     )
 
 
@@ -46,7 +49,7 @@ def single_losses(plan: Plan, alive: Sequence[int], can_respawn: bool) -> list[P
     return asks
 
 
-class Planner:
+class PlanSearch:
     """Answers Propose with Proposed. Owned by the agent's thread; its process for planning ahead starts at the first Go."""
 
     def __init__(self, options: RunOptions, node_of: dict[int, int], loop: Loop) -> None:
@@ -63,27 +66,24 @@ class Planner:
 
     def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
         """Raises OdysseyError if nothing can be proposed at all."""
-        from strategies.search import best, rescore
+        from strategies.search import answer, rescore
 
         started = time.perf_counter()
         known = self._look_up(ask)
-        candidates = known if known is not None else self._search(ask, profile, expected, self._only)
-        if ask.plan is not None and self._only is not None and best(candidates) is None:
-            # The strategy asked for is impossible here, its reasons stay in the table. The job goes on all the same.
-            candidates, known = self._search(ask, profile, expected, None), None
-        search_s = time.perf_counter() - started
+        why_not = help = ""
         if known is not None:
+            search_s = time.perf_counter() - started
             candidates = rescore(known, seconds_to_change=expected.seconds, search_s=search_s)
-        return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, known is not None)
-
-    def _search(self, ask: Propose, profile: Profile, expected: ExpectedChange, only: str | None) -> list[Candidate]:
-        from strategies.search import initial_plan, search
-
-        situation = situation_of(ask, profile, self._node_of, expected.seconds)
-        if ask.plan is not None:
-            return search(situation, only)
-        # Where a rank was lost before the layout that was asked for could run, the best one for the others is.
-        return initial_plan(situation, self._options.layout if len(ask.alive) == len(self._node_of) else "auto")
+        else:
+            # Where a rank was lost before the layout that was asked for could run, the best one for the others is.
+            layout = self._options.layout if len(ask.alive) == len(self._node_of) else "auto"
+            try:
+                candidates = answer(situation_of(ask, profile, self._node_of, expected.seconds), self._only, layout)
+            except StateLost as error:
+                candidates, why_not, help = [], error.what, error.help
+            search_s = time.perf_counter() - started
+        ahead = known is not None
+        return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead, why_not, help)
 
     def plan_ahead(self, plan: Plan, members: frozenset[int], can_respawn: bool, profile: Profile, seconds: float) -> None:
         """Have a plan ready for the loss of each one rank. Answers for an earlier plan are dropped; those for the same
@@ -129,9 +129,10 @@ class Planner:
         for index, prepared in enumerate(self._asked):
             if index in self._answers and _is_same(prepared, ask):
                 try:
-                    return precompute.decode_candidates(self._answers[index]) or None
+                    found = precompute.decode_candidates(self._answers[index])
                 except Malformed:
                     return None  # searched now
+                return [_from_step(candidate, ask.step) for candidate in found] or None
         return None
 
     def close(self) -> None:
@@ -140,6 +141,13 @@ class Planner:
             self._loop.unwatch(self._process.socket.fileno())
             self._process.close()
             self._process = None
+
+
+def _from_step(candidate: Candidate, step: int) -> Candidate:
+    """The same plan, to go on from this step: which one that would be could not be known ahead."""
+    if candidate.plan is None:
+        return candidate
+    return replace(candidate, plan=replace(candidate.plan, step=step))
 
 
 def import_all() -> None:

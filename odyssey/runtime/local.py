@@ -9,7 +9,7 @@ import torch
 
 from odyssey.messages import Position, Result, position_after
 from odyssey.model.model import Model
-from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage
+from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage, StateFrom
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
@@ -33,6 +33,7 @@ class LocalSession:
             pipelines=(Pipeline((Stage(0, 0, n_layers),), 0, n_micro_batches),),
             reduce=(ReduceGroup((0,), layers, ties, 0),),
             ties=spec.ties,
+            state_from=StateFrom.SCRIPT,
         ).validate()
         self.rank = self.leader = self.joined_step = 0
         self.model = model

@@ -49,7 +49,7 @@ from odyssey.messages import (
     position_after,
 )
 from odyssey.model.model import Model
-from odyssey.plan import Plan
+from odyssey.plan import Plan, StateFrom
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import NO_LIMIT, Cut, Groups
@@ -341,7 +341,7 @@ class Session:
             groups.build()
         built_s = time.monotonic()
         needed = plan.held.get(me, frozenset())
-        if not order.results and not plan.moves and not needed <= self.model.held:
+        if plan.state_from is StateFrom.SCRIPT:
             self.model.hold_built(needed)
         elif self.model.is_as_built:
             self.model.hold_built(())  # its state comes from others, if it has work at all

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 
-from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Schedule, Stage
+from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Schedule, Stage, StateFrom
 from perfmodel.costs import Costs
 from strategies.situation import Situation
 
@@ -66,6 +66,7 @@ def compose(
         moves=() if at_start else moves(situation, needed),
         spawned=tuple(sorted(spawned)),
         idle=tuple(sorted(set(situation.alive) - set(needed))),
+        state_from=StateFrom.SCRIPT if at_start else StateFrom.HOLDERS,
     )
     return plan.validate(None if at_start else situation.held)
 

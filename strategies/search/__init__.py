@@ -7,6 +7,6 @@ dryrun.py    the same for losses that have not happened
 page.py      docs/strategies.md
 """
 
-from strategies.search.table import best, check_holders, initial_plan, rescore, search, warm_up
+from strategies.search.table import answer, best, check_holders, initial_plan, rescore, search, warm_up
 
-__all__ = ["best", "check_holders", "initial_plan", "rescore", "search", "warm_up"]
+__all__ = ["answer", "best", "check_holders", "initial_plan", "rescore", "search", "warm_up"]

@@ -21,6 +21,21 @@ from strategies.search import initial, unchanged
 from strategies.situation import Candidate, Proposal, Situation
 
 
+def answer(situation: Situation, forced: str | None = None, layout: str = "auto") -> list[Candidate]:
+    """What to do now, best first: how to start, in this layout, or how to go on.
+
+    `forced`: the one strategy that may propose; where it has no plan the others may, and its reasons stay in the table: the job
+    goes on all the same. Raises StateLost if nothing can be done, UsageError for a layout that cannot be meant.
+    """
+    if situation.plan is None:
+        return initial_plan(situation, layout)
+    if situation.untrained and layers_without_holder(situation):
+        anew = msgspec.structs.replace(situation, plan=None, lost=(), respawnable=(), held={})
+        return initial_plan(anew, layout)
+    candidates = search(situation, forced)
+    return search(situation) if forced is not None and best(candidates) is None else candidates
+
+
 def search(situation: Situation, only: str | None = None) -> list[Candidate]:
     """All candidates for a change, best first. `only`: the one strategy that may propose.
 
@@ -28,6 +43,8 @@ def search(situation: Situation, only: str | None = None) -> list[Candidate]:
     """
     asked = strategies.load_all() if only is None else [strategies.load(only)]
     check_holders(situation)
+    if not situation.lost:  # a connection was, or the store
+        return _ranked(situation, unchanged.propose(situation))
     proposals = [proposal for strategy in asked for proposal in strategy.propose(situation)]
     if situation.plan is not None and set(situation.plan.workers) <= set(situation.alive):
         proposals += unchanged.propose(situation)
@@ -69,17 +86,26 @@ def warm_up() -> None:
     import scipy.optimize  # noqa: F401
 
 
+def layers_without_holder(situation: Situation) -> list[int]:
+    """Layers of which no survivor has full state."""
+    kept = {layer for worker in situation.alive for layer in situation.held.get(worker, ())}
+    return [layer for layer in range(len(situation.profile.layers)) if layer not in kept]
+
+
 def check_holders(situation: Situation) -> None:
     """Raise StateLost if some layer has no holder among the survivors."""
-    kept = {layer for worker in situation.alive for layer in situation.held.get(worker, ())}
-    gone = [layer for layer in range(len(situation.profile.layers)) if layer not in kept]
-    if gone:
-        names = ", ".join(f"{layer} ({situation.profile.layers[layer].name})" for layer in gone)
-        plural = "layers" if len(gone) > 1 else "layer"
-        raise StateLost(
-            f"every holder of {plural} {names} is lost",
-            "start again from a checkpoint; a layout with more pipelines keeps more copies",
-        )
+    if not (gone := layers_without_holder(situation)):
+        return
+    plan, layers = situation.plan, situation.profile.layers
+    assert plan is not None, "at the start nobody holds anything"
+    had = sorted({worker for layer in gone for worker in plan.holders(layer)})
+    names = ", ".join(f"{layer} ({layers[layer].name})" for layer in gone)
+    *most, last = map(str, had)
+    who = f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+    raise StateLost(
+        f"every holder of {'layers' if len(gone) > 1 else 'layer'} {names} is lost ({who})",
+        "keep more than one pipeline, so that each layer has more than one holder; restart from the last checkpoint",
+    )
 
 
 def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candidate]:

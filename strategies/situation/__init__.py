@@ -17,6 +17,7 @@ class Situation(msgspec.Struct, frozen=True):
     `held`: worker -> layers with full state, survivors only. `respawnable`: lost workers whose slot is healthy and has
     restarts left. `node_of`: worker -> node. `step`: next step to run. `generation`: of the plan to be written.
     `seconds_to_change`: D, the expected time to the next change. `search_s`: time the search takes now, 0 if it was done ahead.
+    `untrained`: no unit is final yet, so that lost layers are as the script builds them.
     """
 
     generation: int
@@ -30,6 +31,7 @@ class Situation(msgspec.Struct, frozen=True):
     profile: Profile
     seconds_to_change: float
     search_s: float = 0.0
+    untrained: bool = False
 
 
 class Proposal(msgspec.Struct, frozen=True):
