@@ -35,85 +35,104 @@ class _Host:
 
 def share_cores(run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
     """Run the programs up to their commit points on hosts of `cluster.cores` cores; fills `run.times`."""
-    cores = run.costs.profile.cluster.cores
-    assert cores is not None
-    host_of = {worker: run.costs.host(worker) for worker in programs}
-    hosts = {host: _Host(cores) for host in set(host_of.values())}
-    position = dict.fromkeys(programs, 0)
-    began = dict.fromkeys(programs, 0.0)
-    waiting: dict[Message, int] = {}
-    events: list[tuple[float, int, int, int]] = []
-    n_events = 0
-    run.times.update({worker: [] for worker in programs})
+    _Shared(run, programs).play()
 
-    def push(time: float, worker: int, version: int) -> None:
-        nonlocal n_events
-        n_events += 1
-        heapq.heappush(events, (time, n_events, worker, version))
 
-    def foretell(host: int) -> None:
-        hosts[host].version += 1
-        if hosts[host].active:
-            push(hosts[host].next_end(), -1 - host, hosts[host].version)
+class _Shared:
+    """Programs under way. An event is (time, number, worker, 0), or (time, number, -1 - host, the host's version then)."""
 
-    def proceed(worker: int, now: float) -> None:
-        ops, times, i = programs[worker], run.times[worker], position[worker]
-        while i < len(ops):
-            op = ops[i]
-            if isinstance(op, Compute):
-                host = hosts[host_of[worker]]
-                host.advance(now)
-                heapq.heappush(host.active, (host.virtual + run.compute_s(op), worker))
-                began[worker] = now
-                foretell(host_of[worker])
-                break
-            if isinstance(op, Receive):
-                message: Message = (op.kind, op.stage, op.micro_batch, op.peer, worker)
-                arrives = run.arrival.get(message)
-                if arrives is None or arrives > now:
-                    began[worker] = now
-                    if arrives is None:
-                        waiting[message] = worker
-                    else:
-                        push(arrives, worker, 0)
-                    break
-                times.append((now, now))
-            elif isinstance(op, Send):
-                message = run.send(worker, op, now)
-                times.append((now, now))
-                if message in waiting:
-                    push(run.arrival[message], waiting.pop(message), 0)
-            elif isinstance(op, Commit):
-                break
-            else:
-                times.append((now, now))
-            i += 1
-        position[worker] = i
+    def __init__(self, run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
+        cores = run.costs.profile.cluster.cores
+        assert cores is not None
+        self.run = run
+        self.programs = programs
+        self.host_of = {worker: run.costs.host(worker) for worker in programs}
+        self.hosts = {host: _Host(cores) for host in set(self.host_of.values())}
+        self.position = dict.fromkeys(programs, 0)
+        self.began = dict.fromkeys(programs, 0.0)
+        self.waiting: dict[Message, int] = {}
+        self.events: list[tuple[float, int, int, int]] = []
+        self.n_events = 0
+        run.times.update({worker: [] for worker in programs})
 
-    def finish(worker: int, now: float) -> None:
-        run.times[worker].append((began[worker], now))
-        position[worker] += 1
-        proceed(worker, now)
+    def play(self) -> None:
+        """To the commit points. Raises PlanError for programs that wait for each other."""
+        for worker in self.programs:
+            self._proceed(worker, 0.0)
+        while self.events:
+            now, _, target, version = heapq.heappop(self.events)
+            if target >= 0:
+                self._finish(target, now)
+            elif version == self.hosts[-1 - target].version:
+                self._ended(-1 - target, now)
+        if self.waiting:
+            raise stuck(self.programs, self.position)
 
-    for worker in programs:
-        proceed(worker, 0.0)
-    while events:
-        now, _, target, version = heapq.heappop(events)
-        if target >= 0:
-            finish(target, now)
-            continue
-        host = hosts[-1 - target]
-        if version != host.version:
-            continue
+    def _ended(self, number: int, now: float) -> None:
+        """A computation on this host has ended, or several at once."""
+        host = self.hosts[number]
         host.advance(now)
         ended = [heapq.heappop(host.active)[1]]
         while host.active and host.active[0][0] <= host.virtual + 1e-12:
             ended.append(heapq.heappop(host.active)[1])
         for worker in ended:
-            finish(worker, now)
-        foretell(-1 - target)
-    if waiting:
-        raise stuck(programs, position)
+            self._finish(worker, now)
+        self._foretell(number)
+
+    def _finish(self, worker: int, now: float) -> None:
+        self.run.times[worker].append((self.began[worker], now))
+        self.position[worker] += 1
+        self._proceed(worker, now)
+
+    def _proceed(self, worker: int, now: float) -> None:
+        """All that takes no time, up to the next op that does or waits."""
+        run, ops, times = self.run, self.programs[worker], self.run.times[worker]
+        i = self.position[worker]
+        while i < len(ops):
+            op = ops[i]
+            if isinstance(op, Compute):
+                self._compute(worker, run.compute_s(op), now)
+                break
+            if isinstance(op, Commit) or (isinstance(op, Receive) and not self._has_come(worker, op, now)):
+                break
+            if isinstance(op, Send):
+                message = run.send(worker, op, now)
+                if message in self.waiting:
+                    self._push(run.arrival[message], self.waiting.pop(message), 0)
+            times.append((now, now))
+            i += 1
+        self.position[worker] = i
+
+    def _compute(self, worker: int, seconds: float, now: float) -> None:
+        number = self.host_of[worker]
+        host = self.hosts[number]
+        host.advance(now)
+        heapq.heappush(host.active, (host.virtual + seconds, worker))
+        self.began[worker] = now
+        self._foretell(number)
+
+    def _has_come(self, worker: int, op: Receive, now: float) -> bool:
+        message: Message = (op.kind, op.stage, op.micro_batch, op.peer, worker)
+        arrives = self.run.arrival.get(message)
+        if arrives is not None and arrives <= now:
+            return True
+        self.began[worker] = now
+        if arrives is None:
+            self.waiting[message] = worker
+        else:
+            self._push(arrives, worker, 0)
+        return False
+
+    def _foretell(self, number: int) -> None:
+        """When the next computation on this host ends, as it is now."""
+        host = self.hosts[number]
+        host.version += 1
+        if host.active:
+            self._push(host.next_end(), -1 - number, host.version)
+
+    def _push(self, time: float, target: int, version: int) -> None:
+        self.n_events += 1
+        heapq.heappush(self.events, (time, self.n_events, target, version))
 
 
 def share_equally(work: Mapping[int, float], cores: int) -> dict[int, float]:

@@ -59,6 +59,113 @@ def test_imports_point_down(package: str) -> None:
     assert wrong == []
 
 
+FLOORS: dict[str, tuple[str, ...]] = {
+    "odyssey": (
+        "text errors",
+        "codec",
+        "plan",
+        "schedule messages tracebacks",
+        "link",
+        "zygote model",
+        "runtime",
+        "checkpoints",
+        "job",
+    ),
+    "perfmodel": (
+        *("profile", "costs catalog merge reliability objective", "cells running memory transition", "sharing", "timeline"),
+        *("cell_cost refine", "price"),
+    ),
+    "strategies": ("situation", "building", "*", "search"),
+    "launcher": (
+        *("options", "host", "joblog", "failures", "coordinator", "output health", "planning processes", "cluster", "agent"),
+    ),
+    "odyssey_cli": (
+        "own_packages errors",
+        "command_line display",
+        "jobs",
+        "planning",
+        "run",
+        "launch torchrun commands",
+        "__main__",
+    ),
+}
+"""The rooms of each package, and the files beside them, from the lowest floor up; rooms of one floor know nothing of each
+other. `*`: files that are not named."""
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    """Module -> file; a package's own name stands for its `__init__`."""
+    found = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def targets_of(path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
+    """(line, module of the same package) of every import."""
+    for line, name in imports_of(path):
+        parent = name.rpartition(".")[0]
+        if name in modules or parent in modules:
+            yield line, name if name in modules else parent
+
+
+@pytest.mark.parametrize("package", sorted(FLOORS))
+def test_rooms_import_only_from_rooms_below_them(package: str) -> None:
+    floor_of = {room: floor for floor, rooms in enumerate(FLOORS[package]) for room in rooms.split()}
+    modules = modules_of(package)
+
+    def floor(room: str) -> int:
+        return floor_of.get(room, floor_of.get("*", len(floor_of)))
+
+    wrong = []
+    for module, path in modules.items():
+        room = module.split(".")[1] if "." in module else ""
+        for line, target in targets_of(path, modules):
+            its = target.split(".")[1] if "." in target else ""
+            if (
+                its
+                and room
+                and its != room
+                and floor(its) >= floor(room)
+                and not (room not in floor_of and its not in floor_of)
+            ):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} ({room}) imports {target}")
+
+    assert wrong == []
+    assert not set(floor_of) - {"*"} - {module.split(".")[1] for module in modules if "." in module}, "a room that is not there"
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_no_module_imports_itself_by_way_of_others(package: str) -> None:
+    """Also not by an import inside a function, or for types only."""
+    modules = modules_of(package)
+    imports = {module: {t for _, t in targets_of(path, modules)} - {module} for module, path in modules.items()}
+    left = dict(imports)
+    while free := [module for module, its in left.items() if not its & left.keys()]:
+        for module in free:
+            del left[module]
+
+    assert left == {}
+
+
+def test_the_top_of_the_launcher_is_a_dozen_rooms_at_most() -> None:
+    entries = {path.name for path in (ROOT / "launcher").iterdir()} - {"__pycache__"}
+
+    assert len(entries) <= 12
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_a_rooms_docstring_names_every_file_in_it(package: str) -> None:
+    unnamed = []
+    for init in sorted((ROOT / package).glob("*/__init__.py")):
+        docstring = ast.get_docstring(ast.parse(init.read_text())) or ""
+        files = {path.name for path in init.parent.glob("*.py")} - {"__init__.py"}
+        unnamed += [f"{init.parent.relative_to(ROOT)}/{name}" for name in sorted(files) if name not in docstring]
+
+    assert unnamed == []
+
+
 def test_no_strategy_imports_another() -> None:
     """What two of them need lies in strategies/building; nor do they know of the search, or of who the others are."""
     may_import = {

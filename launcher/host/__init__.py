@@ -4,4 +4,5 @@ loop.py    one thread that sleeps until something happens
 signals.py signals as events of it
 orphans.py what ranks have started, found and ended
 proc.py    what /proc tells of a process
+kernel.py  what only the kernel can be asked for
 """

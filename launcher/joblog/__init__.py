@@ -3,5 +3,6 @@
 events.py       all that can happen, one JSON object a line
 registry.py     the jobs of this user on this host
 exit_codes.py   what `odyssey run` exits with
+wording.py      how ranks are named in messages
 torch_events.py the same events, for torch's recorders
 """

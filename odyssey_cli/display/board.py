@@ -167,29 +167,10 @@ class Board:
         match body:
             case JobStarted():
                 self.job, self.started = body, time
-            case RankStarted(rank=rank):
-                self.n_respawned += self.ranks.get(rank) is RankState.LOST
-                self.ranks[rank] = RankState.STARTING
-                self.causes.pop(rank, None)
-                self.restarting = False
-            case RankJoined(rank=rank):
-                self.ranks[rank] = RankState.READY
             case Profiled():
                 self.profile = body.profile
                 measured = f"measured in {quantities.seconds(body.seconds)}" if body.seconds else "read, not measured"
                 self._say(time, f"profile {measured}")
-            case RankLost(rank=rank):
-                self.ranks[rank] = RankState.LOST
-                self.causes[rank] = body.cause.text
-                self._say(time, f"rank {rank} lost: {body.cause.text}", "red")
-            case RankPaused(rank=rank):
-                self.ranks[rank] = RankState.PAUSED
-            case RankReady(rank=rank):
-                self.ranks[rank] = RankState.READY
-            case RankFinished(rank=rank) | RankExited(rank=rank):
-                self.ranks[rank] = RankState.FINISHED
-            case RankFailed(rank=rank):
-                self._say(time, f"rank {rank} failed: {body.error}", "red")
             case StoreLost():
                 self._say(time, f"store lost: {body.reason}", "yellow")
             case Suspected():
@@ -197,10 +178,6 @@ class Board:
             case Proposed():
                 if self.recovering and self.recovery is not None:
                     self.recovery.proposed = body
-            case Progressed(rank=rank):
-                self.ranks[rank] = RankState.RUNNING
-            case AtStep(step=step):
-                self.told_step = step if self.told_step is None else max(self.told_step, step)
             case Restarting():
                 self.attempt, self.restarting, self.stalled = body.attempt, True, frozenset()
                 self.ranks = dict.fromkeys(self.ranks, RankState.STARTING)
@@ -226,6 +203,34 @@ class Board:
                 self._say(time, body.reason, "" if body.code == 0 else "red")
             case Note():
                 self._say(time, body.text, "dim")
+            case _:
+                self._of_rank(time, body)
+
+    def _of_rank(self, time: float, body: Body) -> None:
+        match body:
+            case RankStarted(rank=rank):
+                self.n_respawned += self.ranks.get(rank) is RankState.LOST
+                self.ranks[rank] = RankState.STARTING
+                self.causes.pop(rank, None)
+                self.restarting = False
+            case RankJoined(rank=rank):
+                self.ranks[rank] = RankState.READY
+            case RankLost(rank=rank):
+                self.ranks[rank] = RankState.LOST
+                self.causes[rank] = body.cause.text
+                self._say(time, f"rank {rank} lost: {body.cause.text}", "red")
+            case RankPaused(rank=rank):
+                self.ranks[rank] = RankState.PAUSED
+            case RankReady(rank=rank):
+                self.ranks[rank] = RankState.READY
+            case RankFinished(rank=rank) | RankExited(rank=rank):
+                self.ranks[rank] = RankState.FINISHED
+            case RankFailed(rank=rank):
+                self._say(time, f"rank {rank} failed: {body.error}", "red")
+            case Progressed(rank=rank):
+                self.ranks[rank] = RankState.RUNNING
+            case AtStep(step=step):
+                self.told_step = step if self.told_step is None else max(self.told_step, step)
             case _:
                 pass
 
