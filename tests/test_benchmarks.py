@@ -18,7 +18,6 @@ from launcher.joblog.events import (
     RankPaused,
     RankStarted,
     UnitCommitted,
-    encode,
 )
 from odyssey.messages import Result
 from odyssey.plan import Estimate, Transition
@@ -66,13 +65,6 @@ def test_generations_have_their_own_steps_and_the_moments_of_their_transition():
     assert second.paused_at == pytest.approx(11.09)
     assert first.step_s() == pytest.approx(0.1)
     assert second.step_s() == pytest.approx(0.2)
-
-
-def test_log_that_ends_inside_a_line_is_read_up_to_it(tmp_path):
-    path = tmp_path / "events.jsonl"
-    lines = [encode(event) for event in a_job_that_loses_rank_3()]
-    path.write_bytes(b"".join(lines[:3]) + lines[3][:10])
-    assert len(joblog.read_events(path)) == 3
 
 
 def test_parts_of_a_recovery_add_up_to_the_whole():

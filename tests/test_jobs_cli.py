@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.joblog import registry
+from launcher.joblog import reader, registry
 from launcher.joblog.events import Body, Cause, Event, JobEnded, JobStarted, Note, RankLost, RankStarted, Stalled, encode
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
@@ -74,7 +74,7 @@ class Launched:
             assert self.process.poll() is None
             os.sched_yield()
         while True:
-            bodies = [event.body for event in registry.read(folders[0]).events]
+            bodies = [event.body for event in reader.read(folders[0]).events]
             pids = [body.pid for body in bodies if isinstance(body, RankStarted)]
             if len(pids) == 2 and all(_reads(pid, self.fifo) for pid in pids):
                 return folders[0]

@@ -116,7 +116,7 @@ def status_of(job: FoundJob) -> JobStatus:
         reason=ended.reason if ended is not None else _why_not_ended(job),
         help=ended.help if ended is not None else "",
         events=[(line.time, line.text) for line in list(board.recent)[-N_LAST_EVENTS:]],
-        n_unreadable=job.log.n_unreadable,
+        n_unreadable=len(job.log.unknown),
     )
 
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import odyssey
 from launcher.coordinator import replay
-from launcher.joblog import events
+from launcher.joblog import reader
 from launcher.joblog.events import (
     Event,
     GenerationStarted,
@@ -46,7 +46,7 @@ class Broken(Exception):
 def judge(case: Case, folder: Path, code: int, struck: list[dict[str, Any]]) -> tuple[str, list[Event]]:
     """`exact` or `stopped`, and the log. Raises Broken for anything else."""
     (log_file,) = (folder / "log").glob("*/events.jsonl")
-    log = [events.decode(line) for line in log_file.read_bytes().splitlines()]
+    log = list(reader.events(log_file))
     for logged, taken in replay.replay(log_file):
         if logged != taken:
             raise Broken("wrong", f"the log does not replay: {logged} was {taken}")
