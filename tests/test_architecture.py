@@ -84,6 +84,18 @@ def test_no_file_is_named_for_being_a_leftover(package: str) -> None:
     assert not names & {"utils", "helpers", "common", "misc", "util", "base"}
 
 
+def test_proc_is_read_in_one_file_on_each_side() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for package in MAY_IMPORT
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("/proc")
+    }
+
+    assert found == {"launcher/host/proc.py", "odyssey/own_process.py"}
+
+
 def modules_after(statement: str) -> set[str]:
     """What is in memory after `statement` in a fresh interpreter."""
     code = f"{statement}\nimport sys\nprint(*sys.modules)"

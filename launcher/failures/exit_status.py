@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+from launcher.host.proc import PROC
 from launcher.joblog.events import Cause
 
 
@@ -53,7 +54,7 @@ def has_ended(pid: int) -> bool:
         return False
 
 
-def oom_counter(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Path | None:
+def oom_counter(proc: Path = PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> Path | None:
     """The file that counts kills for want of memory: of this control group (v2 or v1) where it can be read, else of the host.
 
     In a container the group's path may not lead anywhere, and the root of what is mounted is the group's own.

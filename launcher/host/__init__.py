@@ -3,5 +3,5 @@
 loop.py    one thread that sleeps until something happens
 signals.py signals as events of it
 orphans.py what ranks have started, found and ended
-proc.py    what /proc tells of a process
+proc.py    the one reader of /proc
 """

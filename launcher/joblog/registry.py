@@ -10,12 +10,12 @@ import os
 import socket
 from pathlib import Path
 
+from launcher.host import proc
 from launcher.joblog import reader
 from launcher.joblog.events import Event, JobStarted
 
 N_KEPT = 100
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_SAME_START_S = 0.5 / _TICKS_PER_S
+_SAME_START_S = 0.5 * proc.TICK_S
 
 
 def directory() -> Path:
@@ -80,17 +80,14 @@ def _newest_first(links: Path) -> list[Path]:
 
 def started_at(pid: int) -> float | None:
     """When a process began, seconds after boot; None if there is none of this number."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[19]) / _TICKS_PER_S if fields[0] not in "ZX" else None
+    found = proc.stat(pid)
+    return found.started_s if found is not None else None
 
 
 def agent_of(started: Event) -> int | None:
     """The agent's pid if it still runs here. `started`: the JobStarted of its log."""
     job = started.body
-    if not isinstance(job, JobStarted) or job.host not in ("", socket.gethostname()) or started.time < _booted_at() - 1:
+    if not isinstance(job, JobStarted) or job.host not in ("", socket.gethostname()) or started.time < proc.booted_at() - 1:
         return None
     now = started_at(job.pid)
     return job.pid if now is not None and abs(now - job.pid_started) < _SAME_START_S else None
@@ -105,10 +102,3 @@ def is_running(folder: Path) -> bool:
     except OSError:
         pass
     return False
-
-
-def _booted_at() -> float:
-    for line in Path("/proc/stat").read_text().splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
-    return 0.0

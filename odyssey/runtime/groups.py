@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from odyssey import own_process
+
 # A group that is cut in the middle of a wait may, rarely, wait on until this: nobody waits for it any more.
 TIMEOUT = timedelta(seconds=60)
 CONNECT_S = 10.0
@@ -297,15 +299,7 @@ def _gloo(store: Any, members: Sequence[int], me: int, device: Any) -> Any:
 
 def _sockets() -> dict[str, int]:
     """Open sockets of this process: inode text -> descriptor."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # closed since the listing
-            continue
-        if target.startswith("socket:"):
-            found[target] = int(name)
-    return found
+    return {name: number for number, name in own_process.descriptors() if name.startswith("socket:")}
 
 
 def _is_connection(descriptor: int) -> bool:

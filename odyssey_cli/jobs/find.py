@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.health.stacks import state_of
+from launcher.host import proc
 from launcher.joblog import reader, registry
 from launcher.joblog.events import AgentJoined, JobStarted, RankStarted
 from odyssey.errors import OdysseyError, UsageError
@@ -114,9 +114,11 @@ class FoundJob:
                     newest[rank] = body
         ranks = []
         for rank, body in sorted(newest.items()):
-            is_alive = body.host in ("", socket.gethostname()) and parent_of(body.pid) in agents - {None}
-            state = self._state(rank, body.pid, is_alive)
-            ranks.append(Rank(rank, body.pid, body.node, body.local_rank, body.host, state, is_alive))
+            process = proc.stat(body.pid) if body.host in ("", socket.gethostname()) else None
+            if process is not None and process.parent not in agents:
+                process = None  # another one, that has come to have its number
+            state = self._state(rank, process)
+            ranks.append(Rank(rank, body.pid, body.node, body.local_rank, body.host, state, process is not None))
         return ranks
 
     @property
@@ -127,24 +129,15 @@ class FoundJob:
     def n_ranks(self) -> int:
         return max(self.started.n_nodes * self.started.n_ranks_per_node, len(self.ranks))
 
-    def _state(self, rank: int, pid: int, is_alive: bool) -> str:
+    def _state(self, rank: int, process: proc.Stat | None) -> str:
         state = self.board.ranks.get(rank, RankState.STARTING)
-        if is_alive:
+        if process is not None:
             if rank in self.board.stalled:
                 return "stalled"
-            return "stopped by a signal" if state_of(pid) == "T" else state.value
+            return "stopped by a signal" if process.is_stopped else state.value
         if state is RankState.LOST and rank in self.board.causes:
             return f"lost: {self.board.causes[rank]}"
         return state.value if state in (RankState.LOST, RankState.FINISHED) else "ended"
-
-
-def parent_of(pid: int) -> int | None:
-    """None if there is no such process, or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[1]) if fields[0] not in "ZX" else None
 
 
 def read(folder: Path) -> FoundJob:
