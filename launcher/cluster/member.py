@@ -47,6 +47,7 @@ from launcher.host.proc import vitals
 from launcher.host.signals import Signals
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
+from launcher.joblog.wording import seconds_text
 from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
 from launcher.processes.rank_process import LOOKUP_S, RankProcess
@@ -212,7 +213,7 @@ class Member:
         if self._is_in or self._code is not None:
             return
         waited_s = self._loop.clock() - self._began
-        self._say(f"waiting for the leading agent at {self._store} for {waited_s:.0f} s: {self._trouble}")
+        self._say(f"waiting for the leading agent at {self._store} for {seconds_text(waited_s)}: {self._trouble}")
         self._loop.later(TELL_EVERY_S, self._tell_what_is_awaited)
 
     # -- what the leading agent says -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from launcher.health.stacks import Group, Reading, Stack
 from launcher.host import proc
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import AtStep, Body, Cause, Resumed, Stalled
+from launcher.joblog.wording import seconds_text
 from odyssey.messages import Beat
 from odyssey.runtime.heartbeat import INTERVAL_S
 
@@ -149,7 +150,9 @@ def story(
     name = f"{'rank' if one else 'ranks'} {stacks.ranges(ranks)}"
     told = [steps[rank] for rank in ranks if rank in steps]
     at = f", at step {min(told)}" if told else ""
-    head = f"{name} {'makes' if one else 'make'} no progress since {clock_of(since)} ({now - since:.0f} s{at}): {silent}"
+    head = (
+        f"{name} {'makes' if one else 'make'} no progress since {clock_of(since)} ({seconds_text(now - since)}{at}): {silent}"
+    )
     text = [head, *(f"  {line}" for line in stacks.lines(groups))]
     if verdict.stopped:
         text.append(f"  {name} {'was' if one else 'were'} stopped by a signal")
@@ -299,7 +302,7 @@ class StallWatch:
         if self._ends_stalled:
             for rank in sorted(blamed):
                 if self._ranks().get(rank) == self._pids.get(rank):
-                    self._kill(rank, Cause("hang", f"made no progress for {now - stalled[rank]:.0f} s"))
+                    self._kill(rank, Cause("hang", f"made no progress for {seconds_text(now - stalled[rank])}"))
 
 
 class _Reader:

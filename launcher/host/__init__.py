@@ -3,5 +3,6 @@
 loop.py    one thread that sleeps until something happens
 signals.py signals as events of it
 orphans.py what ranks have started, found and ended
+send_buffer.py sends without waiting
 proc.py    the one reader of /proc
 """

@@ -19,6 +19,7 @@ from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.kernel import die_with_parent
 from launcher.host.loop import Loop
 from launcher.host.orphans import kill
+from launcher.host.send_buffer import SendBuffer
 from launcher.options import Entry, RunOptions
 from launcher.output.streams import RankStreams
 from launcher.processes.environment import AGENT_FD, for_zygote
@@ -49,24 +50,16 @@ class RankProcess:
         self.error_file = ""
         """TORCHELASTIC_ERROR_FILE of it; empty for none."""
         self.slot_lost = False
-        self._unsent = bytearray()
+        self._unsent = SendBuffer()
 
     def send(self, data: bytes, loop: Loop, on_ready: Callable[[int], None]) -> None:
         """Send now, or, if the rank reads too slowly, when it does. A rank whose socket is gone is reported by its exit."""
-        self._unsent += data
+        self._unsent.add(data)
         self.flush(loop, on_ready)
 
     def flush(self, loop: Loop, on_ready: Callable[[int], None]) -> None:
-        if self.socket is None:
-            return
-        try:
-            while self._unsent:
-                del self._unsent[: self.socket.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()
-        loop.watch(self.socket.fileno(), on_ready, write=bool(self._unsent))
+        if self.socket is not None:
+            self._unsent.flush_and_watch(self.socket, loop, on_ready)
 
     def kill(self) -> None:
         """SIGKILL to the rank, only while it is not reaped: its id may be another's afterwards. What it leaves: orphans.py."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.options import Entry, RunOptions
 from launcher.processes.rank_process import entry_text
 from odyssey.errors import ProfileError, UsageError
+from odyssey.plan import parse_layout
 from odyssey_cli.command_line import checks
 from odyssey_cli.command_line import values as text
 from odyssey_cli.command_line.options import NUMA_BINDINGS, START_METHODS, Command
@@ -184,10 +185,11 @@ def _check_nodes(given: Given, nodes: int, together: RendezvousOptions) -> None:
 def _check_layout(given: Given, nodes: int, ranks_per_node: int) -> None:
     layout = text.layout(given.value("layout").text)
     n_ranks = nodes * ranks_per_node
-    if layout != "auto" and text.layout_ranks(layout) > n_ranks:
+    n_taken = sum(parse_layout(layout) or ())
+    if n_taken > n_ranks:
         raise UsageError(
-            f"--layout {layout} takes {text.layout_ranks(layout)} ranks, there are {n_ranks}",
-            f"start more ranks, for example --nodes {-(-text.layout_ranks(layout) // ranks_per_node)}",
+            f"--layout {layout} takes {n_taken} ranks, there are {n_ranks}",
+            f"start more ranks, for example --nodes {-(-n_taken // ranks_per_node)}",
         )
 
 
