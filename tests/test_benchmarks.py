@@ -11,6 +11,7 @@ from examples import demo
 from launcher.joblog.events import (
     Body,
     Cause,
+    CauseKind,
     Event,
     GenerationStarted,
     PlanChosen,
@@ -47,7 +48,7 @@ def a_job_that_loses_rank_3() -> list[Event]:
         at(9.9, PlanChosen(first, "the start", ())),
         at(10.0, GenerationStarted(None, None, None, 0.01, 0.0, None)),
         *[at(10.1 + step * 0.1, committed(step)) for step in range(9)],
-        at(11.05, RankLost(3, Cause("signal", "SIGKILL"), True), 1),
+        at(11.05, RankLost(3, Cause(CauseKind.SIGNAL, "SIGKILL"), True), 1),
         at(11.06, committed(9)),
         *[at(11.07 + rank / 100, RankPaused(rank, (10, 0), "compute", (0,)), 2) for rank in range(3)],
         at(11.1, PlanChosen(second, "best objective", ()), 2),

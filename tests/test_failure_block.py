@@ -15,6 +15,7 @@ from launcher.joblog.events import (
     AtStep,
     Body,
     Cause,
+    CauseKind,
     Diagnostics,
     Event,
     JobEnded,
@@ -62,16 +63,16 @@ def story(n_ranks: int, *told: tuple[float, Body]) -> FailureHistory:
 
 
 def exit_of(rank: int, code: int = 1, kind: str = "exit", **diagnostics: str) -> RankLost:
-    return RankLost(rank, Cause(kind, f"exit code {code}", code), False, Diagnostics(**diagnostics))
+    return RankLost(rank, Cause(CauseKind(kind), f"exit code {code}", code), False, Diagnostics(**diagnostics))
 
 
 def signal_of(rank: int, name: str, number: int, kind: str = "signal", last_lines: str = "") -> RankLost:
     text = "killed for want of memory" if kind == "out-of-memory" else name
-    return RankLost(rank, Cause(kind, text, -number), False, Diagnostics(last_lines=last_lines))
+    return RankLost(rank, Cause(CauseKind(kind), text, -number), False, Diagnostics(last_lines=last_lines))
 
 
 def ended_of(rank: int) -> RankLost:
-    return RankLost(rank, Cause("ended", "ended with the others, SIGTERM", -15), False)
+    return RankLost(rank, Cause(CauseKind.ENDED, "ended with the others, SIGTERM", -15), False)
 
 
 def failure(history: FailureHistory) -> Failure:

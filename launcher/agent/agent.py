@@ -61,6 +61,7 @@ from launcher.joblog.events import (
     AgentLost,
     Body,
     Cause,
+    CauseKind,
     Event,
     GenerationStarted,
     JobEnded,
@@ -293,7 +294,7 @@ class Agent:
         if self._state.world.attempt != attempt:
             return  # a script without a Job has started again already, and these ranks live elsewhere
         for rank in ranks:  # a script without a Job has lost them with the agent
-            self._feed(RankLost(rank, Cause("agent", f"agent {agent.number} was lost: {why}"), True))
+            self._feed(RankLost(rank, Cause(CauseKind.AGENT, f"agent {agent.number} was lost: {why}"), True))
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor, no handler."""
@@ -485,7 +486,7 @@ class Agent:
         return pids
 
     def _rank_hangs(self, rank: int, text: str) -> None:
-        self._nodes.kill_rank(rank, Cause("hang", text))
+        self._nodes.kill_rank(rank, Cause(CauseKind.HANG, text))
 
     # -- profile and plans ---------------------------------------------------------------------------------------------
 

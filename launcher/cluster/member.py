@@ -41,6 +41,7 @@ from launcher.cluster.wire import (
     Welcome,
 )
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.failures.exit_status import KilledBy
 from launcher.host.loop import Loop, Timer
 from launcher.host.orphans import kill
 from launcher.host.proc import vitals
@@ -266,7 +267,7 @@ class Member:
     def _drill(self, rank: int, number: int) -> None:
         if (pid := self._processes.pid_of(rank)) is not None:
             if number == signal.SIGKILL:
-                self._processes.ranks[rank].killed_by = "drill"
+                self._processes.ranks[rank].killed_by = KilledBy.DRILL
             kill(pid, number)
 
     def _leader_is_gone(self, why: str) -> None:

@@ -21,7 +21,7 @@ from launcher.health import stacks
 from launcher.health.stacks import Group, Reading, Stack
 from launcher.host import proc
 from launcher.host.loop import Loop, Timer
-from launcher.joblog.events import AtStep, Body, Cause, Resumed, Stalled
+from launcher.joblog.events import AtStep, Body, Cause, CauseKind, Resumed, Stalled
 from launcher.joblog.wording import seconds_text
 from odyssey.messages import Beat
 from odyssey.runtime.heartbeat import INTERVAL_S
@@ -302,7 +302,7 @@ class StallWatch:
         if self._ends_stalled:
             for rank in sorted(blamed):
                 if self._ranks().get(rank) == self._pids.get(rank):
-                    self._kill(rank, Cause("hang", f"made no progress for {seconds_text(now - stalled[rank])}"))
+                    self._kill(rank, Cause(CauseKind.HANG, f"made no progress for {seconds_text(now - stalled[rank])}"))
 
 
 class _Reader:

@@ -16,6 +16,7 @@ from string import Template
 import msgspec
 
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.failures.exit_status import KilledBy
 from launcher.host.kernel import die_with_parent
 from launcher.host.loop import Loop
 from launcher.host.orphans import kill
@@ -45,8 +46,8 @@ class RankProcess:
         self.streams: RankStreams | None = None
         self.has_finished = False
         self.has_failed = False
-        self.killed_by: str | None = None
-        """Kind of cause (`drill`, `hang`, …) if the agent itself ended it."""
+        self.killed_by: KilledBy | None = None
+        """If the agent itself ended it."""
         self.error_file = ""
         """TORCHELASTIC_ERROR_FILE of it; empty for none."""
         self.slot_lost = False

@@ -17,6 +17,7 @@ import odyssey
 from launcher.coordinator import replay
 from launcher.joblog import reader
 from launcher.joblog.events import (
+    CauseKind,
     Event,
     GenerationStarted,
     JobEnded,
@@ -164,7 +165,7 @@ def lost_unstruck(log: list[Event], struck: list[dict[str, Any]]) -> set[int]:
     """Ranks that the agent took for lost though nothing had struck them."""
     forwarded = {number.name for number in FORWARDED}  # they end a rank whose script has not begun to handle them
     losses = [event.body for event in log if isinstance(event.body, RankLost)]
-    lost = {loss.rank for loss in losses if loss.cause.kind != "ended" and loss.cause.text not in forwarded}
+    lost = {loss.rank for loss in losses if loss.cause.kind is not CauseKind.ENDED and loss.cause.text not in forwarded}
     return lost - {each["rank"] for each in struck if not each["innocent"]}
 
 
