@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launcher": {"strategies", "perfmodel", "odyssey", "configs", *PLAN_SIDE},
     "odyssey_cli": {"launcher", "strategies", "perfmodel", "odyssey", "configs", *PLAN_SIDE},
 }
-HEAVY = {"torch", "numpy", "scipy", "networkx"}
+HEAVY = {"torch", "numpy", "scipy"}
 
 
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:

@@ -62,7 +62,6 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         master_addr=together.master_addr,
         master_port=together.master_port,
         node_rank=together.node_rank,
-        local_addr=given.value("local_addr").text,
         run_id=together.run_id,
         join_timeout_s=together.join_timeout_s,
         last_call_s=together.last_call_s,
