@@ -270,7 +270,7 @@ class Agent:
         )
         if self._profile is not None:
             self._feed(self._pricing.read(self._profile))
-        if self._processes.forks.are_safe and b"odyssey" in rank_process.entry_text(options):
+        if self._processes.forks.are_safe and rank_process.imports_odyssey(options):
             # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
             threading.Thread(target=situations.import_all, name="imports", daemon=True).start()
         self._faults.at_start()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from string import Template
 
@@ -97,6 +99,35 @@ def _check_program(name: str, help: str) -> None:
     raise UsageError(f"{name} is not executable", f"run `chmod +x {name}`, or leave --no-python out if it is a Python script")
 
 
+def imports_odyssey(options: RunOptions) -> bool:
+    """Whether what is run first has an `import odyssey` or `from odyssey import …` anywhere in it.
+
+    That tells whether a script means us before it runs, not whether it will make a Job: a module that it imports may. So
+    nothing but what is only sooner or later follows from it (what is imported ahead), and what is for people to overrule (the
+    display). What a job is, its ranks say.
+    """
+    return _imports(entry_text(options), "odyssey")
+
+
+@lru_cache(maxsize=1)  # three ask, of the same one
+def _imports(source: bytes, package: str) -> bool:
+    if package.encode() not in source:  # nearly all scripts; parsing takes a millisecond for a hundred lines
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are the ranks' to tell
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # the ranks tell that as well
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            names.append(node.module)
+    return any(name.partition(".")[0] == package for name in names)
+
+
 def entry_text(options: RunOptions) -> bytes:
     """The source of what is run first, as far as it is found without importing anything; empty otherwise."""
     if options.entry is Entry.PROGRAM:
@@ -112,12 +143,13 @@ def entry_text(options: RunOptions) -> bytes:
 
 
 def imports_for(options: RunOptions) -> list[str]:
-    """What the zygote imports: what the script's ranks would all spend seconds on, each for itself."""
+    """What the zygote imports: what the script's ranks would all spend seconds on, each for itself. What is left out here by
+    mistake they import themselves."""
     modules = ["torch", "torch.distributed", "odyssey.link"]
-    text = entry_text(options)
-    if b"odyssey" in text or b"optim" in text:
+    is_ours = imports_odyssey(options)
+    if is_ours or b"optim" in entry_text(options):
         modules.append("torch._dynamo")  # constructing an optimizer imports it
-    if b"odyssey" in text:
+    if is_ours:
         modules.append("odyssey.job")
     return modules
 

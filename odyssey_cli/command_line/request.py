@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.options import Entry, RunOptions
-from launcher.processes.rank_process import entry_text
+from launcher.processes.rank_process import imports_odyssey
 from odyssey.errors import ProfileError, UsageError
 from odyssey.plan import parse_layout
 from odyssey_cli.command_line import checks
@@ -96,7 +96,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         write_profile=Path(output.text) if command is Command.PROFILE else None,
     )
     # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
-    wants_display = command is Command.RUN and not given.switch("no_display") and b"odyssey" in entry_text(options)
+    wants_display = command is Command.RUN and not given.switch("no_display") and imports_odyssey(options)
     return Request(options, wants_display, (*notes, *([note] if note else [])))
 
 
