@@ -19,6 +19,7 @@ from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.joblog.events import (
     Body,
     Cause,
+    CauseKind,
     Event,
     JobStarted,
     Profiled,
@@ -81,7 +82,7 @@ def measure(n_ranks: int) -> list[tuple[str, int, float]]:
     found.append(("ready", n_ranks, cpu_s))
     assert isinstance(state, JobState) and state.status is Status.RUNNING
     held = {rank: tuple(sorted(plan.held[rank])) for rank in ranks}
-    lost: list[Body] = [RankLost(0, Cause("signal", "SIGKILL", -9), False)]
+    lost: list[Body] = [RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL", -9), False)]
     state, cpu_s = _feed(state, [*lost, *(RankPaused(rank, (0, 0), "compute", held[rank]) for rank in ranks[1:])], stamp=1)
     assert state.status is Status.PLANNING
     found.append(("pause", n_ranks, cpu_s))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -45,12 +44,6 @@ class Generation(msgspec.Struct, frozen=True):
         times = [commit.time for commit in self.commits[n_warm_up:]]
         gaps = [late - early for early, late in pairwise(times)]
         return median(gaps) if gaps else None
-
-
-def read_events(path: Path) -> list[events.Event]:
-    """All whole lines of a log, which may still be written."""
-    data = path.read_bytes()
-    return [events.decode(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
 
 def rank_pids(log: Iterable[events.Event]) -> dict[int, int]:

@@ -22,7 +22,7 @@ from types import TracebackType
 import msgspec
 import psutil
 
-from benchmarks import joblog
+from launcher.joblog import reader
 from launcher.joblog.events import Event
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,7 +124,7 @@ class Trial:
     def events(self) -> list[Event]:
         """The job's log so far; empty where there is none."""
         logs = list((self.folder / "logs").glob("*/events.jsonl"))
-        return joblog.read_events(logs[0]) if logs else []
+        return list(reader.events(logs[0])) if logs else []
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
         """Look ten times a second. Raises TrialError if the launcher ends first or the time is up."""

@@ -51,9 +51,8 @@ class RunOptions(msgspec.Struct, frozen=True):
 
     Where. `n_nodes`: failure domains on this host, of `n_ranks_per_node` ranks each; more than one only if this is the only
     agent. `min_agents`, `max_agents`: of the job. `master_addr`, `master_port`: the endpoint; port 0 takes a free one.
-    `node_rank`: None where the agents are to be numbered in the order in which they come. `local_addr`: what others reach
-    this host at; empty to find out. `run_id`: empty for one made up. `join_timeout_s`: for `min_agents` to come;
-    `last_call_s`: how long to wait for more.
+    `node_rank`: None where the agents are to be numbered in the order in which they come. `run_id`: empty for one
+    made up. `join_timeout_s`: for `min_agents` to come; `last_call_s`: how long to wait for more.
 
     Restarts. `max_restarts`: of the whole job. `never_retry`: exit codes that end the job. `restart_limit`: at most so many
     restarts in so many seconds. `restart_backoff_s`: the pause before the second restart in a row that had no progress in
@@ -90,7 +89,6 @@ class RunOptions(msgspec.Struct, frozen=True):
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     node_rank: int | None = None
-    local_addr: str = ""
     run_id: str = ""
     join_timeout_s: float = 600.0
     last_call_s: float = 30.0

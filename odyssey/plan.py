@@ -11,6 +11,7 @@ distributes these numbers among pipelines; it cannot change, invent or drop a sa
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import groupby
@@ -18,7 +19,7 @@ from itertools import groupby
 import msgspec
 
 from odyssey.codec import Json, Malformed, to_json
-from odyssey.errors import PlanError
+from odyssey.errors import PlanError, UsageError
 
 # gc=False: a large plan has hundreds of thousands of these, none can be part of a cycle, and a collection that visits
 # them all takes longer than a search.
@@ -388,3 +389,22 @@ def decode(data: bytes | str) -> Plan:
         return plan
     except Malformed as error:
         raise PlanError(f"not a plan: {error}") from None
+
+
+_LAYOUT = re.compile(r"([1-9]\d{0,5}x)?[1-9]\d{0,5}(\+([1-9]\d{0,5}x)?[1-9]\d{0,5})*")
+
+
+def parse_layout(text: str) -> tuple[int, ...] | None:
+    """`2x4` (pipelines x stages), `3+2+3` (lengths) or both, `2x4+3`, as lengths; None for `auto`.
+
+    What `Plan.layout` writes for a plan without losses. Raises UsageError for anything else.
+    """
+    if text == "auto":
+        return None
+    if not _LAYOUT.fullmatch(text):
+        raise UsageError(f"{text!r} is no layout", "write `auto`, `2x4` (2 pipelines of 4 stages) or `3+2+3`")
+    lengths: list[int] = []
+    for part in text.split("+"):
+        n_pipelines, _, length = part.rpartition("x")
+        lengths += [int(length)] * int(n_pipelines or 1)
+    return tuple(lengths)

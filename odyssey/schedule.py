@@ -28,6 +28,10 @@ from odyssey.plan import Plan
 
 ComputeKind = Literal["F", "B", "I", "W"]
 TransferKind = Literal["F", "B"]
+N_RECEIVES_AHEAD = 4
+"""A worker has posted so many of its next receives, and so has room for them."""
+N_GRADIENTS_IN_FLIGHT = 4
+"""So many of its sends of gradients may be on their way, then it waits for the oldest. Outputs stay until their Drop."""
 
 
 class Compute(msgspec.Struct, frozen=True, gc=False):

@@ -84,7 +84,8 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[SOURCE]",
-            help="A profile, a job's log directory, or a model of configs/. Default: ./profile.json or the newest job.",
+            help="A profile, a job (as for status), a log directory, or a model of configs/. "
+            "Default: ./profile.json or the newest job.",
         ),
     ] = None,
     fail: Annotated[int | None, typer.Option("--fail", metavar="N", help="Lose any N ranks: the worst case.")] = None,

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,9 +25,6 @@ from odyssey_cli.jobs import json_report
 
 Watch = Callable[[Event], None]
 
-if TYPE_CHECKING:
-    from launcher.agent.start import Launch
-
 
 def execute(argv: Sequence[str], command: Command) -> int:
     """Run a command line that starts ranks; returns the exit code. Raises UsageError before anything is started."""
@@ -46,12 +42,10 @@ def execute(argv: Sequence[str], command: Command) -> int:
     return run(request.options, display=request.wants_display)
 
 
-def run(options: RunOptions, *, display: bool, agent: Launch | None = None) -> int:
-    """Run the job to its end; returns its exit code. `agent` stands in for the launcher's in tests."""
-    if agent is None:
-        from launcher.agent.start import run as launch
+def run(options: RunOptions, *, display: bool) -> int:
+    """Run the job to its end; returns its exit code."""
+    from launcher.agent import start
 
-        agent = launch
     board = Board()
     history = FailureHistory()
 
@@ -67,10 +61,10 @@ def run(options: RunOptions, *, display: bool, agent: Launch | None = None) -> i
         from odyssey_cli.display.screen import Screen
 
         with Screen(board) as screen:
-            code = agent(msgspec.structs.replace(options, capture_output=True), watched(screen.watch), screen.output)
+            code = start.run(msgspec.structs.replace(options, capture_output=True), watched(screen.watch), screen.output)
     else:
         log = PlainLog(board)
-        code = agent(msgspec.structs.replace(options, capture_output=False), watched(log.watch), _no_output)
+        code = start.run(msgspec.structs.replace(options, capture_output=False), watched(log.watch), _no_output)
     failure = failure_of(history)
     if failure is not None and failure.cause is not None:
         print_failure(failure, str(_folder(board) or ""))

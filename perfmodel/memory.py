@@ -2,7 +2,7 @@
 
     parameters + gradients + optimizer + buffers of held layers and their ties
     + activations that live at once, from F to the Drop behind B or W, by walking the program
-    + four messages of the largest size in each direction, in flight, as the engine posts them ahead
+    + messages of the largest size in each direction, as many as the engine has in flight
     + what the runtime itself takes (measured)
 
 Conservative where the engine may do better: `I` releases nothing until its `W`, and keeps the gradients of the layers'
@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from odyssey.plan import Plan
-from odyssey.schedule import Compute, Drop, Op, Receive, Send
+from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Compute, Drop, Op, Receive, Send
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
-
-MESSAGES_IN_FLIGHT = 4
 
 
 def peaks(plan: Plan, costs: Costs, programs: Mapping[int, Sequence[Op]]) -> dict[int, int]:
@@ -68,7 +66,7 @@ def live_bytes(plan: Plan, ops: Sequence[Op], activations: Sequence[int], output
 
 def most_message_bytes(profile: Profile) -> int:
     """What messages in flight take at most, whatever a worker's stage."""
-    return 2 * MESSAGES_IN_FLIGHT * max(layer.output_bytes for layer in profile.layers)
+    return (N_RECEIVES_AHEAD + N_GRADIENTS_IN_FLIGHT) * max(layer.output_bytes for layer in profile.layers)
 
 
 def _messages(plan: Plan, ops: Sequence[Op], costs: Costs) -> int:
@@ -78,4 +76,4 @@ def _messages(plan: Plan, ops: Sequence[Op], costs: Costs) -> int:
     for kind, p, s, way in kinds:
         stage = plan.pipelines[p].stages[s]
         largest[way] = max(largest[way], layers[stage.stop - 1 if kind == "F" else stage.first - 1].output_bytes)
-    return MESSAGES_IN_FLIGHT * sum(largest.values())
+    return N_RECEIVES_AHEAD * largest[Receive] + N_GRADIENTS_IN_FLIGHT * largest[Send]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from odyssey.plan import Plan
-from odyssey.schedule import Commit, Compute, Op, OptimizerStep, Reduce, program
+from odyssey.schedule import Commit, Op, OptimizerStep, Reduce, program
 from perfmodel.cells import Cell, cells
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
@@ -42,10 +42,6 @@ class Timeline:
         """The ops of `worker` with their times, in its program's order."""
         times = self.times[self.twin[worker]]
         return [Span(op, start, end) for op, (start, end) in zip(program(plan, worker), times, strict=True)]
-
-    def busy_s(self, plan: Plan, worker: int) -> float:
-        """Seconds that `worker` computes within the step."""
-        return sum(span.end_s - span.start_s for span in self.spans(plan, worker) if isinstance(span.op, Compute))
 
 
 def simulate(plan: Plan, profile: Profile, node_of: Mapping[int, int] | None = None) -> Timeline:

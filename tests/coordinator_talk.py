@@ -32,6 +32,7 @@ from launcher.coordinator.state import JobState, PlainState, State
 from launcher.joblog.events import (
     Body,
     Cause,
+    CauseKind,
     ConnectionLost,
     Event,
     GenerationStarted,
@@ -198,7 +199,7 @@ class Talk:
                 kind = plain[1] if len(plain) > 1 else "signal"
                 text = {"signal": "SIGKILL", "exit": "exit code 3", "hang": "did not answer for 1.0 s"}.get(kind, kind)
                 status = {"signal": -9, "exit": 3}.get(kind)
-                yield RankLost(ranks[0], Cause(kind, text, status), "slot" in plain)
+                yield RankLost(ranks[0], Cause(CauseKind(kind), text, status), "slot" in plain)
             case "exit":
                 for rank in ranks:
                     yield RankExited(rank)

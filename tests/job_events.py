@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.joblog.events import (
     Body,
     Cause,
+    CauseKind,
     Event,
     GenerationStarted,
     JobEnded,
@@ -100,7 +101,7 @@ def job() -> list[Event]:
     events += [agent(1.8, 1, RankReady(r, (0, 0), (), (), 32, 0.01, 0.0, 0)) for r in range(4)]
     events.append(agent(1.9, 1, GenerationStarted(None, None, None, 0.01, 0.0, None)))
     events += [committed(k, START + 2 + 0.05 * k, loss=4 - 0.05 * k) for k in range(20)]
-    events.append(agent(2.98, 1, RankLost(3, Cause("signal", "SIGKILL"), True)))
+    events.append(agent(2.98, 1, RankLost(3, Cause(CauseKind.SIGNAL, "SIGKILL"), True)))
     events.append(agent(2.98, 2, Pausing((3,), "rank 3 lost: SIGKILL")))
     events += [agent(2.99, 2, RankPaused(r, (20, 0), "compute", ())) for r in range(3)]
     events.append(agent(2.995, 2, Proposed(candidates(), 3600.0, "--mtbf", 0.004, False)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from odyssey.plan import Plan
+from odyssey.plan import Estimate, Plan
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.search import initial_plan
 from strategies.situation import Situation
@@ -98,3 +98,14 @@ def first_plan(of: Profile, layout: str, n_workers: int) -> Plan:
 def without(plan: Plan, *lost: int) -> list[int]:
     """The workers of a plan, idle ones too, but for some."""
     return sorted({*plan.workers, *plan.idle} - set(lost))
+
+
+def break_even(a: Estimate, b: Estimate) -> float | None:
+    """The D at which two plans of one global batch are worth the same; None if one is better at every D.
+
+    (D - Ta)/ta = (D - Tb)/tb, so D = (Ta tb - Tb ta) / (tb - ta). Below it the one with the shorter transition wins.
+    """
+    if a.step_s == b.step_s:
+        return None
+    tie = (a.transition.total_s * b.step_s - b.transition.total_s * a.step_s) / (b.step_s - a.step_s)
+    return tie if tie > max(a.transition.total_s, b.transition.total_s) else None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from odyssey.errors import UsageError
+from odyssey.plan import parse_layout
 from odyssey_cli.__main__ import main
 from odyssey_cli.command_line import values
 
@@ -27,7 +28,7 @@ def test_a_wrong_duration_is_explained(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "ranks"), [("2x4", 8), ("3+2+3", 8), ("1x1", 1), ("5", 5), ("3+2x4", 11)])
 def test_layouts_say_how_many_ranks_they_take(text: str, ranks: int) -> None:
-    assert values.layout_ranks(values.layout(text)) == ranks
+    assert sum(parse_layout(values.layout(text)) or ()) == ranks
 
 
 @pytest.mark.parametrize("text", ["2y", "0x4", "2x", "3+", "+3", "3+0", "2x4x2", ""])

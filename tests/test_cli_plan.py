@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import strategies
+from launcher.joblog import registry
 from launcher.joblog.events import encode
 from odyssey_cli.__main__ import main
+from odyssey_cli.jobs import find as jobs_find
 from odyssey_cli.planning import source
 from perfmodel.profile import write
 from tests import job_events
@@ -23,6 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory, 80 columns wide."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path
 
 
@@ -51,6 +55,41 @@ def test_without_a_profile_it_takes_the_newest_job(folder: Path) -> None:
     assert found.profile == job_events.profile()
     assert found.plan is not None and found.plan.strategy == "reroute"
     assert found.n_losses == 1 and found.observed_s == pytest.approx(4.4)
+
+
+@pytest.mark.parametrize("text", ["last", "20261121-09", "20261121-0900_cafe"])
+def test_a_job_is_named_as_for_the_other_commands(folder: Path, text: str) -> None:
+    jobs = folder / "elsewhere"
+    registry.enter(write_job(jobs, "20261120-0800_beef"))
+    os.utime(registry.directory() / "20261120-0800_beef", (1, 1), follow_symlinks=False)
+    registry.enter(write_job(jobs, "20261121-0900_cafe"))
+
+    found = source.find(text)
+
+    assert Path(found.name).name == "20261121-0900_cafe" == jobs_find.find(text).name
+    assert found.profile == job_events.profile()
+
+
+def test_a_beginning_that_two_jobs_have_is_an_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("alpha-1", "alpha-2"):
+        registry.enter(write_job(folder, name))
+
+    assert main(["plan", "alpha"]) == 2
+    assert "2 jobs begin with alpha: say which" in capfd.readouterr().err
+
+
+def test_the_last_of_no_jobs_is_an_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "last"]) == 2
+    assert "no such job: last" in capfd.readouterr().err
+
+
+def test_a_log_with_an_unknown_event_is_an_error_with_its_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = write_job(folder, "job")
+    with (job / "events.jsonl").open("ab") as log:
+        log.write(b"{}\n")
+
+    assert main(["plan", str(job)]) == 2
+    assert f"{job}/events.jsonl: line {len(job_events.job()) + 1}: " in capfd.readouterr().err
 
 
 def test_a_job_that_was_never_measured_is_an_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

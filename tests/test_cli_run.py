@@ -18,22 +18,20 @@ from tests.job_events import job, profile
 
 Watch = Callable[[Event], None]
 Output = Callable[[int, str, bytes], None]
+AGENT = "launcher.agent.start.run"
+"""What starts ranks; here something else takes its place."""
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunOptions]:
     """What the agent was asked for; it does nothing and ends well."""
     asked: list[RunOptions] = []
-    real = run_command.run
 
     def agent(options: RunOptions, watch: Watch, output: Output) -> int:
         asked.append(options)
         return 0
 
-    def run(options: RunOptions, *, display: bool) -> int:
-        return real(options, display=display, agent=agent)
-
-    monkeypatch.setattr("odyssey_cli.run.run", run)
+    monkeypatch.setattr(AGENT, agent)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     return asked
@@ -87,8 +85,11 @@ def replay(options: RunOptions, watch: Watch, output: Output) -> int:
     return 0
 
 
-def test_without_a_terminal_events_are_plain_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code = run_command.run(RunOptions("train.py", log_dir=tmp_path), display=True, agent=replay)
+def test_without_a_terminal_events_are_plain_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(AGENT, replay)
+    code = run_command.run(RunOptions("train.py", log_dir=tmp_path), display=True)
 
     out, err = capfd.readouterr()
     assert (code, out) == (0, "")
@@ -108,25 +109,29 @@ def test_without_a_terminal_events_are_plain_lines(tmp_path: Path, capfd: pytest
     ]
 
 
-def test_the_end_names_the_jobs_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_end_names_the_jobs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def agent(options: RunOptions, watch: Watch, output: Output) -> int:
         started = JobStarted("train.py", (), 1, 2, 0, "auto", "auto", None, "0.1.0", 100, folder=f"{tmp_path}/7_3f9c")
         watch(Event(1.0, 1, "agent", started))
         return 0
 
-    run_command.run(RunOptions("train.py", log_dir=tmp_path), display=False, agent=agent)
+    monkeypatch.setattr(AGENT, agent)
+    run_command.run(RunOptions("train.py", log_dir=tmp_path), display=False)
 
     first, *_, last = capfd.readouterr().err.splitlines()
     assert first.endswith(f"start train.py on 2 ranks; logs: {tmp_path}/7_3f9c")
     assert last == f"odyssey: log: {tmp_path}/7_3f9c"
 
 
-def test_a_failed_job_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_job_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def agent(options: RunOptions, watch: Watch, output: Output) -> int:
         watch(Event(1.0, 1, "agent", JobEnded(1, "rank 0 failed: ValueError: bad", "see its traceback above")))
         return 1
 
-    code = run_command.run(RunOptions("train.py", log_dir=tmp_path), display=False, agent=agent)
+    monkeypatch.setattr(AGENT, agent)
+    code = run_command.run(RunOptions("train.py", log_dir=tmp_path), display=False)
 
     assert code == 1
     assert capfd.readouterr().err.splitlines()[:2] == [
@@ -147,13 +152,16 @@ def test_the_newest_job_is_the_one_written_last(tmp_path: Path) -> None:
     assert newest_job(tmp_path / "a") is None
 
 
-def test_a_profile_is_written_and_shown_as_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_written_and_shown_as_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def agent(options: RunOptions, watch: Watch, output: Output) -> int:
         assert options.write_profile is not None
         write(profile(), options.write_profile)
         return 0
 
-    code = profile_command.profile(RunOptions("train.py"), tmp_path / "p.json", agent=agent)
+    monkeypatch.setattr(AGENT, agent)
+    code = profile_command.profile(RunOptions("train.py"), tmp_path / "p.json")
 
     out = capfd.readouterr().out
     assert code == 0
@@ -169,5 +177,6 @@ def test_a_profile_is_written_and_shown_as_a_table(tmp_path: Path, capfd: pytest
 def test_a_script_that_cannot_be_measured_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from odyssey.errors import OdysseyError
 
+    monkeypatch.setattr(AGENT, lambda *_: 0)
     with pytest.raises(OdysseyError, match="ended without a profile"):
-        profile_command.profile(RunOptions("train.py"), tmp_path / "p.json", agent=lambda *_: 0)
+        profile_command.profile(RunOptions("train.py"), tmp_path / "p.json")

@@ -21,6 +21,7 @@ from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.joblog.events import (
     Cause,
+    CauseKind,
     Note,
     PlanChosen,
     Profiled,
@@ -98,7 +99,7 @@ class Job(RuleBasedStateMachine):
                 self.end(rank, cause)
             case EndRanks(ranks=ranks):
                 for rank in set(ranks) & set(self.ranks) - self.failing:
-                    self.end(rank, Cause("ended", "ended with the others, SIGTERM", -15))
+                    self.end(rank, Cause(CauseKind.ENDED, "ended with the others, SIGTERM", -15))
             case Record(body=PlanChosen(plan=plan)):
                 assert plan.generation not in self.plans, f"two plans in generation {plan.generation}"
                 self.plans[plan.generation] = plan
@@ -257,7 +258,7 @@ class Job(RuleBasedStateMachine):
         if len(self.ranks) > 1 and self.talk.state.joined:
             rank = data.draw(st.sampled_from(sorted(self.ranks)))
             if rank in self.talk.state.world.alive and self.talk.state.status is not Status.ENDED:
-                self.end(rank, Cause("signal", "SIGKILL"), slot_lost=slot)
+                self.end(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), slot_lost=slot)
 
     @rule(data=st.data(), raises=st.booleans(), error=st.sampled_from(["RuntimeError: CUDA", "OSError: disk"]))
     def the_script_fails_on_a_rank(self, data: st.DataObject, raises: bool, error: str) -> None:
@@ -269,7 +270,7 @@ class Job(RuleBasedStateMachine):
             self.failing.add(rank)
             self.feed(RankFailed(rank, error, "", "Traceback"))
         else:
-            self.end(rank, Cause("exit", "exit code 3", 3))
+            self.end(rank, Cause(CauseKind.EXIT, "exit code 3", 3))
 
     @rule(data=st.data())
     @precondition(lambda self: bool(self.failing))
@@ -277,7 +278,7 @@ class Job(RuleBasedStateMachine):
         rank = data.draw(st.sampled_from(sorted(self.failing)))
         self.failing.discard(rank)
         if rank in self.ranks:
-            self.end(rank, Cause("exit", "exit code 1", 1))
+            self.end(rank, Cause(CauseKind.EXIT, "exit code 1", 1))
 
     @rule(data=st.data())
     @precondition(lambda self: self.talk.state.status in (Status.PLANNING, Status.MEASURING))
@@ -343,7 +344,7 @@ class Job(RuleBasedStateMachine):
         """The faults have ended: whatever is outstanding is answered, and the job must run, or have ended for a reason."""
         for _ in range(1000):
             for rank in sorted(self.failing & set(self.ranks)):
-                self.end(rank, Cause("exit", "exit code 1", 1))
+                self.end(rank, Cause(CauseKind.EXIT, "exit code 1", 1))
             self.settle()
             if self.talk.state.status is Status.MEASURING:
                 self.feed(Profiled(profile(), 0.1))

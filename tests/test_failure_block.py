@@ -15,6 +15,7 @@ from launcher.joblog.events import (
     AtStep,
     Body,
     Cause,
+    CauseKind,
     Diagnostics,
     Event,
     JobEnded,
@@ -62,16 +63,16 @@ def story(n_ranks: int, *told: tuple[float, Body]) -> FailureHistory:
 
 
 def exit_of(rank: int, code: int = 1, kind: str = "exit", **diagnostics: str) -> RankLost:
-    return RankLost(rank, Cause(kind, f"exit code {code}", code), False, Diagnostics(**diagnostics))
+    return RankLost(rank, Cause(CauseKind(kind), f"exit code {code}", code), False, Diagnostics(**diagnostics))
 
 
 def signal_of(rank: int, name: str, number: int, kind: str = "signal", last_lines: str = "") -> RankLost:
     text = "killed for want of memory" if kind == "out-of-memory" else name
-    return RankLost(rank, Cause(kind, text, -number), False, Diagnostics(last_lines=last_lines))
+    return RankLost(rank, Cause(CauseKind(kind), text, -number), False, Diagnostics(last_lines=last_lines))
 
 
 def ended_of(rank: int) -> RankLost:
-    return RankLost(rank, Cause("ended", "ended with the others, SIGTERM", -15), False)
+    return RankLost(rank, Cause(CauseKind.ENDED, "ended with the others, SIGTERM", -15), False)
 
 
 def failure(history: FailureHistory) -> Failure:
@@ -283,16 +284,22 @@ def failing(options: RunOptions, watch: Callable[[Event], None], output: Callabl
     return 1
 
 
-def test_a_failed_job_ends_with_the_block_and_its_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_job_ends_with_the_block_and_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launcher.agent.start.run", failing)
     options = RunOptions("train.py", log_dir=tmp_path, json_report=tmp_path / "report.json")
-    assert run_command.run(options, display=False, agent=failing) == 1
+    assert run_command.run(options, display=False) == 1
     said = capfd.readouterr().err.splitlines()
     assert "train.py FAILED" in said and "error: rank 0 failed: ValueError: no" in said
     assert sum("ValueError: no" in line and "odyssey" in line for line in said) == 0, "it is told once, in the block"
     assert json.loads((tmp_path / "report.json").read_text())["status"] == "failed"
 
 
-def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_report_that_cannot_be_written_changes_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launcher.agent.start.run", failing)
     path = tmp_path / "none" / "report.json"
-    assert run_command.run(RunOptions("train.py", json_report=path), display=False, agent=failing) == 1
+    assert run_command.run(RunOptions("train.py", json_report=path), display=False) == 1
     assert f"error: --json-report: cannot write {path}: no such file or directory" in capfd.readouterr().err.splitlines()

@@ -15,7 +15,18 @@ from launcher.failures.hints import advice
 from launcher.failures.history import Failure, FailureHistory, after, failure_of
 from launcher.failures.root_cause import Ends as EndsOfRanks
 from launcher.failures.root_cause import Kind, alike, others, root, victims, with_end
-from launcher.joblog.events import Cause, Diagnostics, JobEnded, Note, RankExited, RankFailed, RankLost, RankStarted, Restarting
+from launcher.joblog.events import (
+    Cause,
+    CauseKind,
+    Diagnostics,
+    JobEnded,
+    Note,
+    RankExited,
+    RankFailed,
+    RankLost,
+    RankStarted,
+    Restarting,
+)
 from launcher.joblog.wording import ranks_alike
 from launcher.options import RunOptions
 from tests.agent_runs import Ran, nothing_left
@@ -36,15 +47,15 @@ def failed(rank: int, error: str) -> RankFailed:
 
 
 def exited(rank: int, code: int = 1) -> RankLost:
-    return RankLost(rank, Cause("exit", f"exit code {code}", code), False)
+    return RankLost(rank, Cause(CauseKind.EXIT, f"exit code {code}", code), False)
 
 
 def killed(rank: int, number: signal.Signals = signal.SIGKILL) -> RankLost:
-    return RankLost(rank, Cause("signal", number.name, -number), False)
+    return RankLost(rank, Cause(CauseKind.SIGNAL, number.name, -number), False)
 
 
 def ended(rank: int, status: int = -15) -> RankLost:
-    return RankLost(rank, Cause("ended", f"ended with the others, {status}", status), False)
+    return RankLost(rank, Cause(CauseKind.ENDED, f"ended with the others, {status}", status), False)
 
 
 def judge(*events: RankFailed | RankLost | RankExited | float) -> EndsOfRanks:
@@ -384,9 +395,11 @@ def test_the_traceback_of_a_spawned_rank_is_read_from_its_stderr(tmp_path: Path,
 
 def test_testimony_of_lost_ranks_is_kept(tmp_path: Path) -> None:
     """The last lines that a crashed rank wrote, and where the rest of it is."""
-    lost = RankLost(0, Cause("signal", "SIGABRT", -6), False, Diagnostics(last_lines="terminate called", log="a/stderr.log"))
+    lost = RankLost(
+        0, Cause(CauseKind.SIGNAL, "SIGABRT", -6), False, Diagnostics(last_lines="terminate called", log="a/stderr.log")
+    )
     cause = root(judge(lost))
     assert cause is not None and cause.kind is Kind.CRASH and cause.diagnostics == lost.diagnostics
     watchdog = Diagnostics(last_lines="[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)")
-    cause = root(judge(RankLost(0, Cause("signal", "SIGABRT", -6), False, watchdog)))
+    cause = root(judge(RankLost(0, Cause(CauseKind.SIGNAL, "SIGABRT", -6), False, watchdog)))
     assert cause is not None and cause.kind is Kind.COMMUNICATION

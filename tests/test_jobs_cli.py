@@ -14,8 +14,20 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.joblog import registry
-from launcher.joblog.events import Body, Cause, Event, JobEnded, JobStarted, Note, RankLost, RankStarted, Stalled, encode
+from launcher.joblog import reader, registry
+from launcher.joblog.events import (
+    Body,
+    Cause,
+    CauseKind,
+    Event,
+    JobEnded,
+    JobStarted,
+    Note,
+    RankLost,
+    RankStarted,
+    Stalled,
+    encode,
+)
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from odyssey_cli.__main__ import main
@@ -74,7 +86,7 @@ class Launched:
             assert self.process.poll() is None
             os.sched_yield()
         while True:
-            bodies = [event.body for event in registry.read(folders[0]).events]
+            bodies = [event.body for event in reader.read(folders[0]).events]
             pids = [body.pid for body in bodies if isinstance(body, RankStarted)]
             if len(pids) == 2 and all(_reads(pid, self.fifo) for pid in pids):
                 return folders[0]
@@ -302,7 +314,9 @@ def test_another_process_with_the_agents_number_is_never_taken_for_it(
 
 
 def test_lines_of_another_version_are_skipped_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = logged(tmp_path / "job", started(), RankLost(1, Cause("signal", "SIGKILL"), False), JobEnded(1, "rank 1", "look"))
+    folder = logged(
+        tmp_path / "job", started(), RankLost(1, Cause(CauseKind.SIGNAL, "SIGKILL"), False), JobEnded(1, "rank 1", "look")
+    )
     log = folder / "events.jsonl"
     log.write_bytes(log.read_bytes().replace(b"\n", b'\n{"time":1,"body":{"type":"of_the_future"}}\n', 1))
     shown = Cli(capsys, "status", str(folder)).out

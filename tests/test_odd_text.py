@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.joblog import events
-from launcher.joblog.events import Cause, Diagnostics, Event, JobStarted, Note, RankLost
+from launcher.joblog.events import Cause, CauseKind, Diagnostics, Event, JobStarted, Note, RankLost
 from odyssey.messages import Deframer, Failed, Report, frame
 from odyssey.text import as_unicode
 from tests.launchers import OURS, PROBE, TORCHRUN, Launcher, Scene, scene
@@ -83,7 +83,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
 @given(ANY_TEXT, ANY_TEXT)
 def test_every_text_can_be_logged_and_sent(first: str, second: str) -> None:
-    for body in (Note(first), RankLost(1, Cause("exit", first), False, Diagnostics(second))):
+    for body in (Note(first), RankLost(1, Cause(CauseKind.EXIT, first), False, Diagnostics(second))):
         line = events.encode(Event(1.0, 2, "agent", body))
         read = events.decode(line)
         assert events.encode(read) == line and line.count(b"\n") == 1

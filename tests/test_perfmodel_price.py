@@ -13,13 +13,13 @@ from odyssey.plan import Estimate, Move, Plan, Transition
 from odyssey.schedule import program
 from perfmodel.costs import Costs
 from perfmodel.memory import peaks
-from perfmodel.objective import break_even, objective
+from perfmodel.objective import objective
 from perfmodel.price import price
 from perfmodel.profile import Link, Recovery
 from perfmodel.reliability import seconds_to_change
 from perfmodel.timeline import simulate
 from perfmodel.transition import group_members, moved_bytes, moves_s, transition
-from tests.planning import first_plan, layer, profile
+from tests.planning import break_even, first_plan, layer, profile
 from tests.test_schedule import plans
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from launcher.coordinator.restart_policy import GiveUp, Past, Policy, Restart, backoff_s, decide, made_progress
 from launcher.failures.root_cause import RankEnd
-from launcher.joblog.events import Cause
+from launcher.joblog.events import Cause, CauseKind
 
-EXIT = RankEnd(0, 1.0, Cause("exit", "exit code 3", 3))
-KILL = RankEnd(0, 1.0, Cause("signal", "SIGKILL", -9))
-CRASH = RankEnd(0, 1.0, Cause("signal", "SIGSEGV", -11))
-MEMORY = RankEnd(0, 1.0, Cause("out-of-memory", "killed for want of memory", -9))
-DRILL = RankEnd(0, 1.0, Cause("drill", "SIGKILL by drill", -9))
-BROKEN = RankEnd(0, 1.0, Cause("exit", "exit code 1", 1), error="RuntimeError: Connection closed by peer [::1]:7")
+EXIT = RankEnd(0, 1.0, Cause(CauseKind.EXIT, "exit code 3", 3))
+KILL = RankEnd(0, 1.0, Cause(CauseKind.SIGNAL, "SIGKILL", -9))
+CRASH = RankEnd(0, 1.0, Cause(CauseKind.SIGNAL, "SIGSEGV", -11))
+MEMORY = RankEnd(0, 1.0, Cause(CauseKind.OUT_OF_MEMORY, "killed for want of memory", -9))
+DRILL = RankEnd(0, 1.0, Cause(CauseKind.DRILL, "SIGKILL by drill", -9))
+BROKEN = RankEnd(0, 1.0, Cause(CauseKind.EXIT, "exit code 1", 1), error="RuntimeError: Connection closed by peer [::1]:7")
 
 
 def error(text: str) -> RankEnd:
-    return RankEnd(0, 1.0, Cause("exit", "exit code 1", 1), error=text)
+    return RankEnd(0, 1.0, Cause(CauseKind.EXIT, "exit code 1", 1), error=text)
 
 
 FIRST = Past()
@@ -58,8 +58,8 @@ def test_what_comes_from_outside_is_never_the_same_failure(cause: RankEnd) -> No
         (error("IndexError: 17 at 0x7f3a"), error("IndexError: 4 at 0x11"), True),
         (error("KeyError: 'a'"), error("KeyError: 'b'"), False),
         (error("KeyError: 'a'"), EXIT, False),
-        (EXIT, RankEnd(1, 2.0, Cause("exit", "exit code 3", 3)), True),
-        (EXIT, RankEnd(0, 2.0, Cause("exit", "exit code 4", 4)), False),
+        (EXIT, RankEnd(1, 2.0, Cause(CauseKind.EXIT, "exit code 3", 3)), True),
+        (EXIT, RankEnd(0, 2.0, Cause(CauseKind.EXIT, "exit code 4", 4)), False),
         (CRASH, KILL, False),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_lost_agent_is_no_failure_of_the_script() -> None:
 def test_exit_codes_that_are_never_retried_count_on_every_rank_that_failed_by_itself() -> None:
     policy = Policy(9, never_retry=(3,))
     assert isinstance(ask(EXIT, policy), GiveUp)
-    victim = RankEnd(1, 1.0, Cause("ended", "ended with the others, exit code 3", 3))
+    victim = RankEnd(1, 1.0, Cause(CauseKind.ENDED, "ended with the others, exit code 3", 3))
     both = decide(policy, Past(), 0, 0.0, {0: KILL, 1: victim}, KILL, had_progress=False)
     assert isinstance(both, Restart)
 

@@ -25,7 +25,7 @@ from launcher.cluster.leader import Leader
 from launcher.cluster.roster import Roster
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop
-from launcher.joblog.events import AgentInfo, RankLost, RankStarted
+from launcher.joblog.events import AgentInfo, CauseKind, RankLost, RankStarted
 from launcher.options import RunOptions
 from odyssey.messages import Deframer, frame
 from tests.agent_runs import Ran, nothing_left
@@ -407,7 +407,7 @@ def test_a_rank_that_sends_what_is_no_report_is_lost_and_the_job_goes_on(
     options = RunOptions(str(script), n_ranks_per_node=2, max_restarts=1, log_dir=tmp_path / "logs", capture_output=True)
     ran = Ran(options)
     assert ran.code == 0, ran.events
-    (lost,) = [body for body in ran.all(RankLost) if body.cause.kind != "ended"]
+    (lost,) = [body for body in ran.all(RankLost) if body.cause.kind is not CauseKind.ENDED]
     assert lost.rank == 1
     assert "sent what is no report" in lost.cause.text
     assert sorted(ran.text().split()) == ["0", "1", "came", "came"]

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
+from odyssey.plan import parse_layout
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.building.compose import assign, moves
 from strategies.building.draft import realise
-from strategies.building.layouts import Shape, Shapes, distribute, layouts, parse_layout
+from strategies.building.layouts import Shape, Shapes, distribute, layouts
 from strategies.search import initial_plan, search
 from tests.planning import first_plan, layer, profile, situation, without
 

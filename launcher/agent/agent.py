@@ -61,6 +61,7 @@ from launcher.joblog.events import (
     AgentLost,
     Body,
     Cause,
+    CauseKind,
     Event,
     GenerationStarted,
     JobEnded,
@@ -269,7 +270,7 @@ class Agent:
         )
         if self._profile is not None:
             self._feed(self._pricing.read(self._profile))
-        if self._processes.forks.are_safe and b"odyssey" in rank_process.entry_text(options):
+        if self._processes.forks.are_safe and rank_process.imports_odyssey(options):
             # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
             threading.Thread(target=situations.import_all, name="imports", daemon=True).start()
         self._faults.at_start()
@@ -293,7 +294,7 @@ class Agent:
         if self._state.world.attempt != attempt:
             return  # a script without a Job has started again already, and these ranks live elsewhere
         for rank in ranks:  # a script without a Job has lost them with the agent
-            self._feed(RankLost(rank, Cause("agent", f"agent {agent.number} was lost: {why}"), True))
+            self._feed(RankLost(rank, Cause(CauseKind.AGENT, f"agent {agent.number} was lost: {why}"), True))
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor, no handler."""
@@ -485,7 +486,7 @@ class Agent:
         return pids
 
     def _rank_hangs(self, rank: int, text: str) -> None:
-        self._nodes.kill_rank(rank, Cause("hang", text))
+        self._nodes.kill_rank(rank, Cause(CauseKind.HANG, text))
 
     # -- profile and plans ---------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from launcher.cluster.nodes import RankProcesses
 from launcher.coordinator.state import JobState, State, Status
 from launcher.health.waits import Wait
 from launcher.host.proc import Vitals
-from launcher.joblog.events import Cause
+from launcher.joblog.events import Cause, CauseKind
 from launcher.processes.ranks import Processes
 
 STORE_IDLE_S = 10.0
@@ -76,4 +76,4 @@ class Awaited:
                 yield Wait(rank, why, pid, late, quiet=quiet, seen=seen or Vitals("S", 0.0))
 
     def _is_late(self, rank: int, what: str) -> None:
-        self._nodes.kill_rank(rank, Cause("hang", what))
+        self._nodes.kill_rank(rank, Cause(CauseKind.HANG, what))

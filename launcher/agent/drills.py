@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -74,9 +73,9 @@ def _ranks(text: str, part: str, value: str, n_nodes: int, n_ranks_per_node: int
 class DrillSchedule:
     """The faults that are still to come. The agent tells what has passed, and is told what to do in how many seconds."""
 
-    def __init__(self, drills: tuple[Drill, ...], seed: int | None) -> None:
+    def __init__(self, drills: tuple[Drill, ...], moments: random.Random) -> None:
         self._waiting = list(drills)
-        self._random = random.Random(seed)
+        self._random = moments
 
     def at_start(self) -> list[tuple[float, Drill]]:
         """(seconds from now, drill) of those that wait for a time."""
@@ -100,8 +99,7 @@ class Faults:
     """Fires the drills of a job at its ranks. `say`: for people."""
 
     def __init__(self, drills: tuple[Drill, ...], loop: Loop, nodes: RankProcesses, say: Callable[[str], None]) -> None:
-        seed = os.environ.get("ODYSSEY_DRILL_SEED", "")
-        self._schedule = DrillSchedule(drills, int(seed) if seed.isdigit() else None)
+        self._schedule = DrillSchedule(drills, random.Random())
         self._loop = loop
         self._nodes = nodes
         self._say = say

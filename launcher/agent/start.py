@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from launcher.agent.agent import Agent, Output, Watch
 from launcher.agent.drills import parse
 from launcher.cluster import endpoint
@@ -12,9 +10,6 @@ from launcher.joblog import torch_events
 from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
 from launcher.processes import rank_process
-
-Launch = Callable[[RunOptions, Watch, Output], int]
-"""What `run` is; something else takes its place in tests."""
 
 
 def run(options: RunOptions, watch: Watch, output: Output) -> int:

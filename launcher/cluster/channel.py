@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.cluster.wire import FromLeader, FromMember
 from launcher.host.loop import Loop
+from launcher.host.send_buffer import SendBuffer
 from odyssey.codec import Malformed
 from odyssey.messages import MAX_FRAME_BYTES, Deframer, frame
 
@@ -40,14 +41,14 @@ class Channel:
         self._deframer = Deframer(kind, max_bytes)
         self._received = received
         self._ended = ended
-        self._unsent = bytearray()
+        self._unsent = SendBuffer()
         loop.watch(connected.fileno(), self._on_ready)
 
     def send(self, message: FromMember | FromLeader) -> None:
         """Now, or when the other side reads. Nothing, once it is gone."""
         if self._socket is not None:
-            self._unsent += frame(message)
-            self._flush()
+            self._unsent.add(frame(message))
+            self._unsent.flush_and_watch(self._socket, self._loop, self._on_ready)
 
     def become(self, kind: Any, received: Callable[[Any], None], ended: Callable[[str], None]) -> None:
         """From the next message on others take care of it, and whole messages of this kind may come."""
@@ -67,20 +68,9 @@ class Channel:
             self.close()
             self._ended(why)
 
-    def _flush(self) -> None:
-        assert self._socket is not None
-        try:
-            while self._unsent:
-                del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()  # reading tells what happened, once all that came before it is read
-        self._loop.watch(self._socket.fileno(), self._on_ready, write=bool(self._unsent))
-
     def _on_ready(self, mask: int) -> None:
         if self._socket is not None:
-            self._flush()
+            self._unsent.flush_and_watch(self._socket, self._loop, self._on_ready)
         for _ in range(N_READS):
             if self._socket is None:
                 return

@@ -41,12 +41,14 @@ from launcher.cluster.wire import (
     Welcome,
 )
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.failures.exit_status import KilledBy
 from launcher.host.loop import Loop, Timer
 from launcher.host.orphans import kill
 from launcher.host.proc import vitals
 from launcher.host.signals import Signals
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
+from launcher.joblog.wording import seconds_text
 from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
 from launcher.processes.rank_process import LOOKUP_S, RankProcess
@@ -212,7 +214,7 @@ class Member:
         if self._is_in or self._code is not None:
             return
         waited_s = self._loop.clock() - self._began
-        self._say(f"waiting for the leading agent at {self._store} for {waited_s:.0f} s: {self._trouble}")
+        self._say(f"waiting for the leading agent at {self._store} for {seconds_text(waited_s)}: {self._trouble}")
         self._loop.later(TELL_EVERY_S, self._tell_what_is_awaited)
 
     # -- what the leading agent says -----------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ class Member:
     def _drill(self, rank: int, number: int) -> None:
         if (pid := self._processes.pid_of(rank)) is not None:
             if number == signal.SIGKILL:
-                self._processes.ranks[rank].killed_by = "drill"
+                self._processes.ranks[rank].killed_by = KilledBy.DRILL
             kill(pid, number)
 
     def _leader_is_gone(self, why: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.cluster.leader import Leader, RemoteRank
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.failures.exit_status import KilledBy
 from launcher.host.orphans import kill
 from launcher.host.proc import Vitals, vitals
 from launcher.joblog.events import Cause, Event
@@ -82,7 +83,7 @@ class RankProcesses:
             self._require().drill(rank, number)
         elif (pid := self._here.pid_of(rank)) is not None:
             if number == signal.SIGKILL:
-                process.killed_by = "drill"
+                process.killed_by = KilledBy.DRILL
             kill(pid, number)
 
     def terminate(self, ranks: tuple[int, ...]) -> None:

@@ -23,6 +23,7 @@ from launcher.joblog.events import (
     AgentLost,
     Body,
     Cause,
+    CauseKind,
     Note,
     Profiled,
     Progressed,
@@ -199,7 +200,7 @@ def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
     world.agents = tuple(agent for agent in world.agents if agent.number != number)
     for rank in sorted(rank for rank in world.alive if world.homes.get(rank) == number):
         world.alive.discard(rank)
-        _note_end(plain, RankLost(rank, Cause("agent", f"agent {number} was lost"), True))
+        _note_end(plain, RankLost(rank, Cause(CauseKind.AGENT, f"agent {number} was lost"), True))
     if plain.status is Status.RESTARTING:
         return _if_all_gone(plain)
     return _failure(plain, f"agent {number} ({body.agent.host}) was lost ({body.reason})")

@@ -22,6 +22,7 @@ from launcher.joblog.events import (
     AgentLost,
     Body,
     Cause,
+    CauseKind,
     ConnectionLost,
     Note,
     Profiled,
@@ -125,7 +126,7 @@ def _lost(job: JobState, body: RankLost) -> Actions:
         return if_failed_and_gone(job)
     how = f"{ranks_text([rank])} was lost ({body.cause.text})"
     told: Actions = ()
-    if body.cause.kind == "exit" or rank in job.failing:
+    if body.cause.kind is CauseKind.EXIT or rank in job.failing:
         how = world.ends[rank].reason
         decision = rank_failure.judge(job, world.ends[rank])
         if isinstance(decision, GiveUp):
@@ -283,7 +284,7 @@ def _exited_early(job: JobState) -> Actions:
 
 
 def _judged_exit(job: JobState) -> tuple[RankEnd, Restart | GiveUp]:
-    exit = RankEnd(min(job.world.exited - job.finished), job.world.now, Cause("exit", "exit code 0", 0))
+    exit = RankEnd(min(job.world.exited - job.finished), job.world.now, Cause(CauseKind.EXIT, "exit code 0", 0))
     return exit, rank_failure.judge(job, exit)
 
 
@@ -322,7 +323,7 @@ def _not_ended_in_time(job: JobState, body: Tick) -> Actions:
 
 
 def _kill(ranks: Iterable[int], text: str) -> Actions:
-    return tuple(Kill(rank, Cause("unresponsive", text)) for rank in sorted(ranks))
+    return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(ranks))
 
 
 def _store_lost(job: JobState, body: StoreLost) -> Actions:

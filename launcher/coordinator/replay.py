@@ -8,15 +8,10 @@ from pathlib import Path
 from launcher.coordinator.actions import Record
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import PlainState, State
-from launcher.joblog.events import Decision, Event, GenerationStarted, JobEnded, Pausing, PlanChosen, Restarting, decode
+from launcher.joblog import reader
+from launcher.joblog.events import Decision, GenerationStarted, JobEnded, Pausing, PlanChosen, Restarting
 
 _DECISIONS = (Pausing, PlanChosen, GenerationStarted, Restarting, JobEnded)
-
-
-def read(path: Path) -> list[Event]:
-    """All whole events of a log; a last line that was cut off by the end of its writer is left out."""
-    lines = path.read_bytes().split(b"\n")
-    return [decode(line) for line in lines[:-1]]
 
 
 def replay(path: Path) -> list[tuple[Decision | None, Decision | None]]:
@@ -24,7 +19,7 @@ def replay(path: Path) -> list[tuple[Decision | None, Decision | None]]:
     state: State = PlainState()
     logged: list[Decision] = []
     taken: list[Decision] = []
-    for event in read(path):
+    for event in reader.events(path):
         if isinstance(event.body, _DECISIONS):
             logged.append(event.body)
             continue

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
 from pathlib import Path
 
-from launcher.joblog.events import Cause
+from launcher.host.proc import PROC
+from launcher.joblog.events import Cause, CauseKind
+
+
+class KilledBy(enum.StrEnum):
+    """What for the agent itself has ended a process of a rank."""
+
+    DRILL = "drill"
+    ENDED = "ended"
+    """To end all of them."""
+    TOLD = "told"
+    """For a cause that was told at once."""
+    UNWANTED = "unwanted"
+    """Nobody waits for its end."""
 
 
 class Ends:
@@ -21,18 +35,18 @@ class Ends:
         """What the kernel has killed until now were no ranks, or their ends are told."""
         self._told = _oom_kills(self._counter)
 
-    def cause(self, status: int, killed_by: str | None) -> Cause:
-        """`status`: exit code, or minus the signal's number; `killed_by`: kind of cause if the agent itself ended it."""
-        if killed_by == "drill":
-            return Cause("drill", f"{how(status)} by drill", status)
-        if killed_by == "ended":
-            return Cause("ended", f"ended with the others, {how(status)}", status)
+    def cause(self, status: int, killed_by: KilledBy | None) -> Cause:
+        """`status`: exit code, or minus the signal's number; `killed_by`: if the agent itself ended it."""
+        if killed_by is KilledBy.DRILL:
+            return Cause(CauseKind.DRILL, f"{how(status)} by drill", status)
+        if killed_by is KilledBy.ENDED:
+            return Cause(CauseKind.ENDED, f"ended with the others, {how(status)}", status)
         if status > 0:
-            return Cause("exit", how(status), status)
+            return Cause(CauseKind.EXIT, how(status), status)
         if status == -signal.SIGKILL and _oom_kills(self._counter) > self._told:
             self._told += 1
-            return Cause("out-of-memory", "killed for want of memory", status)
-        return Cause("signal", how(status), status)
+            return Cause(CauseKind.OUT_OF_MEMORY, "killed for want of memory", status)
+        return Cause(CauseKind.SIGNAL, how(status), status)
 
 
 def how(status: int) -> str:
@@ -53,7 +67,7 @@ def has_ended(pid: int) -> bool:
         return False
 
 
-def oom_counter(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Path | None:
+def oom_counter(proc: Path = PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> Path | None:
     """The file that counts kills for want of memory: of this control group (v2 or v1) where it can be read, else of the host.
 
     In a container the group's path may not lead anywhere, and the root of what is mounted is the group's own.

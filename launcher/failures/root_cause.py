@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from launcher.joblog.events import Body, Cause, Diagnostics, RankExited, RankFailed, RankLost
+from launcher.joblog.events import Body, Cause, CauseKind, Diagnostics, RankExited, RankFailed, RankLost
 
 SUDDEN_S = 1.0
 """What the kernel ended within this time after an exception elsewhere was not ended by that exception: it may be its cause."""
@@ -67,7 +67,7 @@ class RankEnd(msgspec.Struct, frozen=True):
     @property
     def kind(self) -> Kind:
         cause = self.cause
-        kind = Kind.EXIT if cause is None else _KINDS.get(cause.kind, Kind.SIGNAL)
+        kind = Kind.EXIT if cause is None else _KINDS[cause.kind]
         if kind in (Kind.HANG, Kind.DRILL, Kind.AGENT, Kind.OUT_OF_MEMORY):
             return kind
         if self.error:
@@ -111,7 +111,7 @@ def end_after(ends: Ends, time: float, body: Body) -> RankEnd | None:
             known = replace(ends.get(rank, RankEnd(rank, time)), cause=cause, diagnostics=diagnostics)
             return known if known.error else replace(known, error=diagnostics.error, traceback=diagnostics.traceback)
         case RankExited(rank=rank, was_ended=True):
-            return RankEnd(rank, time, Cause("ended", "ended with the others, exit code 0", 0))
+            return RankEnd(rank, time, Cause(CauseKind.ENDED, "ended with the others, exit code 0", 0))
         case _:
             return None
 
@@ -127,7 +127,7 @@ def is_from_outside(cause: Cause) -> bool:
 
     Such losses are what the time to the next one is expected from. (Those of an agent's ranks are one loss, of the agent.)
     """
-    return cause.kind not in ("exit", "ended", "agent")
+    return cause.kind not in (CauseKind.EXIT, CauseKind.ENDED, CauseKind.AGENT)
 
 
 def root(ends: Ends) -> RankEnd | None:
@@ -191,14 +191,15 @@ def is_communication(text: str) -> bool:
 
 
 _KINDS = {
-    "exit": Kind.EXIT,
-    "signal": Kind.SIGNAL,
-    "hang": Kind.HANG,
-    "unresponsive": Kind.HANG,
-    "out-of-memory": Kind.OUT_OF_MEMORY,
-    "drill": Kind.DRILL,
-    "ended": Kind.ENDED,
-    "agent": Kind.AGENT,
+    CauseKind.EXIT: Kind.EXIT,
+    CauseKind.SIGNAL: Kind.SIGNAL,
+    CauseKind.HANG: Kind.HANG,
+    CauseKind.UNRESPONSIVE: Kind.HANG,
+    CauseKind.MALFORMED: Kind.SIGNAL,
+    CauseKind.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
+    CauseKind.DRILL: Kind.DRILL,
+    CauseKind.ENDED: Kind.ENDED,
+    CauseKind.AGENT: Kind.AGENT,
 }
 _CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from launcher.host.loop import Loop, Timer
 from launcher.host.proc import Vitals
-from launcher.joblog.wording import ranks_text
+from launcher.joblog.wording import ranks_text, seconds_text
 from odyssey.messages import Pong
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
@@ -138,7 +138,7 @@ class Progress:
         if self._waited_s < max(QUIET_S, QUIET_STEPS * self._expected_s) or now - max(self._told_at, self._since) < QUIET_S:
             return
         self._told_at = now
-        self._tell("; ".join([f"nothing for {self._waited_s:.0f} s", *busy, *who_waits_for_whom(self._answers)]))
+        self._tell("; ".join([f"nothing for {seconds_text(self._waited_s)}", *busy, *who_waits_for_whom(self._answers)]))
 
 
 def who_waits_for_whom(answers: dict[int, Pong]) -> list[str]:
@@ -152,7 +152,7 @@ def who_waits_for_whom(answers: dict[int, Pong]) -> list[str]:
     words = []
     for what, ranks in doing.items():
         longest_s = max(answers[rank].since_s for rank in ranks)
-        words.append(f"{ranks_text(ranks)}: {what} for {longest_s:.0f} s")
+        words.append(f"{ranks_text(ranks)}: {what} for {seconds_text(longest_s)}")
     if waiting and not doing:
         words.append("all that answer wait for each other")
     for what, ranks in waiting.items():

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 import odyssey
+from launcher.host import proc
 from odyssey.codec import Json, Malformed
 from odyssey.zygote.protocol import STACKS_FILE, STACKS_SIGNAL
 
@@ -186,7 +187,7 @@ class Reading:
         running = {}
         for rank, pid in pids.items():
             command = [spy, "dump", "--json", "--pid", str(pid)]
-            if state_of(pid) == "T":
+            if (found := proc.stat(pid)) is not None and found.is_stopped:
                 command.append("--nonblocking")
             running[rank] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -230,12 +231,13 @@ class Reading:
                     stacks[rank] = parse_faulthandler(text)
                     del files[rank]
                 written[rank] = text
-            if time.monotonic() > deadline or not any(state_of(pids[rank]) for rank in files):
+            if time.monotonic() > deadline or not any(proc.stat(pids[rank]) for rank in files):
                 break
         for rank in files:
-            state = state_of(pids[rank])
-            problem = {"T": "it is stopped by a signal", "": "it has ended"}.get(state, "it did not answer in time")
-            stacks[rank] = Stack(problem=problem)
+            if (found := proc.stat(pids[rank])) is None:
+                stacks[rank] = Stack(problem="it has ended")
+            else:
+                stacks[rank] = Stack(problem="it is stopped by a signal" if found.is_stopped else "it did not answer in time")
         return stacks
 
 
@@ -250,22 +252,14 @@ def python_of(pid: int) -> int:
     current = pid
     while True:
         try:
-            if "python" in os.path.basename(os.readlink(f"/proc/{current}/exe")):
+            if "python" in os.path.basename(proc.program(current)):
                 return current
-            children = Path(f"/proc/{current}/task/{current}/children").read_text().split()
         except OSError:
             return pid
-        if not children:
+        below = proc.children(current)
+        if not below:
             return pid
-        current = int(children[0])
-
-
-def state_of(pid: int) -> str:
-    """`R`, `S`, `D`, `T` … as /proc has it; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+        current = below[0]
 
 
 class _SpyFrame(msgspec.Struct):
@@ -301,13 +295,11 @@ def parse_faulthandler(text: str) -> Stack:
 def _own_file(pid: int) -> Path | None:
     """Where the rank would write its stack; None if it is not prepared for the signal (any more)."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-        caught = int(re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)[1], 16)  # type: ignore[index]
-        if not caught >> (STACKS_SIGNAL - 1) & 1:
+        if not proc.catches(pid, STACKS_SIGNAL):
             return None
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            if os.readlink(entry).startswith(f"/memfd:{STACKS_FILE}"):
-                return entry
+        for path, name in proc.descriptors(pid):
+            if name.startswith(f"/memfd:{STACKS_FILE}"):
+                return path
     except OSError:
         pass
     return None

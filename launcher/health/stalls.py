@@ -14,14 +14,15 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 
 from launcher.health import stacks
 from launcher.health.stacks import Group, Reading, Stack
+from launcher.host import proc
 from launcher.host.loop import Loop, Timer
-from launcher.joblog.events import AtStep, Body, Cause, Resumed, Stalled
+from launcher.joblog.events import AtStep, Body, Cause, CauseKind, Resumed, Stalled
+from launcher.joblog.wording import seconds_text
 from odyssey.messages import Beat
 from odyssey.runtime.heartbeat import INTERVAL_S
 
@@ -33,7 +34,6 @@ LATEST_REPEAT_S = 3600.0
 TELL_STEP_S = 10.0
 """A rank's step comes into the log this often."""
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 # -- who has stalled, pure ---------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Stalls:
 def _lives(before: Sample, now: Sample, seconds: float) -> bool:
     """Processes that have ended take their seconds with them, so a sum may sink. A single tick of the clock says nothing."""
     used_s = now.processor_s - before.processor_s
-    return now.written != before.written or used_s > IDLE_SHARE * seconds + 1.01 / _TICKS_PER_S
+    return now.written != before.written or used_s > IDLE_SHARE * seconds + 1.01 * proc.TICK_S
 
 
 def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[int], frozenset[int]]:
@@ -150,7 +150,9 @@ def story(
     name = f"{'rank' if one else 'ranks'} {stacks.ranges(ranks)}"
     told = [steps[rank] for rank in ranks if rank in steps]
     at = f", at step {min(told)}" if told else ""
-    head = f"{name} {'makes' if one else 'make'} no progress since {clock_of(since)} ({now - since:.0f} s{at}): {silent}"
+    head = (
+        f"{name} {'makes' if one else 'make'} no progress since {clock_of(since)} ({seconds_text(now - since)}{at}): {silent}"
+    )
     text = [head, *(f"  {line}" for line in stacks.lines(groups))]
     if verdict.stopped:
         text.append(f"  {name} {'was' if one else 'were'} stopped by a signal")
@@ -300,7 +302,7 @@ class StallWatch:
         if self._ends_stalled:
             for rank in sorted(blamed):
                 if self._ranks().get(rank) == self._pids.get(rank):
-                    self._kill(rank, Cause("hang", f"made no progress for {now - stalled[rank]:.0f} s"))
+                    self._kill(rank, Cause(CauseKind.HANG, f"made no progress for {seconds_text(now - stalled[rank])}"))
 
 
 class _Reader:
@@ -340,11 +342,11 @@ class _Reader:
 
 def sample(pids: Mapping[int, int], written: Callable[[int], int]) -> dict[int, Sample]:
     """Of each rank's process, its session and its descendants, as /proc has it."""
-    table = _processes()
+    table = dict(proc.processes())
     children: dict[int, list[int]] = {}
-    for pid, (parent, session, _, _) in table.items():
-        children.setdefault(parent, []).append(pid)
-        children.setdefault(session, []).append(pid)
+    for pid, found in table.items():
+        children.setdefault(found.parent, []).append(pid)
+        children.setdefault(found.session, []).append(pid)
     samples = {}
     for rank, pid in pids.items():
         if pid not in table:
@@ -356,23 +358,9 @@ def sample(pids: Mapping[int, int], written: Callable[[int], int]) -> dict[int, 
             if current not in seen:
                 seen.add(current)
                 rest += children.get(current, [])
-        processor_s = sum(table[p][3] for p in seen if p in table)
-        samples[rank] = Sample(processor_s, written(rank) + _file_bytes(pid), table[pid][2] in "Tt")
+        processor_s = sum(table[p].processor_s + table[p].waited_for_s for p in seen if p in table)
+        samples[rank] = Sample(processor_s, written(rank) + _file_bytes(pid), table[pid].is_stopped)
     return samples
-
-
-def _processes() -> dict[int, tuple[int, int, str, float]]:
-    """Of every process: parent, session, state, processor seconds with those of its children that it has waited for."""
-    table = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            ticks = sum(int(field) for field in fields[11:15])
-            table[int(name)] = (int(fields[1]), int(fields[3]), fields[0], ticks / _TICKS_PER_S)
-    return table
 
 
 def _file_bytes(pid: int) -> int:
@@ -380,7 +368,7 @@ def _file_bytes(pid: int) -> int:
     n_bytes = 0
     for fd in (1, 2):
         try:
-            theirs, ours = os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(fd)
+            theirs, ours = os.stat(proc.descriptor(pid, fd)), os.fstat(fd)
         except OSError:
             continue
         if stat.S_ISREG(theirs.st_mode) and (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):

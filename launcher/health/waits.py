@@ -16,7 +16,7 @@ import msgspec
 
 from launcher.host.loop import Loop, Timer
 from launcher.host.proc import Vitals, vitals
-from launcher.joblog.wording import ranks_text
+from launcher.joblog.wording import ranks_text, seconds_text
 
 LOOK_S = 1.0
 STOPPED_S = 3.0
@@ -69,7 +69,7 @@ class _Life:
         if self.stopped_at is not None and now - self.stopped_at >= STOPPED_S:
             return "was stopped by a signal"
         if wait.idle_s is not None and now - self.worked_at >= wait.idle_s:
-            return f"has used no processor for {now - self.worked_at:.0f} s"
+            return f"has used no processor for {seconds_text(now - self.worked_at)}"
         return ""
 
     def is_to_be_told(self, wait: Wait, now: float, is_late: bool) -> bool:
@@ -149,7 +149,7 @@ class Waits:
             life.told_at = now
         ranks = [wait.whom for wait in waits if isinstance(wait.whom, int)]
         whom = ([ranks_text(ranks)] if ranks else []) + [wait.whom for wait in waits if isinstance(wait.whom, str)]
-        text = f"waiting for {' and '.join(whom)} for {now - min(life.since for life in lives):.0f} s: {why}"
+        text = f"waiting for {' and '.join(whom)} for {seconds_text(now - min(life.since for life in lives))}: {why}"
         stopped = [wait.pid for wait, life in zip(waits, lives, strict=True) if life.stopped_at is not None]
         if stopped:
             text += f"; stopped by a signal, `kill -CONT {' '.join(map(str, stopped))}` continues"

@@ -3,6 +3,7 @@
 loop.py    one thread that sleeps until something happens
 signals.py signals as events of it
 orphans.py what ranks have started, found and ended
-proc.py    what /proc tells of a process
+send_buffer.py sends without waiting
+proc.py    the one reader of /proc
 kernel.py  what only the kernel can be asked for
 """

@@ -10,8 +10,9 @@ import os
 import signal
 import time
 from collections.abc import Container, Iterator
-from pathlib import Path
 from typing import NamedTuple
+
+from launcher.host import proc
 
 TRACKER = b"multiprocessing.resource_tracker"
 TRACKER_S = 2.0
@@ -45,14 +46,12 @@ class Family(NamedTuple):
 
 
 def family() -> Family:
-    """One look at /proc: some milliseconds on a host with a thousand processes."""
+    """As they are now."""
     found = Family({}, {})
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (stat := _read(int(name), "stat")):
-            state, parent, _group, session, *_ = stat[stat.rindex(b")") + 2 :].split(b" ", 4)
-            found.children.setdefault(int(parent), []).append(int(name))
-            if state != b"Z":
-                found.sessions[int(name)] = int(session)
+    for pid, stat in proc.processes():
+        found.children.setdefault(stat.parent, []).append(pid)
+        if not stat.is_over:
+            found.sessions[pid] = stat.session
     return found
 
 
@@ -89,18 +88,11 @@ def _wait(pid: int, options: int = 0) -> None:
 
 
 def _has_marker(pid: int, marker: str) -> bool:
-    return f"{VARIABLE}={marker}".encode() in _read(pid, "environ").split(b"\0")
+    return f"{VARIABLE}={marker}".encode() in proc.read(pid, "environ").split(b"\0")
 
 
 def _is_tracker(pid: int) -> bool:
-    return TRACKER in _read(pid, "cmdline")
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""  # it is gone, or another user's
+    return TRACKER in proc.read(pid, "cmdline")
 
 
 # -- when the agent itself is killed -----------------------------------------------------------------------------------

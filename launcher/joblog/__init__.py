@@ -1,6 +1,7 @@
 """The event log: what is written down of a job.
 
 events.py       all that can happen, one JSON object a line
+reader.py       a job's events, read back
 registry.py     the jobs of this user on this host
 exit_codes.py   what `odyssey run` exits with
 wording.py      how ranks are named in messages

@@ -6,6 +6,8 @@ readers of it and of nothing else. Inputs are what happened; decisions are what 
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from odyssey.codec import Json, Name, Pid, to_json
@@ -27,15 +29,35 @@ class AgentInfo(msgspec.Struct, frozen=True):
     node_rank: int | None = None
 
 
+class CauseKind(enum.StrEnum):
+    """What ended a rank."""
+
+    EXIT = "exit"
+    """Its script, with an exit code."""
+    SIGNAL = "signal"
+    OUT_OF_MEMORY = "out-of-memory"
+    """The kernel, for want of memory."""
+    HANG = "hang"
+    UNRESPONSIVE = "unresponsive"
+    """It did not do in time what the coordinator asked for."""
+    MALFORMED = "malformed"
+    """It sent what is no report."""
+    DRILL = "drill"
+    """A user's `--drill`."""
+    AGENT = "agent"
+    """It was lost with its agent."""
+    ENDED = "ended"
+    """Its agent, because another rank failed."""
+
+
 class Cause(msgspec.Struct, frozen=True):
-    """Why a rank is gone. `kind`: `exit`, `signal`, `hang`, `out-of-memory`, `drill`, `unresponsive`, `malformed` (it
-    sent what is no report), `agent` (lost with it), `ended` (by the agent, because another rank failed).
+    """Why a rank is gone.
 
     `text` is for people: `SIGKILL`, `exit code 3`, `did not answer for 5.0 s`. `status`: exit code, or minus the signal's
     number; None where nobody waited for the process.
     """
 
-    kind: str
+    kind: CauseKind
     text: str
     status: int | None = None
 

@@ -10,16 +10,12 @@ import os
 import socket
 from pathlib import Path
 
-import msgspec
-
-from launcher.joblog import events
-from launcher.joblog.events import Event, JobEnded, JobStarted
-from odyssey.codec import Malformed
+from launcher.host import proc
+from launcher.joblog import reader
+from launcher.joblog.events import Event, JobStarted
 
 N_KEPT = 100
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_SAME_START_S = 0.5 / _TICKS_PER_S
-_TAIL_BYTES = 1 << 16
+_SAME_START_S = 0.5 * proc.TICK_S
 
 
 def directory() -> Path:
@@ -48,7 +44,7 @@ def enter(folder: Path) -> None:
 def _prune(links: Path) -> None:
     ended = 0
     for link in _newest_first(links):
-        if not (link / "events.jsonl").exists():
+        if not (link / reader.NAME).exists():
             gone = True
         else:
             ended += 1
@@ -63,7 +59,7 @@ def folders() -> list[Path]:
         links = directory()
     except FileNotFoundError:
         return []
-    return [link.resolve() for link in _newest_first(links) if (link / "events.jsonl").exists()]
+    return [link.resolve() for link in _newest_first(links) if (link / reader.NAME).exists()]
 
 
 def _newest_first(links: Path) -> list[Path]:
@@ -84,17 +80,14 @@ def _newest_first(links: Path) -> list[Path]:
 
 def started_at(pid: int) -> float | None:
     """When a process began, seconds after boot; None if there is none of this number."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[19]) / _TICKS_PER_S if fields[0] not in "ZX" else None
+    found = proc.stat(pid)
+    return found.started_s if found is not None else None
 
 
 def agent_of(started: Event) -> int | None:
     """The agent's pid if it still runs here. `started`: the JobStarted of its log."""
     job = started.body
-    if not isinstance(job, JobStarted) or job.host not in ("", socket.gethostname()) or started.time < _booted_at() - 1:
+    if not isinstance(job, JobStarted) or job.host not in ("", socket.gethostname()) or started.time < proc.booted_at() - 1:
         return None
     now = started_at(job.pid)
     return job.pid if now is not None and abs(now - job.pid_started) < _SAME_START_S else None
@@ -103,70 +96,9 @@ def agent_of(started: Event) -> int | None:
 def is_running(folder: Path) -> bool:
     """Whether the job's agent runs on this host."""
     try:
-        with (folder / "events.jsonl").open("rb") as log:
-            for line in log:  # notes may come before the line that tells
-                if (event := _event(line)) is not None and isinstance(event.body, JobStarted):
-                    return agent_of(event) is not None
+        for entry in reader.entries(folder / reader.NAME):  # notes may come before the line that tells
+            if isinstance(entry, Event) and isinstance(entry.body, JobStarted):
+                return agent_of(entry) is not None
     except OSError:
         pass
     return False
-
-
-def _booted_at() -> float:
-    for line in Path("/proc/stat").read_text().splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
-    return 0.0
-
-
-# -- its log -----------------------------------------------------------------------------------------------------------
-
-
-class Log(msgspec.Struct, frozen=True):
-    """The events of a job, as far as they can be read. `n_unreadable`: whole lines that are no events of this version."""
-
-    folder: Path
-    events: list[Event]
-    n_unreadable: int
-
-    @property
-    def job(self) -> JobStarted | None:
-        """What was asked for; None where not even that can be read."""
-        return next((event.body for event in self.events if isinstance(event.body, JobStarted)), None)
-
-    @property
-    def agent(self) -> int | None:
-        """The agent's pid if it still runs here."""
-        return next((agent_of(event) for event in self.events if isinstance(event.body, JobStarted)), None)
-
-
-def has_ended(folder: Path) -> bool:
-    """Whether the end of the log tells the job's end, or there is no log any more. Cheap."""
-    try:
-        with (folder / "events.jsonl").open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
-            lines = log.read().split(b"\n")
-    except FileNotFoundError:
-        return True
-    return any(event is not None and isinstance(event.body, JobEnded) for event in map(_event, lines))
-
-
-def read(folder: Path) -> Log:
-    """A last line without an end is left out: it is being written, or its writer was killed. Raises OSError."""
-    lines = (folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
-    found = []
-    n_unreadable = 0
-    for line in lines:
-        event = _event(line)
-        if event is None:
-            n_unreadable += 1
-        else:
-            found.append(event)
-    return Log(folder, found, n_unreadable)
-
-
-def _event(line: bytes) -> Event | None:
-    try:
-        return events.decode(line)
-    except Malformed:
-        return None

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from launcher.joblog.events import Event, JobEnded, JobStarted, RankFailed, RankLost, RankStarted, Restarting
+from launcher.joblog.events import CauseKind, Event, JobEnded, JobStarted, RankFailed, RankLost, RankStarted, Restarting
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
 
@@ -62,7 +62,7 @@ class _Recorder:
                 self._failed.clear()
             case RankFailed(rank=rank, error=error):
                 self._failed[rank] = error
-            case RankLost(rank=rank, cause=cause) if cause.kind != "ended":
+            case RankLost(rank=rank, cause=cause) if cause.kind is not CauseKind.ENDED:
                 self._failed.setdefault(rank, cause.text)
             case JobEnded() as ended:
                 self._ended = event.time

@@ -1,4 +1,4 @@
-"""How ranks are named in messages: the same everywhere."""
+"""How ranks and waits are named in messages: the same everywhere."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def ranks_alike(ranks: Iterable[int]) -> str:
             runs.append([rank, rank])
     text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
     return f"rank {text}" if text.isdigit() else f"ranks {text}"
+
+
+def seconds_text(seconds: float) -> str:
+    """How long something has lasted or may last, `75 s`: seconds also where they are many, as the options that set them."""
+    return f"{seconds:.0f} s"

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.joblog import reader
 from launcher.joblog.events import Event, encode
 from launcher.options import RunOptions, Std
 from odyssey.errors import UsageError
@@ -85,7 +86,7 @@ class JobFolder:
         if options.log_dir != Path(os.devnull):
             self.path = (options.log_dir / name).absolute()
             _make(self.path)
-            self._events = LogFile(self.path / "events.jsonl", complain)
+            self._events = LogFile(self.path / reader.NAME, complain)
 
     def append(self, event: Event) -> None:
         if self._events is not None:

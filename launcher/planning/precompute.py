@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.host.send_buffer import SendBuffer
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import Deframer, frame
 from strategies.situation import Candidate, Situation
@@ -66,21 +67,16 @@ class Process:
         self._process.returncode = 0  # the agent waits for its children itself
         theirs.close()
         self.pid = self._process.pid
-        self._unsent = bytearray()
+        self._unsent = SendBuffer()
         self._deframer = Deframer(Answer)
 
     def ask(self, ask: Ask) -> None:
         """Queue the request; `flush` sends it when the process reads."""
-        self._unsent += frame(ask)
+        self._unsent.add(frame(ask))
 
     def flush(self) -> bool:
         """Send what can be sent; True if there is more. Raises OSError if the process is gone."""
-        try:
-            while self._unsent:
-                del self._unsent[: self.socket.send(self._unsent)]
-        except BlockingIOError:
-            return True
-        return False
+        return self._unsent.flush(self.socket)
 
     def answers(self) -> list[Answer]:
         """All that have come. Raises EOFError if the process is gone, or sends what is no answer."""

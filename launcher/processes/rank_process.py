@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from string import Template
 
 import msgspec
 
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.failures.exit_status import KilledBy
 from launcher.host.kernel import die_with_parent
 from launcher.host.loop import Loop
 from launcher.host.orphans import kill
+from launcher.host.send_buffer import SendBuffer
 from launcher.options import Entry, RunOptions
 from launcher.output.streams import RankStreams
 from launcher.processes.environment import AGENT_FD, for_zygote
@@ -44,29 +48,21 @@ class RankProcess:
         self.streams: RankStreams | None = None
         self.has_finished = False
         self.has_failed = False
-        self.killed_by: str | None = None
-        """Kind of cause (`drill`, `hang`, …) if the agent itself ended it."""
+        self.killed_by: KilledBy | None = None
+        """If the agent itself ended it."""
         self.error_file = ""
         """TORCHELASTIC_ERROR_FILE of it; empty for none."""
         self.slot_lost = False
-        self._unsent = bytearray()
+        self._unsent = SendBuffer()
 
     def send(self, data: bytes, loop: Loop, on_ready: Callable[[int], None]) -> None:
         """Send now, or, if the rank reads too slowly, when it does. A rank whose socket is gone is reported by its exit."""
-        self._unsent += data
+        self._unsent.add(data)
         self.flush(loop, on_ready)
 
     def flush(self, loop: Loop, on_ready: Callable[[int], None]) -> None:
-        if self.socket is None:
-            return
-        try:
-            while self._unsent:
-                del self._unsent[: self.socket.send(self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()
-        loop.watch(self.socket.fileno(), on_ready, write=bool(self._unsent))
+        if self.socket is not None:
+            self._unsent.flush_and_watch(self.socket, loop, on_ready)
 
     def kill(self) -> None:
         """SIGKILL to the rank, only while it is not reaped: its id may be another's afterwards. What it leaves: orphans.py."""
@@ -103,6 +99,35 @@ def _check_program(name: str, help: str) -> None:
     raise UsageError(f"{name} is not executable", f"run `chmod +x {name}`, or leave --no-python out if it is a Python script")
 
 
+def imports_odyssey(options: RunOptions) -> bool:
+    """Whether what is run first has an `import odyssey` or `from odyssey import …` anywhere in it.
+
+    That tells whether a script means us before it runs, not whether it will make a Job: a module that it imports may. So
+    nothing but what is only sooner or later follows from it (what is imported ahead), and what is for people to overrule (the
+    display). What a job is, its ranks say.
+    """
+    return _imports(entry_text(options), "odyssey")
+
+
+@lru_cache(maxsize=1)  # three ask, of the same one
+def _imports(source: bytes, package: str) -> bool:
+    if package.encode() not in source:  # nearly all scripts; parsing takes a millisecond for a hundred lines
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are the ranks' to tell
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # the ranks tell that as well
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            names.append(node.module)
+    return any(name.partition(".")[0] == package for name in names)
+
+
 def entry_text(options: RunOptions) -> bytes:
     """The source of what is run first, as far as it is found without importing anything; empty otherwise."""
     if options.entry is Entry.PROGRAM:
@@ -118,12 +143,13 @@ def entry_text(options: RunOptions) -> bytes:
 
 
 def imports_for(options: RunOptions) -> list[str]:
-    """What the zygote imports: what the script's ranks would all spend seconds on, each for itself."""
+    """What the zygote imports: what the script's ranks would all spend seconds on, each for itself. What is left out here by
+    mistake they import themselves."""
     modules = ["torch", "torch.distributed", "odyssey.link"]
-    text = entry_text(options)
-    if b"odyssey" in text or b"optim" in text:
+    is_ours = imports_odyssey(options)
+    if is_ours or b"optim" in entry_text(options):
         modules.append("torch._dynamo")  # constructing an optimizer imports it
-    if b"odyssey" in text:
+    if is_ours:
         modules.append("odyssey.job")
     return modules
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.failures.diagnostics import diagnostics, read_error_file
-from launcher.failures.exit_status import Ends, has_ended, how
+from launcher.failures.exit_status import Ends, KilledBy, has_ended, how
 from launcher.health.waits import Waits
 from launcher.host.loop import Loop
 from launcher.host.orphans import VARIABLE, Reaper, end_descendants, end_orphans, kill
-from launcher.joblog.events import Body, Cause, Diagnostics, RankExited, RankLost, RankStarted, StoreLost
+from launcher.joblog.events import Body, Cause, CauseKind, Diagnostics, RankExited, RankLost, RankStarted, StoreLost
 from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
 from launcher.output.log_files import JobFolder
@@ -240,7 +240,7 @@ class Processes:
             self._say(f"rank {process.rank} {text}")
             process.kill()
         else:
-            self.kill_rank(process.rank, Cause("malformed", text))
+            self.kill_rank(process.rank, Cause(CauseKind.MALFORMED, text))
 
     def _close_socket(self, process: RankProcess) -> None:
         if process.socket is not None:
@@ -259,7 +259,7 @@ class Processes:
     def kill_rank(self, rank: int, cause: Cause | None) -> None:
         """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
         process = self.ranks[rank]
-        process.killed_by = cause.kind if cause is not None else "unwanted"
+        process.killed_by = KilledBy.TOLD if cause is not None else KilledBy.UNWANTED
         process.kill()
         if cause is not None:
             self._feed(RankLost(rank, cause, process.slot_lost))
@@ -316,7 +316,7 @@ class Processes:
     def _mark_ended(self, process: RankProcess) -> None:
         """A rank that has ended by itself, and is only not reaped yet, keeps its own cause."""
         if process.killed_by is None and (process.pid is None or (process.pid in self._living and not has_ended(process.pid))):
-            process.killed_by = "ended"
+            process.killed_by = KilledBy.ENDED
 
     def _kill_what_is_left(self, processes: list[RankProcess]) -> None:
         for process in processes:
@@ -364,13 +364,13 @@ class Processes:
             process.streams.drain()  # the log, the terminal and the last words come before the news
         self._read_reports(process)  # what it said last counts, above all a result
         is_current = self.ranks.get(process.rank) is process
-        if process.killed_by == "unwanted" or not is_current:
+        if process.killed_by is KilledBy.UNWANTED or not is_current:
             pass
         elif self._is_ending:
             pass  # its end was asked for; the log has ended
         elif status == 0:
-            self._feed(RankExited(process.rank, process.killed_by == "ended"))
-        elif process.killed_by in (None, "ended", "drill"):
+            self._feed(RankExited(process.rank, process.killed_by is KilledBy.ENDED))
+        elif process.killed_by is not KilledBy.TOLD:
             cause = self._ends.cause(status, process.killed_by)
             self._feed(RankLost(process.rank, cause, process.slot_lost, self._diagnostics(process, status)))
             if status < 0 and process.killed_by is None:
@@ -395,7 +395,7 @@ class Processes:
             recorded = process.error_file if process.has_failed and read_error_file(process.error_file) is not None else ""
             return Diagnostics(log=path, error_file=recorded)
         tail = self.streams.stderr_tail(process.rank)
-        return diagnostics(tail, process.error_file, path, was_ended=process.killed_by == "ended")
+        return diagnostics(tail, process.error_file, path, was_ended=process.killed_by is KilledBy.ENDED)
 
     def close(self) -> None:
         """Leave nothing: no process of any session below this one, no descriptor."""

@@ -24,12 +24,21 @@ from odyssey.runtime.boundary import Expectation, flatten
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.data import Prefetcher, layer_seed
 from odyssey.runtime.gradients import Gradients, backward, backward_input, backward_weight
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Groups, Way
 from odyssey.runtime.job_spec import JobSpec
-from odyssey.schedule import Commit, Compute, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
-
-N_RECEIVES_AHEAD = 4
-N_GRADIENTS_IN_FLIGHT = 4
+from odyssey.schedule import (
+    N_GRADIENTS_IN_FLIGHT,
+    N_RECEIVES_AHEAD,
+    Commit,
+    Compute,
+    Drop,
+    Op,
+    OptimizerStep,
+    Receive,
+    Reduce,
+    Send,
+    program,
+)
 
 
 class Live:
@@ -237,9 +246,9 @@ class Engine:
             tensors = self._live[op.stage, op.micro_batch].outputs
         else:
             tensors = self._arrived.pop(("B", op.stage, op.micro_batch)) or [torch.empty(1, dtype=torch.uint8)]
-        tag = self._tag(op)
+        tag, way = self._tag(op), _way(op)
         wires = [self.groups.to_wire(tensor.detach()) for tensor in tensors]
-        sent = [(self.groups.send(wire, op.peer, tag), wire) for wire in wires]
+        sent = [(self.groups.send(wire, op.peer, tag, way), wire) for wire in wires]
         if op.kind == "F":
             self._sent_outputs[op.stage, op.micro_batch] = sent
             return
@@ -273,8 +282,8 @@ class Engine:
             room = expected.empty(self.groups.wire_device)
             needing = [tensor for tensor, spec in zip(room, expected.tensors, strict=True) if spec.requires_grad]
             tensors = needing or [torch.empty(1, dtype=torch.uint8, device=self.groups.wire_device)]
-        tag = self._tag(op)
-        self._posted.append((op, tensors, [self.groups.receive(tensor, op.peer, tag) for tensor in tensors]))
+        tag, way = self._tag(op), _way(op)
+        self._posted.append((op, tensors, [self.groups.receive(tensor, op.peer, tag, way) for tensor in tensors]))
 
     def _tag(self, op: Send | Receive) -> int:
         return 2 * (op.stage * self.plan.n_micro_batches + op.micro_batch) + (op.kind == "B")
@@ -307,6 +316,10 @@ class Engine:
 
     def _on_device(self, value: Any) -> Any:
         return on_device(value, self.model.device)
+
+
+def _way(op: Send | Receive) -> Way:
+    return "outputs" if op.kind == "F" else "gradients"
 
 
 def on_device(value: Any, device: torch.device) -> Any:

@@ -52,7 +52,7 @@ def _sum_of_losses(engine: Engine, data: Dataset) -> float:
                     expected = engine.expect(layers.start - 1, stop - start)
                     tensors = expected.empty(groups.wire_device)
                     for tensor in tensors:
-                        groups.wait(groups.receive(tensor, route[s - 1][0], _TAG).wait)
+                        groups.wait(groups.receive(tensor, route[s - 1][0], _TAG, "outputs").wait)
                     value = expected.nest([groups.from_wire(tensor) for tensor in tensors])
                 with engine.precision():
                     for layer in layers:
@@ -65,7 +65,7 @@ def _sum_of_losses(engine: Engine, data: Dataset) -> float:
                     engine.expect(layers.stop - 1, stop - start).check(tensors)
                     for tensor in tensors:
                         wire = groups.to_wire(tensor)
-                        sent.append((groups.send(wire, route[s + 1][0], _TAG), wire))
+                        sent.append((groups.send(wire, route[s + 1][0], _TAG, "outputs"), wire))
                     while len(sent) > N_SENDS_IN_FLIGHT:
                         groups.wait(sent.popleft()[0].wait)
     for work, _ in sent:

@@ -15,12 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from odyssey import own_process
+
+Way = Literal["outputs", "gradients"]
+"""Down the pipeline, or up."""
 # A group that is cut in the middle of a wait may, rarely, wait on until this: nobody waits for it any more.
 TIMEOUT = timedelta(seconds=60)
 CONNECT_S = 10.0
@@ -63,7 +67,7 @@ class Groups:
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self.world: Any = None
         self._has_device_groups = _has_own_device(device)
-        self._on_device: dict[str, Any] = {}
+        self._on_device: dict[Way, Any] = {}
         self._moving: Any = None
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] | None = None
@@ -109,14 +113,15 @@ class Groups:
         options.timeout = limit
         return self._start(lambda: (group or self.world).allreduce([tensor], options))
 
-    def send(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
-        """Start sending; keep tensor and the returned work until the step is committed."""
-        group, rank = self._way_to(tensor, worker, tag)
+    def send(self, tensor: torch.Tensor, worker: int, tag: int, way: Way | None = None) -> Any:
+        """Start sending; keep tensor and the returned work until the step is committed. `way`: needed for a tensor on a
+        device, where each has its communicator."""
+        group, rank = self._way_to(tensor, worker, way)
         return self._start(lambda: group.send([tensor], rank, tag))
 
-    def receive(self, tensor: torch.Tensor, worker: int, tag: int) -> Any:
-        """Start receiving into `tensor`."""
-        group, rank = self._way_to(tensor, worker, tag)
+    def receive(self, tensor: torch.Tensor, worker: int, tag: int, way: Way | None = None) -> Any:
+        """Start receiving into `tensor`, what was sent with this tag and `way`."""
+        group, rank = self._way_to(tensor, worker, way)
         return self._start(lambda: group.recv([tensor], rank, tag))
 
     def _start(self, operation: Callable[[], Any]) -> Any:
@@ -125,10 +130,11 @@ class Groups:
         except RuntimeError as error:  # the connection has ended already
             raise Cut(str(error)) from None
 
-    def _way_to(self, tensor: torch.Tensor, worker: int, tag: int) -> tuple[Any, int]:
+    def _way_to(self, tensor: torch.Tensor, worker: int, way: Way | None) -> tuple[Any, int]:
         if worker in self.members and self.me in self.members:
             if tensor.device.type != "cpu":
-                return self._on_device["gradients" if tag % 2 else "outputs"], self.members.index(worker)
+                assert way is not None, f"a tensor on {tensor.device} goes no way"
+                return self._on_device[way], self.members.index(worker)
             return self.world, self.members.index(worker)
         return self._moving, self._movers.index(worker)
 
@@ -243,10 +249,10 @@ class Groups:
                 own = PrefixStore("-".join(map(str, subset)), prefix)
                 make = self._nccl if self._has_device_groups else lambda store, members: _gloo(store, members, self.me, local)
                 by_subset[subset] = make(own, subset)
-        on_device = {}
+        on_device: dict[Way, Any] = {}
         if self._has_device_groups and self.me in self.members:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
-            on_device = {way: self._nccl(PrefixStore(way, prefix), self.members) for way in ("outputs", "gradients")}
+            on_device = {way: self._nccl(PrefixStore(way, prefix), self.members) for way in get_args(Way)}
             by_subset[self.members] = on_device["outputs"]
         opened = [descriptor for inode, descriptor in _sockets().items() if inode not in self._before]
         with self._lock:
@@ -297,15 +303,7 @@ def _gloo(store: Any, members: Sequence[int], me: int, device: Any) -> Any:
 
 def _sockets() -> dict[str, int]:
     """Open sockets of this process: inode text -> descriptor."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # closed since the listing
-            continue
-        if target.startswith("socket:"):
-            found[target] = int(name)
-    return found
+    return {name: number for number, name in own_process.descriptors() if name.startswith("socket:")}
 
 
 def _is_connection(descriptor: int) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from odyssey import own_process
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
@@ -42,7 +43,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
     started_s = time.monotonic()
     groups.build()
     group_s = time.monotonic() - started_s
-    runtime_bytes = resident_bytes()
+    runtime_bytes = own_process.resident_bytes()
     place = next(i for i, stage in enumerate(order.chain) if stage.worker == worker)
     stage = order.chain[place]
     is_first, is_last = place == 0, place == len(order.chain) - 1
@@ -283,13 +284,6 @@ def _answer_round_trips(peer: int, groups: Groups, n_bytes: int) -> float:
         groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
         groups.wait(groups.send(message, peer, PROBE_TAG).wait)
     return (time.process_time() - before_s) / (2 * N_REPEATS)
-
-
-def resident_bytes() -> int:
-    """Memory that this process has to itself now."""
-    with open("/proc/self/statm") as statm:
-        _, resident, shared, *_ = map(int, statm.read().split())
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+from odyssey import own_process
+
 ENDING_S = 0.02
 """A thread that was joined may still be seen for a moment."""
 MAX_PAUSE_S = 0.5
@@ -106,18 +108,7 @@ def has_cuda() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         return True
-    for entry in os.scandir("/proc/self/fd"):
-        try:
-            if os.readlink(entry.path).startswith("/dev/nvidia"):
-                return True
-        except FileNotFoundError:
-            continue  # the folder's own
-    return False
-
-
-def n_threads() -> int:
-    """Of this process, those that Python does not know of included."""
-    return len(os.listdir("/proc/self/task"))
+    return any(name.startswith("/dev/nvidia") for _, name in own_process.descriptors())
 
 
 class _Watch:
@@ -128,7 +119,7 @@ class _Watch:
         self.last = ""
         """The module whose import has begun last."""
         self._variables = frozenset(variables)
-        self._n_threads = n_threads()
+        self._n_threads = own_process.n_threads()
         self._has_cuda = has_cuda()
         self._environ: Any = type(os.environ)
 
@@ -154,9 +145,9 @@ class _Watch:
 
     def look(self) -> None:
         """Has anything happened since the last time?"""
-        if n_threads() > self._n_threads:
+        if own_process.n_threads() > self._n_threads:
             time.sleep(ENDING_S)
-        if (now := n_threads()) > self._n_threads:
+        if (now := own_process.n_threads()) > self._n_threads:
             self._n_threads = now
             self.leave_out("starts a thread", [*_importing(), self.last])
         if not self._has_cuda and has_cuda():

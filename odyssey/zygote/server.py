@@ -41,6 +41,7 @@ from typing import NoReturn
 
 import msgspec
 
+from odyssey import own_process
 from odyssey.zygote import preload
 from odyssey.zygote.protocol import (
     PACKET_BYTES,
@@ -168,7 +169,7 @@ def _import(modules: list[str]) -> str:
 def _is_ready(control: socket.socket, started: float, error: str, left_out: dict[str, str], shadow: str) -> bool:
     """Tell the agent. False if there is nothing to be forked from this process."""
     seconds = time.monotonic() - started
-    imported = Imported(seconds, preload.n_threads(), preload.has_cuda(), error, left_out, shadow)
+    imported = Imported(seconds, own_process.n_threads(), preload.has_cuda(), error, left_out, shadow)
     try:
         control.send(_encoder.encode(imported))
         if not imported.is_safe:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.options import Entry, RunOptions
-from launcher.processes.rank_process import entry_text
+from launcher.processes.rank_process import imports_odyssey
 from odyssey.errors import ProfileError, UsageError
+from odyssey.plan import parse_layout
 from odyssey_cli.command_line import checks
 from odyssey_cli.command_line import values as text
 from odyssey_cli.command_line.options import NUMA_BINDINGS, START_METHODS, Command
@@ -61,7 +62,6 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         master_addr=together.master_addr,
         master_port=together.master_port,
         node_rank=together.node_rank,
-        local_addr=given.value("local_addr").text,
         run_id=together.run_id,
         join_timeout_s=together.join_timeout_s,
         last_call_s=together.last_call_s,
@@ -96,7 +96,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         write_profile=Path(output.text) if command is Command.PROFILE else None,
     )
     # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
-    wants_display = command is Command.RUN and not given.switch("no_display") and b"odyssey" in entry_text(options)
+    wants_display = command is Command.RUN and not given.switch("no_display") and imports_odyssey(options)
     return Request(options, wants_display, (*notes, *([note] if note else [])))
 
 
@@ -184,10 +184,11 @@ def _check_nodes(given: Given, nodes: int, together: RendezvousOptions) -> None:
 def _check_layout(given: Given, nodes: int, ranks_per_node: int) -> None:
     layout = text.layout(given.value("layout").text)
     n_ranks = nodes * ranks_per_node
-    if layout != "auto" and text.layout_ranks(layout) > n_ranks:
+    n_taken = sum(parse_layout(layout) or ())
+    if n_taken > n_ranks:
         raise UsageError(
-            f"--layout {layout} takes {text.layout_ranks(layout)} ranks, there are {n_ranks}",
-            f"start more ranks, for example --nodes {-(-text.layout_ranks(layout) // ranks_per_node)}",
+            f"--layout {layout} takes {n_taken} ranks, there are {n_ranks}",
+            f"start more ranks, for example --nodes {-(-n_taken // ranks_per_node)}",
         )
 
 

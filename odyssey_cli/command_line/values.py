@@ -11,6 +11,7 @@ from pathlib import Path
 import strategies
 from launcher.options import Std
 from odyssey.errors import UsageError
+from odyssey.plan import parse_layout
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -37,18 +38,14 @@ def delay_s(text: str, option: str) -> float:
 
 def layout(text: str) -> str:
     """`auto`, `2x4` (pipelines x stages), `3+2+3` (stages of each pipeline) or both, `3+2x4`."""
-    if text != "auto" and not re.fullmatch(r"([1-9]\d*x)?[1-9]\d*(\+([1-9]\d*x)?[1-9]\d*)*", text):
+    try:
+        parse_layout(text)
+    except UsageError:
         raise UsageError(
             f"--layout: expected auto, 2x4 or 3+2+3, got {text!r}",
             "2x4 is two pipelines of four stages; 3+2+3 is three pipelines of three, two and three stages",
-        )
+        ) from None
     return text
-
-
-def layout_ranks(text: str) -> int:
-    """How many ranks an explicit layout takes."""
-    runs = [part.rpartition("x") for part in text.split("+")]
-    return sum(int(pipelines or 1) * int(stages) for pipelines, _, stages in runs)
 
 
 def strategy(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import TextIO
 
 from launcher.failures.history import RETOLD
 from launcher.joblog.events import (
+    CauseKind,
     Event,
     GenerationStarted,
     JobStarted,
@@ -76,7 +77,7 @@ class PlainLog:
             return False
         match event.body:
             case RankLost(cause=cause):
-                return self._board.ended is None and self._is_job and cause.kind not in ("ended", "exit")
+                return self._board.ended is None and self._is_job and cause.kind not in (CauseKind.ENDED, CauseKind.EXIT)
             case RankFailed():
                 return self._board.ended is None and self._is_job
             case Note():

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.health.stacks import state_of
-from launcher.joblog import registry
+from launcher.host import proc
+from launcher.joblog import reader, registry
 from launcher.joblog.events import AgentJoined, JobStarted, RankStarted
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.display.board import Board
@@ -36,7 +36,7 @@ class Rank(msgspec.Struct, frozen=True):
 class FoundJob:
     """One job, read once. `agent`: pid of its agent if that runs here."""
 
-    log: registry.Log
+    log: reader.Log
 
     @property
     def name(self) -> str:
@@ -48,7 +48,11 @@ class FoundJob:
 
     @cached_property
     def agent(self) -> int | None:
-        return self.log.agent
+        return self.look_for_agent()
+
+    def look_for_agent(self) -> int | None:
+        """As it is now."""
+        return registry.agent_of(self.log.start) if self.log.start is not None else None
 
     @cached_property
     def board(self) -> Board:
@@ -60,12 +64,10 @@ class FoundJob:
     @property
     def started(self) -> JobStarted:
         """What was asked for. Raises OdysseyError if the log does not even tell that."""
-        if (job := self.log.job) is None:
-            raise OdysseyError(
-                f"{self.folder}/events.jsonl: cannot be read by this version of Odyssey",
-                "look at it with the version that wrote it",
-            )
-        return job
+        if self.log.start is None:
+            raise self.log.unknown[0] if self.log.unknown else OdysseyError(f"{self.folder / reader.NAME}: tells of no job")
+        assert isinstance(self.log.start.body, JobStarted)
+        return self.log.start.body
 
     @property
     def command(self) -> str:
@@ -112,9 +114,11 @@ class FoundJob:
                     newest[rank] = body
         ranks = []
         for rank, body in sorted(newest.items()):
-            is_alive = body.host in ("", socket.gethostname()) and parent_of(body.pid) in agents - {None}
-            state = self._state(rank, body.pid, is_alive)
-            ranks.append(Rank(rank, body.pid, body.node, body.local_rank, body.host, state, is_alive))
+            process = proc.stat(body.pid) if body.host in ("", socket.gethostname()) else None
+            if process is not None and process.parent not in agents:
+                process = None  # another one, that has come to have its number
+            state = self._state(rank, process)
+            ranks.append(Rank(rank, body.pid, body.node, body.local_rank, body.host, state, process is not None))
         return ranks
 
     @property
@@ -125,32 +129,23 @@ class FoundJob:
     def n_ranks(self) -> int:
         return max(self.started.n_nodes * self.started.n_ranks_per_node, len(self.ranks))
 
-    def _state(self, rank: int, pid: int, is_alive: bool) -> str:
+    def _state(self, rank: int, process: proc.Stat | None) -> str:
         state = self.board.ranks.get(rank, RankState.STARTING)
-        if is_alive:
+        if process is not None:
             if rank in self.board.stalled:
                 return "stalled"
-            return "stopped by a signal" if state_of(pid) == "T" else state.value
+            return "stopped by a signal" if process.is_stopped else state.value
         if state is RankState.LOST and rank in self.board.causes:
             return f"lost: {self.board.causes[rank]}"
         return state.value if state in (RankState.LOST, RankState.FINISHED) else "ended"
 
 
-def parent_of(pid: int) -> int | None:
-    """None if there is no such process, or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[1]) if fields[0] not in "ZX" else None
-
-
 def read(folder: Path) -> FoundJob:
     """Raises OdysseyError if there is no log that can be read."""
     try:
-        return FoundJob(registry.read(folder))
+        return FoundJob(reader.read(folder))
     except OSError as error:
-        raise OdysseyError(f"{folder}/events.jsonl: {(error.strerror or str(error)).lower()}") from None
+        raise OdysseyError(f"{folder / reader.NAME}: {(error.strerror or str(error)).lower()}") from None
 
 
 def everything(*, ended: bool) -> list[FoundJob]:
@@ -162,7 +157,7 @@ def everything(*, ended: bool) -> list[FoundJob]:
             job = read(folder)
         except OdysseyError:
             continue  # its folder went while we looked
-        if job.log.job is not None:
+        if job.log.start is not None:
             jobs.append(job)
     return jobs
 
@@ -185,22 +180,28 @@ def find(text: str | None, *, only_running: bool = False) -> FoundJob:
         return read((running or known)[0])
     if text == "last" and candidates:
         return read(candidates[0])
-    exact = [folder for folder in known if folder.name == text]
-    if text.isdigit():
-        exact += [folder for folder in running if read(folder).agent == int(text)]
-    found = exact or [folder for folder in known if folder.name.startswith(text)]
-    if len(found) == 1:
-        return read(found[0])
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} jobs begin with {text}: say which", _one_of(found))
-    if (Path(text) / "events.jsonl").exists():
+    if (job := called(text)) is not None:
+        return job
+    if (Path(text) / reader.NAME).exists():
         return _in_folder(Path(text))
     raise UsageError(f"no such job: {text}", _one_of(known) if known else "no job of yours is known on this host")
 
 
+def called(text: str) -> FoundJob | None:
+    """The job with this name, beginning of its name or pid of its agent. Raises UsageError if there are several."""
+    known = registry.folders()
+    found = [folder for folder in known if folder.name == text]
+    if text.isdigit():
+        found += [folder for folder in known if registry.is_running(folder) and read(folder).agent == int(text)]
+    found = found or [folder for folder in known if folder.name.startswith(text)]
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} jobs begin with {text}: say which", _one_of(found))
+    return read(found[0]) if found else None
+
+
 def _in_folder(folder: Path) -> FoundJob:
-    if not (folder / "events.jsonl").exists():
-        raise UsageError(f"{folder} is no job's folder: it has no events.jsonl", "`odyssey ps --all` lists jobs")
+    if not (folder / reader.NAME).exists():
+        raise UsageError(f"{folder} is no job's folder: it has no {reader.NAME}", "`odyssey ps --all` lists jobs")
     return read(folder.resolve())
 
 
@@ -212,5 +213,5 @@ def _one_of(folders: list[Path]) -> str:
 
 def newest_job(log_dir: Path) -> Path | None:
     """The folder below `log_dir` whose event log was written last."""
-    logs = [(log.stat().st_mtime, log) for log in log_dir.glob("*/events.jsonl")]
+    logs = [(log.stat().st_mtime, log) for log in log_dir.glob(f"*/{reader.NAME}")]
     return max(logs)[1].parent if logs else None

@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from launcher.joblog.events import Event, GenerationStarted, UnitCommitted, decode
+from launcher.joblog import reader
+from launcher.joblog.events import Event, GenerationStarted, UnitCommitted
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.render import render
@@ -23,12 +24,6 @@ from odyssey_cli.jobs.find import newest_job
 
 N_STEPS_AFTER = 8
 _WIDTH, _HEIGHT = 100, 40
-
-
-def read_events(log: Path) -> list[Event]:
-    """All whole events of a log; a line that was cut short by a kill ends it."""
-    with log.open("rb") as lines:
-        return [decode(line) for line in lines if line.endswith(b"\n")]
 
 
 def telling_moment(events: Sequence[Event]) -> int:
@@ -57,12 +52,12 @@ def draw(
     output: Annotated[Path, typer.Option("--output", "-o", help="The SVG file to write.")] = Path("picture.svg"),
 ) -> None:
     """Draw a job's telling moment as SVG."""
-    folder = job if (job / "events.jsonl").is_file() else newest_job(job)
+    folder = job if (job / reader.NAME).is_file() else newest_job(job)
     if folder is None:
         raise UsageError(
             f"{job}: no job there", "run one: odyssey run --nodes 4 --drill 'step=20 kill=2' examples/train_gpt.py"
         )
-    output.write_text(svg(read_events(folder / "events.jsonl")))
+    output.write_text(svg(list(reader.events(folder / reader.NAME))))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from launcher.joblog.events import RankLost
+from launcher.joblog.events import CauseKind, RankLost
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey_cli.display import quantities
@@ -109,14 +109,14 @@ def status_of(job: FoundJob) -> JobStatus:
         folder=str(job.folder),
         max_restarts=job.started.max_restarts,
         ranks=job.ranks,
-        losses=[Loss(at, body.rank, body.cause.text) for at, body in lost if body.cause.kind != "ended"],
+        losses=[Loss(at, body.rank, body.cause.text) for at, body in lost if body.cause.kind is not CauseKind.ENDED],
         loss=board.loss,
         step_s=board.step_s,
         exit_code=ended.code if ended is not None else None,
         reason=ended.reason if ended is not None else _why_not_ended(job),
         help=ended.help if ended is not None else "",
         events=[(line.time, line.text) for line in list(board.recent)[-N_LAST_EVENTS:]],
-        n_unreadable=job.log.n_unreadable,
+        n_unreadable=len(job.log.unknown),
     )
 
 

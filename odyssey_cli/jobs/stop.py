@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from launcher.joblog import registry
+from launcher.joblog import reader
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.jobs import find
@@ -33,7 +33,7 @@ def stop(name: str | None, *, now: bool) -> ExitCode:
         print(f"{job.name} has just ended")
         return ExitCode.OK
     try:
-        if job.log.agent == agent:  # seen again through a descriptor that nobody else can get
+        if job.look_for_agent() == agent:  # seen again through a descriptor that nobody else can get
             _end(process, job, now)
     except PermissionError:
         raise OdysseyError(f"{job.name} is another user's", "ask them") from None
@@ -52,8 +52,8 @@ def _end(process: int, job: find.FoundJob, now: bool) -> None:
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
         if now and job.board.ended is None:
-            deadline = time.monotonic() + TAKEN_S
-            while not gone.poll(LOOK_S * 1000) and not registry.has_ended(job.folder) and time.monotonic() < deadline:
+            log, deadline = job.folder / reader.NAME, time.monotonic() + TAKEN_S
+            while not gone.poll(LOOK_S * 1000) and not reader.has_ended(log) and time.monotonic() < deadline:
                 pass
             signal.pidfd_send_signal(process, signal.SIGTERM)
     except ProcessLookupError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -21,25 +20,20 @@ from odyssey_cli.display.failure_block import print_reason
 from odyssey_cli.display.plain_log import PlainLog
 from perfmodel.profile import Link, Profile, read
 
-if TYPE_CHECKING:
-    from launcher.agent.start import Launch
-
 _MOST_ROWS = 40
 
 
-def profile(options: RunOptions, output: Path, agent: Launch | None = None) -> int:
-    """Measure and write `output`; returns the exit code. `agent` stands in for the launcher's in tests."""
-    if agent is None:
-        from launcher.agent.start import run as launch
+def profile(options: RunOptions, output: Path) -> int:
+    """Measure and write `output`; returns the exit code."""
+    from launcher.agent import start
 
-        agent = launch
     if not output.parent.is_dir():
         raise UsageError(f"--output: no directory {output.parent}", "create it first")
     before = output.stat().st_mtime_ns if output.exists() else None
     board = Board()
     log = PlainLog(board)
     began = time.time()
-    code = agent(msgspec.structs.replace(options, write_profile=output), log.watch, _no_output)
+    code = start.run(msgspec.structs.replace(options, write_profile=output), log.watch, _no_output)
     if code != ExitCode.OK:
         print_reason(board)
         return code

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.joblog import events
-from odyssey.codec import Malformed
+from launcher.coordinator.machine import step
+from launcher.coordinator.state import JobState, PlainState, State
+from launcher.joblog import reader
+from launcher.joblog.events import PlanChosen
 from odyssey.errors import ProfileError, UsageError
 from odyssey.plan import Plan
-from odyssey_cli.jobs.find import newest_job
+from odyssey_cli.jobs import find as jobs
+from perfmodel import catalog
 from perfmodel.profile import Profile, read
 
 LOGS = Path("odyssey-logs")
@@ -55,20 +58,22 @@ def find(text: str | None) -> Source:
         return _named(text)
     if Path("profile.json").is_file():
         return of_profile(Path("profile.json"))
-    job = newest_job(LOGS)
+    job = jobs.newest_job(LOGS)
     if job is not None:
         return of_job(job)
     raise UsageError("nothing to plan with: no profile.json and no job in odyssey-logs here", _HOW)
 
 
 def _named(text: str) -> Source:
+    if text == "last":
+        return of_job(jobs.find(text).folder)
     path = Path(text)
     if path.is_dir():
-        if (path / "events.jsonl").is_file():
+        if (path / reader.NAME).is_file():
             return of_job(path)
-        job = newest_job(path)
+        job = jobs.newest_job(path)
         if job is None:
-            raise UsageError(f"{text}: no events.jsonl in it or below it", _HOW)
+            raise UsageError(f"{text}: no {reader.NAME} in it or below it", _HOW)
         return of_job(job)
     if path.suffix == ".jsonl" and path.is_file():
         return of_job(path.parent)
@@ -76,6 +81,8 @@ def _named(text: str) -> Source:
         if not path.is_file():
             raise UsageError(f"{text}: no such file", _HOW)
         return of_profile(path)
+    if text not in catalog.names()["jobs"] and (called := jobs.called(text)) is not None:
+        return of_job(called.folder)
     return of_config(text)
 
 
@@ -87,49 +94,33 @@ def of_profile(path: Path) -> Source:
 
 
 def of_job(folder: Path) -> Source:
-    """The newest profile and plan of a job's log."""
-    profile: Profile | None = None
-    plan: Plan | None = None
-    started: events.JobStarted | None = None
-    n_losses, first, last = 0, 0.0, 0.0
-    for number, line in enumerate((folder / "events.jsonl").read_bytes().splitlines(), 1):
-        try:
-            event = events.decode(line)
-        except Malformed as error:
-            raise UsageError(f"{folder / 'events.jsonl'}: line {number}: {error}", "is it of another version?") from None
+    """What a job's coordinator knew and had chosen at the end of its log. Raises UsageError."""
+    state: State = PlainState()
+    plan, last = None, 0.0
+    for event in reader.events(folder / reader.NAME):
+        state, _ = step(state, event)
         last = event.time
-        match event.body:
-            case events.JobStarted() as started:
-                first = event.time
-            case events.Profiled():
-                profile = event.body.profile
-            case events.PlanChosen():
-                plan = event.body.plan
-            case events.RankLost():
-                n_losses += 1
-            case _:
-                pass
-    if started is None or profile is None:
+        plan = event.body.plan if isinstance(event.body, PlanChosen) else plan
+    started = state.world.started
+    if not isinstance(state, JobState) or started is None or state.profile is None:
         raise UsageError(f"{folder}: the job ended before its model was measured", _HOW)
     return Source(
         str(folder),
-        profile,
+        state.profile,
         started.n_nodes,
         started.n_ranks_per_node,
         plan,
         started.mtbf_s,
         started.layout,
-        n_losses,
-        last - first,
+        state.world.n_losses,
+        last - state.world.started_at,
     )
 
 
 def of_config(name: str) -> Source:
     """A job of `configs/` by name or file, or `model@cluster`."""
-    from perfmodel.catalog import load_job
-
     try:
-        job = load_job(name)
+        job = catalog.load_job(name)
     except ProfileError as error:
         raise UsageError(error.what, error.help) from None
     per_node = min(job.profile.cluster.ranks_per_node, job.n_ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 
 from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Schedule, Stage, StateFrom
 from perfmodel.costs import Costs
@@ -98,12 +99,15 @@ def _rounds(groups: Sequence[tuple[int, ...]]) -> list[int]:
     sets = [frozenset(group) for group in groups]
     if sum(map(len, sets)) == len(frozenset().union(*sets)):
         return [0] * len(groups)
-    import networkx
-
-    graph = networkx.Graph()
-    graph.add_nodes_from(range(len(sets)))
-    graph.add_edges_from((i, j) for j in range(len(sets)) for i in range(j) if not sets[i].isdisjoint(sets[j]))
-    colours = networkx.greedy_color(graph, strategy="DSATUR")
+    neighbours = [[j for j, other in enumerate(sets) if i != j and not own.isdisjoint(other)] for i, own in enumerate(sets)]
+    taken: list[set[int]] = [set() for _ in sets]  # colours next to each
+    colours: dict[int, int] = {}
+    while len(colours) < len(sets):
+        # The one with the fewest colours left, among those the one with most neighbours.
+        i = max((i for i in range(len(sets)) if i not in colours), key=lambda i: (len(taken[i]), len(neighbours[i])))
+        colours[i] = next(colour for colour in count() if colour not in taken[i])
+        for j in neighbours[i]:
+            taken[j].add(colours[i])
     return [colours[i] for i in range(len(sets))]
 
 

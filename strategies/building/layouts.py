@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from odyssey.errors import UsageError
 from perfmodel.costs import Costs
 from perfmodel.memory import most_message_bytes
 from perfmodel.profile import Profile
@@ -42,22 +40,6 @@ class Shape(msgspec.Struct, frozen=True):
     def seconds(self, n_micro_batches: int) -> float:
         """Closed form of a step's time without reductions."""
         return self.fill_s + (n_micro_batches - 1) * self.bottleneck_s
-
-
-def parse_layout(text: str) -> tuple[int, ...] | None:
-    """`2x4` (pipelines x stages), `3+2+3` (lengths) or both, `2x4+3`, as lengths; None for `auto`.
-
-    Raises UsageError for anything else.
-    """
-    if text == "auto":
-        return None
-    if not re.fullmatch(r"([1-9]\d*x)?[1-9]\d*(\+([1-9]\d*x)?[1-9]\d*)*", text):
-        raise UsageError(f"{text!r} is no layout", "write `auto`, `2x4` (2 pipelines of 4 stages) or `3+2+3`")
-    lengths: list[int] = []
-    for part in text.split("+"):
-        count, _, length = part.rpartition("x")
-        lengths += [int(length)] * int(count or 1)
-    return tuple(lengths)
 
 
 # -- layers to stages --------------------------------------------------------------------------------------------------

@@ -53,11 +53,6 @@ class DryRun(msgspec.Struct, frozen=True):
     outcomes: tuple[Outcome, ...]
 
     @property
-    def n_fatal(self) -> int:
-        """Placements, of those looked at, after which training cannot go on."""
-        return sum(outcome.n_alike for outcome in self.outcomes if outcome.step_s is None)
-
-    @property
     def best_s(self) -> float | None:
         return min(self._steps, default=None)
 

@@ -7,9 +7,10 @@ pipeline keeps one copy of each layer; `auto` takes it only where no other layou
 from __future__ import annotations
 
 from odyssey.errors import UsageError
+from odyssey.plan import parse_layout
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.layouts import layouts, parse_layout, shapes_of
+from strategies.building.layouts import layouts, shapes_of
 from strategies.situation import Proposal, Situation
 
 NAME = "initial"

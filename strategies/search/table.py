@@ -82,7 +82,6 @@ def warm_up() -> None:
     """Load what searches import when they first need it (about half a second), so that no recovery waits for it."""
     for name in strategies.names():
         import_module(f"strategies.{name}")
-    import networkx  # noqa: F401
     import scipy.optimize  # noqa: F401
 
 

@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import odyssey
 from launcher.coordinator import replay
-from launcher.joblog import events
+from launcher.joblog import reader
 from launcher.joblog.events import (
+    CauseKind,
     Event,
     GenerationStarted,
     JobEnded,
@@ -46,7 +47,7 @@ class Broken(Exception):
 def judge(case: Case, folder: Path, code: int, struck: list[dict[str, Any]]) -> tuple[str, list[Event]]:
     """`exact` or `stopped`, and the log. Raises Broken for anything else."""
     (log_file,) = (folder / "log").glob("*/events.jsonl")
-    log = [events.decode(line) for line in log_file.read_bytes().splitlines()]
+    log = list(reader.events(log_file))
     for logged, taken in replay.replay(log_file):
         if logged != taken:
             raise Broken("wrong", f"the log does not replay: {logged} was {taken}")
@@ -164,7 +165,7 @@ def lost_unstruck(log: list[Event], struck: list[dict[str, Any]]) -> set[int]:
     """Ranks that the agent took for lost though nothing had struck them."""
     forwarded = {number.name for number in FORWARDED}  # they end a rank whose script has not begun to handle them
     losses = [event.body for event in log if isinstance(event.body, RankLost)]
-    lost = {loss.rank for loss in losses if loss.cause.kind != "ended" and loss.cause.text not in forwarded}
+    lost = {loss.rank for loss in losses if loss.cause.kind is not CauseKind.ENDED and loss.cause.text not in forwarded}
     return lost - {each["rank"] for each in struck if not each["innocent"]}
 
 
