@@ -38,7 +38,8 @@ from odyssey.runtime.evaluation import evaluate_body
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.local import LocalSession
 from odyssey.runtime.once import Once
-from odyssey.runtime.session import Session, Transaction, Values
+from odyssey.runtime.session import Session
+from odyssey.runtime.transaction import Transaction, Values
 from odyssey.tracebacks import users_frames
 
 _newest: Session | None = None

@@ -245,6 +245,29 @@ def test_a_pause_is_answered_from_the_scripts_own_code(agent_of: Callable[..., M
     assert {(report.position, report.phase, report.held) for report in paused.values()} == {((3, 0), "between", layers)}
 
 
+def test_a_rank_that_was_paused_in_its_action_does_not_pass_the_unit_alone(
+    agent_of: Callable[..., MiniAgent], tmp_path: Path
+) -> None:
+    """It needs no other rank for the commit point, and has told from the action that it has not come to it."""
+    os.mkfifo(tmp_path / "hold")
+    agent = agent_of(2, *EXACT, "--out", tmp_path / "out.pt", "--hold-once", tmp_path / "hold")
+    agent.start("1x1")
+    agent.go()
+    with (tmp_path / "hold").open("wb"):  # opens when the action does
+        paused = agent.pause()
+    assert (paused[0].position, paused[0].phase) == ((N_STEPS, 0), "between")
+
+    assert agent.plan is not None
+    ready = agent.prepare(replace(agent.plan, generation=agent.generation, step=N_STEPS))
+
+    assert ready[0].position == (N_STEPS, 0)
+    agent.go()
+    agent.finish()  # the action has been completed: opened again, the pipe would never end
+    once = [report for report in agent.heard[0] if isinstance(report, Committed) and report.result.kind == "once"]
+    assert [report.generation for report in once] == [2]
+    assert_exact(tmp_path / "out.pt")
+
+
 # -- states that outlive the job --------------------------------------------------------------------------------------
 
 CHECKPOINTED = ROOT / "tests/jobs/checkpointed.py"

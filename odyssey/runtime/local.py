@@ -13,7 +13,7 @@ from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage, StateFrom
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
-from odyssey.runtime.session import Transaction, Values
+from odyssey.runtime.transaction import Transaction, Values
 
 
 class LocalSession:

@@ -1,26 +1,22 @@
-"""A rank's life between units: transactions, and recovery when one of them is interrupted.
+"""A rank's life between units: transactions, and recovery when one of them is interrupted. This is the script's thread.
 
 Everything that ranks do together is a *unit*: a body (compute, communicate), a commit point (one tiny reduction over all
 workers), and a local effect. A rank passes the commit point only if every rank contributed, and contributes only when its
 own part is complete. So after a loss either some rank has the unit's result, and then all others hold all they need to
 take it over (roll forward), or none has, and all redo the body under the next plan.
 
-Two threads: the script's main thread owns model, engine and position; the link's thread receives orders, cuts
-communication at once on Pause, and answers for a main thread that is in the script's own code.
+Where this rank stands is one value, a Phase (phase.py), and all that the link's thread has to do with it is in control.py.
+What is here beside, model, engine and replay, is the script's thread's alone.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
-from typing import NamedTuple
 
 import torch
 
@@ -38,100 +34,89 @@ from odyssey.messages import (
     Hello,
     Measure,
     OpTimes,
-    Pause,
-    Paused,
-    Ping,
-    Pong,
     Position,
     Prepare,
     Result,
-    Stop,
     position_after,
 )
 from odyssey.model.model import Model
 from odyssey.plan import Plan, StateFrom
+from odyssey.runtime.control import Control
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import NO_LIMIT, Cut, Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.measure import measure
+from odyssey.runtime.phase import Activity, Phase
 from odyssey.runtime.proof import problem, ready
+from odyssey.runtime.replay import Replay
+from odyssey.runtime.transaction import N_VALUES, Transaction, Values
 from odyssey.runtime.transfer import move_layers
-from odyssey.schedule import Commit, Receive, Reduce
 
 OP_TIMES_EVERY_S = 0.5
-N_VALUES = 2
-"""The most values that a unit ends in."""
-Values = tuple[float, ...]
-
-
-class Transaction(NamedTuple):
-    """A unit. `body(engine)`: run it, give what this rank adds to the final sum, Cut may interrupt it. `conclude(sums)`:
-    the result's values, the same on all ranks. `take(engine, values)`: the local effect, which cannot be interrupted."""
-
-    kind: str
-    body: Callable[[Engine], Sequence[float]]
-    conclude: Callable[[Sequence[float]], Values]
-    take: Callable[[Engine, Values], None]
-    n_samples: int = 0
 
 
 class Session:
-    """One rank's part in the job. `plan` is the one in force, `position` that of the next unit.
-
-    `replaying`: on a rank that has joined, the results of the units that its script has still to pass. `place`: where the
-    script stands, which is `position` unless it replays. `leader`: who speaks for the last unit. `joined_step`: where this
-    rank came in.
-    """
+    """One rank's part in the job, as its script calls it."""
 
     def __init__(self, link: AgentLink, rank: int, model: Model, job_spec: JobSpec, before: Session | None) -> None:
         """`before`: of the Job that the script made before this one, which is over."""
         self.rank = rank
-        self._job: int = 1 if before is None else before._job + 1
-        self._is_over = False
         self.model = model
-        self.plan: Plan | None = None
-        self.position: Position = (0, 0)
-        self.replaying: deque[Result] = deque()
-        self.joined_step = 0
-        self._replayed: Position = (0, 0)
+        self._job: int = 1 if before is None else before._job + 1
         self._job_spec = job_spec
         self._link = link
+        # Orders of an earlier Job may still be on their way: they are of generations that it knew.
+        phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
+        self._control: Control = Control(link, phase, model, lambda: None if self._engine is None else self._engine.now)
         self._engine: Engine | None = None
         self._data: Prefetcher | None = None
-        self._transaction: Transaction | None = None
-        self._taken_over: Values | None = None
+        self._replay = Replay()
         self._leader_of_unit: int | None = None
-        self._has_joined = False  # in a job that had units before this rank came
-        self._finished = False
-        self._prepared = 0  # the newest generation that this rank is ready for
         self._times_sent_s = time.monotonic()
-        self._orders: SimpleQueue[Command] = SimpleQueue()
-        # Shared with the link's thread, under the lock:
-        self._lock = threading.Lock()
-        self._phase = "compute"
-        self._groups: Groups | None = None
-        self._inside = True  # the main thread is in a unit, or starting: it answers Pause itself
-        self._running: int | None = None  # the generation that runs; None until the next Go
-        # The newest generation that a Pause announced, and the newest one for which Paused was reported. Orders of an earlier
-        # Job may still be on their way: they are of generations that it knew.
-        self._paused_for: int = 0 if before is None else max(before._paused_for, before._prepared) + 1
-        self._answered_for = self._paused_for
+
+    def start(self) -> None:
+        """Report to the agent, and wait until a generation runs."""
+        self._link.listen(self._control.handle)
+        self._link.report(Hello(self.rank, os.getpid(), self._job_spec.spec, self._job))
+        self._obey(None)
+        self._control.change(Phase.left)
 
     def finish(self) -> None:
         """The script has come to its end, or makes another Job: say so if it is a good one, and let go of the groups."""
-        if self._is_over:
+        if self._control.phase.activity is Activity.OVER:
             return
-        self._is_over = True
+        self._control.change(Phase.over)
         if not self._link.has_failed:
             self._link.report(Finished(self.position))
-        if self._groups is not None:
-            self._groups.close()
+        self._control.close()
+
+    # -- what a script sees -----------------------------------------------------------------------------------------------
 
     @property
-    def is_idle(self) -> bool:
-        """Whether the plan has no work for this rank."""
-        return self.plan is not None and self.rank not in self.plan.held
+    def plan(self) -> Plan | None:
+        """The plan in force; None before the first."""
+        return None if self._engine is None else self._engine.plan
+
+    @property
+    def position(self) -> Position:
+        """Of the next unit that is run, or of the one at hand."""
+        return self._control.phase.position
+
+    @property
+    def place(self) -> Position:
+        """Where the script stands: what it sees of the job there is what the scripts of the others saw."""
+        return self._replay.place if self.replaying else self.position
+
+    @property
+    def replaying(self) -> deque[Result]:
+        """On a rank that has joined, the results of the units that its script has still to pass."""
+        return self._replay.results
+
+    @property
+    def joined_step(self) -> int:
+        """Where this rank came in."""
+        return self._replay.joined_step
 
     @property
     def leader(self) -> int | None:
@@ -139,33 +124,19 @@ class Session:
 
         So no two ranks ever speak for one unit. None after a unit that this rank has only replayed.
         """
-        if self._leader_of_unit is None and not self._has_joined:
+        if self._leader_of_unit is None and not self._replay.has_joined:
             return self.plan.leader if self.plan is not None else None
         return self._leader_of_unit
-
-    @property
-    def place(self) -> Position:
-        """Where the script stands: what it sees of the job there is what the scripts of the others saw."""
-        return self._replayed if self.replaying else self.position
 
     @contextmanager
     def outside(self) -> Iterator[None]:
         """Around the script's own code inside a unit: a Pause does not wait for it, the link's thread answers."""
-        with self._lock:
-            self._inside, self._phase = False, "between"
-            self._answer_pause()
+        kind = self._control.phase.kind
+        self._control.change(Phase.acting)
         try:
             yield
         finally:
-            with self._lock:
-                self._inside, self._phase = True, "compute"
-
-    def start(self) -> None:
-        """Report to the agent, and wait until a generation runs."""
-        self._link.listen(self._handle)
-        self._link.report(Hello(self.rank, os.getpid(), self._job_spec.spec, self._job))
-        self._obey()
-        self._leave()
+            self._control.change(lambda phase: phase.entered(kind))
 
     # -- units --------------------------------------------------------------------------------------------------------
 
@@ -174,169 +145,138 @@ class Session:
 
         On a rank that rejoins, the units that others did meanwhile are not run again: their results are returned.
         """
-        if self._is_over:
-            raise JobError(
-                f"{transaction.kind}: this Job is over, the script has made another one since", "use one Job after another"
-            )
+        self._control.phase.check_open(transaction.kind)
         if self.replaying:
-            return self._replay(transaction.kind)
-        if self._finished:
-            raise JobError(f"{transaction.kind}: another rank has already ended its script", SAME_CALLS)
-        with self._lock:
-            self._inside, self._transaction, self._phase = True, transaction, "compute"
-        self._taken_over = None
-        # That all ranks end the same unit is checked by the commit point itself: what they add must be equal.
-        unit = [float(part) for part in (*self.position, zlib.crc32(transaction.kind.encode()) >> 8)]
+            return self._replay.next(transaction.kind)
+        self._control.change(lambda phase: phase.entered(transaction.kind))
         started_s = time.monotonic()
         try:
-            while True:
-                if self._running is None or self._paused_for > self._running or self.is_idle:
-                    self._obey()
-                    if self._taken_over is not None:
-                        return self._taken_over
-                    continue
-                try:
-                    values = self._transact(transaction, unit)
-                except Cut as cut:
-                    self._stand_still(str(cut))
-                    continue
-                self._commit(transaction, values, started_s)
-                return values
+            while (phase := self._control.phase).activity is not Activity.DONE:
+                if phase.has_work:
+                    self._try(transaction, started_s)
+                else:
+                    self._obey(transaction)
+            return phase.values
         finally:
-            self._leave()
+            self._control.change(Phase.left)
 
-    def _transact(self, transaction: Transaction, unit: list[float]) -> Values:
+    def _try(self, transaction: Transaction, started_s: float) -> None:
+        """Once through the unit, to its end or to that of the generation."""
+        try:
+            values = self._transact(transaction)
+        except Cut as cut:
+            self._stand_still(str(cut))
+            return
+        # The unit is final: tell the agent before anything else, so that its result outlives this rank.
+        result, done_s = Result(self.position, transaction.kind, values), time.monotonic()
+        generation = self._engine.plan.generation if self._engine is not None else 0
+        self._link.report(Committed(generation, result, transaction.n_samples, done_s - started_s, done_s))
+        self._take(transaction, result)
+
+    def _transact(self, transaction: Transaction) -> Values:
+        """Body and commit point. Raises Cut."""
         engine = self._engine
         assert engine is not None
-        self._phase = "compute"
         values = list(transaction.body(engine))
+        # That all ranks end the same unit is checked by the commit point itself: what they add must be equal.
+        unit = [float(part) for part in (*self.position, zlib.crc32(transaction.kind.encode()) >> 8)]
         padding = [0.0] * (N_VALUES - len(values))  # of one size, whatever the other ranks are at
         sums = torch.tensor([*values, *padding, *unit], dtype=torch.float64)
-        self._phase = "contributed"
+        if not self._control.change(Phase.contributed):
+            raise Cut("paused in the script's own code")
         engine.now = ("commit", time.monotonic())
         n_members = len(engine.groups.members)
         if n_members > 1:
             # As long as it takes: another rank may be in the script's own code. Who hangs is the agent's to find.
             engine.groups.wait(engine.groups.all_reduce(sums, limit=NO_LIMIT).wait)
         if sums[N_VALUES:].tolist() != [part * n_members for part in unit]:
-            raise JobError(f"other ranks ended another unit than this one's {self._unit}", SAME_CALLS)
+            raise JobError(f"other ranks ended another unit than this one's {self._control.phase.unit}", SAME_CALLS)
         return transaction.conclude(sums[: len(values)].tolist())
-
-    def _commit(self, transaction: Transaction, values: Values, started_s: float) -> None:
-        """The unit is final: tell the agent before anything else, so that its result outlives this rank."""
-        result = Result(self.position, transaction.kind, values)
-        done_s = time.monotonic()
-        self._link.report(Committed(self._running or 0, result, transaction.n_samples, done_s - started_s, done_s))
-        self._leader_of_unit = self.plan.leader if self.plan is not None else None
-        self._take(transaction, result)
 
     def _take(self, transaction: Transaction, result: Result) -> None:
         """Give a final unit its effect here. Nothing interrupts this."""
-        if self._engine is not None and not self.is_idle:
+        self._leader_of_unit = self.plan.leader if self.plan is not None else None
+        if self._engine is not None and not self._control.phase.is_idle:
             transaction.take(self._engine, result.values)
-        with self._lock:
-            self.position, self._phase = position_after(result), "compute"
+        self._control.change(lambda phase: phase.done(result))
         self._report_times()
 
-    def _roll_forward(self, results: Sequence[Result]) -> None:
+    def _roll_forward(self, transaction: Transaction | None, results: Sequence[Result]) -> None:
         """Take over the unit at hand if it is among `results`: others passed its commit point, and we had contributed.
 
-        From then on the unit is done, whatever happens before the next generation runs: `_taken_over` says so.
+        From then on the unit is done, whatever happens before the next generation runs.
         """
         for result in results:
-            if result.position == self.position and self._transaction is not None and self._taken_over is None:
-                self._leader_of_unit = self.plan.leader if self.plan is not None else None
-                self._take(self._transaction, result)
-                self._taken_over = result.values
-
-    def _replay(self, kind: str) -> Values:
-        result = self.replaying.popleft()
-        if result.kind != kind:
-            what = f"after rejoining, the script calls {kind} where the other ranks called {result.kind}"
-            if "load" in (kind, result.kind):  # it depends on the files that are there, which were others at the job's start
-                raise JobError(what, "use odyssey.Job(..., resume=folder), which decides once for all ranks")
-            raise JobError(what, "let the script's course depend on the step only")
-        self._replayed = position_after(result)
-        return result.values
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._inside, self._transaction, self._phase = False, None, "between"
-            self._answer_pause()
+            if transaction is not None and self._control.phase.may_take(result):
+                self._take(transaction, result)
 
     def _stand_still(self, reason: str) -> None:
         """Communication has ended. If no Pause says why, the agent should know."""
-        with self._lock:
-            self._running = None
-            unexplained = self._paused_for <= self._prepared
-        if unexplained:
-            self._link.report(Broken(self._prepared, reason))
+        if (phase := self._control.change(Phase.broken)) is not None:
+            self._link.report(Broken(phase.generation, reason))
 
-    # -- orders, as the main thread obeys them ------------------------------------------------------------------------
+    # -- orders -------------------------------------------------------------------------------------------------------
 
-    def _obey(self) -> None:
-        """Obey orders until a generation runs in which this rank has work, or the unit at hand was taken over."""
+    def _obey(self, transaction: Transaction | None) -> None:
+        """Obey orders until a generation runs in which this rank has work, or the unit at hand is done."""
         while True:
-            with self._lock:
-                self._answer_pause()
-            order = self._orders.get()  # ended by the agent's next order; without an agent the link ends the process
+            order = self._control.next_order()
             try:
-                if isinstance(order, Follow):
-                    self._roll_forward((order.result,))
-                    if self._taken_over is not None:
-                        return
-                elif isinstance(order, Finish) and self._job > 1 and not self._prepared:
-                    pass  # it was for the Job before
-                elif isinstance(order, Finish):
-                    self._finished = True
-                    self._roll_forward(order.results)
-                    if self._taken_over is None and self._transaction is not None:
-                        what = f"the other ranks ended their script while this one was in {self._transaction.kind}"
-                        raise JobError(what, SAME_CALLS)
+                if self._is_way_on(order, transaction):
                     return
-                elif isinstance(order, Measure) and order.generation >= self._paused_for:
-                    self._measure(order)
-                elif isinstance(order, Prepare) and order.generation >= self._paused_for:
-                    self._prepare(order)
-                elif isinstance(order, Go) and order.generation == self._prepared and order.generation >= self._paused_for:
-                    self._go(order.generation)
-                    if self._taken_over is not None or self._transaction is None or not self.is_idle:
-                        return
             except Cut as cut:
                 self._stand_still(str(cut))
 
-    def _new_groups(self, groups: Groups, generation: int) -> None:
-        """Make `groups` the ones that a Pause cuts. Raises Cut if it has come already."""
-        with self._lock:
-            old, self._groups = self._groups, groups
-            too_late = self._paused_for > generation
-        if old is not None:
-            old.release()
-        if too_late:
-            raise Cut("a newer generation")
+    def _is_way_on(self, order: Command, transaction: Transaction | None) -> bool:
+        """Obey one order; whether the script's thread can go on. Raises Cut."""
+        match order:
+            case Follow(result=result):
+                self._roll_forward(transaction, (result,))
+                return self._is_done
+            case Finish() if self._job > 1 and self._engine is None:
+                return False  # it was for the Job before
+            case Finish(results=results):
+                self._control.change(Phase.ended)
+                self._roll_forward(transaction, results)
+                if transaction is not None and not self._is_done:
+                    raise JobError(f"the other ranks ended their script while this one was in {transaction.kind}", SAME_CALLS)
+                return True
+            case Measure(generation=generation):
+                if self._control.change(lambda phase: phase.preparing(generation)):
+                    self._measure(order)
+            case Prepare(generation=generation):
+                if self._control.change(lambda phase: phase.preparing(generation)):
+                    self._prepare(order, transaction)
+            case Go(generation=generation):
+                if self._control.change(lambda phase: phase.running(generation)):
+                    self._go()
+                    return self._is_done or transaction is None or not self._control.phase.is_idle
+        return False
+
+    @property
+    def _is_done(self) -> bool:
+        return self._control.phase.activity is Activity.DONE
 
     def _measure(self, order: Measure) -> None:
         members = [stage.worker for stage in order.chain if stage.worker is not None]
         groups = Groups(order.store, order.generation, members, (), (), self.rank, self.model.device)
-        self._prepared = order.generation
-        self._new_groups(groups, order.generation)
+        self._control.use(groups)
         if self.rank in members:
             self._link.report(measure(order, self.rank, self.model, self._job_spec, groups))
+        self._control.change(Phase.measured)
 
-    def _prepare(self, order: Prepare) -> None:
+    def _prepare(self, order: Prepare, transaction: Transaction | None) -> None:
         plan, me = order.plan, self.rank
-        if self.plan is None and order.results:
-            self.replaying = deque(order.results)
-            self.position = position_after(order.results[-1])
-            self._has_joined, self.joined_step = True, self.position[0]
+        if self._engine is None and order.results:
+            self._replay = Replay(order.results)
+            self._control.change(lambda phase: phase.joined(position_after(order.results[-1])))
         else:
-            self._roll_forward(order.results)
+            self._roll_forward(transaction, order.results)
         started_s = time.monotonic()
         movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
         subsets = [group.workers for group in plan.reduce]
         groups = Groups(order.store, order.generation, plan.workers, subsets, movers, me, self.model.device)
-        self._prepared = order.generation
-        self._new_groups(groups, order.generation)
+        self._control.use(groups)
         if me in movers:
             groups.build()
         built_s = time.monotonic()
@@ -347,28 +287,26 @@ class Session:
             self.model.hold_built(())  # its state comes from others, if it has work at all
         moved_bytes = move_layers(plan.moves, me, self.model, groups) if me in movers else 0
         moved_s = time.monotonic()
-        self.plan = plan
         if self._data is None:
             self._data = self._job_spec.prefetcher(plan)
         self._engine = Engine(plan, me, self.model, self._job_spec, self._data, groups, order.boundaries)
-        self._link.report(
-            ready(
-                self._engine,
-                self.model,
-                self._job_spec,
-                self._data,
-                self.position,
-                groups_s=built_s - started_s,
-                moves_s=moved_s - built_s,
-                moved_bytes=moved_bytes,
-            )
+        self._control.change(lambda phase: phase.rebuilt(me not in plan.held))
+        report = ready(
+            self._engine,
+            self.model,
+            self._job_spec,
+            self._data,
+            self.position,
+            groups_s=built_s - started_s,
+            moves_s=moved_s - built_s,
+            moved_bytes=moved_bytes,
         )
+        self._control.change(Phase.ready)
+        self._link.report(report)
 
-    def _go(self, generation: int) -> None:
-        with self._lock:
-            self._running = generation
-        assert self.plan is not None and self._engine is not None
-        self.model.keep_only(self.plan.held.get(self.rank, ()))
+    def _go(self) -> None:
+        assert self._engine is not None
+        self.model.keep_only(self._engine.plan.held.get(self.rank, ()))
         if what := problem(self._engine, self.model):
             raise OdysseyError(f"what the gate has seen is not what is left to train: {what}", "please report this bug")
 
@@ -378,53 +316,4 @@ class Session:
             self._times_sent_s = now_s
             times = self._engine.clock.take(self._engine.plan.micro_batch)
             if times:
-                self._link.report(OpTimes(self._running or 0, times))
-
-    # -- orders, as the link's thread handles them --------------------------------------------------------------------
-
-    def _handle(self, order: Command) -> None:
-        if isinstance(order, Ping):
-            self._link.report(Pong(order.number, *self._where()))
-        elif isinstance(order, Stop):
-            if order.reason:
-                print(order.reason, file=sys.stderr, flush=True)
-            os._exit(order.exit_code)
-        else:
-            if isinstance(order, Pause):
-                with self._lock:
-                    self._paused_for = max(self._paused_for, order.generation)
-                    if self._groups is not None:
-                        self._groups.cut(f"paused for generation {order.generation}")
-                    if not self._inside:
-                        self._answer_pause()
-            self._orders.put(order)
-
-    def _answer_pause(self) -> None:
-        """Report Paused if a Pause is unanswered. Under the lock; by the main thread, or while that is not inside."""
-        if self._paused_for > self._answered_for:
-            self._answered_for = self._paused_for
-            phase = "idle" if self.is_idle else self._phase
-            held = tuple(sorted(self.model.held))
-            self._link.report(Paused(self._paused_for, self.position, phase, held))
-
-    @property
-    def _unit(self) -> str:
-        """The unit at hand, for people."""
-        if self._transaction is None or self.is_idle:
-            return ""
-        step = self.position[0]
-        return f"step {step}" if self._transaction.kind == "step" else f"{self._transaction.kind} before step {step}"
-
-    def _where(self) -> tuple[str, str, bool, float]:
-        """The unit at hand; what the main thread does, for people; whether it waits for others; for how long, seconds."""
-        engine = self._engine
-        if engine is None:
-            return ("", "building the job", False, 0.0)
-        what, since_s = engine.now
-        for_s = time.monotonic() - since_s
-        if not self._inside:
-            return ("", "in the script's own code", False, for_s)
-        if self.is_idle:
-            return ("", "idle", True, for_s)
-        waiting = isinstance(what, Receive | Commit | Reduce) or what == "commit" or self._running is None
-        return (self._unit, str(what), waiting, for_s)
+                self._link.report(OpTimes(self._engine.plan.generation, times))

@@ -56,6 +56,8 @@ def main() -> None:
             temporary = options.out.with_name(f".{options.out.name}.{os.getpid()}")
             torch.save({"losses": losses, "state": state}, temporary)
             temporary.replace(options.out)
+        if options.hold_once is not None:
+            options.hold_once.read_bytes()  # ended by the test
 
     job.once_with_state(write)
 
@@ -86,6 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep after each step")
     parser.add_argument("--hold", type=Path, help="a file that is locked: wait for it after the step of --hold-after")
     parser.add_argument("--hold-after", type=int, default=0)
+    parser.add_argument("--hold-once", type=Path, help="a pipe: wait for its end in the action that writes --out")
     parser.add_argument("--eval-every", type=int, default=0)
     parser.add_argument("--out", type=Path)
     return parser.parse_args()

@@ -1,0 +1,122 @@
+"""What the two threads of a rank share: the Phase, the groups that a Pause cuts, and the agent's orders.
+
+The link's thread hears the agent. It obeys at once what cannot wait, a Pause above all, and passes every order on to the
+script's thread, which takes them one by one. Whichever changes the Phase does it here, under the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from odyssey.link import AgentLink
+from odyssey.messages import Command, Pause, Paused, Ping, Pong, Stop
+from odyssey.model.model import Model
+from odyssey.runtime.groups import Cut, Groups
+from odyssey.runtime.phase import Communication, Phase
+from odyssey.schedule import Commit, Op, Receive, Reduce
+
+
+class Control:
+    """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with."""
+
+    def __init__(self, link: AgentLink, phase: Phase, model: Model, at: Callable[[], tuple[Op | str, float] | None]) -> None:
+        self._link = link
+        self._model = model
+        self._at = at
+        self._orders: SimpleQueue[Command] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._phase = phase
+        self._groups: Groups | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """As it is now: of what the script's thread sees, a Pause alone may change anything."""
+        return self._phase
+
+    # -- the script's thread --------------------------------------------------------------------------------------------
+
+    def change(self, step: Callable[[Phase], Phase]) -> Phase | None:
+        """Take one step; the new Phase, or None if it is the same."""
+        with self._lock:
+            before = self._phase
+            self._set(step(before))
+            return None if self._phase is before else self._phase
+
+    def next_order(self) -> Command:
+        """Answer a Pause that waits for it, then wait for an order."""
+        with self._lock:
+            self._answer()
+        return self._orders.get()  # ended by the agent's next order; without an agent the link ends the process
+
+    def use(self, groups: Groups) -> None:
+        """Make `groups` the ones that a Pause cuts. Raises Cut if it has come already."""
+        with self._lock:
+            old, self._groups = self._groups, groups
+            is_wanted = self._phase.communication is Communication.PREPARING
+        if old is not None:
+            old.release()
+        if not is_wanted:
+            raise Cut("a newer generation")
+
+    def close(self) -> None:
+        """Let go of the groups."""
+        if self._groups is not None:
+            self._groups.close()
+
+    # -- the link's thread ----------------------------------------------------------------------------------------------
+
+    def handle(self, order: Command) -> None:
+        """An order has come."""
+        match order:
+            case Ping(number=number):
+                self._link.report(self._pong(number))
+            case Stop(reason=reason, exit_code=exit_code):
+                if reason:
+                    print(reason, file=sys.stderr, flush=True)
+                os._exit(exit_code)
+            case Pause(generation=generation):
+                self._pause(generation)
+                self._orders.put(order)
+            case _:
+                self._orders.put(order)
+
+    def _pause(self, generation: int) -> None:
+        with self._lock:
+            paused = self._phase.paused(generation)
+            if paused is not self._phase:
+                if self._groups is not None:
+                    self._groups.cut(f"paused for generation {generation}")
+                self._set(paused)
+
+    def _pong(self, number: int) -> Pong:
+        phase, at = self._phase, self._at()
+        if at is None:
+            return Pong(number, "", "building the job", waiting=False, since_s=0.0)
+        what, since_s = at
+        for_s = time.monotonic() - since_s
+        if phase.is_away:
+            return Pong(number, "", "in the script's own code", waiting=False, since_s=for_s)
+        if phase.is_idle:
+            return Pong(number, "", "idle", waiting=True, since_s=for_s)
+        stands_still = phase.communication not in (Communication.RUNNING, Communication.CUT)
+        waiting = stands_still or isinstance(what, Receive | Commit | Reduce) or what == "commit"
+        return Pong(number, phase.unit, str(what), waiting, for_s)
+
+    # -- under the lock -------------------------------------------------------------------------------------------------
+
+    def _set(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase.is_away:
+            self._answer()
+
+    def _answer(self) -> None:
+        """Report Paused if a Pause is unanswered: the script's thread does nothing for the job meanwhile."""
+        phase = self._phase
+        if phase.communication is Communication.CUT:
+            self._phase = phase.answered()
+            self._link.report(Paused(phase.generation, phase.position, phase.word, tuple(sorted(self._model.held))))

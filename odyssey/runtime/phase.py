@@ -1,0 +1,215 @@
+"""Where a rank stands in the recovery protocol: one value, its two parts, and which step may follow which. Pure.
+
+The script's thread goes from unit to unit; what its generation is worth changes beside that, and the link's thread has one
+step of its own, `paused`, which may come at any moment. All others are the script's thread's. control.py keeps the value.
+
+A Pause that comes while the script's thread is in the script's own code is answered at once: it touches nothing of the job
+there. Anywhere else the answer waits until that thread has stopped. What was answered then stays true until the next
+generation is prepared: a rank that has told its position passes no commit point any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from odyssey.errors import JobError, OdysseyError
+from odyssey.messages import SAME_CALLS, Position, Result, position_after
+
+
+class Activity(Enum):
+    """What the script's thread is at."""
+
+    STARTING = "waits for its first generation"
+    IN_SCRIPT = "in the script's own code, between units"
+    COMPUTING = "in a unit, with nothing of it that would last"
+    ACTING = "in the script's own code, within a unit"
+    CONTRIBUTED = "has done everything of the unit, and lacks its result"
+    DONE = "has the unit's result, and has taken its effect"
+    OVER = "of a Job that is over"
+
+
+class Communication(Enum):
+    """What the newest generation that this rank has heard of is worth."""
+
+    STOPPED = "nothing runs, and the agent knows"
+    PREPARING = "groups are built, state is moved or measured"
+    READY = "waits for the others at the gate"
+    RUNNING = "units run"
+    BROKEN = "ended without a Pause; the agent has been told"
+    CUT = "a Pause has come, which is to be answered"
+
+
+A, C = Activity, Communication
+
+NEXT_ACTIVITY: dict[Activity, frozenset[Activity]] = {
+    A.STARTING: frozenset({A.IN_SCRIPT, A.OVER}),
+    A.IN_SCRIPT: frozenset({A.COMPUTING, A.OVER}),
+    A.COMPUTING: frozenset({A.ACTING, A.CONTRIBUTED, A.DONE, A.IN_SCRIPT, A.OVER}),  # DONE: an idle rank follows the others
+    A.ACTING: frozenset({A.COMPUTING, A.OVER}),
+    A.CONTRIBUTED: frozenset({A.DONE, A.COMPUTING, A.IN_SCRIPT, A.OVER}),
+    A.DONE: frozenset({A.IN_SCRIPT, A.OVER}),
+    A.OVER: frozenset(),
+}
+NEXT_COMMUNICATION: dict[Communication, frozenset[Communication]] = {
+    C.STOPPED: frozenset({C.PREPARING, C.CUT}),
+    C.PREPARING: frozenset({C.READY, C.STOPPED, C.BROKEN, C.CUT}),  # STOPPED: it was for measuring
+    C.READY: frozenset({C.RUNNING, C.CUT}),
+    C.RUNNING: frozenset({C.BROKEN, C.CUT}),
+    C.BROKEN: frozenset({C.CUT}),
+    C.CUT: frozenset({C.STOPPED, C.CUT}),
+}
+AWAY = (A.IN_SCRIPT, A.ACTING, A.OVER)
+"""Where the script's thread cannot answer a Pause, and need not: the link's thread does."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`generation`: the newest that this rank has heard of; `position`: of the unit at hand, or of the next one.
+
+    `kind`: of the unit at hand, and `values`: its result when it is DONE. `is_idle`: the plan has no work for this rank.
+    `others_ended`: another rank has ended its script, nothing is run together any more.
+
+    Each method is one step. Those that an order leads to give the same Phase where the order is out of date.
+    """
+
+    generation: int = 0
+    activity: Activity = A.STARTING
+    communication: Communication = C.STOPPED
+    position: Position = (0, 0)
+    kind: str = ""
+    values: tuple[float, ...] = ()
+    is_idle: bool = False
+    others_ended: bool = False
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the script's thread is in the script's own code."""
+        return self.activity in AWAY
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a generation runs in which this rank has work."""
+        return self.communication is C.RUNNING and not self.is_idle
+
+    @property
+    def word(self) -> str:
+        """As `Paused` tells it."""
+        if self.is_idle:
+            return "idle"
+        return "between" if self.is_away else "contributed" if self.activity is A.CONTRIBUTED else "compute"
+
+    @property
+    def unit(self) -> str:
+        """The unit at hand, for people; empty where there is none."""
+        if not self.kind or self.is_idle:
+            return ""
+        step = self.position[0]
+        return f"step {step}" if self.kind == "step" else f"{self.kind} before step {step}"
+
+    # -- the link's thread ----------------------------------------------------------------------------------------------
+
+    def paused(self, generation: int) -> Phase:
+        """A Pause has come: communication ends, for `generation` is the next."""
+        if generation <= self.generation:
+            return self
+        return replace(self._communicating(C.CUT), generation=generation)
+
+    # -- whoever answers --------------------------------------------------------------------------------------------------
+
+    def answered(self) -> Phase:
+        """The agent knows where this rank stands."""
+        return self._communicating(C.STOPPED) if self.communication is C.CUT else self
+
+    # -- the script's thread: units ---------------------------------------------------------------------------------------
+
+    def check_open(self, kind: str) -> None:
+        """Raises JobError if no unit of `kind` can come."""
+        if self.activity is A.OVER:
+            raise JobError(f"{kind}: this Job is over, the script has made another one since", "use one Job after another")
+
+    def entered(self, kind: str) -> Phase:
+        """Into a unit, or back into it from the script's own code. Raises JobError if nothing is run together any more."""
+        self.check_open(kind)
+        if self.others_ended:
+            raise JobError(f"{kind}: another rank has already ended its script", SAME_CALLS)
+        return replace(self._doing(A.COMPUTING), kind=kind)
+
+    def acting(self) -> Phase:
+        """Out of a unit into the script's own code."""
+        return self._doing(A.ACTING)
+
+    def contributed(self) -> Phase:
+        """All is done that others need from this rank to pass the commit point. The same Phase if it has told already that
+        it was not that far: then the unit is not to be passed in this generation."""
+        return self._doing(A.CONTRIBUTED) if self.communication in (C.RUNNING, C.CUT) else self
+
+    def may_take(self, result: Result) -> bool:
+        """Whether `result` is of the unit at hand and can have its effect here: all that it needs has been done."""
+        is_ours = result.position == self.position and bool(self.kind)
+        return is_ours and (self.activity is A.CONTRIBUTED or (self.activity is A.COMPUTING and self.is_idle))
+
+    def done(self, result: Result) -> Phase:
+        """The unit has its result and its effect."""
+        return replace(self._doing(A.DONE), position=position_after(result), values=result.values)
+
+    def left(self) -> Phase:
+        """Out of the unit, or of the start, whatever has become of it."""
+        return self if self.activity is A.OVER else replace(self._doing(A.IN_SCRIPT), kind="", values=())
+
+    def over(self) -> Phase:
+        """The script has ended, or made its next Job."""
+        return replace(self._doing(A.OVER), kind="", values=())
+
+    # -- the script's thread: generations ---------------------------------------------------------------------------------
+
+    def preparing(self, generation: int) -> Phase:
+        """Begin to build `generation`."""
+        if generation < self.generation or self.communication is C.CUT:
+            return self
+        return replace(self._communicating(C.PREPARING), generation=generation)
+
+    def measured(self) -> Phase:
+        """It was built for measuring alone, and that is done."""
+        return self._communicating(C.STOPPED) if self.communication is C.PREPARING else self
+
+    def joined(self, position: Position) -> Phase:
+        """Into a job that has come to `position`."""
+        return replace(self, position=position)
+
+    def rebuilt(self, is_idle: bool) -> Phase:
+        """Gradient buffers are new: nothing is left of the unit at hand unless it is done."""
+        phase = self._doing(A.COMPUTING) if self.activity is A.CONTRIBUTED else self
+        return replace(phase, is_idle=is_idle)
+
+    def ready(self) -> Phase:
+        """All is built and moved."""
+        return self._communicating(C.READY) if self.communication is C.PREPARING else self
+
+    def running(self, generation: int) -> Phase:
+        """Go."""
+        is_due = self.communication is C.READY and generation == self.generation
+        return self._communicating(C.RUNNING) if is_due else self
+
+    def broken(self) -> Phase:
+        """Communication has ended. The same Phase if a Pause explains it."""
+        return self if self.communication in (C.STOPPED, C.CUT) else self._communicating(C.BROKEN)
+
+    def ended(self) -> Phase:
+        """Another rank has ended its script."""
+        return replace(self, others_ended=True)
+
+    # -- the only way on --------------------------------------------------------------------------------------------------
+
+    def _doing(self, activity: Activity) -> Phase:
+        if activity not in NEXT_ACTIVITY[self.activity]:
+            raise OdysseyError(f"from '{self.activity.value}' to '{activity.value}' in one step", _REPORT)
+        return replace(self, activity=activity)
+
+    def _communicating(self, communication: Communication) -> Phase:
+        if communication not in NEXT_COMMUNICATION[self.communication]:
+            raise OdysseyError(f"from '{self.communication.value}' to '{communication.value}' in one step", _REPORT)
+        return replace(self, communication=communication)
+
+
+_REPORT = "please report this bug"

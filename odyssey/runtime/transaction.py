@@ -1,0 +1,23 @@
+"""What ranks do together, as a rank's session runs it: a body, a commit point, a local effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from odyssey.runtime.engine import Engine
+
+N_VALUES = 2
+"""The most values that a unit ends in."""
+Values = tuple[float, ...]
+
+
+class Transaction(NamedTuple):
+    """A unit. `body(engine)`: run it, give what this rank adds to the final sum, Cut may interrupt it. `conclude(sums)`:
+    the result's values, the same on all ranks. `take(engine, values)`: the local effect, which cannot be interrupted."""
+
+    kind: str
+    body: Callable[[Engine], Sequence[float]]
+    conclude: Callable[[Sequence[float]], Values]
+    take: Callable[[Engine, Values], None]
+    n_samples: int = 0
