@@ -254,7 +254,7 @@ class Job:
     def state_dict(self) -> dict[str, Any]:
         """The whole model's state on the leader, an empty dict elsewhere. All ranks call it.
 
-        `model`: `layers.3.weight` -> tensor on the CPU; `optimizer`: state of each unit by parameter name; `step`.
+        `model`: `layers.3.weight` -> tensor on the CPU; `optimizer`: state of each shard by parameter name; `step`.
         To write it to a file, use `once_with_state`: the leader of this moment may be lost in the next.
         """
         gathered: dict[str, Any] = {}

@@ -246,7 +246,7 @@ class Paused(msgspec.Struct, frozen=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Groups are built and states moved: what this rank will train, and with whom, see odyssey/runtime/proof.py.
 
-    `digests`: per held unit, of parameters, buffers, optimizer and scheduler. `samples`: for each micro-batch whose loss this
+    `digests`: per held shard, of parameters, buffers, optimizer and scheduler. `samples`: for each micro-batch whose loss this
     rank computes, its number of samples; the sum over ranks is the denominator. `contracts`: for each reduce group of this
     rank, a digest of what is summed with whom. `stream`: digest of the data and random numbers that the next step begins
     with; None where this rank reads no data. `problem`: why this rank must not train, empty if nothing is wrong. `proof_s`:

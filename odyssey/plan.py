@@ -341,17 +341,17 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
                 yield f"{where} (pipeline {pipeline}): worker {route.worker} does not hold layer {min(lacking)}"
 
     def _reduce_problems(self) -> Iterator[str]:
-        for kind, n_units in (("layer", self.n_layers), ("tie", len(self.ties))):
+        for kind, n_shards in (("layer", self.n_layers), ("tie", len(self.ties))):
             groups: dict[int, tuple[int, ...]] = {}
             for group in self.reduce:
-                for unit in group.layers if kind == "layer" else group.ties:
-                    if unit in groups:
-                        yield f"{kind} {unit} is in two reduce groups"
-                    groups[unit] = group.workers
-            for unit in range(n_units):
-                holders = self.holders(unit) if kind == "layer" else self.tie_holders(unit)
-                if groups.get(unit) != holders:
-                    yield f"{kind} {unit} is reduced by {groups.get(unit)}, but held by {holders}"
+                for shard in group.layers if kind == "layer" else group.ties:
+                    if shard in groups:
+                        yield f"{kind} {shard} is in two reduce groups"
+                    groups[shard] = group.workers
+            for shard in range(n_shards):
+                holders = self.holders(shard) if kind == "layer" else self.tie_holders(shard)
+                if groups.get(shard) != holders:
+                    yield f"{kind} {shard} is reduced by {groups.get(shard)}, but held by {holders}"
         for number in {group.round for group in self.reduce}:
             workers = [worker for group in self.reduce if group.round == number for worker in group.workers]
             if len(workers) != len(set(workers)):

@@ -68,13 +68,13 @@ class Rank:
             self.step(step)
 
     def step(self, step):
-        for number, unit in self.model.units.items():
-            for i, parameter in enumerate(unit.trainable):
+        for number, shard in self.model.shards.items():
+            for i, parameter in enumerate(shard.trainable):
                 generator = torch.Generator().manual_seed(1000 * step + 10 * number + i)
                 parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
             torch.manual_seed(1000 * step + number)
-            unit.optimizer.step()
-            unit.scheduler.step()
+            shard.optimizer.step()
+            shard.scheduler.step()
 
     def adopt(self, layer, source):
         self.model.adopt(layer, unpack(*pack(source.model.export(layer), CPU)))
@@ -119,7 +119,7 @@ def weight(rank, layer=1):
 
 
 def moments(rank, layer=1):
-    return rank.model.units[layer].optimizer.state[weight(rank, layer)]
+    return rank.model.shards[layer].optimizer.state[weight(rank, layer)]
 
 
 @torch.no_grad()
@@ -160,15 +160,15 @@ def dropped_tensor(rank):
 
 
 def all_state_dropped(rank):
-    del rank.model.units[1].optimizer.state[weight(rank)]
+    del rank.model.shards[1].optimizer.state[weight(rank)]
 
 
 def other_learning_rate(rank):
-    rank.model.units[2].optimizer.param_groups[0]["lr"] *= 1.0001
+    rank.model.shards[2].optimizer.param_groups[0]["lr"] *= 1.0001
 
 
 def scheduler_reset(rank):
-    rank.model.units[2].scheduler.last_epoch = 0
+    rank.model.shards[2].scheduler.last_epoch = 0
 
 
 @torch.no_grad()
@@ -216,12 +216,12 @@ def torn_tie(rank):
 
 
 def foreign_parameter_stepped(rank):
-    rank.model.units[1].optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    rank.model.shards[1].optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
 
 
 def other_optimizer_scheduled(rank):
-    unit = rank.model.units[1]
-    unit.scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 2)
+    shard = rank.model.shards[1]
+    shard.scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 2)
 
 
 @pytest.mark.parametrize("bug", [orphans, torn_tie, foreign_parameter_stepped, other_optimizer_scheduled])
@@ -241,11 +241,11 @@ def test_a_gradient_that_is_not_reduced_is_refused():
 
 
 def summed_in_another_order(rank):
-    unit = rank.model.units[1]
+    shard = rank.model.shards[1]
     up = rank.model.layers[1]._modules.pop("up")
     rank.model.layers[1]._modules["up"] = up
-    unit.named = rank.model.parameters_of(1)
-    unit.trainable = list(unit.named.values())
+    shard.named = rank.model.parameters_of(1)
+    shard.trainable = list(shard.named.values())
 
 
 def other_denominator(rank):
@@ -281,7 +281,7 @@ def test_a_layer_too_many_or_too_few_is_refused():
         rank.model.keep_only((1, 3))
 
     assert "rank 2 holds layer 0, against the plan" in (transition(at_gate=too_many) or "")
-    assert "rank 2 would not train what it holds: unit 2: the gradient" in (transition(at_gate=too_few) or "")
+    assert "rank 2 would not train what it holds: shard 2: the gradient" in (transition(at_gate=too_few) or "")
 
 
 class Noisy(torch.optim.SGD):

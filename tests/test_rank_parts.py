@@ -154,12 +154,12 @@ def model_of(variant, held):
 
 
 def train_a_little(model):
-    for unit in model.units.values():
-        for parameter in unit.trainable:
+    for shard in model.shards.values():
+        for parameter in shard.trainable:
             parameter.grad = torch.ones_like(parameter)
-        if unit.optimizer:
-            unit.optimizer.step()
-            unit.scheduler.step()
+        if shard.optimizer:
+            shard.optimizer.step()
+            shard.scheduler.step()
 
 
 @pytest.mark.parametrize("variant", models.VARIANTS)
@@ -169,26 +169,26 @@ def test_a_layer_that_moved_is_the_same_in_every_bit(variant):
     for layer in (3, 0, 1):
         target.adopt(layer, unpack(*pack(source.export(layer), CPU)))
     assert target.held == {0, 1, 3}
-    for number in target.units_of(target.held):
-        assert digest(target.unit_state(number)) == digest(source.unit_state(number))
+    for number in target.shards_of(target.held):
+        assert digest(target.shard_state(number)) == digest(source.shard_state(number))
     train_a_little(source)
     train_a_little(target)
-    for number in target.units_of(target.held):
-        assert digest(target.unit_state(number)) == digest(source.unit_state(number)), "and it goes on the same way"
+    for number in target.shards_of(target.held):
+        assert digest(target.shard_state(number)) == digest(source.shard_state(number)), "and it goes on the same way"
 
 
 def test_a_tied_parameter_is_one_object_wherever_both_layers_are_held():
     model = model_of("tied", range(4))
     assert model.ties == ((0, 3),)
     tie = len(model.layers)
-    name = next(iter(model.units[tie].named))
+    name = next(iter(model.shards[tie].named))
     model.keep_only((3,))
-    assert set(model.units) == {3, tie}
-    assert list(model.units[tie].named) == [name], "its name does not depend on which of its layers is held"
+    assert set(model.shards) == {3, tie}
+    assert list(model.shards[tie].named) == [name], "its name does not depend on which of its layers is held"
     other = model_of("tied", range(4))
     train_a_little(other)
     model.adopt(0, other.export(0))
-    shared = [p for layer in (0, 3) for p in model.layers[layer].parameters() if p is model.units[tie].named[name]]
+    shared = [p for layer in (0, 3) for p in model.layers[layer].parameters() if p is model.shards[tie].named[name]]
     assert len(shared) == 2
 
 
@@ -201,10 +201,10 @@ def test_layers_that_are_not_held_take_no_memory():
 
 def test_layers_can_be_built_again_before_the_first_step():
     model = model_of("tied", (0, 1))
-    before = digest(model.unit_state(1))
+    before = digest(model.shard_state(1))
     model.hold_built((1, 2, 3))
-    assert model.held == {1, 2, 3} and set(model.units) == {1, 2, 3, len(model.layers)}
-    assert digest(model.unit_state(1)) == before
+    assert model.held == {1, 2, 3} and set(model.shards) == {1, 2, 3, len(model.layers)}
+    assert digest(model.shard_state(1)) == before
 
 
 def test_factories_are_called_only_where_their_layer_is_held():

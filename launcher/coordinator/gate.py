@@ -121,17 +121,17 @@ def _gate_problems(
             yield f"rank {rank} stands at {_at(report.position)}, expected {_at(expected)}"
     digests: dict[int, dict[int, str]] = {}
     for rank, report in sorted(ready.items()):
-        mine, planned = dict(report.digests), _units(plan, plan.held.get(rank, ()))
-        for unit in sorted(planned - set(mine)):
-            yield f"rank {rank} lacks {_name(plan, unit)}, against the plan"
-        for unit in sorted(set(mine) - planned - _units(plan, held_before.get(rank, ()))):
-            yield f"rank {rank} holds {_name(plan, unit)}, against the plan"
-        for unit, digest in mine.items():
-            digests.setdefault(unit, {})[rank] = digest
-    for unit, by_rank in sorted(digests.items()):
+        mine, planned = dict(report.digests), _shards(plan, plan.held.get(rank, ()))
+        for shard in sorted(planned - set(mine)):
+            yield f"rank {rank} lacks {_name(plan, shard)}, against the plan"
+        for shard in sorted(set(mine) - planned - _shards(plan, held_before.get(rank, ()))):
+            yield f"rank {rank} holds {_name(plan, shard)}, against the plan"
+        for shard, digest in mine.items():
+            digests.setdefault(shard, {})[rank] = digest
+    for shard, by_rank in sorted(digests.items()):
         if len(set(by_rank.values())) > 1:
             texts = ", ".join(f"rank {rank} {digest}" for rank, digest in sorted(by_rank.items()))
-            yield f"{_name(plan, unit)} differs between its holders: {texts}"
+            yield f"{_name(plan, shard)} differs between its holders: {texts}"
     yield from _reduction_problems(plan, ready)
     yield from _stream_problems(plan, ready)
     owner: dict[int, int] = {}
@@ -171,13 +171,13 @@ def _stream_problems(plan: Plan, ready: Mapping[int, RankReady]) -> Iterator[str
                 yield f"rank {worker} does not know the samples of micro-batch {k}"
 
 
-def _units(plan: Plan, held: Collection[int]) -> set[int]:
+def _shards(plan: Plan, held: Collection[int]) -> set[int]:
     """What digests of `held` layers are of: these, and the ties that they take part in, numbered behind all layers."""
     return {*held, *(plan.n_layers + t for t, tie in enumerate(plan.ties) if not set(held).isdisjoint(tie))}
 
 
-def _name(plan: Plan, unit: int) -> str:
-    return f"layer {unit}" if unit < plan.n_layers else f"tie {unit - plan.n_layers}"
+def _name(plan: Plan, shard: int) -> str:
+    return f"layer {shard}" if shard < plan.n_layers else f"tie {shard - plan.n_layers}"
 
 
 def _at(position: Position) -> str:

@@ -1,7 +1,7 @@
 """State in a form free of the layout: by the names of parameters, whoever held them.
 
 `model`: `layers.3.attention.weight` -> tensor, persistent buffers among them; a tied parameter stands under each of its
-names. `optimizer`: for each unit, the optimizer's state by the name of the parameter, what else it keeps (`shared`), its
+names. `optimizer`: for each shard, the optimizer's state by the name of the parameter, what else it keeps (`shared`), its
 groups' settings, and the scheduler. `step`: number of committed steps.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from odyssey.errors import JobError
 from odyssey.model.model import Model, full_name
-from odyssey.model.unit import Unit
+from odyssey.model.state_shard import StateShard
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.transfer import receive_state, send_state
 
@@ -25,14 +25,14 @@ def local_state(model: Model, layers: Collection[int], step: int) -> dict[str, A
     for layer in sorted(layers):
         for name, tensor in model.layers[layer].state_dict().items():
             tensors[full_name(layer, name)] = tensor
-    units = {str(number): _unit_state(model, number) for number in model.units_of(layers)}
-    return {"model": tensors, "optimizer": units, "step": step}
+    shards = {str(number): _shard_state(model, number) for number in model.shards_of(layers)}
+    return {"model": tensors, "optimizer": shards, "step": step}
 
 
-def _unit_state(model: Model, number: int) -> dict[str, Any]:
-    progress = model.units[number].progress()
+def _shard_state(model: Model, number: int) -> dict[str, Any]:
+    progress = model.shards[number].progress()
     packed = progress["optimizer"] or {"state": {}, "param_groups": []}
-    names = [name for name, parameter in model.units[number].named.items() if parameter.requires_grad]
+    names = [name for name, parameter in model.shards[number].named.items() if parameter.requires_grad]
     by_name = [key for key, values in packed["state"].items() if isinstance(key, int) and isinstance(values, dict)]
     return {
         "state": {names[key]: packed["state"][key] for key in by_name},
@@ -48,14 +48,14 @@ def take(model: Model, state: dict[str, Any]) -> None:
         for layer in model.held:
             for name, tensor in model.layers[layer].state_dict(keep_vars=True).items():
                 tensor.copy_(state["model"][full_name(layer, name)])
-    for number, unit in model.units.items():
+    for number, shard in model.shards.items():
         saved = state["optimizer"][str(number)]
-        names = [name for name, parameter in unit.named.items() if parameter.requires_grad]
+        names = [name for name, parameter in shard.named.items() if parameter.requires_grad]
         packed = {
             "state": {i: saved["state"][name] for i, name in enumerate(names) if name in saved["state"]} | saved["shared"],
             "param_groups": saved["groups"],
         }
-        unit.load_progress({"optimizer": packed, "scheduler": saved["scheduler"]})
+        shard.load_progress({"optimizer": packed, "scheduler": saved["scheduler"]})
 
 
 def check(model: Model, state: dict[str, Any], layers: Collection[int]) -> None:
@@ -74,24 +74,24 @@ def check(model: Model, state: dict[str, Any], layers: Collection[int]) -> None:
             if saved is None or _form(saved) != _form(tensor):
                 has = "no" if saved is None else f"{_form(saved)} for"
                 raise JobError(f"the state has {has} {full_name(layer, name)}, the model {_form(tensor)}", _SAME_MODEL)
-    for number in model.units_of(known):
+    for number in model.shards_of(known):
         if str(number) not in state["optimizer"]:
-            raise JobError(f"the state has no optimizer of unit {number}", _SAME_MODEL)
-        if number in model.units:
-            _check_optimizer(model.units[number], state["optimizer"][str(number)])
+            raise JobError(f"the state has no optimizer of shard {number}", _SAME_MODEL)
+        if number in model.shards:
+            _check_optimizer(model.shards[number], state["optimizer"][str(number)])
 
 
-def _check_optimizer(unit: Unit, saved: dict[str, Any]) -> None:
+def _check_optimizer(shard: StateShard, saved: dict[str, Any]) -> None:
     """The optimizer that is there must be of the kind whose state was saved; its settings are those of the state then."""
-    if (saved["scheduler"] is None) != (unit.scheduler is None):
-        has, lacks = ("the state", "the job") if unit.scheduler is None else ("the job", "the state")
+    if (saved["scheduler"] is None) != (shard.scheduler is None):
+        has, lacks = ("the state", "the job") if shard.scheduler is None else ("the job", "the state")
         raise JobError(f"{has} has a scheduler, {lacks} has none", _SAME_OPTIMIZER)
-    groups = unit.optimizer.param_groups if unit.optimizer is not None else []
+    groups = shard.optimizer.param_groups if shard.optimizer is not None else []
     settings, given = ([sorted({*group} - {"initial_lr"}) for group in some] for some in (saved["groups"], groups))
     if settings != given:
         raise JobError(f"the state is of an optimizer with settings {settings}, this one has {given}", _SAME_OPTIMIZER)
     sizes, own = ([len(group["params"]) for group in some] for some in (saved["groups"], groups))
-    names = [name for name, parameter in unit.named.items() if parameter.requires_grad]
+    names = [name for name, parameter in shard.named.items() if parameter.requires_grad]
     if sizes != own or not set(saved["state"]) <= set(names):
         what = f"the state's optimizer of {', '.join(saved['state']) or sizes} is here one of {', '.join(names)}"
         raise JobError(what, _SAME_MODEL)

@@ -166,7 +166,7 @@ def _read_held(model: Model, path: Path, manifest: Manifest) -> dict[str, Any]:
     folders.verify(path, manifest, _METADATA)
     reader = FileSystemReader(path)
     metadata = reader.read_metadata()
-    units = {str(number) for number in model.units_of(model.held)}
+    shards = {str(number) for number in model.shards_of(model.held)}
     wanted: dict[str, Any] = {}
     names = set()
     for index, stored in metadata.storage_data.items():
@@ -177,7 +177,7 @@ def _read_held(model: Model, path: Path, manifest: Manifest) -> dict[str, Any]:
             raise JobError(
                 f"the state has layer {layer}, the model {len(model.layers)} layers", "load a state of the same model"
             )
-        if part == "step" or layer in model.held or (part == "optimizer" and rest.split("/")[0] in units):
+        if part == "step" or layer in model.held or (part == "optimizer" and rest.split("/")[0] in shards):
             entry = metadata.state_dict_metadata[key]
             if isinstance(entry, TensorStorageMetadata):
                 wanted[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -236,28 +236,28 @@ def _flat(state: dict[str, Any]) -> dict[str, Any]:
     `rest` is pickled as one: what a planner gets it takes apart, and makes text of every key.
     """
     flat = {f"model/{name}": tensor for name, tensor in state["model"].items()}
-    for number, unit in state["optimizer"].items():
+    for number, shard in state["optimizer"].items():
         rest: dict[str, dict[Any, Any]] = {}
-        for name, values in unit["state"].items():
+        for name, values in shard["state"].items():
             rest[name] = {}
             for key, value in values.items():
                 if isinstance(value, torch.Tensor) and isinstance(key, str) and "/" not in key:
                     flat[f"optimizer/{number}/state/{name}/{key}"] = value
                 else:
                     rest[name][key] = value
-        flat[f"optimizer/{number}/rest"] = _pickled({**unit, "state": rest})
+        flat[f"optimizer/{number}/rest"] = _pickled({**shard, "state": rest})
     return {**flat, "step": state["step"]}
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    units = {key.split("/")[1]: _unpickled(value) for key, value in flat.items() if key.endswith("/rest")}
-    state: dict[str, Any] = {"model": {}, "optimizer": units, "step": flat["step"]}
+    shards = {key.split("/")[1]: _unpickled(value) for key, value in flat.items() if key.endswith("/rest")}
+    state: dict[str, Any] = {"model": {}, "optimizer": shards, "step": flat["step"]}
     for key, value in flat.items():
         part, *path = key.split("/")
         if part == "model":
             state["model"][path[0]] = value
         elif part == "optimizer" and path[1] == "state":
-            units[path[0]]["state"][path[2]][path[3]] = value
+            shards[path[0]]["state"][path[2]][path[3]] = value
     return state
 
 

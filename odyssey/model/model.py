@@ -1,8 +1,8 @@
 """The layers that a rank holds: parameters, buffers, optimizers and schedulers, and what of it moves.
 
 A rank knows every layer as a skeleton on the meta device and has the real tensors only of those it holds. State is cut
-into *units*: one for each layer (unit number = layer number), and one for each tie (number of layers + number of the
-tie): parameters that several layers share, held by whoever holds any of these layers. Every unit has an optimizer and
+into *shards*: one for each layer (shard number = layer number), and one for each tie (number of layers + number of the
+tie): parameters that several layers share, held by whoever holds any of these layers. Every shard has an optimizer and
 a scheduler of its own, so that it can move by itself.
 """
 
@@ -22,7 +22,7 @@ from odyssey.errors import JobError
 from odyssey.messages import LayerSpec
 from odyssey.model.given import OptimizerFactory, SchedulerFactory
 from odyssey.model.packing import digest
-from odyssey.model.unit import Unit
+from odyssey.model.state_shard import StateShard
 
 LayerFactory = Callable[[], nn.Module]
 Occurrence = tuple[int, str]  # layer number and the parameter's name in it
@@ -31,7 +31,7 @@ META = torch.device("meta")
 
 
 class Model:
-    """All layers of the job, as far as this rank holds them: `held` is which, `units` what they consist of."""
+    """All layers of the job, as far as this rank holds them: `held` is which, `shards` what they consist of."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Model:
             sum(size_bytes(_parameter(self.layers, shared[0])) for shared in self._shared_of(t)) for t in range(len(self.ties))
         )
         self.held: frozenset[int] = frozenset()
-        self.units: dict[int, Unit] = {}
+        self.shards: dict[int, StateShard] = {}
         self.is_as_built = True
 
     def _built(self) -> list[nn.Module | LayerFactory]:
@@ -103,12 +103,12 @@ class Model:
         everything = frozenset(range(len(self.layers)))
         words: dict[str, None] = {}
         with torch.random.fork_rng(devices=[]):
-            for number in self.units_of(everything):
+            for number in self.shards_of(everything):
                 named = {
                     name: nn.Parameter(torch.empty_like(p, device=self.device), requires_grad=p.requires_grad)
                     for name, p in self._named(number, everything).items()
                 }
-                words[Unit(named, self._optimizer, self._scheduler).words()] = None
+                words[StateShard(named, self._optimizer, self._scheduler).words()] = None
         return tuple(words)
 
     def values(self) -> tuple[str, ...]:
@@ -144,8 +144,8 @@ class Model:
 
     # -- holding ------------------------------------------------------------------------------------------------------
 
-    def units_of(self, layers: Iterable[int]) -> list[int]:
-        """Unit numbers of `layers` and of the ties that they take part in."""
+    def shards_of(self, layers: Iterable[int]) -> list[int]:
+        """Shard numbers of `layers` and of the ties that they take part in."""
         wanted = set(layers)
         ties = [len(self.layers) + t for t, tie in enumerate(self.ties) if wanted & set(tie)]
         return [*sorted(wanted), *ties]
@@ -157,7 +157,7 @@ class Model:
         """
         if not self.is_as_built:
             self.layers = [self._skeleton(i, layer) for i, layer in enumerate(self._built())]
-            self.held, self.units = frozenset(), {}
+            self.held, self.shards = frozenset(), {}
         self.is_as_built = False
         wanted = frozenset(layers)
         for i in wanted & set(self._factories):
@@ -190,11 +190,11 @@ class Model:
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 tensor.copy_(values[name])
-        known = set(self.units)
+        known = set(self.shards)
         self._take(self.held | {layer})
         for number, progress in state["progress"].items():
             if number not in known:
-                self.units[number].load_progress(progress)
+                self.shards[number].load_progress(progress)
 
     def keep_only(self, layers: Iterable[int]) -> None:
         """Free all layers that are not among `layers`."""
@@ -209,31 +209,31 @@ class Model:
         return {
             "parameters": {name: p.detach() for name, p in module.named_parameters()},
             "buffers": dict(module.named_buffers()),
-            "progress": {number: self.units[number].progress() for number in self.units_of([layer])},
+            "progress": {number: self.shards[number].progress() for number in self.shards_of([layer])},
         }
 
-    def unit_state(self, number: int) -> dict[str, Any]:
-        """Everything of a unit that ranks must agree on, as training will find it: the modules' own parameters and buffers,
+    def shard_state(self, number: int) -> dict[str, Any]:
+        """Everything of a shard that ranks must agree on, as training will find it: the modules' own parameters and buffers,
         and what optimizer and scheduler keep for just these."""
         named = self.parameters_of(number)
         buffers = dict(self.layers[number].named_buffers()) if number < len(self.layers) else {}
         parameters = {name: parameter.detach() for name, parameter in named.items()}
-        return {"parameters": parameters, "buffers": buffers, "progress": self.units[number].state_by_name(named)}
+        return {"parameters": parameters, "buffers": buffers, "progress": self.shards[number].state_by_name(named)}
 
     def problems(self) -> Iterator[str]:
         """Why training would not train the modules of the held layers; nothing if it would."""
-        if set(self.units) != set(self.units_of(self.held)):
-            yield f"units {sorted(self.units)} belong to layers {sorted(self.held)}"
-        for number, unit in self.units.items():
-            for problem in unit.problems(self.parameters_of(number)):
-                yield f"unit {number}: {problem}"
+        if set(self.shards) != set(self.shards_of(self.held)):
+            yield f"shards {sorted(self.shards)} belong to layers {sorted(self.held)}"
+        for number, shard in self.shards.items():
+            for problem in shard.problems(self.parameters_of(number)):
+                yield f"shard {number}: {problem}"
         for shared in self._shared:
             here = [_parameter(self.layers, occurrence) for occurrence in shared if occurrence[0] in self.held]
             if any(parameter is not here[0] for parameter in here):
                 yield f"layers {sorted({layer for layer, _ in shared})} do not share their parameter any more"
 
     def _take(self, layers: frozenset[int]) -> None:
-        """Make `layers` the held ones: one parameter object for each tie, and a unit for each layer and tie."""
+        """Make `layers` the held ones: one parameter object for each tie, and a shard for each layer and tie."""
         for shared in self._shared:
             here = [occurrence for occurrence in shared if occurrence[0] in layers]
             if here:
@@ -242,15 +242,15 @@ class Model:
                 for layer, name in here:
                     owner, leaf = _owner(self.layers[layer], name)
                     owner._parameters[leaf] = parameter
-        numbers = self.units_of(layers)
-        self.units = {number: self.units[number] for number in numbers if number in self.units}
+        numbers = self.shards_of(layers)
+        self.shards = {number: self.shards[number] for number in numbers if number in self.shards}
         for number in numbers:
-            if number not in self.units:
-                self.units[number] = Unit(self._named(number, layers), self._optimizer, self._scheduler)
+            if number not in self.shards:
+                self.shards[number] = StateShard(self._named(number, layers), self._optimizer, self._scheduler)
         self.held = layers
 
     def parameters_of(self, number: int) -> dict[str, nn.Parameter]:
-        """The parameters of a unit, as the modules of the held layers have them now."""
+        """The parameters of a shard, as the modules of the held layers have them now."""
         return self._named(number, self.held)
 
     def _named(self, number: int, layers: frozenset[int]) -> dict[str, nn.Parameter]:

@@ -147,17 +147,17 @@ class Engine:
     def apply(self, factor: float) -> None:
         """Step all optimizers with gradients = sums x `factor`; then the schedulers.
 
-        An optimizer that draws random numbers draws the same for a unit wherever it is held.
+        An optimizer that draws random numbers draws the same for a shard wherever it is held.
         """
         self.now = ("optimizer", time.monotonic())
         with self.clock.measure("S", min(self.model.held, default=0), max(self.model.held, default=-1) + 1, 0):
             self.gradients.scale(factor)
-            for number, unit in self.model.units.items():
-                if unit.optimizer is not None:
+            for number, shard in self.model.shards.items():
+                if shard.optimizer is not None:
                     self._generator.manual_seed(layer_seed(self._job_spec.seed, self._step, self.plan.n_micro_batches, number))
-                    unit.optimizer.step()
-                if unit.scheduler is not None:
-                    unit.scheduler.step()
+                    shard.optimizer.step()
+                if shard.scheduler is not None:
+                    shard.scheduler.step()
         self._start(self._step)  # the commit point has passed, so every send has been received
         self.now = ("between steps", time.monotonic())
 

@@ -24,19 +24,19 @@ class Gradients:
     def __init__(self, plan: Plan, worker: int, model: Model) -> None:
         self._flats: dict[int, list[torch.Tensor]] = {}
         self._workers: dict[int, tuple[int, ...]] = {}
-        self._units: dict[int, list[int]] = {}
+        self._shards: dict[int, list[int]] = {}
         self._counted: list[int] = []
         for number, group in enumerate(plan.reduce):
             if worker not in group.workers:
                 continue
-            units = [*group.layers, *(plan.n_layers + tie for tie in group.ties)]
-            parameters = [parameter for unit in units for parameter in model.units[unit].trainable]
+            shards = [*group.layers, *(plan.n_layers + tie for tie in group.ties)]
+            parameters = [parameter for shard in shards for parameter in model.shards[shard].trainable]
             self._flats[number] = [
                 _flat_gradient([p for p in parameters if p.dtype == dtype], dtype, model.device)
                 for dtype in dict.fromkeys(p.dtype for p in parameters)
             ]
             self._workers[number] = group.workers
-            self._units[number] = units
+            self._shards[number] = shards
             if group.workers[0] == worker:
                 self._counted.append(number)
 
@@ -49,8 +49,8 @@ class Gradients:
     def contracts(self, model: Model) -> dict[int, str]:
         """Reduce group -> digest of what is summed there and in which order: workers, and the modules' own parameters."""
         found = {}
-        for number, units in self._units.items():
-            named = [item for unit in units for item in model.parameters_of(unit).items()]
+        for number, shards in self._shards.items():
+            named = [item for shard in shards for item in model.parameters_of(shard).items()]
             facts = [(name, tuple(p.shape), str(p.dtype)) for name, p in named if p.requires_grad]
             sizes = [(flat.numel(), str(flat.dtype)) for flat in self._flats[number]]
             text = repr((self._workers[number], facts, sizes))
@@ -60,13 +60,13 @@ class Gradients:
     def problems(self, model: Model) -> Iterator[str]:
         """Which of the modules' own parameters do not sum their gradients here; nothing if all do."""
         storages = {flat.untyped_storage().data_ptr() for flats in self._flats.values() for flat in flats}
-        for unit in sorted(unit for units in self._units.values() for unit in units):
-            for name, parameter in model.parameters_of(unit).items():
+        for shard in sorted(shard for shards in self._shards.values() for shard in shards):
+            for name, parameter in model.parameters_of(shard).items():
                 gradient = parameter.grad
                 if not parameter.requires_grad:
                     continue
                 if gradient is None or gradient.untyped_storage().data_ptr() not in storages:
-                    yield f"unit {unit}: the gradient of {name} is not reduced"
+                    yield f"shard {shard}: the gradient of {name} is not reduced"
 
     def start_reduction(self, group: int, groups: Groups) -> list[Any]:
         """Start summing a group's gradients over its workers; returns the works to wait for."""

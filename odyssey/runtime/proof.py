@@ -30,7 +30,7 @@ def ready(
     """The report for the gate of `engine`'s plan. Layers that leave with this plan are among the digests, as what has come
     of them elsewhere must equal them."""
     started_s = time.monotonic()
-    digests = tuple((number, digest(model.unit_state(number))) for number in sorted(model.units))
+    digests = tuple((number, digest(model.shard_state(number))) for number in sorted(model.shards))
     return Ready(
         generation=engine.plan.generation,
         position=position,

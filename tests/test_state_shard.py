@@ -1,4 +1,4 @@
-"""A unit's optimizer state arrives as it was, bit for bit, and goes on as it would have: every optimizer of torch.optim."""
+"""A shard's optimizer state arrives as it was, bit for bit, and goes on as it would have: every optimizer of torch.optim."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from odyssey.model.packing import digest, pack, unpack
-from odyssey.model.unit import Unit
+from odyssey.model.state_shard import StateShard
 
 CPU = torch.device("cpu")
 NOT_FOR_A_STEP_WITHOUT_ARGUMENTS = {"LBFGS": "needs a closure", "SparseAdam": "needs sparse gradients"}
@@ -59,26 +59,26 @@ class Odd(torch.optim.Optimizer):
         self.state["all"]["steps"] = self.state["all"].get("steps", 0) + 1
 
 
-def unit_of(make, dtype):
+def shard_of(make, dtype):
     generator = torch.Generator().manual_seed(3)
     named = {
         "weight": nn.Parameter(torch.randn(6, 5, generator=generator).to(dtype)),
         "other": nn.Parameter(torch.randn(4, 6, generator=generator).to(dtype)),
     }
-    return Unit(named, make, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2))
+    return StateShard(named, make, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2))
 
 
-def train(unit, first, last):
+def train(shard, first, last):
     for step in range(first, last):
         generator = torch.Generator().manual_seed(step)
-        for parameter in unit.trainable:
+        for parameter in shard.trainable:
             parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
-        unit.optimizer.step()
-        unit.scheduler.step()
+        shard.optimizer.step()
+        shard.scheduler.step()
 
 
 def assert_moves_exactly(make, dtype):
-    source, target = unit_of(make, dtype), unit_of(make, dtype)
+    source, target = shard_of(make, dtype), shard_of(make, dtype)
     train(source, 0, 3)
     state = {"values": {name: p.detach() for name, p in source.named.items()}, "progress": source.progress()}
 
@@ -118,7 +118,7 @@ def test_what_an_optimizer_does_with_its_state_by_itself_is_left_to_it():
             self.own = state_dict.pop("own") + 1
             super().load_state_dict(state_dict)
 
-    source, target = unit_of(lambda params: Own(params, lr=0.1), torch.float32), unit_of(Own, torch.float32)
+    source, target = shard_of(lambda params: Own(params, lr=0.1), torch.float32), shard_of(Own, torch.float32)
     source.optimizer.own = 4
     target.load_progress(source.progress())
     assert target.optimizer.own == 5
@@ -126,7 +126,7 @@ def test_what_an_optimizer_does_with_its_state_by_itself_is_left_to_it():
 
 
 def test_loading_leaves_what_was_given_alone():
-    source, target = unit_of(torch.optim.Adam, torch.float32), unit_of(torch.optim.Adam, torch.float32)
+    source, target = shard_of(torch.optim.Adam, torch.float32), shard_of(torch.optim.Adam, torch.float32)
     train(source, 0, 1)
     before = digest(source.progress())
     target.load_progress(source.progress())

@@ -1,4 +1,4 @@
-"""A unit of state: parameters that are reduced, stepped and moved together, with an optimizer and a scheduler of their own.
+"""A shard of state: parameters that are reduced, stepped and moved together, with an optimizer and a scheduler of their own.
 
 Its state arrives elsewhere as it was, bit for bit: torch's own `Optimizer.load_state_dict` casts what it loads.
 """
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, in_words, made_optimizer, made_scheduler
 
 
-class Unit:
+class StateShard:
     """`named`: `layers.3.attention.weight` -> parameter."""
 
     def __init__(self, named: dict[str, nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None) -> None:
@@ -63,7 +63,7 @@ class Unit:
         return {"state": state, "groups": groups, "scheduler": self.scheduler.state_dict() if self.scheduler else None}
 
     def problems(self, named: Mapping[str, nn.Parameter]) -> Iterator[str]:
-        """Why stepping this unit would not train `named`, the modules' own parameters; nothing if it would."""
+        """Why stepping this shard would not train `named`, the modules' own parameters; nothing if it would."""
         if list(named) != list(self.named) or any(self.named[name] is not parameter for name, parameter in named.items()):
             yield "its parameters are not those of the modules"
         trainable = [parameter for parameter in named.values() if parameter.requires_grad]
