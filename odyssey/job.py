@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,7 +57,20 @@ class Step:
 
 
 class Job:
-    """A model in layers, trained by all ranks together, that goes on when ranks are lost."""
+    """A model in layers, trained by all ranks together, that goes on when ranks are lost.
+
+    `layers()`: the model as a list of modules, each called with what the one before returned: a tensor, or a nested
+    tuple or dict of tensors. It runs under `seed`. An element may be a function that builds the module; it is then
+    called only on ranks that hold the layer. Modules may share parameters.
+    `loss(output, target)`: scalar, the mean over the samples of a micro-batch.
+    `optimizer(parameters)`: called for each layer; must step just these, alike on all ranks. `scheduler(optimizer)`:
+    likewise, stepped after each step. Both are called once at the start for a look at what they make.
+    `data[i]`: `(input, target)` of a sample. `global_batch` samples make a step, in micro-batches of `micro_batch`.
+    `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
+    `device`: default this rank's GPU if there is one, else the CPU.
+    `resume`: go on from the newest whole checkpoint that `save` wrote into this folder; if there is none, from the
+    beginning. It is decided once for the job: a rank that is started again later goes where the others are.
+    """
 
     def __init__(
         self,
@@ -77,38 +90,15 @@ class Job:
     ) -> None:
         """Describe the job and wait until this rank has its part of it. A Job that the script has made before is over then.
 
-        `layers()`: the model as a list of modules, each called with what the one before returned: a tensor, or a nested
-        tuple or dict of tensors. It runs under `seed`. An element may be a function that builds the module; it is then
-        called only on ranks that hold the layer. Modules may share parameters.
-        `loss(output, target)`: scalar, the mean over the samples of a micro-batch.
-        `optimizer(parameters)`: called for each layer; must step just these, alike on all ranks. `scheduler(optimizer)`:
-        likewise, stepped after each step. Both are called once at the start for a look at what they make.
-        `data[i]`: `(input, target)` of a sample. `global_batch` samples make a step, in micro-batches of `micro_batch`.
-        `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
-        `device`: default this rank's GPU if there is one, else the CPU.
-        `resume`: go on from the newest whole checkpoint that `save` wrote into this folder; if there is none, from the
-        beginning. It is decided once for the job: a rank that is started again later goes where the others are.
-
         Raises JobError for what cannot be trained.
         """
         connection = link.connect()
         if connection is not None:
             _report_uncaught_errors()
-        if not callable(layers):
-            raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
-        for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
-            if not isinstance(value, int) or value < 1:
-                raise JobError(f"{name} is {value!r}", "give the number of samples, at least 1")
-        if len(data) < 1:
-            raise JobError("data has no samples", "give a dataset with at least one sample")
-        if connection is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise JobError(
-                "started by another launcher", "start it with `odyssey run`, which brings the same flags as torchrun"
-            )
+        _check(layers, data, {"global_batch": global_batch, "micro_batch": micro_batch}, is_alone=connection is None)
         check_autocast(autocast)
         self._global_batch = global_batch
         self._clip_norm = clip_norm
-        self._loss = loss
         device = _default_device() if device is None else torch.device(device)
         self._model = Model(layers, optimizer, scheduler, device, seed)
         sampler = Sampler(len(data), seed)
@@ -118,22 +108,8 @@ class Job:
             sample_ids = sampler.ids(0, min(micro_batch, global_batch))
             return fetch(data, sample_ids, sample_ids)
 
-        spec = ModelSpec(
-            layers=self._model.specs,
-            ties=self._model.ties,
-            tie_bytes=self._model.tie_bytes,
-            global_batch=global_batch,
-            micro_batch=micro_batch,
-            n_samples=len(data),
-            seed=seed,
-            device=device.type,
-            clip_norm=None if clip_norm is None else float(clip_norm),
-            autocast=str(autocast or ""),
-            optimizers=self._model.optimizers(),
-            values=self._model.values() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else (),
-        )
         job_spec = JobSpec(
-            spec=spec,
+            spec=_model_spec(self._model, len(data), global_batch, micro_batch, seed, clip_norm, autocast),
             loss=loss,
             optimizer=optimizer,
             prefetcher=lambda plan: Prefetcher(data, sampler, plan, is_random=is_random),
@@ -141,16 +117,7 @@ class Job:
             seed=seed,
             autocast=autocast,
         )
-        self._session: Session | LocalSession
-        if connection is None:
-            self._session = LocalSession(self._model, job_spec)
-        else:
-            global _newest
-            if _newest is not None:
-                _newest.finish()
-            self._session = _newest = Session(connection, int(os.environ["RANK"]), self._model, job_spec, _newest)
-            self._session.start()
-            atexit.register(self._session.finish)
+        self._session = _session(connection, self._model, job_spec)
         if resume is not None:
             self._load("resume", lambda engine: shards.load(engine, self._model, Path(resume)))
 
@@ -325,6 +292,57 @@ class Job:
 
 
 _TOLD_BY_OTHERS = "another rank tells why"
+
+
+def _check(layers: object, data: Dataset, sizes: Mapping[str, object], *, is_alone: bool) -> None:
+    """Raises JobError for what cannot be meant. `is_alone`: no agent listens."""
+    if not callable(layers):
+        raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise JobError(f"{name} is {value!r}", "give the number of samples, at least 1")
+    if len(data) < 1:
+        raise JobError("data has no samples", "give a dataset with at least one sample")
+    if is_alone and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise JobError("started by another launcher", "start it with `odyssey run`, which brings the same flags as torchrun")
+
+
+def _model_spec(
+    model: Model,
+    n_samples: int,
+    global_batch: int,
+    micro_batch: int,
+    seed: int,
+    clip_norm: float | None,
+    autocast: torch.dtype | None,
+) -> ModelSpec:
+    return ModelSpec(
+        layers=model.specs,
+        ties=model.ties,
+        tie_bytes=model.tie_bytes,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        n_samples=n_samples,
+        seed=seed,
+        device=model.device.type,
+        clip_norm=None if clip_norm is None else float(clip_norm),
+        autocast=str(autocast or ""),
+        optimizers=model.optimizers(),
+        values=model.values() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else (),
+    )
+
+
+def _session(connection: link.AgentLink | None, model: Model, job_spec: JobSpec) -> Session | LocalSession:
+    """This rank's part of the job, which it has been given."""
+    global _newest
+    if connection is None:
+        return LocalSession(model, job_spec)
+    if _newest is not None:
+        _newest.finish()
+    _newest = session = Session(connection, int(os.environ["RANK"]), model, job_spec, _newest)
+    session.start()
+    atexit.register(session.finish)
+    return session
 
 
 def _default_device() -> torch.device:
