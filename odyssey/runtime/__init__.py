@@ -3,7 +3,8 @@
 session.py    the rank's side of the recovery protocol, unit by unit; transaction.py: what a unit is; replay.py: of units missed
 phase.py      where a rank stands in it, and what may follow; control.py: kept for two threads, one of which hears the agent
 local.py      a script that is run without a launcher
-engine.py     runs the ops of a plan; boundary.py, clock.py, data.py: its inputs, outputs and times
+engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
+data.py       samples and seeds; clock.py: what computing takes
 groups.py     communication that can be cut; gradients.py: reduced over it
 transfer.py   layers on their way between ranks
 evaluation.py, measure.py, once.py: what is run instead of a step

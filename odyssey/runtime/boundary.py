@@ -6,6 +6,7 @@ one, the tensors whose dimension 0 is the number of samples have fewer rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -62,6 +63,21 @@ class Expectation:
             expected = ", ".join(f"{shape} {dtype}" for shape, dtype in self._facts)
             what = f"layer {self._layer} gave {got} for {self._n_samples} samples, expected {expected}"
             raise JobError(what, "shapes may depend on the number of samples only, which is dimension 0")
+
+
+class Expectations:
+    """What to expect behind each layer of one plan."""
+
+    def __init__(self, boundaries: Iterable[Boundary]) -> None:
+        self._boundaries = {boundary.layer: boundary for boundary in boundaries}
+        self._known: dict[tuple[int, int], Expectation] = {}
+
+    def behind(self, layer: int, n_samples: int) -> Expectation:
+        """What `layer` passes on for a micro-batch of `n_samples`."""
+        key = (layer, n_samples)
+        if key not in self._known:
+            self._known[key] = Expectation(self._boundaries[layer], n_samples)
+        return self._known[key]
 
 
 def _resized(tensor: TensorSpec, known: int, wanted: int) -> TensorSpec:

@@ -1,16 +1,16 @@
 """Executes a worker's program: one training step, as the plan says, without knowing which strategy wrote it.
 
-A step runs the ops in order. Receives are posted ahead, sends go out without waiting, gradients are summed over samples
-into flat buffers (one for each reduce group) and divided by the global batch once, when the optimizer steps. The
-activations that are alive are those between an `F` and its `Drop`: the schedule's high-water mark and no more.
+A step runs the ops in order. Receives are posted ahead, sends go out without waiting (exchange.py), gradients are summed
+over samples into flat buffers (one for each reduce group) and divided by the global batch once, when the optimizer steps.
+The activations that are alive are those between an `F` and its `Drop`: the schedule's high-water mark and no more.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,25 +20,14 @@ from torch.utils import _pytree as pytree
 from odyssey.messages import Boundary
 from odyssey.model.model import Model
 from odyssey.plan import Plan
-from odyssey.runtime.boundary import Expectation, flatten
+from odyssey.runtime.boundary import Expectation, Expectations, flatten
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.data import Prefetcher, layer_seed
+from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import Gradients, backward, backward_input, backward_weight
-from odyssey.runtime.groups import Groups, Way
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
-from odyssey.schedule import (
-    N_GRADIENTS_IN_FLIGHT,
-    N_RECEIVES_AHEAD,
-    Commit,
-    Compute,
-    Drop,
-    Op,
-    OptimizerStep,
-    Receive,
-    Reduce,
-    Send,
-    program,
-)
+from odyssey.schedule import Commit, Compute, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
 
 
 class Live:
@@ -50,6 +39,17 @@ class Live:
         self.inputs = inputs
         self.outputs = outputs
         self.split: Any = None
+
+
+@dataclass
+class Try:
+    """What a step holds from its beginning until it is applied, or redone."""
+
+    step: int
+    exchange: Exchange
+    loss_sum: torch.Tensor
+    live: dict[tuple[int, int], Live] = field(default_factory=dict)
+    reductions: list[Any] = field(default_factory=list)
 
 
 class Engine:
@@ -71,42 +71,25 @@ class Engine:
         self.clock = Clock(model.device)
         self.now: tuple[Op | str, float] = ("between steps", time.monotonic())
         self.model = model
+        self.expectations = Expectations(boundaries)
+        self.gradients = Gradients(plan, worker, model)
         self._job_spec = job_spec
         self._generator = default_generator(model.device)
         self._data = data
-        self._boundaries = {boundary.layer: boundary for boundary in boundaries}
-        self._expected: dict[tuple[int, int], Expectation] = {}
         self._program = program(plan, worker)
-        self._receives = [op for op in self._program if isinstance(op, Receive)]
         computed = [op for op in self._program if isinstance(op, Compute) and op.kind == "F"]
         self._micro_batches = list(dict.fromkeys(op.micro_batch for op in computed if self._needs_data(op)))
-        self.gradients = Gradients(plan, worker, model)
         self.samples = tuple((op.micro_batch, plan.n_samples(op.micro_batch)) for op in computed if self._is_last(op))
-        self._run: dict[type, Callable[[Any], None]] = {
-            Send: self._send,
-            Receive: self._receive,
-            Drop: self._drop,
-            Reduce: self._reduce,
-            Commit: self._wait_for_reductions,
-        }
-        self._compute = {"F": self._forward, "B": self._backward, "I": self._input_gradient, "W": self._weight_gradient}
-        self._start(0)
+        self._try = self._new_try(0)
 
     @property
     def reads_data(self) -> bool:
         """Whether this worker's part of the plan begins or ends a pipeline for some micro-batch."""
         return bool(self._micro_batches)
 
-    def _start(self, step: int) -> None:
-        self._step = step
-        self._live: dict[tuple[int, int], Live] = {}
-        self._arrived: dict[tuple[str, int, int], list[torch.Tensor]] = {}
-        self._posted: deque[tuple[Receive, list[torch.Tensor], list[Any]]] = deque()
-        self._to_post = deque(self._receives)
-        self._sent_outputs: dict[tuple[int, int], list[Any]] = {}
-        self._sent_gradients: deque[tuple[Any, torch.Tensor]] = deque()
-        self._reductions: list[Any] = []
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.model.device)
+    def _new_try(self, step: int) -> Try:
+        exchange = Exchange(self.plan, self.groups, self.expectations, self._program)
+        return Try(step, exchange, torch.zeros((), dtype=torch.float64, device=self.model.device))
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -119,10 +102,10 @@ class Engine:
         with self.clock.measure_overhead():
             self._begin(step)
             self._run_program()
-            return [float(self._loss_sum), self.gradients.square_sum()]
+            return [float(self._try.loss_sum), self.gradients.square_sum()]
 
     def _begin(self, step: int) -> None:
-        self._start(step)
+        self._try = self._new_try(step)
         self._data.keep_only(step)
         self._data.request(step, self._micro_batches)
         self._data.request(step + 1, self._micro_batches)
@@ -130,19 +113,32 @@ class Engine:
         for layer in self.model.held:
             if not self.model.layers[layer].training:
                 self.model.layers[layer].train()
-        for _ in range(N_RECEIVES_AHEAD):
-            self._post_next()
+        self._try.exchange.begin()
 
     def _run_program(self) -> None:
         for op in self._program:
             self.now = (op, time.monotonic())
-            if isinstance(op, Compute):
-                self.groups.check()
-                layers = self.plan.layer_range(op.micro_batch, op.stage)
-                with self.clock.measure(op.kind, layers.first, layers.stop, self.plan.n_samples(op.micro_batch)):
-                    self._compute[op.kind](op)
-            elif not isinstance(op, OptimizerStep):  # the optimizer steps in `apply`, behind the commit point
-                self._run[type(op)](op)
+            match op:
+                case Compute():
+                    self.groups.check()
+                    layers = self.plan.layer_range(op.micro_batch, op.stage)
+                    with self.clock.measure(op.kind, layers.first, layers.stop, self.plan.n_samples(op.micro_batch)):
+                        self._compute(op)
+                case Send():
+                    self._try.exchange.send(op, self._try.live[op.stage, op.micro_batch].outputs if op.kind == "F" else [])
+                case Receive():
+                    self._try.exchange.receive(op)
+                case Drop():
+                    del self._try.live[op.stage, op.micro_batch]
+                    self._try.exchange.drop(op.stage, op.micro_batch)
+                case Reduce():
+                    self._try.reductions += self.gradients.start_reduction(op.group, self.groups)
+                case Commit():
+                    for work in self._try.reductions:
+                        self.groups.wait(work.wait)
+                    self._try.reductions = []
+                case OptimizerStep():
+                    pass  # in `apply`, behind the commit point
 
     def apply(self, factor: float) -> None:
         """Step all optimizers with gradients = sums x `factor`; then the schedulers.
@@ -154,59 +150,72 @@ class Engine:
             self.gradients.scale(factor)
             for number, shard in self.model.shards.items():
                 if shard.optimizer is not None:
-                    self._generator.manual_seed(layer_seed(self._job_spec.seed, self._step, self.plan.n_micro_batches, number))
+                    self._generator.manual_seed(
+                        layer_seed(self._job_spec.seed, self._try.step, self.plan.n_micro_batches, number)
+                    )
                     shard.optimizer.step()
                 if shard.scheduler is not None:
                     shard.scheduler.step()
-        self._start(self._step)  # the commit point has passed, so every send has been received
+        self._try = self._new_try(self._try.step)  # the commit point has passed, so every send has been received
         self.now = ("between steps", time.monotonic())
 
     # -- computation --------------------------------------------------------------------------------------------------
+
+    def _compute(self, op: Compute) -> None:
+        match op.kind:
+            case "F":
+                self._forward(op)
+            case "B":
+                self._backward(op)
+            case "I":
+                self._input_gradient(op)
+            case "W":
+                self._weight_gradient(op)
 
     def _forward(self, op: Compute) -> None:
         stage = self.plan.layer_range(op.micro_batch, op.stage)
         leaves: list[torch.Tensor] = []
         if op.stage == 0:
-            value = self._on_device(self._data.get(self._step, op.micro_batch)[0])
+            value = self._on_device(self._data.get(self._try.step, op.micro_batch)[0])
         else:
-            leaves = self._arrived.pop(("F", op.stage - 1, op.micro_batch))
+            leaves = self._try.exchange.take("F", op.stage - 1, op.micro_batch)
             value = self._expect(stage.first - 1, op.micro_batch).nest(leaves)
         with self.precision():
             for layer in stage.layers:
-                self._generator.manual_seed(layer_seed(self._job_spec.seed, self._step, op.micro_batch, layer))
+                self._generator.manual_seed(layer_seed(self._job_spec.seed, self._try.step, op.micro_batch, layer))
                 value = self.model.call(layer, value)
             if self._is_last(op):
-                target = self._on_device(self._data.get(self._step, op.micro_batch)[1])
+                target = self._on_device(self._data.get(self._try.step, op.micro_batch)[1])
                 loss = self.loss(value, target)
-                self._loss_sum += loss.detach().double() * self.plan.n_samples(op.micro_batch)
+                self._try.loss_sum += loss.detach().double() * self.plan.n_samples(op.micro_batch)
                 outputs = [loss]
             else:
                 outputs = flatten(value, stage.stop - 1)
                 self._expect(stage.stop - 1, op.micro_batch).check(outputs)
-        self._live[op.stage, op.micro_batch] = Live(leaves, outputs)
+        self._try.live[op.stage, op.micro_batch] = Live(leaves, outputs)
         if not self._is_last(op) and self.plan.runner(op.micro_batch, op.stage + 1) == self.worker:
-            self._hand_over("F", op, [output.detach() for output in outputs])
+            self._try.exchange.hand_over("F", op, [output.detach() for output in outputs])
 
     def _backward(self, op: Compute) -> None:
-        live = self._live[op.stage, op.micro_batch]
+        live = self._try.live[op.stage, op.micro_batch]
         backward(live.outputs, self._output_gradients(op, live))
         self._hand_back(op, live)
 
     def _input_gradient(self, op: Compute) -> None:
-        live = self._live[op.stage, op.micro_batch]
+        live = self._try.live[op.stage, op.micro_batch]
         stage = self.plan.layer_range(op.micro_batch, op.stage)
         live.split = backward_input(live.outputs, self._output_gradients(op, live), live.inputs, self._weights(stage.layers))
         self._hand_back(op, live)
 
     def _weight_gradient(self, op: Compute) -> None:
         stage = self.plan.layer_range(op.micro_batch, op.stage)
-        backward_weight(self._live[op.stage, op.micro_batch].split, self._weights(stage.layers))
+        backward_weight(self._try.live[op.stage, op.micro_batch].split, self._weights(stage.layers))
 
     def _output_gradients(self, op: Compute, live: Live) -> list[torch.Tensor | None]:
         """The gradient of the sum of the micro-batch's sample losses by each output of the stage."""
         if self._is_last(op):
             return [torch.full_like(live.outputs[0], self.plan.n_samples(op.micro_batch))]
-        gradients = iter(self._arrived.pop(("B", op.stage + 1, op.micro_batch)))
+        gradients = iter(self._try.exchange.take("B", op.stage + 1, op.micro_batch))
         expected = self._expect(self.plan.layer_range(op.micro_batch, op.stage).stop - 1, op.micro_batch)
         return [next(gradients) if tensor.requires_grad else None for tensor in expected.tensors]
 
@@ -214,18 +223,9 @@ class Engine:
         """Keep the gradients by the stage's inputs for the send that follows, or for this worker's own previous stage."""
         if op.stage > 0:
             needing = [leaf for leaf in live.inputs if leaf.requires_grad]
-            self._hand_over("B", op, [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in needing])
-
-    def _hand_over(self, kind: str, op: Compute, tensors: list[torch.Tensor]) -> None:
-        if kind == "F":
-            expected = self._expect(self.plan.layer_range(op.micro_batch, op.stage).stop - 1, op.micro_batch).tensors
-            for tensor, spec in zip(tensors, expected, strict=True):
-                tensor.requires_grad_(spec.requires_grad)
-        self._arrived[kind, op.stage, op.micro_batch] = tensors
-
-    def _drop(self, op: Drop) -> None:
-        del self._live[op.stage, op.micro_batch]
-        self._sent_outputs.pop((op.stage, op.micro_batch), None)  # its gradient, or the token for it, has come back
+            self._try.exchange.hand_over(
+                "B", op, [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in needing]
+            )
 
     def _weights(self, layers: range) -> list[nn.Parameter]:
         found = {id(p): p for layer in layers for p in self.model.layers[layer].parameters() if p.requires_grad}
@@ -239,63 +239,6 @@ class Engine:
         autocast = self._job_spec.autocast
         return torch.autocast(self.model.device.type, autocast) if autocast else nullcontext()
 
-    # -- communication ------------------------------------------------------------------------------------------------
-
-    def _send(self, op: Send) -> None:
-        if op.kind == "F":
-            tensors = self._live[op.stage, op.micro_batch].outputs
-        else:
-            tensors = self._arrived.pop(("B", op.stage, op.micro_batch)) or [torch.empty(1, dtype=torch.uint8)]
-        tag, way = self._tag(op), _way(op)
-        wires = [self.groups.to_wire(tensor.detach()) for tensor in tensors]
-        sent = [(self.groups.send(wire, op.peer, tag, way), wire) for wire in wires]
-        if op.kind == "F":
-            self._sent_outputs[op.stage, op.micro_batch] = sent
-            return
-        self._sent_gradients += sent
-        while len(self._sent_gradients) > N_GRADIENTS_IN_FLIGHT:
-            work, _ = self._sent_gradients.popleft()
-            self.groups.wait(work.wait)
-
-    def _receive(self, op: Receive) -> None:
-        posted, tensors, works = self._posted.popleft()
-        assert posted == op, f"{posted} was posted where {op} is due"
-        self._post_next()
-        for work in works:
-            self.groups.wait(work.wait)
-        tensors = [self.groups.from_wire(tensor) for tensor in tensors]
-        if op.kind == "F":
-            expected = self._expect(self.plan.layer_range(op.micro_batch, op.stage).stop - 1, op.micro_batch)
-            for tensor, spec in zip(tensors, expected.tensors, strict=True):
-                tensor.requires_grad_(spec.requires_grad)
-        self._arrived[op.kind, op.stage, op.micro_batch] = tensors
-
-    def _post_next(self) -> None:
-        if not self._to_post:
-            return
-        op = self._to_post.popleft()
-        stage = self.plan.layer_range(op.micro_batch, op.stage)
-        if op.kind == "F":
-            tensors = self._expect(stage.stop - 1, op.micro_batch).empty(self.groups.wire_device)
-        else:
-            expected = self._expect(stage.first - 1, op.micro_batch)
-            room = expected.empty(self.groups.wire_device)
-            needing = [tensor for tensor, spec in zip(room, expected.tensors, strict=True) if spec.requires_grad]
-            tensors = needing or [torch.empty(1, dtype=torch.uint8, device=self.groups.wire_device)]
-        tag, way = self._tag(op), _way(op)
-        self._posted.append((op, tensors, [self.groups.receive(tensor, op.peer, tag, way) for tensor in tensors]))
-
-    def _tag(self, op: Send | Receive) -> int:
-        return 2 * (op.stage * self.plan.n_micro_batches + op.micro_batch) + (op.kind == "B")
-
-    def _reduce(self, op: Reduce) -> None:
-        self._reductions += self.gradients.start_reduction(op.group, self.groups)
-
-    def _wait_for_reductions(self, op: Commit) -> None:
-        for work in self._reductions:
-            self.groups.wait(work.wait)
-        self._reductions = []
-
     # -- small questions ----------------------------------------------------------------------------------------------
 
     def _is_last(self, op: Compute) -> bool:
@@ -305,21 +248,10 @@ class Engine:
         return op.stage == 0 or self._is_last(op)
 
     def _expect(self, layer: int, micro_batch: int) -> Expectation:
-        return self.expect(layer, self.plan.n_samples(micro_batch))
-
-    def expect(self, layer: int, n_samples: int) -> Expectation:
-        """What `layer` passes on for a micro-batch of `n_samples`."""
-        key = (layer, n_samples)
-        if key not in self._expected:
-            self._expected[key] = Expectation(self._boundaries[layer], n_samples)
-        return self._expected[key]
+        return self.expectations.behind(layer, self.plan.n_samples(micro_batch))
 
     def _on_device(self, value: Any) -> Any:
         return on_device(value, self.model.device)
-
-
-def _way(op: Send | Receive) -> Way:
-    return "outputs" if op.kind == "F" else "gradients"
 
 
 def on_device(value: Any, device: torch.device) -> Any:

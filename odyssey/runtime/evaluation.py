@@ -49,7 +49,7 @@ def _sum_of_losses(engine: Engine, data: Dataset) -> float:
                 if s == 0:
                     value = on_device(sample[0], model.device)
                 elif route[s - 1][0] != engine.worker:
-                    expected = engine.expect(layers.start - 1, stop - start)
+                    expected = engine.expectations.behind(layers.start - 1, stop - start)
                     tensors = expected.empty(groups.wire_device)
                     for tensor in tensors:
                         groups.wait(groups.receive(tensor, route[s - 1][0], _TAG, "outputs").wait)
@@ -62,7 +62,7 @@ def _sum_of_losses(engine: Engine, data: Dataset) -> float:
                         total += float(loss) * (stop - start)
                 if not is_last and route[s + 1][0] != engine.worker:
                     tensors = flatten(value, layers.stop - 1)
-                    engine.expect(layers.stop - 1, stop - start).check(tensors)
+                    engine.expectations.behind(layers.stop - 1, stop - start).check(tensors)
                     for tensor in tensors:
                         wire = groups.to_wire(tensor)
                         sent.append((groups.send(wire, route[s + 1][0], _TAG, "outputs"), wire))

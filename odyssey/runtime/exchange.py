@@ -1,0 +1,108 @@
+"""Outputs and gradients on their way between the stages of one step: receives posted ahead, sends that are still in flight.
+
+A stage is sent what the one before has put out, and the gradient by it comes back. Where one worker runs both stages, it
+hands over. Receives are posted in the order of the program, a few ahead, so that what arrives finds its room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from odyssey.plan import Plan
+from odyssey.runtime.boundary import Expectations
+from odyssey.runtime.groups import Groups, Way
+from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Compute, Op, Receive, Send
+
+
+class Exchange:
+    """Of one try of one step on one worker."""
+
+    def __init__(self, plan: Plan, groups: Groups, expectations: Expectations, program: Iterable[Op]) -> None:
+        self._plan = plan
+        self._groups = groups
+        self._expectations = expectations
+        self._arrived: dict[tuple[str, int, int], list[torch.Tensor]] = {}
+        self._to_post = deque(op for op in program if isinstance(op, Receive))
+        self._posted: deque[tuple[Receive, list[torch.Tensor], list[Any]]] = deque()
+        self._sent_outputs: dict[tuple[int, int], list[Any]] = {}
+        self._sent_gradients: deque[tuple[Any, torch.Tensor]] = deque()
+
+    def begin(self) -> None:
+        """Post the first receives."""
+        for _ in range(N_RECEIVES_AHEAD):
+            self._post_next()
+
+    def take(self, kind: str, stage: int, micro_batch: int) -> list[torch.Tensor]:
+        """What has arrived from that stage: outputs (`F`), or gradients (`B`)."""
+        return self._arrived.pop((kind, stage, micro_batch))
+
+    def hand_over(self, kind: str, op: Compute, tensors: list[torch.Tensor]) -> None:
+        """Keep what `op` gives for this worker's own next stage, or for the send that follows."""
+        if kind == "F":
+            self._require_gradients(op, tensors)
+        self._arrived[kind, op.stage, op.micro_batch] = tensors
+
+    def send(self, op: Send, outputs: list[torch.Tensor]) -> None:
+        """Send the `outputs` of a stage, or the gradients by its inputs, which were handed over. Raises Cut."""
+        tensors = outputs
+        if op.kind == "B":
+            tensors = self.take("B", op.stage, op.micro_batch) or [torch.empty(1, dtype=torch.uint8)]
+        tag, way = self._tag(op), _way(op)
+        wires = [self._groups.to_wire(tensor.detach()) for tensor in tensors]
+        sent = [(self._groups.send(wire, op.peer, tag, way), wire) for wire in wires]
+        if op.kind == "F":
+            self._sent_outputs[op.stage, op.micro_batch] = sent
+            return
+        self._sent_gradients += sent
+        while len(self._sent_gradients) > N_GRADIENTS_IN_FLIGHT:
+            work, _ = self._sent_gradients.popleft()
+            self._groups.wait(work.wait)
+
+    def receive(self, op: Receive) -> None:
+        """Wait for what `op` receives. Raises Cut."""
+        posted, tensors, works = self._posted.popleft()
+        assert posted == op, f"{posted} was posted where {op} is due"
+        self._post_next()
+        for work in works:
+            self._groups.wait(work.wait)
+        tensors = [self._groups.from_wire(tensor) for tensor in tensors]
+        if op.kind == "F":
+            self._require_gradients(op, tensors)
+        self._arrived[op.kind, op.stage, op.micro_batch] = tensors
+
+    def drop(self, stage: int, micro_batch: int) -> None:
+        """Let go of what was sent from `stage`: its gradient, or the token for it, has come back."""
+        self._sent_outputs.pop((stage, micro_batch), None)
+
+    def _require_gradients(self, op: Compute | Receive, tensors: list[torch.Tensor]) -> None:
+        layers = self._plan.layer_range(op.micro_batch, op.stage)
+        expected = self._expectations.behind(layers.stop - 1, self._plan.n_samples(op.micro_batch)).tensors
+        for tensor, spec in zip(tensors, expected, strict=True):
+            tensor.requires_grad_(spec.requires_grad)
+
+    def _post_next(self) -> None:
+        if not self._to_post:
+            return
+        op = self._to_post.popleft()
+        layers, n_samples = self._plan.layer_range(op.micro_batch, op.stage), self._plan.n_samples(op.micro_batch)
+        device = self._groups.wire_device
+        if op.kind == "F":
+            tensors = self._expectations.behind(layers.stop - 1, n_samples).empty(device)
+        else:
+            expected = self._expectations.behind(layers.first - 1, n_samples)
+            room = expected.empty(device)
+            needing = [tensor for tensor, spec in zip(room, expected.tensors, strict=True) if spec.requires_grad]
+            tensors = needing or [torch.empty(1, dtype=torch.uint8, device=device)]
+        tag, way = self._tag(op), _way(op)
+        self._posted.append((op, tensors, [self._groups.receive(tensor, op.peer, tag, way) for tensor in tensors]))
+
+    def _tag(self, op: Send | Receive) -> int:
+        return 2 * (op.stage * self._plan.n_micro_batches + op.micro_batch) + (op.kind == "B")
+
+
+def _way(op: Send | Receive) -> Way:
+    return "outputs" if op.kind == "F" else "gradients"
