@@ -24,8 +24,6 @@ from odyssey.text import all_as_unicode
 Position = tuple[int, int]
 SAME_CALLS = "let all ranks make the same calls in the same order"
 """What helps where ranks are in different units."""
-
-
 NOTHING, UNUSABLE = -1.0, -2.0
 """In place of the step that a `load` or `resume` leads to: there is no checkpoint; there is something that cannot be used."""
 

@@ -5,7 +5,8 @@ phase.py      where a rank stands in it, and what may follow; control.py: kept f
 local.py      a script that is run without a launcher
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
 data.py       samples and seeds; clock.py: what computing takes
-groups.py     communication that can be cut; gradients.py: reduced over it
+groups.py     communication that can be cut; connections.py: by shutting its sockets
+gradients.py  what is summed over it
 transfer.py   layers on their way between ranks
 evaluation.py, measure.py, once.py: what is run instead of a step
 job_spec.py   what the script asked for; draws.py: data sets that draw random numbers

@@ -9,19 +9,18 @@ A cut generation is abandoned: its thread and groups end on their own in the bac
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from odyssey import own_process
+from odyssey.runtime.connections import Connections, shut_all_to
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""
@@ -39,6 +38,15 @@ _living: set[Groups] = set()
 
 class Cut(Exception):
     """The generation's communication ended before this wait did: `reason` says by what."""
+
+
+class _Given(NamedTuple):
+    """What all that build together must be given alike."""
+
+    store: str
+    generation: int
+    subsets: list[tuple[int, ...]]
+    movers: tuple[int, ...]
 
 
 class Groups:
@@ -60,21 +68,19 @@ class Groups:
         device: torch.device,
     ) -> None:
         self.members = tuple(members)
-        self._movers = tuple(movers) or self.members
         self.me = me
         self.device = device
-        self._arguments = (store, generation, [tuple(subset) for subset in subsets])
+        self._given = _Given(store, generation, [tuple(subset) for subset in subsets], tuple(movers) or self.members)
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self.world: Any = None
         self._has_device_groups = _has_own_device(device)
         self._on_device: dict[Way, Any] = {}
         self._moving: Any = None
         self._lock = threading.Lock()
-        self._sockets: list[socket.socket] | None = None
+        self._connections = Connections()
         self._cut: str | None = None
         self._requests: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
-        self._before = _sockets()
         self._thread = threading.Thread(target=self._serve, name=f"odyssey-wait-{generation}", daemon=True)
         _living.difference_update([groups for groups in _living if not groups._thread.is_alive()])
         self._thread.start()
@@ -84,7 +90,7 @@ class Groups:
 
     def build(self) -> None:
         """Connect all groups. Raises Cut if that ends early."""
-        if len(self._movers) > 1:
+        if len(self._given.movers) > 1:
             self.wait(self._build)
 
     def wait(self, blocking: Callable[[], Any]) -> Any:
@@ -136,7 +142,7 @@ class Groups:
                 assert way is not None, f"a tensor on {tensor.device} goes no way"
                 return self._on_device[way], self.members.index(worker)
             return self.world, self.members.index(worker)
-        return self._moving, self._movers.index(worker)
+        return self._moving, self._given.movers.index(worker)
 
     # Gloo sends and receives from host memory only: a rank that computes on a device but has no communicator of its own
     # there (ranks that share one GPU) passes its tensors through the host.
@@ -180,25 +186,16 @@ class Groups:
             if self._cut is None:
                 self._cut = reason
                 self._outcomes.put(("cut", reason))
-            if self._sockets is None:  # still building: whatever has been opened since
-                for inode, descriptor in _sockets().items():
-                    if inode not in self._before:
-                        _shut(descriptor)
-            else:
-                for connection in self._sockets:
-                    _shut(connection.fileno())
-                    connection.close()
-                self._sockets = []
+            self._connections.shut()
             for group in {id(g): g for g in [*self._on_device.values(), *self.by_subset.values()]}.values():
                 if self._has_device_groups and group is not self.world:
                     group.abort()
 
     def _leave_store(self) -> None:
         """End this process's connections to the store: a store that is stopped never answers, and its client waits for ever."""
-        _, _, port = self._arguments[0].rpartition(":")
-        for descriptor in _sockets().values() if port else ():  # a process that trains alone has none
-            if _is_connected_to(descriptor, int(port)):
-                _shut(descriptor)
+        _, _, port = self._given.store.rpartition(":")
+        if port:  # a process that trains alone has none
+            shut_all_to(int(port))
 
     # -- the waiting thread -------------------------------------------------------------------------------------------
 
@@ -231,13 +228,13 @@ class Groups:
             return client
 
     def _build(self) -> None:
-        store, generation, subsets = self._arguments
+        store, generation, subsets, movers = self._given
         host, port = store.rsplit(":", 1)
         prefix = PrefixStore(f"generation-{generation}", self._connect(host, int(port)))
         local = _gloo_device(host)
         moving = None
-        if self._movers != self.members:
-            moving = _gloo(PrefixStore("moving", prefix), self._movers, self.me, local)
+        if movers != self.members:
+            moving = _gloo(PrefixStore("moving", prefix), movers, self.me, local)
         self.check()
         world = None
         if self.me in self.members:
@@ -254,15 +251,13 @@ class Groups:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
             on_device = {way: self._nccl(PrefixStore(way, prefix), self.members) for way in get_args(Way)}
             by_subset[self.members] = on_device["outputs"]
-        opened = [descriptor for inode, descriptor in _sockets().items() if inode not in self._before]
+        opened = self._connections.opened()
         with self._lock:
             if self._cut is not None:
                 raise Cut(self._cut)
             self.world, self._moving, self.by_subset = world, moving, by_subset
             self._on_device = on_device
-            # Our own duplicates: Gloo may close its descriptors, and the numbers may be reused, at any time.
-            self._sockets = [socket.socket(fileno=os.dup(descriptor)) for descriptor in opened if _is_connection(descriptor)]
-            self._before = {}
+            self._connections.keep(opened)
 
     def _nccl(self, store: Any, members: Sequence[int]) -> Any:
         options = dist.ProcessGroupNCCL.Options()
@@ -299,37 +294,3 @@ def _gloo(store: Any, members: Sequence[int], me: int, device: Any) -> Any:
     options._timeout = TIMEOUT
     options._threads = 1
     return dist.ProcessGroupGloo(store, tuple(members).index(me), len(members), options)
-
-
-def _sockets() -> dict[str, int]:
-    """Open sockets of this process: inode text -> descriptor."""
-    return {name: number for number, name in own_process.descriptors() if name.startswith("socket:")}
-
-
-def _is_connection(descriptor: int) -> bool:
-    """Whether it is a connected TCP socket. Shutting a listener of Gloo would end the process."""
-    view = socket.socket(fileno=os.dup(descriptor))
-    with view:
-        if view.family not in (socket.AF_INET, socket.AF_INET6):
-            return False
-        return not view.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-
-
-def _is_connected_to(descriptor: int, port: int) -> bool:
-    try:
-        if not _is_connection(descriptor):
-            return False
-        with socket.socket(fileno=os.dup(descriptor)) as view:
-            return bool(view.getpeername()[1] == port)
-    except OSError:
-        return False  # closed, or not connected yet
-
-
-def _shut(descriptor: int) -> None:
-    try:
-        if _is_connection(descriptor):
-            view = socket.socket(fileno=os.dup(descriptor))
-            with view:
-                view.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # closed, or never connected: nobody waits on it
