@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from odyssey import link
-from odyssey.checkpoints import checkpoint, shards
+from odyssey.checkpoints import checkpoint, parts
 from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
 from odyssey.messages import NOTHING, UNUSABLE, ModelSpec
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_autocast
@@ -119,7 +119,7 @@ class Job:
         )
         self._session = _session(connection, self._model, job_spec)
         if resume is not None:
-            self._load("resume", lambda engine: shards.load(engine, self._model, Path(resume)))
+            self._load("resume", lambda engine: parts.load(engine, self._model, Path(resume)))
 
     # -- who and where ------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Job:
 
         def body(engine: Engine) -> Sequence[float]:
             nonlocal problem
-            problem = shards.save(engine, self._model, step, Path(folder), keep)
+            problem = parts.save(engine, self._model, step, Path(folder), keep)
             return (0.0 if problem is None else 1.0,)
 
         if self._session.run(Transaction("save", body, lambda sums: (sums[0],), lambda engine, values: None))[0]:
@@ -270,7 +270,7 @@ class Job:
         """
         given = Path(folder)
         nothing = JobError(f"{given}: no checkpoint", "give a folder that job.save() wrote")
-        self._load("load", lambda engine: shards.load(engine, self._model, given) or nothing)
+        self._load("load", lambda engine: parts.load(engine, self._model, given) or nothing)
 
     def _load(self, kind: str, read: Callable[[Engine], dict[str, Any] | JobError | None]) -> None:
         """Take on what is read: a state, nothing, or the reason why there is none, which all ranks raise."""

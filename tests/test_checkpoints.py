@@ -83,10 +83,10 @@ def flip(path: Path) -> None:
 
 
 DAMAGES = {
-    "a byte of a shard": (lambda path: flip(path / "__0_0.distcp"), "__0_0.distcp is not what was written: its digest differs"),
+    "a byte of a part": (lambda path: flip(path / "__0_0.distcp"), "__0_0.distcp is not what was written: its digest differs"),
     "a byte of the metadata": (lambda path: flip(path / ".metadata"), ".metadata is not what was written: its digest differs"),
-    "a short shard": (lambda path: os.truncate(path / "__0_0.distcp", 100), "__0_0.distcp has 100 bytes of"),
-    "no shard": (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp: No such file or directory"),
+    "a short part": (lambda path: os.truncate(path / "__0_0.distcp", 100), "__0_0.distcp has 100 bytes of"),
+    "no part": (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp: No such file or directory"),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json: No such file or directory"),
     "half a manifest": (lambda path: os.truncate(path / "manifest.json", 50), "manifest.json is not one"),
 }

@@ -1,4 +1,4 @@
-"""A checkpoint's shards: every rank writes its part and reads what it holds, in the form of torch.distributed.checkpoint.
+"""A checkpoint in parts: every rank writes its own and reads what it holds, in the form of torch.distributed.checkpoint.
 
 The planners and the file format are its. Its own driver talks over a process group that is registered for the whole
 process and cannot be cut, so what ranks tell each other goes over the generation's groups. All files are touched on the
