@@ -35,7 +35,7 @@ class Control:
 
     @property
     def phase(self) -> Phase:
-        """As it is now: of what the script's thread sees, a Pause alone may change anything."""
+        """As it is now. Between two steps of the script's thread, all that changes it is a Pause, and the answer to it."""
         return self._phase
 
     # -- the script's thread --------------------------------------------------------------------------------------------

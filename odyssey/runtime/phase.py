@@ -46,7 +46,7 @@ NEXT_ACTIVITY: dict[Activity, frozenset[Activity]] = {
     A.STARTING: frozenset({A.IN_SCRIPT, A.OVER}),
     A.IN_SCRIPT: frozenset({A.COMPUTING, A.OVER}),
     A.COMPUTING: frozenset({A.ACTING, A.CONTRIBUTED, A.DONE, A.IN_SCRIPT, A.OVER}),  # DONE: an idle rank follows the others
-    A.ACTING: frozenset({A.COMPUTING, A.OVER}),
+    A.ACTING: frozenset({A.COMPUTING, A.IN_SCRIPT, A.OVER}),
     A.CONTRIBUTED: frozenset({A.DONE, A.COMPUTING, A.IN_SCRIPT, A.OVER}),
     A.DONE: frozenset({A.IN_SCRIPT, A.OVER}),
     A.OVER: frozenset(),
@@ -154,8 +154,8 @@ class Phase:
         return replace(self._doing(A.DONE), position=position_after(result), values=result.values)
 
     def left(self) -> Phase:
-        """Out of the unit, or of the start, whatever has become of it."""
-        return self if self.activity is A.OVER else replace(self._doing(A.IN_SCRIPT), kind="", values=())
+        """Out of the unit, or of the start, whatever has become of it; an exception may have ended it at any moment."""
+        return self if self.activity in (A.IN_SCRIPT, A.OVER) else replace(self._doing(A.IN_SCRIPT), kind="", values=())
 
     def over(self) -> Phase:
         """The script has ended, or made its next Job."""

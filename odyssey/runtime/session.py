@@ -148,9 +148,9 @@ class Session:
         self._control.phase.check_open(transaction.kind)
         if self.replaying:
             return self._replay.next(transaction.kind)
-        self._control.change(lambda phase: phase.entered(transaction.kind))
         started_s = time.monotonic()
         try:
+            self._control.change(lambda phase: phase.entered(transaction.kind))
             while (phase := self._control.phase).activity is not Activity.DONE:
                 if phase.has_work:
                     self._try(transaction, started_s)
