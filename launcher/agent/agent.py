@@ -20,7 +20,7 @@ from launcher.agent.job_start import JobStart
 from launcher.agent.report_router import ReportRouter
 from launcher.cluster.cluster import Cluster
 from launcher.cluster.quorum import Quorum
-from launcher.health.stalls import StallWatch
+from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import (
     AgentLost,
     Body,

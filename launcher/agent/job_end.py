@@ -9,7 +9,7 @@ from launcher.agent.job_log import JobLog
 from launcher.cluster.cluster import Cluster
 from launcher.cluster.quorum import Quorum
 from launcher.health.job_hangs import Progress
-from launcher.health.stalls import StallWatch
+from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import JobEnded
 from launcher.processes.local_agent import LocalAgent
 

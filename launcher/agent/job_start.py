@@ -10,7 +10,7 @@ import odyssey
 from launcher.agent.coordination import assigned
 from launcher.agent.drills import Faults
 from launcher.agent.job_log import JobLog
-from launcher.health.stalls import StallWatch
+from launcher.health.stall_watch import StallWatch
 from launcher.joblog import registry
 from launcher.joblog.events import AgentInfo, JobStarted
 from launcher.options import RunOptions

@@ -25,7 +25,7 @@ from launcher.cluster.leader import Leader
 from launcher.cluster.quorum import Quorum
 from launcher.cluster.roster import Roster
 from launcher.health.job_hangs import Progress
-from launcher.health.stalls import StallWatch
+from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, RankFailed, Suspected
 from launcher.planning.planner import Pricing
 from launcher.processes.local_agent import LocalAgent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
 from launcher.health.job_hangs import Progress
-from launcher.health.stalls import StallWatch
+from launcher.health.stall_watch import StallWatch
 from launcher.host.loop import Loop
 from launcher.joblog.events import (
     Body,
