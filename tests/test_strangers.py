@@ -25,7 +25,7 @@ from launcher.cluster.leader import Leader
 from launcher.cluster.roster import Roster
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop
-from launcher.joblog.events import AgentInfo, Body, CauseKind, RankLost, RankStarted
+from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, RankLost, RankStarted
 from launcher.joblog.news import News, Sender
 from launcher.options import RunOptions
 from odyssey.messages import Deframer, Report, frame
@@ -230,6 +230,20 @@ def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: LeaderOnALo
     leader.until(lambda: leader.fed)
     assert [event.rank for event in leader.fed] == [0]
     assert len(leader.lost) == 1
+
+
+def test_an_agent_that_has_a_rank_no_more_is_not_heard_of_it(leader: LeaderOnALoop) -> None:
+    first, second = leader.member("first"), leader.member("second")
+    assignment = RankAssignment(0, 0, 0, 2, 1, 2, 0, 2)
+    leader.within.agents[1].spawn(assignment)
+    leader.within.agents[1].forget(0)
+    leader.within.agents[2].spawn(assignment)
+    first.sendall(frame(wire.Happened(1, RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))) + frame(wire.Notice("told")))
+    leader.until(lambda: leader.said)
+    second.sendall(frame(wire.Happened(2, RankStarted(0, 7, 0))))
+    leader.until(lambda: leader.fed)
+    assert leader.fed == [RankStarted(0, 7, 0)]
+    assert not leader.lost
 
 
 def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: LeaderOnALoop) -> None:

@@ -34,8 +34,8 @@ class Quorum:
 
     def start(self) -> None:
         """Wait from now on; not at all where this agent is enough."""
-        self._look()
         self._tell()
+        self._look()
 
     def end(self) -> None:
         """The job ends before it has begun, or after."""
@@ -72,8 +72,8 @@ class Quorum:
             self._loop.later((starts_at or self._roster.gives_up_at) - now, self._look)
 
     def _tell(self) -> None:
-        if not self._is_over:
-            here, most = len(self._roster.agents), self._roster.most
+        here, most = len(self._roster.agents), self._roster.most
+        if here < most and not self._is_over:
             text = f"leading at {self._where}: {here} of {most} agents here, waiting for {self._roster.missing()}"
             self._news.say(text)
             self._loop.later(TELL_EVERY_S, self._tell)

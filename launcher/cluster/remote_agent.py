@@ -45,7 +45,6 @@ class RemoteRank:
     """One process of a rank of another agent. `pid`: on its host; None before it is there and after its end."""
 
     def __init__(self, assignment: RankAssignment, number: int) -> None:
-        self.assignment = assignment
         self.rank = assignment.rank
         self.number = number
         self.pid: int | None = None
@@ -158,6 +157,9 @@ class RemoteAgent:
     def pid_here(self, rank: int) -> int | None:
         """If the other agent is one of this host too."""
         return self._ranks[rank].pid if self.info.host == socket.gethostname() else None
+
+    def is_there(self, rank: int) -> bool:
+        return self._ranks[rank].pid is not None
 
     def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
         """The id of a rank's process, and its vitals if it is stopped: more is not known of it."""

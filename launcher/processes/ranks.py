@@ -146,6 +146,9 @@ class Processes:
         process = self.ranks.get(rank)
         return process.pid if process is not None and process.pid in self._living else None
 
+    def is_there(self, rank: int) -> bool:
+        return self.pid_here(rank) is not None
+
     def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
         """The id and the vitals of a rank's process; None before it is there and after its end."""
         pid = self.pid_here(rank)
