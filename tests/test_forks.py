@@ -97,7 +97,7 @@ class Starts:
             self.loop.turn()
 
     def ready(self) -> None:
-        self.until(lambda: self.forks._present is not None and self.forks._present.is_ready)
+        self.until(lambda: self.forks._present is None or self.forks._present.is_ready)  # or cannot be
 
     def output(self, n_ranks: int) -> list[str]:
         """Of all ranks, when they have come and ended."""
