@@ -134,7 +134,8 @@ class Executor:
 
     def _after_go(self, started: GenerationStarted) -> None:
         gc.enable()
-        expected_s = self._coordination.expected_step_s or 1.0
+        expected_s = self._coordination.expected_step_s
+        expected_s = 1.0 if expected_s is None else expected_s
         self._progress.expect(expected_s)
         self._faults.on_step(self._coordination.first_step, expected_s)
         self._pricing.went(started)
