@@ -222,7 +222,7 @@ def loaded_after(statement: str) -> set[str]:
         "import odyssey.plan, odyssey.schedule, odyssey.messages, odyssey.errors",
         "import odyssey_cli.__main__",
         "import odyssey_cli.run, odyssey_cli.display.screen, launcher.joblog.events, launcher.options",
-        "import launcher.agent.agent",
+        "import launcher.agent.start",
     ],
 )
 def test_the_way_to_the_first_rank_loads_nothing_heavy(statement: str) -> None:
@@ -238,7 +238,7 @@ def test_a_training_script_loads_none_of_the_launcher() -> None:
 @pytest.mark.parametrize("options", [[], ["--strategy", "reroute"]])
 def test_a_command_line_is_read_without_loading_strategies(options: list[str]) -> None:
     loaded = modules_after(
-        "import odyssey_cli.run, launcher.agent.agent\n"
+        "import odyssey_cli.run, launcher.agent.start\n"
         "from odyssey_cli.command_line.request import Command, read\n"
         f"read({[*options, 'tests/jobs/train.py']}, {{}}, Command.RUN)"
     )
@@ -295,6 +295,6 @@ def test_options_of_a_launch_are_these() -> None:
 
 
 def test_a_run_without_a_display_loads_neither_typer_nor_rich() -> None:
-    statement = "import odyssey_cli.__main__, odyssey_cli.torchrun, odyssey_cli.run, launcher.agent.agent"
+    statement = "import odyssey_cli.__main__, odyssey_cli.torchrun, odyssey_cli.run, launcher.agent.start"
 
     assert not loaded_after(statement) & {"typer", "rich", "click", "psutil", "yaml"}

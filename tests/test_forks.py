@@ -73,8 +73,13 @@ class Starts:
 
     @property
     def zygote(self) -> int:
-        assert self.forks._zygote is not None
-        return self.forks._zygote.pid
+        assert self.forks._present is not None
+        return self.forks._present.zygote.pid
+
+    @property
+    def watcher(self) -> int | None:
+        """What watches timers, if it is there."""
+        return self.forks._timers.pid if self.forks._timers is not None else None
 
     def start(self, rank: int, **variables: str) -> None:
         assignment = RankAssignment(rank, rank, 0, 2, 2, 1, rank, 2)
@@ -92,7 +97,7 @@ class Starts:
             self.loop.turn()
 
     def ready(self) -> None:
-        self.until(lambda: self.forks._is_ready)
+        self.until(lambda: self.forks._present is None or self.forks._present.is_ready)  # or cannot be
 
     def output(self, n_ranks: int) -> list[str]:
         """Of all ranks, when they have come and ended."""
@@ -151,7 +156,7 @@ def test_a_zygote_that_never_gets_ready_is_done_without(starts: Callable[..., St
         for _ in range(2):
             first = it.zygote
             os.kill(first, signal.SIGKILL)
-            it.until(lambda first=first: it.forks._zygote is None or it.zygote != first)
+            it.until(lambda first=first: it.forks._present is None or it.zygote != first)
         assert it.output(1) == ["0 0\n"]
         assert it.said[-1] == "ranks are started without the zygote: it has ended twice before it was ready"
         from torch.distributed import TCPStore
@@ -248,7 +253,7 @@ def test_a_look_up_that_is_stopped_is_an_empty_answer(starts: Callable[..., Star
     with socket.create_server(("127.0.0.1", 0)) as silent:
         it.forks.look_up("127.0.0.1", silent.getsockname()[1], "key", answers.append)
         it.until(lambda: it.forks.asks)
-        (asker,) = it.forks._askers.values()
+        (asker,) = it.forks._lookups.pids.values()
         os.kill(asker, signal.SIGSTOP)
         it.waits.look()
         it.until(lambda: answers)
@@ -260,8 +265,8 @@ def test_a_look_up_that_is_stopped_is_an_empty_answer(starts: Callable[..., Star
 def test_what_watches_timers_is_replaced(starts: Callable[..., Starts], tmp_path: Path, number: signal.Signals) -> None:
     it = starts()
     it.forks.start_timers(str(tmp_path / "timers"), "job")
-    it.until(lambda: it.forks._timers_pid)
-    first = it.forks._timers_pid
+    it.until(lambda: it.watcher)
+    first = it.watcher
     assert first is not None
     os.kill(first, number)
     while number == signal.SIGSTOP and (seen := vitals(first)) is not None and not seen.is_stopped:
@@ -271,7 +276,7 @@ def test_what_watches_timers_is_replaced(starts: Callable[..., Starts], tmp_path
     def is_replaced() -> bool:
         it.reap()
         it.loop.later(0.05, lambda: None)
-        return it.forks._timers_pid not in (None, first)
+        return it.watcher not in (None, first)
 
     it.until(is_replaced)
 

@@ -25,9 +25,10 @@ from launcher.cluster.leader import Leader
 from launcher.cluster.roster import Roster
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop
-from launcher.joblog.events import AgentInfo, CauseKind, RankLost, RankStarted
+from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, RankLost, RankStarted
+from launcher.joblog.news import News, Sender
 from launcher.options import RunOptions
-from odyssey.messages import Deframer, frame
+from odyssey.messages import Deframer, Report, frame
 from tests.agent_runs import Ran, nothing_left
 from tests.test_agents import Agent, start
 
@@ -81,15 +82,15 @@ class LeaderOnALoop:
         self.fed: list[Any] = []
         self.said: list[str] = []
         self.reports: list[tuple[int, Any]] = []
+        news = News()
+        news.read_by(self)
         self.within = Leader(
             self.loop,
             self.roster,
             "",
+            news,
             joined=self.joined.append,
             lost=lambda agent, why: self.lost.append((agent.number, why)),
-            feed=self.fed.append,
-            say=self.said.append,
-            report=lambda process, report: self.reports.append((process.rank, report)),
             stopped=lambda: None,
         )
         with socket.socket() as like:
@@ -97,6 +98,15 @@ class LeaderOnALoop:
             port, self.token = self.within.listen(like).split()
         self.address = ("127.0.0.1", int(port))
         self.connections: list[socket.socket] = []
+
+    def take(self, body: Body, origin: str, generation: int | None) -> None:
+        self.fed.append(body)
+
+    def heard(self, sender: Sender, report: Report) -> None:
+        self.reports.append((sender.rank, report))
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
     def connect(self, data: bytes = b"") -> socket.socket:
         connection = socket.create_connection(self.address)
@@ -210,8 +220,8 @@ def test_strangers_take_places_from_each_other_and_from_nobody_else(leader: Lead
 def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: LeaderOnALoop, says: bytes, why: str) -> None:
     good, bad = leader.member("good"), leader.member("bad")
     assignment = RankAssignment(0, 0, 0, 2, 1, 2, 0, 2)
-    leader.within.spawn(assignment, 1)
-    leader.within.spawn(msgspec.structs.replace(assignment, rank=1), 2)
+    leader.within.agents[1].spawn(assignment)
+    leader.within.agents[2].spawn(msgspec.structs.replace(assignment, rank=1))
     bad.sendall(says)
     leader.until(lambda: leader.lost)
     assert leader.lost[0][0] == 2
@@ -222,6 +232,20 @@ def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: LeaderOnALo
     assert len(leader.lost) == 1
 
 
+def test_an_agent_that_has_a_rank_no_more_is_not_heard_of_it(leader: LeaderOnALoop) -> None:
+    first, second = leader.member("first"), leader.member("second")
+    assignment = RankAssignment(0, 0, 0, 2, 1, 2, 0, 2)
+    leader.within.agents[1].spawn(assignment)
+    leader.within.agents[1].forget(0)
+    leader.within.agents[2].spawn(assignment)
+    first.sendall(frame(wire.Happened(1, RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))) + frame(wire.Notice("told")))
+    leader.until(lambda: leader.said)
+    second.sendall(frame(wire.Happened(2, RankStarted(0, 7, 0))))
+    leader.until(lambda: leader.fed)
+    assert leader.fed == [RankStarted(0, 7, 0)]
+    assert not leader.lost
+
+
 def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: LeaderOnALoop) -> None:
     leader.within.end(0, "", "", ())
     late = leader.connect(join(leader.token))
@@ -229,7 +253,7 @@ def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: L
     (answer,) = list(Deframer(wire.FromLeader).feed(late.recv(1 << 16)))
     assert answer == wire.WaitForPlace("the job is over")
     assert leader.ends(late)
-    assert leader.within.have_ended
+    assert leader.within.have_left
 
 
 # -- live --------------------------------------------------------------------------------------------------------------

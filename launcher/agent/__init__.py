@@ -1,8 +1,13 @@
 """The agent of a job: events in, actions out.
 
-start.py          a job, or a member's part of one, from its options to its exit code
-agent.py          the leading agent, which decides
-report_router.py  what ranks say, as events and to those whom it concerns
-awaited.py        what the leading agent waits for
-drills.py         `--drill`: faults on purpose
+start.py         a job, or a member's part of one, from its options to its exit code
+leading.py       the leading agent, put together
+agent.py         it takes one event after the other: events in, actions out
+coordination.py  the coordinator's state, as the agent reads it
+executor.py      does what the coordinator has decided; orders.py: what it tells ranks
+report_router.py what ranks say, as events and to those whom it concerns
+job_log.py       what is told of the job to people and programs
+job_start.py     how a job begins; job_end.py: how it ends
+awaited.py       what the leading agent waits for
+drills.py        `--drill`: faults on purpose
 """

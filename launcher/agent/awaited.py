@@ -8,10 +8,12 @@ while groups are built on it, or other agents look for this one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
-from launcher.cluster.nodes import RankProcesses
+from launcher.agent.coordination import Coordination
+from launcher.cluster.cluster import Cluster
+from launcher.cluster.quorum import Quorum
 from launcher.coordinator.state import JobState, State, Status
 from launcher.health.waits import Wait
 from launcher.host.proc import Vitals
@@ -35,24 +37,22 @@ def needs_store(state: State) -> bool:
 
 
 class Awaited:
-    """The source of these waits. `state`: the coordinator's, as it is now; `assembles`: other agents are waited for."""
+    """The source of these waits."""
 
-    def __init__(
-        self, processes: Processes, nodes: RankProcesses, *, state: Callable[[], State], assembles: Callable[[], bool]
-    ) -> None:
-        self._processes = processes
-        self._nodes = nodes
-        self._state = state
-        self._assembles = assembles
+    def __init__(self, processes: Processes, cluster: Cluster, quorum: Quorum, coordination: Coordination) -> None:
+        self._store = processes.store
+        self._cluster = cluster
+        self._quorum = quorum
+        self._coordination = coordination
 
     def __call__(self) -> Iterator[Wait]:
-        state = self._state()
+        state = self._coordination.state
         yield from self._ranks(state)
-        pid = self._processes.store_pid
-        if pid is not None and (self._assembles() or needs_store(state)):
-            is_asked = self._processes.store_is_asked
+        pid = self._store.pid
+        if pid is not None and (self._quorum.is_waiting or needs_store(state)):
+            is_asked = self._store.is_asked
             why, idle_s = ("connections wait for it", STORE_IDLE_S) if is_asked else ("ranks meet there", math.inf)
-            yield Wait("the store", why, pid, self._processes.end_store, idle_s, quiet=True)
+            yield Wait("the store", why, pid, self._store.end, idle_s, quiet=True)
 
     def _ranks(self, state: State) -> Iterator[Wait]:
         alive = state.world.alive
@@ -70,10 +70,10 @@ class Awaited:
     def _each(self, ranks: Iterable[int], why: str, may_be_lost: bool, *, quiet: bool = False) -> Iterator[Wait]:
         """Those that have a process: before that it is the zygote who is waited for."""
         for rank in sorted(ranks):
-            if (found := self._nodes.seen(rank)) is not None:
+            if (found := self._cluster.seen(rank)) is not None:
                 pid, seen = found
                 late = partial(self._is_late, rank) if may_be_lost else None
                 yield Wait(rank, why, pid, late, quiet=quiet, seen=seen or Vitals("S", 0.0))
 
     def _is_late(self, rank: int, what: str) -> None:
-        self._nodes.kill_rank(rank, Cause(CauseKind.HANG, what))
+        self._cluster.kill_rank(rank, Cause(CauseKind.HANG, what))

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from launcher.cluster.nodes import RankProcesses
+from launcher.cluster.cluster import Cluster
 from launcher.host.loop import Loop
 from odyssey.errors import UsageError
 
@@ -98,10 +98,10 @@ class DrillSchedule:
 class Faults:
     """Fires the drills of a job at its ranks. `say`: for people."""
 
-    def __init__(self, drills: tuple[Drill, ...], loop: Loop, nodes: RankProcesses, say: Callable[[str], None]) -> None:
+    def __init__(self, drills: tuple[Drill, ...], loop: Loop, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._schedule = DrillSchedule(drills, random.Random())
         self._loop = loop
-        self._nodes = nodes
+        self._cluster = cluster
         self._say = say
         self._has_ended = False
 
@@ -127,8 +127,8 @@ class Faults:
     def _fire(self, fault: Drill) -> None:
         number = signal.SIGSTOP if fault.action == "hang" else signal.SIGKILL
         for rank in fault.ranks:
-            if self._has_ended or not self._nodes.is_there(rank):
+            if self._has_ended or not self._cluster.is_there(rank):
                 self._say(f"drill {fault.text!r}: rank {rank} is gone already")
                 continue
-            self._nodes.drill(rank, number, fault.action == "lose")
+            self._cluster.drill(rank, number, fault.action == "lose")
             self._say(f"drill {fault.text!r}: {number.name} to rank {rank}")

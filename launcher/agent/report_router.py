@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
-
+from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
-from launcher.cluster.nodes import Process
-from launcher.coordinator.state import JobState, PlainState, State
 from launcher.health.job_hangs import Progress
-from launcher.health.stalls import StallWatch
+from launcher.health.stall_watch import StallWatch
 from launcher.host.loop import Loop
 from launcher.joblog.events import (
     Body,
@@ -22,11 +18,13 @@ from launcher.joblog.events import (
     RankReady,
     UnitCommitted,
 )
-from launcher.planning.live_profile import Profiling
+from launcher.joblog.news import News, Sender
+from launcher.planning.planner import Pricing
 from launcher.processes.spawner import Forks
 from launcher.processes.warm_zygote import WORTH_LEARNING
 from odyssey import messages
-from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready, position_after
+from odyssey.errors import OdysseyError
+from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready, Report
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
@@ -34,37 +32,28 @@ CONNECTION_GRACE_S = 1.0
 """A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
 
-class Feed(Protocol):
-    """To the coordinator; without a generation, as of now."""
-
-    def __call__(self, body: Body, origin: str = ..., generation: int | None = ...) -> None: ...
-
-
 class ReportRouter:
-    """`state`: the coordinator's, as it is now; `measured(rank, report)`: a rank's part of the profile."""
+    """Each report goes to whom it concerns; what changes the job's state is news."""
 
     def __init__(
         self,
         loop: Loop,
+        news: News,
+        coordination: Coordination,
         forks: Forks,
+        pricing: Pricing,
         progress: Progress,
-        profiling: Profiling,
         stalls: StallWatch,
         faults: Faults,
-        *,
-        state: Callable[[], State],
-        feed: Feed,
-        measured: Callable[[int, messages.Measured], None],
     ) -> None:
         self._loop = loop
+        self._news = news
+        self._coordination = coordination
         self._forks = forks
+        self._pricing = pricing
         self._progress = progress
-        self._profiling = profiling
         self._stalls = stalls
         self._faults = faults
-        self._state = state
-        self._feed = feed
-        self._measured = measured
         self._progressed: set[int] = set()
         """Ranks without a Job that have shown progress since they were started."""
 
@@ -73,14 +62,12 @@ class ReportRouter:
         self._stalls.began(rank)
         self._progressed.discard(rank)
 
-    def heard(self, process: Process, report: Any) -> None:
+    def heard(self, sender: Sender, report: Report) -> None:
         """The current process of a rank says something."""
-        rank = process.rank
+        rank = sender.rank
         match report:
             case messages.Committed(result=result, unit_s=unit_s):
-                state = self._state()
-                results = state.results if isinstance(state, JobState) else ()
-                if not results or result.position == position_after(results[-1]):
+                if self._coordination.is_next(result):
                     self._pass_on(rank, report)
                     self._unit_is_final(result, unit_s)
             case messages.Pong() as pong:
@@ -88,25 +75,24 @@ class ReportRouter:
             case messages.Broken(generation=generation, what=what):
                 self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, what, generation))
             case messages.OpTimes(generation=generation) as times:
-                if generation == self._state().world.generation:
-                    self._profiling.refresh(times)
+                if generation == self._coordination.generation:
+                    self._pricing.profiling.refresh(times)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
             case messages.Finished():
-                process.has_finished = True
+                sender.has_finished = True
                 self._pass_on(rank, report)
                 self._progress.expect(FINISH_S)
             case messages.Hello():
-                process.has_finished = False  # an earlier Job of its script, at most
+                sender.has_finished = False  # an earlier Job of its script, at most
                 self._pass_on(rank, report)
             case messages.Failed():
-                process.has_failed = True
+                sender.has_failed = True
                 self._pass_on(rank, report)
             case messages.Stepped(modules=modules):
-                restarts = self._state().world.restarts
-                if restarts.n < restarts.policy.max_restarts and len(modules) >= WORTH_LEARNING:
+                if self._coordination.may_restart and len(modules) >= WORTH_LEARNING:
                     self._forks.learn(modules)
-                if isinstance(self._state(), PlainState):
+                if self._coordination.is_plain:
                     self._has_progressed(rank)
             case messages.Beat() as beat:
                 self._has_progressed(rank)
@@ -114,31 +100,39 @@ class ReportRouter:
             case _:
                 self._pass_on(rank, report)
 
+    def _measured(self, rank: int, report: messages.Measured) -> None:
+        """A rank's part of the profile."""
+        try:
+            profiled = self._pricing.measured(rank, report)
+        except (OdysseyError, OSError) as error:
+            self._news.failed(error)
+            return
+        if profiled is not None:
+            self._news.event(profiled)
+
     def _has_progressed(self, rank: int) -> None:
         """A rank without a Job has done a step, or says that it goes on."""
         if rank not in self._progressed:
             self._progressed.add(rank)
-            self._feed(Progressed(rank))
+            self._news.event(Progressed(rank))
 
-    def _pass_on(self, rank: int, report: Any) -> None:
+    def _pass_on(self, rank: int, report: Report) -> None:
         body = event_of(rank, report)
         assert body is not None
-        self._feed(body, f"rank {rank}", getattr(report, "generation", None))
+        self._news.event(body, f"rank {rank}", getattr(report, "generation", None))
 
     def _still_broken(self, rank: int, what: str, generation: int) -> None:
-        if generation == self._state().world.generation:
-            self._feed(ConnectionLost(rank, what), generation=generation)
+        if generation == self._coordination.generation:
+            self._news.event(ConnectionLost(rank, what), generation=generation)
 
     def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
         self._progress.made(unit_s)
         if result.kind == "step":
-            state = self._state()
-            plan = state.plan if isinstance(state, JobState) else None
-            expected_s = plan.estimate.step_s if plan is not None and plan.estimate is not None else unit_s
-            self._faults.on_step(result.position[0] + 1, min(expected_s, unit_s))
+            expected_s = self._coordination.expected_step_s
+            self._faults.on_step(result.position[0] + 1, unit_s if expected_s is None else min(expected_s, unit_s))
 
 
-def event_of(rank: int, report: Any) -> Body | None:
+def event_of(rank: int, report: Report) -> Body | None:
     """None for a report that is no event: times, measurements, life signs."""
     match report:
         case Committed(result=result, n_samples=n_samples, unit_s=unit_s):

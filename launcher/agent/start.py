@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from launcher.agent.agent import Agent, Output, Watch
+from collections.abc import Callable
+
 from launcher.agent.drills import parse
+from launcher.agent.job_log import Watch
+from launcher.agent.leading import leading
 from launcher.cluster import endpoint
 from launcher.cluster.member import Member
 from launcher.joblog import torch_events
 from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
 from launcher.processes import rank_process
+from launcher.processes.local_agent import LocalAgent
+
+Output = Callable[[int, str, bytes], None]
 
 
 def run(options: RunOptions, watch: Watch, output: Output) -> int:
@@ -35,17 +41,10 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
 
         profile = read(options.profile)
     listener = endpoint.host_or_join(options)
-    if listener is None:
-        member = Member(options, watch, output)
-        try:
-            return member.run()
-        finally:
-            member.close()
     try:
-        agent = Agent(options, watch, output, listener, drills)
-        try:
-            return agent.run(profile)
-        finally:
-            agent.close()
+        local = LocalAgent(options, listener, output)
+        role = Member(local, watch) if listener is None else leading(local, listener, watch, drills, profile)
+        return local.run(role)
     finally:
-        listener.close()
+        if listener is not None:
+            listener.close()

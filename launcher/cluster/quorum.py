@@ -5,40 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher.cluster.roster import Roster
-from launcher.coordinator.rank_assignment import in_order
 from launcher.host.loop import Loop
-from launcher.joblog.events import AgentInfo
+from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, JobStarted, StopRequested
+from launcher.joblog.exit_codes import ExitCode
+from launcher.joblog.news import News
 
 TELL_EVERY_S = 10.0
 """How often it is said who is being waited for."""
 
 
 class Quorum:
-    """`begin(agents)`: there are enough, in the order of their ranks; `give_up(what, help)`: there will not be.
-
-    From then on `joined(agent)` and `lost(agent, why)` are passed on. `where`: the endpoint, for people.
-    """
+    """`where`: the endpoint, for people; `job_of(agents)`: the job that begins with these, in the order of their ranks."""
 
     def __init__(
-        self,
-        roster: Roster,
-        loop: Loop,
-        where: str,
-        *,
-        say: Callable[[str], None],
-        begin: Callable[[tuple[AgentInfo, ...]], None],
-        give_up: Callable[[str, str], None],
-        joined: Callable[[AgentInfo], None],
-        lost: Callable[[AgentInfo, str], None],
+        self, roster: Roster, loop: Loop, where: str, news: News, job_of: Callable[[tuple[AgentInfo, ...]], JobStarted]
     ) -> None:
         self._roster = roster
         self._loop = loop
         self._where = where
-        self._say = say
-        self._begin = begin
-        self._give_up = give_up
-        self._joined = joined
-        self._lost = lost
+        self._news = news
+        self._job_of = job_of
         self._is_over = False
 
     @property
@@ -47,7 +33,7 @@ class Quorum:
         return not self._is_over
 
     def start(self) -> None:
-        """Wait from now on."""
+        """Wait from now on; not at all where this agent is enough."""
         self._tell()
         self._look()
 
@@ -58,17 +44,18 @@ class Quorum:
     def joined(self, agent: AgentInfo) -> None:
         """An agent has come."""
         if self._is_over:
-            self._joined(agent)
+            self._news.event(AgentJoined(agent))
         else:
-            self._say(f"agent {agent.number} joined: {agent.host}, {agent.n_ranks} rank{'s' if agent.n_ranks > 1 else ''}")
+            ranks = f"{agent.n_ranks} rank{'s' if agent.n_ranks > 1 else ''}"
+            self._news.say(f"agent {agent.number} joined: {agent.host}, {ranks}")
             self._look()
 
     def lost(self, agent: AgentInfo, why: str) -> None:
         """An agent that had come is gone."""
         if self._is_over:
-            self._lost(agent, why)
+            self._news.event(AgentLost(agent, why))
         else:
-            self._say(f"agent {agent.number} ({agent.host}) is gone: {why}")
+            self._news.say(f"agent {agent.number} ({agent.host}) is gone: {why}")
 
     def _look(self) -> None:
         if self._is_over:
@@ -76,15 +63,17 @@ class Quorum:
         now, starts_at = self._loop.clock(), self._roster.starts_at()
         if starts_at is not None and now >= starts_at:
             self._is_over = True
-            self._begin(in_order(tuple(self._roster.agents.values())))
+            self._news.event(self._job_of(self._roster.in_order()))
         elif starts_at is None and now >= self._roster.gives_up_at:
             what = f"{self._roster.missing()} did not come within {self._roster.patience_s:g} s"
-            self._give_up(what, "start the missing agents, or ask for fewer with --nnodes MIN:MAX")
+            help = "start the missing agents, or ask for fewer with --nnodes MIN:MAX"
+            self._news.event(StopRequested(what, ExitCode.FAILED, help))
         else:
             self._loop.later((starts_at or self._roster.gives_up_at) - now, self._look)
 
     def _tell(self) -> None:
-        if not self._is_over:
-            here, most = len(self._roster.agents), self._roster.most
-            self._say(f"leading at {self._where}: {here} of {most} agents here, waiting for {self._roster.missing()}")
+        here, most = len(self._roster.agents), self._roster.most
+        if here < most and not self._is_over:
+            text = f"leading at {self._where}: {here} of {most} agents here, waiting for {self._roster.missing()}"
+            self._news.say(text)
             self._loop.later(TELL_EVERY_S, self._tell)

@@ -6,6 +6,7 @@ Pure: time is an argument. With all of `max_agents` the job begins at once; with
 from __future__ import annotations
 
 from launcher.cluster.wire import Join, Refused, WaitForPlace
+from launcher.coordinator.rank_assignment import in_order
 from launcher.joblog.events import AgentInfo
 from launcher.options import Rendezvous, RunOptions
 
@@ -51,6 +52,10 @@ class Roster:
     def leave(self, number: int, now: float) -> None:
         del self.agents[number]
         self._note_enough(now)
+
+    def in_order(self) -> tuple[AgentInfo, ...]:
+        """By their ranks; none where there can be only this agent, whose host may have several nodes."""
+        return in_order(tuple(self.agents.values())) if self._options.max_agents > 1 else ()
 
     def _note_enough(self, now: float) -> None:
         if len(self.agents) < self._options.min_agents:

@@ -132,7 +132,7 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobIsOver(msgspec.Struct, frozen=True, tag=True):
-    """End what is left and exit with this code. `story`: of a job that failed, what explains it (chronicle.retold)."""
+    """End what is left and exit with this code. `story`: of a job that failed, what explains it (history.retold)."""
 
     code: Annotated[int, msgspec.Meta(ge=0, le=255)]
     reason: str

@@ -1,6 +1,6 @@
 """Ranks of plain scripts that make no progress: told with the stacks of all, the one that holds up the others named.
 
-    life signs of each rank ─► Stalls.look ─► stalled ranks ─► stacks of all (stacks.py) ─► Stalled, and at will their end
+    samples of each rank ─► Stalls.look ─► Verdict ─► stacks of all (stacks.py) ─► to_blame, story
 
 Busy is not dead: a rank that writes or uses its processor, for a checkpoint, an evaluation or a compilation, lives, and
 those that wait for it are not ended. Only a rank that calls `odyssey.heartbeat()` is held to calling it again. Ranks that
@@ -11,29 +11,18 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-import time
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from launcher.health import stacks
-from launcher.health.stacks import Group, Reading, Stack
+from launcher.health.stacks import Group
 from launcher.host import proc
-from launcher.host.loop import Loop, Timer
-from launcher.joblog.events import AtStep, Body, Cause, CauseKind, Resumed, Stalled
 from launcher.joblog.wording import seconds_text
-from odyssey.messages import Beat
 from odyssey.runtime.heartbeat import INTERVAL_S
 
 IDLE_SHARE = 0.01
 """A rank that uses less of a processor than this does nothing: threads that look for something now and then are no life."""
-LOOKS_PER_TIMEOUT, SOONEST_LOOK_S, LATEST_LOOK_S = 8, 0.1, 5.0
-LATEST_REPEAT_S = 3600.0
-"""The warning comes again after the time-out, then after ever twice as long, up to this."""
-TELL_STEP_S = 10.0
-"""A rank's step comes into the log this often."""
-
 
 # -- who has stalled, pure ---------------------------------------------------------------------------------------------
 
@@ -162,179 +151,6 @@ def story(
     elif len(blamed) < len(verdict.stalled) or stacks.outliers(groups):
         text.append(f"  {name} {'does' if one else 'do'} not wait with the others")
     return "\n".join(text)
-
-
-# -- the watch ---------------------------------------------------------------------------------------------------------
-
-
-class StallWatch:
-    """Looks at the ranks now and then. `ranks`: pid of each living rank without a Job; `written`: bytes that came through us;
-    `kill`: end a rank as lost. `timeout_s` None: only keeps what heartbeats tell."""
-
-    def __init__(
-        self,
-        loop: Loop,
-        timeout_s: float | None,
-        ends_stalled: bool,
-        *,
-        ranks: Callable[[], dict[int, int]],
-        written: Callable[[int], int],
-        feed: Callable[[Body], None],
-        kill: Callable[[int, Cause], None],
-    ) -> None:
-        self._loop = loop
-        self._timeout_s = timeout_s
-        self._ends_stalled = ends_stalled
-        self._ranks = ranks
-        self._written = written
-        self._feed = feed
-        self._kill = kill
-        self._stalls = Stalls(timeout_s) if timeout_s is not None else None
-        self._pids: dict[int, int] = {}
-        self._timer: Timer | None = None
-        self._reader: _Reader | None = None
-        self._verdict: Verdict | None = None
-        self._told_since: float | None = None
-        self._tell_at = 0.0
-        self._repeat_s = 0.0
-        self.steps: dict[int, int] = {}
-        """The last step that each rank's present process told, or its last one."""
-        self._step_due: dict[int, float] = {}
-        self._untold: set[int] = set()
-
-    def start(self) -> None:
-        self._look_later()
-
-    def close(self) -> None:
-        """No look, no thread, no py-spy is left."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-        self._stalls = None
-
-    def beat(self, rank: int, beat: Beat) -> None:
-        """A rank's life sign."""
-        now = self._loop.clock()
-        if self._stalls is not None:
-            self._stalls.beat(rank, now)
-        if beat.step is not None:
-            self.steps[rank] = beat.step
-            if now >= self._step_due.get(rank, now):
-                self._step_due[rank] = now + TELL_STEP_S
-                self._untold.discard(rank)
-                self._feed(AtStep(rank, beat.step))
-            else:
-                self._untold.add(rank)
-
-    def untold(self, rank: int) -> list[AtStep]:
-        """The last step that the rank told, if the log does not have it: to be written before the rank's end."""
-        if rank not in self._untold:
-            return []
-        self._untold.discard(rank)
-        return [AtStep(rank, self.steps[rank])]
-
-    def began(self, rank: int) -> None:
-        """A new process of the rank."""
-        self.steps.pop(rank, None)
-        self._step_due.pop(rank, None)
-        self._untold.discard(rank)
-        self._told_since = None
-        if self._stalls is not None:
-            self._stalls.forget(rank)
-
-    def _look_later(self) -> None:
-        if self._timeout_s is not None and self._stalls is not None:
-            pause_s = min(max(self._timeout_s / LOOKS_PER_TIMEOUT, SOONEST_LOOK_S), LATEST_LOOK_S)
-            self._timer = self._loop.later(pause_s, self._look)
-
-    def _look(self) -> None:
-        assert self._stalls is not None and self._timeout_s is not None
-        self._look_later()
-        if self._reader is not None:
-            return  # what ranks do now is to be read
-        now = self._loop.clock()
-        pids = self._ranks()
-        self._pids = pids
-        self._verdict = self._stalls.look(now, sample(pids, self._written))
-        if not self._verdict.stalled:
-            self._goes_on(now)
-        elif self._verdict.is_open:
-            pass
-        elif self._told_since is None:
-            self._told_since = min(self._verdict.stalled.values())
-            self._repeat_s = self._timeout_s
-            self._read_stacks()
-        elif now >= self._tell_at:
-            self._read_stacks()
-
-    def _goes_on(self, now: float) -> None:
-        """There is progress (again)."""
-        if self._told_since is not None:
-            self._feed(Resumed(now - self._told_since))
-            self._told_since = None
-
-    def _read_stacks(self) -> None:
-        self._tell_at = self._loop.clock() + self._repeat_s
-        self._repeat_s = min(2 * self._repeat_s, LATEST_REPEAT_S)
-        self._reader = _Reader(self._loop, self._pids, self._judge)
-
-    def _judge(self, found: dict[int, Stack]) -> None:
-        """The stacks are there. What has gone on or ended meanwhile is not spoken of."""
-        self._reader = None
-        assert self._verdict is not None and self._stalls is not None
-        living = self._ranks()
-        self._stalls.pass_over(self._loop.clock(), sample(living, self._written))  # that they were read costs ranks some time
-        stalled = {rank: at for rank, at in self._verdict.stalled.items() if living.get(rank) == self._pids.get(rank)}
-        if not stalled:
-            return
-        verdict = Verdict(stalled, self._verdict.busy, self._verdict.stopped & frozenset(stalled))
-        groups = stacks.group({rank: stack for rank, stack in found.items() if rank in living})
-        blamed, waited_for = to_blame(verdict, groups)
-        now = self._loop.clock()
-        beats = [rank for rank in blamed or verdict.stalled if self._stalls.uses_heartbeats(rank)]
-        silent = "no odyssey.heartbeat()" if beats else "no output, no processor time"
-        offset = time.time() - now
-        text = story(verdict, groups, now, lambda t: time.strftime("%H:%M:%S", time.localtime(offset + t)), silent, self.steps)
-        self._feed(Stalled(tuple(sorted(verdict.stalled)), tuple(sorted(blamed or waited_for)), text))
-        if self._ends_stalled:
-            for rank in sorted(blamed):
-                if self._ranks().get(rank) == self._pids.get(rank):
-                    self._kill(rank, Cause(CauseKind.HANG, f"made no progress for {seconds_text(now - stalled[rank])}"))
-
-
-class _Reader:
-    """Reads stacks beside the loop, which gets them when they are there."""
-
-    def __init__(self, loop: Loop, pids: dict[int, int], done: Callable[[dict[int, Stack]], None]) -> None:
-        self._loop = loop
-        self._done = done
-        self._reading = Reading()
-        self._found: dict[int, Stack] = {}
-        self._end, their_end = os.pipe()
-        self._thread = threading.Thread(target=self._read, args=(dict(pids), their_end), name="stacks", daemon=True)
-        self._thread.start()
-        loop.watch(self._end, self._ready)
-
-    def _read(self, pids: dict[int, int], their_end: int) -> None:
-        try:
-            self._found = self._reading.read(pids)
-        except OSError as error:
-            self._found = {rank: Stack(problem=str(error)) for rank in pids}
-        finally:
-            os.close(their_end)
-
-    def _ready(self, mask: int) -> None:
-        self.close()
-        self._done(self._found)
-
-    def close(self) -> None:
-        self._reading.cancel()
-        self._thread.join()
-        self._loop.unwatch(self._end)
-        os.close(self._end)
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------

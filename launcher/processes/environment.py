@@ -9,6 +9,8 @@ from pathlib import Path
 
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.options import RunOptions
+from launcher.output.log_files import JobFolder
+from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
 from odyssey.errors import UsageError
 
@@ -82,6 +84,37 @@ def timer_file(inherited: Mapping[str, str], job_dir: Path | None) -> str:
     if inherited.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
         return ""
     return inherited.get("TORCHELASTIC_TIMER_FILE") or str((job_dir or Path(tempfile.gettempdir())) / f"timers-{os.getpid()}")
+
+
+class Environments:
+    """Of all ranks of one agent, which meet at `store`."""
+
+    def __init__(self, options: RunOptions, folder: JobFolder, store: StoreAddress) -> None:
+        self._options = options
+        self._store = store
+        self._job_dir = folder.path
+        self.run_id = folder.run_id
+        """TORCHELASTIC_RUN_ID."""
+        self.timer_file = timer_file(os.environ, folder.path)
+
+    def of(self, assignment: RankAssignment) -> dict[str, str]:
+        """Of a rank that starts now, but for where it writes."""
+        return for_rank(
+            self._options,
+            os.environ,
+            assignment,
+            master_addr=self._store.host,
+            master_port=self._store.port,
+            run_id=self.run_id,
+            job_dir=self._job_dir,
+            timer_file=self.timer_file,
+            error_file="",
+        )
+
+    def close(self) -> None:
+        """What was made for the ranks to find is removed."""
+        if self.timer_file:
+            Path(self.timer_file).unlink(missing_ok=True)
 
 
 def of_ranks(options: RunOptions) -> frozenset[str]:

@@ -103,3 +103,40 @@ def ruling_on(imported: Imported) -> Ruling | None:
 
 
 DIES = Ruling("dies", "it has ended twice before it was ready", True)
+
+
+class Rulings:
+    """Those that were made so far. `say`: for people, of surprises; with `verbose`, of all."""
+
+    def __init__(self, verbose: bool, say: Callable[[str], None]) -> None:
+        self._verbose = verbose
+        self.say = say
+        self.ranks: Ruling | None = None
+        """Why ranks are plain spawns."""
+        self.zygote: Ruling | None = None
+        """Why no zygote can be forked from, which the store needs too."""
+
+    @property
+    def allow_forks(self) -> bool:
+        """Ranks are forks, as far as is known."""
+        return self.ranks is None and self.zygote is None
+
+    def of_ranks(self, ruling: Ruling) -> None:
+        self.ranks = ruling
+        self._tell(ruling)
+
+    def of_zygote(self, ruling: Ruling) -> None:
+        self.zygote = ruling
+        self._tell(ruling)
+
+    def _tell(self, ruling: Ruling) -> None:
+        text = f"ranks are started without the zygote: {ruling.reason}"
+        if self._verbose:
+            self.say(f"{text} (rule {ruling.name})")
+        elif ruling.surprises and self.ranks in (None, ruling):
+            self.say(text)
+
+    def explain(self, text: str) -> None:
+        """What nobody has to know."""
+        if self._verbose:
+            self.say(text)

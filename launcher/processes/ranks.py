@@ -12,132 +12,84 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.failures.diagnostics import diagnostics, read_error_file
-from launcher.failures.exit_status import Ends, KilledBy, has_ended, how
+from launcher.failures.exit_status import Ends, KilledBy, how
 from launcher.health.waits import Waits
 from launcher.host.loop import Loop
-from launcher.host.orphans import VARIABLE, Reaper, end_descendants, end_orphans, kill
-from launcher.joblog.events import Body, Cause, CauseKind, Diagnostics, RankExited, RankLost, RankStarted, StoreLost
+from launcher.host.orphans import VARIABLE, end_descendants, kill
+from launcher.host.proc import Vitals, vitals
+from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankExited, RankLost, RankStarted, StoreLost
+from launcher.joblog.news import News
 from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
 from launcher.output.log_files import JobFolder
 from launcher.output.streams import Streams
-from launcher.processes import environment
+from launcher.processes.environment import Environments
+from launcher.processes.orphans_of_ranks import OrphansOfRanks
 from launcher.processes.rank_process import RankProcess
+from launcher.processes.shutdown import Shutdown
 from launcher.processes.spawner import Forks
-from launcher.processes.store import StoreAddress, n_waiting
+from launcher.processes.store import StoreAddress
+from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
-
-FAILED_GRACE_S, VICTIM_GRACE_S = 5.0, 0.1
-"""For a rank whose script has failed, to print its traceback and end by itself; and where the reason is another rank's death,
-which leaves nothing to learn from this one."""
-
 
 ORPHANS_S = 1.0
 """From the end of a rank to the search for what it has left: a recovery comes first."""
 
 
 class Processes:
-    """Every process below the agent. `listener`: of the store, where this agent serves it. `feed`: what happened, to the
-    coordinator; `say`: for people; `report(process, report)` and `output(rank, stream, data)`: what ranks say and write."""
+    """Every process below the agent. `listener`: of the store, where this agent serves it; `output(rank, stream, data)`: what
+    ranks write; what happens and what they report goes to `news`."""
 
     def __init__(
         self,
         options: RunOptions,
         loop: Loop,
         folder: JobFolder,
-        store: StoreAddress,
         listener: socket.socket | None,
-        *,
-        feed: Callable[[Body], None],
-        say: Callable[[str], None],
-        report: Callable[[RankProcess, Any], None],
+        news: News,
         output: Callable[[int, str, bytes], None],
     ) -> None:
-        self._options = options
         self._loop = loop
-        self._folder = folder
-        self.store = store
-        self._listener = listener
-        self.store_keys: dict[str, str] = {}
-        """What a fresh store holds."""
-        self.run_id = folder.run_id
-        """TORCHELASTIC_RUN_ID."""
-        self._feed = feed
-        self._say = say
-        self._report = report
+        self._news = news
+        self.waits = Waits(loop, news.say)
+        """The watch over all that this agent waits for."""
+        n_ranks = options.n_nodes * options.n_ranks_per_node
+        self.forks = Forks(options, loop, n_ranks, say=news.say, started=self._started, gone=self._gone)
+        self.waits.watch(self.forks.awaited)
+        port = options.master_port if listener is None else int(listener.getsockname()[1])
+        self.store = StoreProcess(StoreAddress(options.master_addr, port), listener, self.forks, self.waits)
+        self.environments = Environments(options, folder, self.store.address)
         logs_of = torch_logs_specs.CustomLogs(options).logs_of if options.logs_specs else folder.logs_of
-        self.streams = Streams(options, loop, logs_of, output, say)
+        self.streams = Streams(options, loop, logs_of, output, news.say)
         self.ranks: dict[int, RankProcess] = {}
-        """The current process of each rank."""
+        """The current process of each rank that this agent has."""
         self._living: dict[int, RankProcess] = {}
         """By pid, all that are not reaped yet."""
-        n_ranks = options.n_nodes * options.n_ranks_per_node
-        self.forks = Forks(options, loop, n_ranks, say=say, started=self._started, gone=self._gone)
-        self.waits = Waits(loop, say)
-        """The watch over all that this agent waits for."""
-        self.waits.watch(self.forks.awaited)
-        self._reaper: Reaper | None = None
-        self._gone_leaders: set[int] = set()
-        """Ranks that are gone, and may have left something in the sessions that they led."""
-        self._failed: list[RankProcess] = []
-        """Ranks that are to end, and have failed by themselves: they may take their time."""
-        self._timer_file = environment.timer_file(os.environ, folder.path)
-        self.store_pid: int | None = None
-        """None where another agent serves it, and before it is there."""
-        self._store_why = ""
-        """What was seen of the store, if it was ended for it."""
+        self._shutdown = Shutdown(loop, options.shutdown_timeout_s, self._living)
+        self._orphans = OrphansOfRanks()
         self._is_ending = False
         self._ends = Ends()
 
-    # -- the zygote and the store --------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start the zygote, and the store from it."""
-        self._reaper = Reaper()
+        self._orphans.start()
         self.forks.start()
-        self._start_store()
-        if self._timer_file:
-            self.forks.start_timers(self._timer_file, self.run_id)
-
-    def _start_store(self) -> None:
-        if self._listener is not None:
-            self.forks.start_store(self.store.host, self.store.port, self._listener.fileno(), self.store_keys)
-            self.waits.look()
+        self.store.start()
+        if self.environments.timer_file:
+            self.forks.start_timers(self.environments.timer_file, self.environments.run_id)
 
     def renew_store(self) -> None:
         """Another process with a fresh store, at the same address. What used the old one is gone, and what it started goes."""
         self._end_orphans()
-        self._store_why = ""
-        if self.store_pid is not None:
-            pid, self.store_pid = self.store_pid, None
-            kill(pid)
-        self._start_store()
-
-    def end_store(self, what: str) -> None:
-        """It serves nobody: `what` was seen of it. StoreLost follows, and another one."""
-        if self.store_pid is not None:
-            self._store_why = what
-            kill(self.store_pid)
-
-    @property
-    def store_is_asked(self) -> bool:
-        """Connections to the store wait for it to take them."""
-        return self._listener is not None and n_waiting(self._listener) > 0
-
-    def look_up(self, key: str, found: Callable[[str], None]) -> None:
-        """Ask the job's store, which another agent serves, for a key; `found('')` if it does not answer."""
-        self.forks.look_up(self.store.host, self.store.port, key, found)
-        self.waits.look()
+        self.store.renew()
 
     def _started(self, process: RankProcess | None, pid: int) -> None:
         if process is None:
-            self.store_pid = pid
+            self.store.pid = pid
         else:
             self._is_there(process, pid)
 
@@ -152,19 +104,8 @@ class Processes:
         self._start_process(process)
 
     def _start_process(self, process: RankProcess) -> None:
-        variables = environment.for_rank(
-            self._options,
-            os.environ,
-            process.assignment,
-            master_addr=self.store.host,
-            master_port=self.store.port,
-            run_id=self.run_id,
-            job_dir=self._folder.path,
-            timer_file=self._timer_file,
-            error_file="",
-        )
-        assert self._reaper is not None
-        variables[VARIABLE] = self._reaper.marker
+        variables = self.environments.of(process.assignment)
+        variables[VARIABLE] = self._orphans.marker
         process.streams = streams = self.streams.open(process.assignment, variables)
         process.error_file = variables["TORCHELASTIC_ERROR_FILE"]
         if process.error_file:
@@ -182,19 +123,36 @@ class Processes:
     def _is_there(self, process: RankProcess, pid: int) -> None:
         process.pid = pid
         self._living[pid] = process
-        assert self._reaper is not None
-        self._reaper.add(pid)
+        self._orphans.add(pid)
         self._ends.rank_starts()
         if not self._is_ending:
             assignment = process.assignment
-            self._feed(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
+            self._news.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
         if process.killed_by is not None or self._is_ending:
             process.kill()
 
-    def pid_of(self, rank: int) -> int | None:
+    def forget(self, rank: int) -> None:
+        """Another agent has it from now on."""
+        process = self.ranks.pop(rank, None)
+        if process is not None:
+            self._close_rank(process)
+
+    def process(self, rank: int) -> RankProcess:
+        """The current process of a rank."""
+        return self.ranks[rank]
+
+    def pid_here(self, rank: int) -> int | None:
         """None before it is there and after its end."""
         process = self.ranks.get(rank)
         return process.pid if process is not None and process.pid in self._living else None
+
+    def is_there(self, rank: int) -> bool:
+        return self.pid_here(rank) is not None
+
+    def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
+        """The id and the vitals of a rank's process; None before it is there and after its end."""
+        pid = self.pid_here(rank)
+        return None if pid is None else (pid, vitals(pid))
 
     def n_bytes_of(self, rank: int) -> int:
         """What the rank's process has written so far, where it comes through this agent."""
@@ -227,7 +185,7 @@ class Processes:
             try:
                 for report in process.deframer.feed(data):
                     if self.ranks.get(process.rank) is process:
-                        self._report(process, report)
+                        self._news.report(process, report)
             except Malformed as error:
                 self._close_socket(process)
                 self._sent_no_report(process, str(error))
@@ -237,7 +195,7 @@ class Processes:
         text = f"sent what is no report: {why}"
         has_ended = process.pid is not None and process.pid not in self._living
         if has_ended or process.killed_by is not None or self.ranks.get(process.rank) is not process:
-            self._say(f"rank {process.rank} {text}")
+            self._news.say(f"rank {process.rank} {text}")
             process.kill()
         else:
             self.kill_rank(process.rank, Cause(CauseKind.MALFORMED, text))
@@ -262,29 +220,18 @@ class Processes:
         process.killed_by = KilledBy.TOLD if cause is not None else KilledBy.UNWANTED
         process.kill()
         if cause is not None:
-            self._feed(RankLost(rank, cause, process.slot_lost))
+            self._news.event(RankLost(rank, cause, process.slot_lost))
+
+    def drill(self, rank: int, number: int) -> None:
+        """Kill or stop a rank on purpose: what follows is as if it had happened by itself."""
+        if (pid := self.pid_here(rank)) is not None:
+            if number == signal.SIGKILL:
+                self.ranks[rank].killed_by = KilledBy.DRILL
+            kill(pid, number)
 
     def terminate(self, ranks: tuple[int, ...], number: signal.Signals = signal.SIGTERM) -> None:
-        """SIGTERM (or another signal), continued if stopped; SIGKILL to what is left after the time-out.
-
-        A rank that reported its script's failure is about to end: it may still print its traceback.
-        """
-        processes = [self.ranks[rank] for rank in ranks if rank in self.ranks]
-        self._failed = [process for process in processes if process.has_failed]
-        for process in processes:
-            if process.has_failed:
-                self._loop.later(FAILED_GRACE_S, partial(self._ask_to_end, process, number))
-            else:
-                self._ask_to_end(process, number)
-        self._loop.later(self._options.shutdown_timeout_s, lambda: self._kill_what_is_left(processes))
-
-    def _hurry(self) -> None:
-        """A rank has died of a signal. Those that failed with it, and may end by themselves, are not waited for any longer.
-
-        What their interpreters do at the end can take seconds, which a restart would begin with.
-        """
-        for process in self._failed:
-            self._loop.later(VICTIM_GRACE_S, partial(self._ask_to_end, process, signal.SIGTERM))
+        """SIGTERM (or another signal), and SIGKILL to what is left after the time-out."""
+        self._shutdown.begin([self.ranks[rank] for rank in ranks if rank in self.ranks], number)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Terminate all: the log has ended, so nothing is fed any more."""
@@ -306,23 +253,6 @@ class Processes:
         """SIGKILL to every rank."""
         for process in self._living.values():
             process.kill()
-
-    def _ask_to_end(self, process: RankProcess, number: signal.Signals) -> None:
-        self._mark_ended(process)
-        if process.pid in self._living:
-            process.signal(number)
-            process.signal(signal.SIGCONT)
-
-    def _mark_ended(self, process: RankProcess) -> None:
-        """A rank that has ended by itself, and is only not reaped yet, keeps its own cause."""
-        if process.killed_by is None and (process.pid is None or (process.pid in self._living and not has_ended(process.pid))):
-            process.killed_by = KilledBy.ENDED
-
-    def _kill_what_is_left(self, processes: list[RankProcess]) -> None:
-        for process in processes:
-            self._mark_ended(process)
-            if process.pid in self._living:
-                process.kill()
 
     # -- processes have ended ------------------------------------------------------------------------------------------
 
@@ -347,18 +277,15 @@ class Processes:
         process = self._living.pop(pid, None)
         if process is not None:
             self._rank_ended(process, status)
-        elif pid == self.store_pid:
-            self.store_pid = None
-            self._start_store()
-            why, self._store_why = self._store_why or how(status), ""
-            self._feed(StoreLost(why))
+        elif pid == self.store.pid:
+            self._news.event(StoreLost(self.store.ended() or how(status)))
         else:
             self.forks.reaped(pid, status)
 
     def _rank_ended(self, process: RankProcess, status: int) -> None:
         assert process.pid is not None
         process.signal(signal.SIGTERM)  # to its process group, at once; what does not end of it is searched for
-        self._gone_leaders.add(process.pid)
+        self._orphans.of(process.pid)
         self._loop.later(ORPHANS_S, self._end_orphans)
         if process.streams is not None:
             process.streams.drain()  # the log, the terminal and the last words come before the news
@@ -369,23 +296,18 @@ class Processes:
         elif self._is_ending:
             pass  # its end was asked for; the log has ended
         elif status == 0:
-            self._feed(RankExited(process.rank, process.killed_by is KilledBy.ENDED))
+            self._news.event(RankExited(process.rank, process.killed_by is KilledBy.ENDED))
         elif process.killed_by is not KilledBy.TOLD:
             cause = self._ends.cause(status, process.killed_by)
-            self._feed(RankLost(process.rank, cause, process.slot_lost, self._diagnostics(process, status)))
+            self._news.event(RankLost(process.rank, cause, process.slot_lost, self._diagnostics(process, status)))
             if status < 0 and process.killed_by is None:
-                self._hurry()
+                self._shutdown.hurry()
         if process.streams is not None:
             process.streams.drain()
         self._close_rank(process)
 
     def _end_orphans(self) -> None:
-        """What the ranks that are gone have left."""
-        assert self._reaper is not None
-        if self._gone_leaders:
-            # A process in another session may be that of any rank: as long as one lives it is left to it.
-            end_orphans(self._gone_leaders, "" if self._living else self._reaper.marker)
-            self._gone_leaders.clear()
+        self._orphans.end(are_any_ranks_left=bool(self._living))
 
     def _diagnostics(self, process: RankProcess, status: int) -> Diagnostics:
         """What a lost rank has left. Of an exception that it has told itself, and of SIGKILL, there is no more to learn."""
@@ -402,13 +324,10 @@ class Processes:
         self.waits.close()
         self.kill_all()
         self.forks.close()
-        if self.store_pid is not None:
-            kill(self.store_pid)
-        if self._reaper is not None:
-            self._reaper.close()
+        self.store.kill()
+        self._orphans.close()
         end_descendants()
-        if self._timer_file:
-            Path(self._timer_file).unlink(missing_ok=True)
+        self.environments.close()
         self.streams.close()
         for process in [*self._living.values(), *self.ranks.values()]:
             self._close_rank(process)

@@ -42,7 +42,8 @@ class Learning:
         self._ready = ready
         self._explain = explain
         self._zygote: Zygote | None = None
-        self._modules: tuple[str, ...] = ()
+        self.modules: tuple[str, ...] = ()
+        """What is to be ready; empty for nothing yet."""
         self._left_out: dict[str, str] = {}
         self._n_attempts = 0
         self._has_asked = False
@@ -50,7 +51,7 @@ class Learning:
     def begin(self, modules: tuple[str, ...]) -> None:
         """Have these ready, as far as that is right."""
         self.close()
-        self._modules = modules
+        self.modules = modules
         self._attempt()
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class Learning:
                 self._explain("the next start has no further modules ready: what the script imports cannot be imported ahead")
 
     def _wanted(self) -> tuple[str, ...]:
-        return tuple(name for name in self._modules if not preload.is_left_out(name, self._left_out))
+        return tuple(name for name in self.modules if not preload.is_left_out(name, self._left_out))
 
     def _summary(self) -> str:
         text = f"the next start has {len(self._wanted())} modules ready"

@@ -1,0 +1,99 @@
+"""The coordinator's state as it is now, and what the agent reads of it: here, and hardly anywhere else."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from launcher.coordinator import machine
+from launcher.coordinator.actions import Action
+from launcher.coordinator.rank_assignment import RankAssignment, assignments, assignments_on_one_host
+from launcher.coordinator.state import JobState, PlainState, State, Status
+from launcher.failures.root_cause import RankEnd, root
+from launcher.joblog.events import AgentInfo, Event
+from launcher.options import RunOptions
+from odyssey.messages import Result, position_after
+
+
+class Coordination:
+    """Made first, and given to all who read it; the agent's one loop lets it `take` events."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self.state: State = PlainState()
+
+    def take(self, event: Event) -> tuple[Action, ...]:
+        """Let the coordinator decide what is to be done upon this."""
+        self.state, actions = machine.step(self.state, event)
+        return actions
+
+    @property
+    def generation(self) -> int:
+        return self.state.world.generation
+
+    # -- ranks ---------------------------------------------------------------------------------------------------------
+
+    def home_of(self, rank: int) -> int:
+        """The number of its agent."""
+        return self.state.world.homes.get(rank, 0)
+
+    def ranks_of(self, agent: AgentInfo) -> list[int]:
+        return [rank for rank, home in self.state.world.homes.items() if home == agent.number]
+
+    def assignment(self, rank: int) -> RankAssignment:
+        """Of a process of the rank that is started now."""
+        world = self.state.world
+        found = assigned(self._options, world.agents, world.restarts.n, world.attempt)[rank]
+        return replace(found, max_restarts=self._options.max_restarts, last_failure=world.last_failure)
+
+    @property
+    def attempt(self) -> int:
+        """How often all ranks of a plain script have been started again."""
+        return self.state.world.attempt
+
+    @property
+    def is_plain(self) -> bool:
+        """No rank has built a Job."""
+        return isinstance(self.state, PlainState)
+
+    @property
+    def plain_ranks(self) -> list[int]:
+        """The living ranks without a Job, where they do not end anyway."""
+        state = self.state
+        return [] if state.status is Status.RESTARTING else sorted(state.world.alive - state.joined)
+
+    # -- units, plans, the end -----------------------------------------------------------------------------------------
+
+    def is_next(self, result: Result) -> bool:
+        """Of a unit: no rank has told of it before."""
+        results = self.state.results if isinstance(self.state, JobState) else ()
+        return not results or result.position == position_after(results[-1])
+
+    @property
+    def may_restart(self) -> bool:
+        """A process may be started again, as far as restarts go."""
+        restarts = self.state.world.restarts
+        return restarts.n < restarts.policy.max_restarts
+
+    @property
+    def expected_step_s(self) -> float | None:
+        """By the plan in force, where it has an estimate."""
+        plan = self.state.plan if isinstance(self.state, JobState) else None
+        return plan.estimate.step_s if plan is not None and plan.estimate is not None else None
+
+    @property
+    def first_step(self) -> int:
+        """Of the plan in force."""
+        assert isinstance(self.state, JobState) and self.state.plan is not None
+        return self.state.plan.step
+
+    @property
+    def root_cause(self) -> RankEnd | None:
+        """Of the ends that ranks have come to."""
+        return root(self.state.world.ends)
+
+
+def assigned(options: RunOptions, agents: tuple[AgentInfo, ...], n_restarts: int, attempt: int) -> dict[int, RankAssignment]:
+    """rank -> where it is. Where there can be only this agent, none is named, and its host may have several nodes."""
+    if agents:
+        return assignments(agents, n_restarts, attempt)
+    return assignments_on_one_host(options.n_nodes, options.n_ranks_per_node, n_restarts, attempt)

@@ -1,0 +1,141 @@
+"""Does what the coordinator has decided."""
+
+from __future__ import annotations
+
+import gc
+
+from launcher.agent.coordination import Coordination
+from launcher.agent.drills import Faults
+from launcher.agent.job_end import JobEnd
+from launcher.agent.job_log import JobLog
+from launcher.agent.orders import Orders
+from launcher.cluster.cluster import Cluster
+from launcher.coordinator.actions import (
+    Action,
+    End,
+    EndRanks,
+    Kill,
+    Propose,
+    Record,
+    RenewStore,
+    SendOrder,
+    SetDeadline,
+    Spawn,
+    StartMeasure,
+)
+from launcher.health.job_hangs import Progress
+from launcher.host.loop import Timer
+from launcher.joblog.events import Body, GenerationStarted, JobEnded, Tick
+from launcher.planning.planner import Pricing
+from launcher.processes.local_agent import LocalAgent
+from odyssey.errors import OdysseyError
+from odyssey.messages import Command, Measure, Pause, Prepare
+
+MOVE_S, MEASURE_S = 1.0, 2.0
+"""What these phases are expected to take: four times as long, and the ranks are asked where they are."""
+
+
+class Executor:
+    """Its answers are news: what an action causes is taken when all of its event's actions are done."""
+
+    def __init__(
+        self,
+        local: LocalAgent,
+        coordination: Coordination,
+        log: JobLog,
+        cluster: Cluster,
+        orders: Orders,
+        pricing: Pricing,
+        progress: Progress,
+        faults: Faults,
+        end: JobEnd,
+    ) -> None:
+        self._local = local
+        self._coordination = coordination
+        self._log = log
+        self._cluster = cluster
+        self._orders = orders
+        self._pricing = pricing
+        self._progress = progress
+        self._faults = faults
+        self._end = end
+        self._deadline: Timer | None = None
+
+    def do_at_once(self, action: Action) -> bool:
+        """Orders and forks go out before the log is written: ranks wait for them, and readers of the log do not.
+
+        False for all else, which is for `do`.
+        """
+        match action:
+            case SendOrder(rank=rank, order=order):
+                self._send(rank, order)
+            case RenewStore():
+                self._local.processes.renew_store()
+            case Spawn(rank=rank):
+                try:
+                    self._cluster.spawn(self._coordination.assignment(rank), self._coordination.home_of(rank))
+                except (OdysseyError, OSError) as error:  # no log file, no descriptor left
+                    self._local.news.failed(error)
+            case _:
+                return False
+        return True
+
+    def do(self, action: Action) -> None:
+        """What may wait for the log."""
+        match action:
+            case Kill(rank=rank, cause=cause):
+                self._cluster.kill_rank(rank, cause)
+            case EndRanks(ranks=ranks):
+                self._progress.stop()
+                self._cluster.terminate(ranks)
+            case StartMeasure() as measure:
+                self._measure(measure)
+            case Propose() as ask:
+                self._propose(ask)
+            case SetDeadline(seconds=seconds):
+                self._set_deadline(seconds)
+            case Record(body=body):
+                self._record(body)
+            case End(code=code):
+                self._end.begin(code)
+
+    def _send(self, rank: int, order: Command) -> None:
+        if isinstance(order, Pause):
+            gc.disable()  # until Go: a collection takes as long as a recovery
+            self._progress.stop()  # the coordinator's deadline holds
+        elif isinstance(order, Prepare):
+            self._progress.expect(MOVE_S)
+        self._orders.send(rank, order)
+
+    def _measure(self, action: StartMeasure) -> None:
+        self._progress.expect(MEASURE_S)
+        order = Measure(action.generation, action.chain, "")
+        for rank in self._pricing.measure(action):
+            self._orders.send(rank, order)
+
+    def _propose(self, ask: Propose) -> None:
+        try:
+            self._local.news.event(self._pricing.propose(ask), generation=ask.generation)
+        except OdysseyError as error:
+            self._local.news.failed(error)
+
+    def _set_deadline(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        news = self._local.news
+        self._deadline = None if seconds is None else self._local.loop.later(seconds, lambda: news.event(Tick()))
+
+    def _record(self, body: Body) -> None:
+        if isinstance(body, JobEnded):
+            self._end.tell_why(body)
+        self._log.record(body, "coordinator")
+        if isinstance(body, GenerationStarted):
+            self._after_go(body)
+
+    def _after_go(self, started: GenerationStarted) -> None:
+        gc.enable()
+        expected_s = self._coordination.expected_step_s
+        expected_s = 1.0 if expected_s is None else expected_s
+        self._progress.expect(expected_s)
+        self._faults.on_step(self._coordination.first_step, expected_s)
+        self._pricing.went(started)

@@ -1,0 +1,58 @@
+"""How a job ends: with an exit code, the reason in its last line of log, and nobody left."""
+
+from __future__ import annotations
+
+import signal
+
+from launcher.agent.drills import Faults
+from launcher.agent.job_log import JobLog
+from launcher.cluster.cluster import Cluster
+from launcher.cluster.quorum import Quorum
+from launcher.health.job_hangs import Progress
+from launcher.health.stall_watch import StallWatch
+from launcher.joblog.events import JobEnded
+from launcher.processes.local_agent import LocalAgent
+
+MEMBERS_S = 5.0
+"""For other agents, beyond the shutdown time-out of their ranks, to be gone."""
+
+
+class JobEnd:
+    """`progress`, `stalls`, `faults`: what goes on beside the ranks until then."""
+
+    def __init__(
+        self,
+        local: LocalAgent,
+        log: JobLog,
+        cluster: Cluster,
+        quorum: Quorum,
+        progress: Progress,
+        stalls: StallWatch,
+        faults: Faults,
+    ) -> None:
+        self._local = local
+        self._log = log
+        self._cluster = cluster
+        self._quorum = quorum
+        self._progress = progress
+        self._stalls = stalls
+        self._faults = faults
+        self.signal = signal.SIGTERM
+        """What ranks are ended with: the signal that ends the job."""
+        self._why = ("", "")
+
+    def tell_why(self, ended: JobEnded) -> None:
+        """Before the last line of the log."""
+        self._why = (ended.reason, ended.help)
+        self._faults.tell_never_fired()
+        self._log.hand_on(ended)
+
+    def begin(self, code: int) -> None:
+        """The log has ended: end all that is left."""
+        self._local.code = code
+        self._quorum.end()
+        self._progress.stop()
+        self._stalls.close()
+        self._faults.end()
+        self._cluster.end(self.signal, code, *self._why, self._log.retold())
+        self._local.loop.later(self._local.options.shutdown_timeout_s + MEMBERS_S, self._cluster.leave_members)

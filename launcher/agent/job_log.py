@@ -1,0 +1,63 @@
+"""What is told of the job to people and programs: each event goes to the log, to who watches, and into the failure history."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.agent.coordination import Coordination
+from launcher.failures.diagnostics import hand_on
+from launcher.failures.history import FailureHistory, after, retold
+from launcher.joblog import registry
+from launcher.joblog.events import Body, Event, JobEnded, Note
+from launcher.joblog.exit_codes import ExitCode
+from launcher.output.log_files import JobFolder
+
+Watch = Callable[[Event], None]
+
+
+class JobLog:
+    """`now`: seconds since the epoch."""
+
+    def __init__(self, folder: JobFolder, watch: Watch, coordination: Coordination, now: Callable[[], float]) -> None:
+        self._folder = folder
+        self._watch = watch
+        self._coordination = coordination
+        self._now = now
+        self._history = FailureHistory()
+
+    def append(self, event: Event) -> None:
+        self._history = after(self._history, event)
+        self._folder.append(event)
+        self._watch(event)
+
+    def record(self, body: Body, origin: str) -> None:
+        """What is decided or said now."""
+        self.append(Event(self._now(), self._coordination.generation, origin, body))
+
+    def say(self, text: str) -> None:
+        """For people."""
+        self.record(Note(text), "agent")
+
+    def enter_registry(self) -> None:
+        """So that `odyssey ps` shows the job."""
+        if self._folder.path is not None:
+            try:
+                registry.enter(self._folder.path)
+            except OSError as error:
+                self.say(f"`odyssey ps` will not show this job: {error}")
+
+    def hand_on(self, ended: JobEnded) -> None:
+        """The failure of a job within a job is the outer one's to tell."""
+        cause = self._coordination.root_cause
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if ended.code == ExitCode.FAILED and cause is not None and path:
+            try:
+                hand_on(cause, Path(path))
+            except OSError as error:
+                self.say(f"the failure could not be written to TORCHELASTIC_ERROR_FILE: {error}")
+
+    def retold(self) -> tuple[Event, ...]:
+        """What explains a job's failure to who has not seen its log."""
+        return retold(self._history)

@@ -1,0 +1,88 @@
+"""How a job begins: the first event of its log, and what goes on beside its ranks from then on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import odyssey
+from launcher.agent.coordination import assigned
+from launcher.agent.drills import Faults
+from launcher.agent.job_log import JobLog
+from launcher.health.stall_watch import StallWatch
+from launcher.joblog import registry
+from launcher.joblog.events import AgentInfo, JobStarted
+from launcher.options import RunOptions
+from launcher.output.log_files import JobFolder
+from launcher.planning import situations
+from launcher.planning.planner import Pricing
+from launcher.processes import rank_process
+from launcher.processes.local_agent import LocalAgent
+from perfmodel.profile import Profile
+
+
+def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo, ...]) -> JobStarted:
+    """`agents`: in the order of their ranks; none where there can be only this one."""
+    return JobStarted(
+        options.script,
+        options.arguments,
+        len(agents) or options.n_nodes,
+        options.n_ranks_per_node,
+        options.max_restarts,
+        options.layout,
+        options.strategy,
+        options.mtbf_s,
+        odyssey.__version__,
+        os.getpid(),
+        options.write_profile is not None,
+        agents=agents,
+        min_agents=options.min_agents,
+        join_timeout_s=options.join_timeout_s,
+        never_retry=options.never_retry,
+        restart_limit=options.restart_limit,
+        restart_backoff_s=options.restart_backoff_s,
+        retries_same_failure=options.retries_same_failure,
+        pid_started=registry.started_at(os.getpid()) or 0.0,
+        host=socket.gethostname(),
+        folder=str(folder.path or ""),
+        run_id=folder.run_id,
+    )
+
+
+class JobStart:
+    """`node_of`: rank -> node, filled here; `profile`: measured before, None for none."""
+
+    def __init__(
+        self,
+        local: LocalAgent,
+        log: JobLog,
+        pricing: Pricing,
+        faults: Faults,
+        stalls: StallWatch,
+        node_of: dict[int, int],
+        profile: Profile | None,
+    ) -> None:
+        self._local = local
+        self._log = log
+        self._pricing = pricing
+        self._faults = faults
+        self._stalls = stalls
+        self._node_of = node_of
+        self._profile = profile
+
+    def number_nodes(self, started: JobStarted) -> None:
+        """Before anything is decided."""
+        found = assigned(self._local.options, started.agents, 0, 0)
+        self._node_of |= {rank: assignment.node for rank, assignment in found.items()}
+
+    def go_on(self) -> None:
+        """The first ranks are being started."""
+        if self._profile is not None:
+            self._local.news.event(self._pricing.read(self._profile))
+        if self._local.processes.forks.are_safe and rank_process.imports_odyssey(self._local.options):
+            # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
+            threading.Thread(target=situations.import_all, name="imports", daemon=True).start()
+        self._faults.at_start()
+        self._stalls.start()
+        self._log.enter_registry()

@@ -1,0 +1,132 @@
+"""All ranks of a job: a rank is addressed in one way, whichever agent has its process. One agent alone is a cluster of one."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Protocol
+
+from launcher.cluster.leader import Leader
+from launcher.cluster.remote_agent import RemoteRank
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.host.proc import Vitals
+from launcher.joblog.events import Cause, Event
+from launcher.processes.rank_process import RankProcess
+from launcher.processes.ranks import Processes
+
+
+class Home(Protocol):
+    """An agent, as the ranks that it has see it: the leading one's own Processes, or a RemoteAgent."""
+
+    def spawn(self, assignment: RankAssignment) -> None: ...
+    def forget(self, rank: int) -> None: ...
+    def process(self, rank: int) -> RankProcess | RemoteRank: ...
+    def is_there(self, rank: int) -> bool: ...
+    def pid_here(self, rank: int) -> int | None: ...
+    def seen(self, rank: int) -> tuple[int, Vitals | None] | None: ...
+    def send(self, rank: int, data: bytes) -> None: ...
+    def kill_rank(self, rank: int, cause: Cause | None) -> None: ...
+    def drill(self, rank: int, number: int) -> None: ...
+    def terminate(self, ranks: tuple[int, ...]) -> None: ...
+    def pass_on(self, number: int) -> None: ...
+    def kill_all(self) -> None: ...
+    @property
+    def have_ended(self) -> bool: ...
+
+
+class Cluster:
+    """`here`: the processes of the leading agent, whose number is 0; `leader`: has the others."""
+
+    def __init__(self, here: Processes, leader: Leader) -> None:
+        self._here = here
+        self._leader = leader
+        self._home_of: dict[int, Home] = {}
+
+    def _homes(self) -> Iterator[Home]:
+        yield self._here
+        yield from self._leader.agents.values()
+
+    # -- one rank ------------------------------------------------------------------------------------------------------
+
+    def spawn(self, assignment: RankAssignment, agent: int) -> None:
+        """Ask an agent for a new process of a rank; RankStarted when it is there."""
+        home: Home = self._here if agent == 0 else self._leader.agents[agent]
+        before = self._home_of.get(assignment.rank, home)
+        if before is not home:
+            before.forget(assignment.rank)
+        self._home_of[assignment.rank] = home
+        home.spawn(assignment)
+
+    def process(self, rank: int) -> RankProcess | RemoteRank:
+        """The current process of a rank."""
+        return self._home_of[rank].process(rank)
+
+    def processes(self) -> Iterator[RankProcess | RemoteRank]:
+        """The current process of each rank."""
+        return (home.process(rank) for rank, home in self._home_of.items())
+
+    def pid_here(self, rank: int) -> int | None:
+        """None before it is there and after its end, and where it is no process of this host."""
+        return self._home_of[rank].pid_here(rank) if rank in self._home_of else None
+
+    def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
+        """The id of a rank's process, and its vitals as far as they are known; None before it is there and after its end."""
+        return self._home_of[rank].seen(rank) if rank in self._home_of else None
+
+    def vitals_of(self, rank: int) -> Vitals | None:
+        """As far as they are known."""
+        found = self.seen(rank)
+        return found[1] if found is not None else None
+
+    def is_there(self, rank: int) -> bool:
+        """From its start to its end."""
+        return rank in self._home_of and self._home_of[rank].is_there(rank)
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Send the bytes of an order, now or when the rank reads."""
+        self._home_of[rank].send(rank, data)
+
+    def kill_rank(self, rank: int, cause: Cause | None) -> None:
+        """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
+        self._home_of[rank].kill_rank(rank, cause)
+
+    def drill(self, rank: int, number: signal.Signals, slot_lost: bool) -> None:
+        """Kill or stop a rank on purpose: what follows is as if it had happened by itself."""
+        process = self.process(rank)
+        process.slot_lost = process.slot_lost or slot_lost
+        self._home_of[rank].drill(rank, number)
+
+    # -- all of them ---------------------------------------------------------------------------------------------------
+
+    def terminate(self, ranks: tuple[int, ...]) -> None:
+        """SIGTERM, and SIGKILL to what is left after the time-out."""
+        for home in self._homes():
+            home.terminate(ranks)
+
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to every rank."""
+        for home in self._homes():
+            home.pass_on(number)
+
+    def kill_all(self) -> None:
+        """SIGKILL to every rank."""
+        for home in self._homes():
+            home.kill_all()
+
+    def end(self, number: signal.Signals, code: int, reason: str, help: str, story: tuple[Event, ...]) -> None:
+        """End all: the log has ended, so nothing is told any more."""
+        self._here.end(number)
+        self._leader.end(code, reason, help, story)
+
+    def leave_members(self) -> None:
+        """Wait no longer for the other agents."""
+        self._leader.leave()
+
+    @property
+    def have_ended(self) -> bool:
+        """No rank is left, and none is still to come; after the end no other agent either."""
+        return all(home.have_ended for home in self._homes()) and self._leader.have_left
+
+    def close(self) -> None:
+        """No connection is left."""
+        self._leader.close()

@@ -1,0 +1,210 @@
+"""A member as the leading agent has it: what it is told, what it tells, and its ranks as if they were here.
+
+    SpawnRank ─► Happened(RankStarted) ─► FromRank … ─► Happened(RankExited or RankLost)
+
+A member decides nothing. What it tells of a process that is not a rank's current one any more is dropped here.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
+
+from launcher.cluster.channel import Channel
+from launcher.cluster.wire import (
+    DrillRank,
+    EndRanks,
+    FromMember,
+    FromRank,
+    Happened,
+    JobIsOver,
+    Join,
+    KillAll,
+    KillRank,
+    Leaving,
+    Notice,
+    Signal,
+    SpawnRank,
+    Stopped,
+    ToRank,
+    Welcome,
+)
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.host.proc import Vitals
+from launcher.joblog.events import AgentInfo, Cause, RankExited, RankLost, RankStarted
+from launcher.joblog.news import News
+from odyssey.codec import for_people
+
+MAX_TOLD = 4096
+"""Characters of what a member has to say to people."""
+
+
+class RemoteRank:
+    """One process of a rank of another agent. `pid`: on its host; None before it is there and after its end."""
+
+    def __init__(self, assignment: RankAssignment, number: int) -> None:
+        self.rank = assignment.rank
+        self.number = number
+        self.pid: int | None = None
+        self.is_gone = False
+        self.is_stopped = False
+        self.has_finished = False
+        self.has_failed = False
+        self.slot_lost = False
+
+
+class RemoteAgent:
+    """From Welcome until it is gone, and what is known of its ranks after that."""
+
+    def __init__(
+        self,
+        info: AgentInfo,
+        channel: Channel,
+        numbers: Iterator[int],
+        news: News,
+        *,
+        lost: Callable[[AgentInfo, str], None],
+        stopped: Callable[[], None],
+    ) -> None:
+        """`numbers`: for processes, one for each in the job; `lost(agent, why)`: it is gone; `stopped()`: a rank was, or
+        goes on again."""
+        self.info = info
+        self._channel = channel
+        self._numbers = numbers
+        self._news = news
+        self._lost = lost
+        self._stopped = stopped
+        self.is_gone = False
+        self._ranks: dict[int, RemoteRank] = {}
+        """The current process of each rank that it has."""
+        self._processes: dict[int, RemoteRank] = {}
+        """By number, all that it was ever asked for."""
+
+    def welcome(self, run_id: str) -> None:
+        """It is in. From here on it is heard."""
+        self._channel.send(Welcome(self.info.number, run_id))
+        self._channel.become(FromMember, self._received, self.end)
+
+    def end(self, why: str) -> None:
+        """It and its ranks are no more: they end with their agent, however it ended."""
+        if self.is_gone:
+            return
+        self.close()
+        for process in self._processes.values():
+            _is_gone(process)
+        self._lost(self.info, why)
+
+    def close(self) -> None:
+        """Without a word to anybody."""
+        self.is_gone = True
+        self._channel.close()
+
+    # -- what it tells -------------------------------------------------------------------------------------------------
+
+    def _received(self, message: FromMember) -> None:
+        match message:
+            case FromRank(process=number) | Happened(process=number) | Stopped(process=number):
+                process = self._processes.get(number)
+                if process is None or (isinstance(message, Happened) and message.event.rank != process.rank):
+                    self.end(f"told of process {number}, which is none of its own")
+                elif not process.is_gone:  # else its loss has been told already
+                    self._heard_of(process, message)
+            case Notice(text=text):
+                self._news.say(f"agent {self.info.number}: {for_people(text, MAX_TOLD)}")
+            case Leaving(reason=reason):
+                self.end(for_people(reason, MAX_TOLD))
+            case Join():
+                self.end("joined a second time")
+
+    def _heard_of(self, process: RemoteRank, message: FromRank | Happened | Stopped) -> None:
+        match message:
+            case FromRank(report=report):
+                if self._ranks.get(process.rank) is process:
+                    self._news.report(process, report)
+            case Happened(event=event):
+                self._happened(process, event)
+            case Stopped(is_stopped=is_stopped):
+                process.is_stopped = is_stopped
+                self._stopped()
+
+    def _happened(self, process: RemoteRank, event: RankStarted | RankExited | RankLost) -> None:
+        if isinstance(event, RankStarted):
+            process.pid = event.pid
+        else:
+            _is_gone(process)
+        if self._ranks.get(process.rank) is process:
+            self._news.event(replace(event, slot_lost=process.slot_lost) if isinstance(event, RankLost) else event)
+
+    # -- its ranks -----------------------------------------------------------------------------------------------------
+
+    def spawn(self, assignment: RankAssignment) -> None:
+        """Ask for a new process of a rank. If the agent is gone already, its loss has been told or is about to be."""
+        process = RemoteRank(assignment, next(self._numbers))
+        process.is_gone = self.is_gone
+        self._ranks[process.rank] = self._processes[process.number] = process
+        self._channel.send(SpawnRank(process.number, assignment))
+
+    def forget(self, rank: int) -> None:
+        """Another agent has it from now on."""
+        self._ranks.pop(rank, None)
+
+    def process(self, rank: int) -> RemoteRank:
+        """The current process of a rank."""
+        return self._ranks[rank]
+
+    def pid_here(self, rank: int) -> int | None:
+        """If the other agent is one of this host too."""
+        return self._ranks[rank].pid if self.info.host == socket.gethostname() else None
+
+    def is_there(self, rank: int) -> bool:
+        return self._ranks[rank].pid is not None
+
+    def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
+        """The id of a rank's process, and its vitals if it is stopped: more is not known of it."""
+        process = self._ranks[rank]
+        return (process.pid, Vitals("T", 0.0) if process.is_stopped else None) if process.pid is not None else None
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Send the bytes of an order."""
+        self._channel.send(ToRank(rank, data))
+
+    def kill_rank(self, rank: int, cause: Cause | None) -> None:
+        """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
+        process = self._ranks[rank]
+        self._channel.send(KillRank(rank))
+        _is_gone(process)
+        if cause is not None:
+            self._news.event(RankLost(rank, cause, process.slot_lost))
+
+    def drill(self, rank: int, number: int) -> None:
+        """A signal on purpose: what follows comes as if it had happened by itself."""
+        self._channel.send(DrillRank(rank, number))
+
+    def terminate(self, ranks: tuple[int, ...]) -> None:
+        """SIGTERM to those that it has, and SIGKILL to what is left after the time-out."""
+        if mine := tuple(rank for rank in ranks if rank in self._ranks):
+            self._channel.send(EndRanks(mine))
+
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to all ranks."""
+        self._channel.send(Signal(number))
+
+    def kill_all(self) -> None:
+        """SIGKILL to every rank."""
+        self._channel.send(KillAll())
+
+    def send_home(self, over: JobIsOver) -> None:
+        """The job is over. The connection ends when the agent's ranks have."""
+        self._channel.send(over)
+
+    @property
+    def have_ended(self) -> bool:
+        """No rank is left, and none is still to come."""
+        return all(process.is_gone for process in self._processes.values())
+
+
+def _is_gone(process: RemoteRank) -> None:
+    process.is_gone = True
+    process.pid = None

@@ -1,0 +1,67 @@
+"""The process that serves the job's store: whoever it is at the moment, at an address that stays."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from launcher.health.waits import Waits
+from launcher.host.orphans import kill
+from launcher.processes.spawner import Forks
+from launcher.processes.store import StoreAddress, n_waiting
+
+
+class StoreProcess:
+    """`listener`: the store's, None where another agent serves it."""
+
+    def __init__(self, address: StoreAddress, listener: socket.socket | None, forks: Forks, waits: Waits) -> None:
+        self.address = address
+        self._listener = listener
+        self._forks = forks
+        self._waits = waits
+        self.keys: dict[str, str] = {}
+        """What a fresh store holds."""
+        self.pid: int | None = None
+        """None where another agent serves it, and before it is there."""
+        self._why = ""
+        """What was seen of it, if it was ended for it."""
+
+    def start(self) -> None:
+        """Have it served, if that is this agent's to do."""
+        if self._listener is not None:
+            self._forks.start_store(self.address.host, self.address.port, self._listener.fileno(), self.keys)
+            self._waits.look()
+
+    def renew(self) -> None:
+        """Another process, with a fresh store."""
+        self._why = ""
+        self.kill()
+        self.pid = None
+        self.start()
+
+    def end(self, what: str) -> None:
+        """It serves nobody: `what` was seen of it. Its end follows, and another one."""
+        if self.pid is not None:
+            self._why = what
+            kill(self.pid)
+
+    def ended(self) -> str:
+        """Another one takes its place. Answers why it was ended; empty if it ended by itself."""
+        self.pid = None
+        self.start()
+        why, self._why = self._why, ""
+        return why
+
+    def kill(self) -> None:
+        if self.pid is not None:
+            kill(self.pid)
+
+    @property
+    def is_asked(self) -> bool:
+        """Connections wait for it to take them."""
+        return self._listener is not None and n_waiting(self._listener) > 0
+
+    def look_up(self, key: str, found: Callable[[str], None]) -> None:
+        """Ask the store that another agent serves for a key; `found('')` if it does not answer."""
+        self._forks.look_up(self.address.host, self.address.port, key, found)
+        self._waits.look()
