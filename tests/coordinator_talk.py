@@ -2,7 +2,8 @@
 
 start 4             job of 4 ranks (restarts=1 never=3 limit=2/60 backoff=5 same=yes)
 join 0 1 2 (job=2)  these ranks have built their Job     progress 0      the first step of a script without a Job
-profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawn=2 idle=3), noplan, nostate
+profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
+                                                         noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
 tick, store, broken 1, stop                              pass 60         seconds
@@ -235,6 +236,10 @@ class Talk:
         rest = {name: tuple(int(r) for r in options[name].split(",")) for name in ("spawned", "idle") if name in options}
         ask = self.asked if self.asked is not None else Propose(0, 0, None, (), (), (), {})
         plan = answer_to(ask, pipelines, **rest)
+        if options.get("from") == "script":
+            plan = replace(plan, state_from=StateFrom.SCRIPT, moves=())
+        if "at" in options:
+            plan = replace(plan, step=int(options["at"]))
         return Proposed((Candidate("test", plan, None, "it is the best"),), 60.0, "test", 0.0, False)
 
     def ready(self, rank: int, *, bad: bool = False) -> RankReady:

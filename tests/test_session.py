@@ -16,6 +16,7 @@ import torch
 from msgspec.structs import replace
 
 from odyssey.messages import Committed, Go, Hello, Pause, Paused, Ready
+from odyssey.plan import StateFrom
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.mini_agent import ROOT, Forks, MiniAgent, forks_of_ranks
@@ -89,7 +90,7 @@ def gate_after_three_steps(agent: MiniAgent, held: Held) -> dict[int, Ready]:
     paused = agent.pause()
     assert {report.phase for report in paused.values()} == {"between"}
     assert agent.plan is not None
-    agent.send_prepare(replace(agent.plan, generation=agent.generation, step=3))
+    agent.send_prepare(replace(agent.plan, generation=agent.generation, step=3, state_from=StateFrom.HOLDERS))
     held.release()
     return agent.wait_ready()
 
