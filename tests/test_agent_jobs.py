@@ -140,8 +140,8 @@ def test_the_loss_of_zygote_and_store_is_no_loss_of_the_job(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("strategy", ["auto", "respawn"])
 def test_the_usual_loss_is_looked_up(strategy: str, tmp_path: Path) -> None:
-    """The first loss comes when the answers of the process that plans ahead are there: also those of the other strategies, where
-    the one that is asked for has no plan, as nothing may be respawned."""
+    """The first loss comes when the answers of the process that plans ahead are there: those of the other
+    strategies too, where the one that is asked for has no plan, as nothing may be respawned."""
     slow = ("--steps", "40", "--pause", "0.1")
     ran = Ran(options(tmp_path, *slow, n_nodes=3, layout="3x1", strategy=strategy, drills=("step=35 kill=1",)))
     assert ran.code == 0

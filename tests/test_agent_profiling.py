@@ -6,24 +6,24 @@ import pytest
 
 from launcher.joblog.events import Body, Event, GenerationStarted, RankJoined, RankStarted
 from launcher.options import RunOptions
-from launcher.planning.live_profile import Profiling
+from launcher.planning.live_profile import LiveProfile
 from tests.coordinator_talk import make_plan, model, profile
 
 PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
 
 
-def after(*bodies: tuple[float, Body]) -> Profiling:
+def after(*bodies: tuple[float, Body]) -> LiveProfile:
     """A job with a profile from a file; (time, event), in order."""
-    profiling = Profiling(RunOptions("train.py"))
-    profiling.profile = profile()
+    live_profile = LiveProfile(RunOptions("train.py"))
+    live_profile.profile = profile()
     for time, body in bodies:
-        profiling.watch(Event(time, 0, "test", body))
-    return profiling
+        live_profile.watch(Event(time, 0, "test", body))
+    return live_profile
 
 
-def spawn_s(profiling: Profiling) -> float:
-    assert profiling.profile is not None
-    return profiling.profile.recovery.spawn_s
+def spawn_s(live_profile: LiveProfile) -> float:
+    assert live_profile.profile is not None
+    return live_profile.profile.recovery.spawn_s
 
 
 START = (
@@ -40,12 +40,12 @@ def test_a_spawn_takes_what_the_fastest_rank_took_at_the_start_whatever_a_file_s
 
 
 def test_each_respawn_moves_it_half_way() -> None:
-    profiling = after(*START)
-    profiling.calibrate(PLAN, GenerationStarted(None, None, None, 0.01, 0.0, None))
-    profiling.watch(Event(8.0, 1, "test", RankStarted(1, 12, 0)))
-    profiling.watch(Event(8.1, 1, "test", RankJoined(1, model())))
-    assert spawn_s(profiling) == pytest.approx(0.4)
-    profiling.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.14, 0.1, 0.01))
-    assert spawn_s(profiling) == pytest.approx(0.25)
-    profiling.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.04, None, 0.01))
-    assert spawn_s(profiling) == pytest.approx(0.25), "nothing was spawned"
+    live_profile = after(*START)
+    live_profile.calibrate(PLAN, GenerationStarted(None, None, None, 0.01, 0.0, None))
+    live_profile.watch(Event(8.0, 1, "test", RankStarted(1, 12, 0)))
+    live_profile.watch(Event(8.1, 1, "test", RankJoined(1, model())))
+    assert spawn_s(live_profile) == pytest.approx(0.4)
+    live_profile.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.14, 0.1, 0.01))
+    assert spawn_s(live_profile) == pytest.approx(0.25)
+    live_profile.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.04, None, 0.01))
+    assert spawn_s(live_profile) == pytest.approx(0.25), "nothing was spawned"

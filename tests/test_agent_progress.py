@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.health import job_hangs
-from launcher.health.job_hangs import Progress
+from launcher.health.job_hangs import JobHangs
 from launcher.host.proc import Vitals
 from odyssey.messages import Pong
 from tests.fake_loop import FakeLoop
@@ -23,7 +23,7 @@ class Scene:
         self.told: list[tuple[float, str]] = []
         self.hung: list[int] = []
         self.apart: list[tuple[int, str]] = []
-        self.progress = Progress(self.loop, self._ping, self._hang, self._tell, self._part, lambda rank: Vitals("S", 1.0))
+        self.progress = JobHangs(self.loop, self._ping, self._hang, self._tell, self._part, lambda rank: Vitals("S", 1.0))
 
     def _ping(self, number: int) -> frozenset[int]:
         self.n_asked += 1

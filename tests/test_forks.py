@@ -23,7 +23,7 @@ from launcher.host.proc import vitals
 from launcher.options import Entry, RunOptions
 from launcher.processes import environment, fork_rules, rank_process, spawner
 from launcher.processes.rank_process import RankProcess
-from launcher.processes.spawner import Forks
+from launcher.processes.spawner import Spawner
 from odyssey.errors import UsageError
 from odyssey.zygote.protocol import Imported
 
@@ -57,7 +57,7 @@ class Starts:
         self.stores: list[int] = []
         self.sockets: list[socket.socket] = []
         self._was_subreaper = set_subreaper(True)
-        self.forks = Forks(self.options, self.loop, 2, say=self.said.append, started=self._started, gone=self._gone)
+        self.forks = Spawner(self.options, self.loop, 2, say=self.said.append, started=self._started, gone=self._gone)
         self.waits = Waits(self.loop, self.said.append)
         self.waits.watch(self.forks.awaited)
         self.forks.start()

@@ -14,7 +14,7 @@ from launcher.host.loop import Loop
 from launcher.joblog.events import Note
 from launcher.options import RunOptions
 from launcher.processes.rank_process import Zygote
-from launcher.processes.warm_zygote import Learning
+from launcher.processes.warm_zygote import WarmZygote
 from odyssey.zygote import preload
 from tests.agent_runs import Ran, nothing_left  # noqa: F401
 
@@ -84,7 +84,7 @@ def test_another_zygote_is_made_without_what_was_left_out() -> None:
         made.append(Zygote(["json"], dict(os.environ), 1, quiet=True))
         return made[-1]
 
-    learning = Learning(loop, ("RANK",), make=make, ready=ready.append, explain=said.append)
+    learning = WarmZygote(loop, ("RANK",), make=make, ready=ready.append, explain=said.append)
     learning.begin(("good", "reader", "user", "threaded"))
     while not ready:
         loop.turn()

@@ -36,7 +36,7 @@ from launcher.joblog.events import (
 )
 from launcher.joblog.exit_codes import ending
 from launcher.joblog.news import Sender
-from launcher.planning.planner import Pricing
+from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from odyssey.messages import Report
 
@@ -51,7 +51,7 @@ class Agent:
         log: JobLog,
         cluster: Cluster,
         quorum: Quorum,
-        pricing: Pricing,
+        planner: Planner,
         stalls: StallWatch,
         router: ReportRouter,
         executor: Executor,
@@ -63,7 +63,7 @@ class Agent:
         self._log = log
         self._cluster = cluster
         self._quorum = quorum
-        self._pricing = pricing
+        self._planner = planner
         self._stalls = stalls
         self._router = router
         self._executor = executor
@@ -95,7 +95,7 @@ class Agent:
 
     def _see(self, event: Event) -> None:
         """What has to know of an event before it is decided upon."""
-        self._pricing.profiling.watch(event)
+        self._planner.live_profile.watch(event)
         match event.body:
             case JobStarted() as started:
                 self._start.number_nodes(started)
@@ -144,5 +144,5 @@ class Agent:
     def close(self) -> None:
         """No thread, no process of the planner, no connection is left."""
         self._stalls.close()
-        self._pricing.close()
+        self._planner.close()
         self._cluster.close()

@@ -23,10 +23,10 @@ from launcher.coordinator.actions import (
     Spawn,
     StartMeasure,
 )
-from launcher.health.job_hangs import Progress
+from launcher.health.job_hangs import JobHangs
 from launcher.host.loop import Timer
 from launcher.joblog.events import Body, GenerationStarted, JobEnded, Tick
-from launcher.planning.planner import Pricing
+from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from odyssey.errors import OdysseyError
 from odyssey.messages import Command, Measure, Pause, Prepare
@@ -45,8 +45,8 @@ class Executor:
         log: JobLog,
         cluster: Cluster,
         orders: Orders,
-        pricing: Pricing,
-        progress: Progress,
+        planner: Planner,
+        hangs: JobHangs,
         faults: Faults,
         end: JobEnd,
     ) -> None:
@@ -55,8 +55,8 @@ class Executor:
         self._log = log
         self._cluster = cluster
         self._orders = orders
-        self._pricing = pricing
-        self._progress = progress
+        self._planner = planner
+        self._hangs = hangs
         self._faults = faults
         self._end = end
         self._deadline: Timer | None = None
@@ -86,7 +86,7 @@ class Executor:
             case Kill(rank=rank, cause=cause):
                 self._cluster.kill_rank(rank, cause)
             case EndRanks(ranks=ranks):
-                self._progress.stop()
+                self._hangs.stop()
                 self._cluster.terminate(ranks)
             case StartMeasure() as measure:
                 self._measure(measure)
@@ -102,20 +102,20 @@ class Executor:
     def _send(self, rank: int, order: Command) -> None:
         if isinstance(order, Pause):
             gc.disable()  # until Go: a collection takes as long as a recovery
-            self._progress.stop()  # the coordinator's deadline holds
+            self._hangs.stop()  # the coordinator's deadline holds
         elif isinstance(order, Prepare):
-            self._progress.expect(MOVE_S)
+            self._hangs.expect(MOVE_S)
         self._orders.send(rank, order)
 
     def _measure(self, action: StartMeasure) -> None:
-        self._progress.expect(MEASURE_S)
+        self._hangs.expect(MEASURE_S)
         order = Measure(action.generation, action.chain, "")
-        for rank in self._pricing.measure(action):
+        for rank in self._planner.measure(action):
             self._orders.send(rank, order)
 
     def _propose(self, ask: Propose) -> None:
         try:
-            self._local.news.event(self._pricing.propose(ask), generation=ask.generation)
+            self._local.news.event(self._planner.propose(ask), generation=ask.generation)
         except OdysseyError as error:
             self._local.news.failed(error)
 
@@ -136,6 +136,6 @@ class Executor:
         gc.enable()
         expected_s = self._coordination.expected_step_s
         expected_s = 1.0 if expected_s is None else expected_s
-        self._progress.expect(expected_s)
+        self._hangs.expect(expected_s)
         self._faults.on_step(self._coordination.first_step, expected_s)
-        self._pricing.went(started)
+        self._planner.went(started)

@@ -8,7 +8,7 @@ from launcher.agent.drills import Faults
 from launcher.agent.job_log import JobLog
 from launcher.cluster.cluster import Cluster
 from launcher.cluster.quorum import Quorum
-from launcher.health.job_hangs import Progress
+from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import JobEnded
 from launcher.processes.local_agent import LocalAgent
@@ -18,7 +18,7 @@ MEMBERS_S = 5.0
 
 
 class JobEnd:
-    """`progress`, `stalls`, `faults`: what goes on beside the ranks until then."""
+    """`hangs`, `stalls`, `faults`: what goes on beside the ranks until then."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class JobEnd:
         log: JobLog,
         cluster: Cluster,
         quorum: Quorum,
-        progress: Progress,
+        hangs: JobHangs,
         stalls: StallWatch,
         faults: Faults,
     ) -> None:
@@ -34,7 +34,7 @@ class JobEnd:
         self._log = log
         self._cluster = cluster
         self._quorum = quorum
-        self._progress = progress
+        self._hangs = hangs
         self._stalls = stalls
         self._faults = faults
         self.signal = signal.SIGTERM
@@ -51,7 +51,7 @@ class JobEnd:
         """The log has ended: end all that is left."""
         self._local.code = code
         self._quorum.end()
-        self._progress.stop()
+        self._hangs.stop()
         self._stalls.close()
         self._faults.end()
         self._cluster.end(self.signal, code, *self._why, self._log.retold())

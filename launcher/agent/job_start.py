@@ -16,7 +16,7 @@ from launcher.joblog.events import AgentInfo, JobStarted
 from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
 from launcher.planning import situations
-from launcher.planning.planner import Pricing
+from launcher.planning.planner import Planner
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
 from perfmodel.profile import Profile
@@ -57,7 +57,7 @@ class JobStart:
         self,
         local: LocalAgent,
         log: JobLog,
-        pricing: Pricing,
+        planner: Planner,
         faults: Faults,
         stalls: StallWatch,
         node_of: dict[int, int],
@@ -65,7 +65,7 @@ class JobStart:
     ) -> None:
         self._local = local
         self._log = log
-        self._pricing = pricing
+        self._planner = planner
         self._faults = faults
         self._stalls = stalls
         self._node_of = node_of
@@ -79,8 +79,8 @@ class JobStart:
     def go_on(self) -> None:
         """The first ranks are being started."""
         if self._profile is not None:
-            self._local.news.event(self._pricing.read(self._profile))
-        if self._local.processes.forks.are_safe and rank_process.imports_odyssey(self._local.options):
+            self._local.news.event(self._planner.read(self._profile))
+        if self._local.processes.spawner.are_safe and rank_process.imports_odyssey(self._local.options):
             # While the zygote imports torch on another core: what planning needs, of which the first loss must not wait.
             threading.Thread(target=situations.import_all, name="imports", daemon=True).start()
         self._faults.at_start()

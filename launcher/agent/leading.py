@@ -24,10 +24,10 @@ from launcher.cluster.cluster import Cluster
 from launcher.cluster.leader import Leader
 from launcher.cluster.quorum import Quorum
 from launcher.cluster.roster import Roster
-from launcher.health.job_hangs import Progress
+from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, RankFailed, Suspected
-from launcher.planning.planner import Pricing
+from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from odyssey.text import as_unicode
 from perfmodel.profile import Profile
@@ -42,18 +42,18 @@ def leading(
     log = JobLog(local.folder, watch, coordination, local.now)
     cluster, quorum = _cluster(local, listener)
     node_of: dict[int, int] = {}
-    pricing = Pricing(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=news.event)
+    planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=news.event)
     orders = Orders(cluster, processes.store.address, coordination)
     faults = Faults(drills, loop, cluster, news.say)
-    progress = _watch_over_jobs(local, cluster, orders)
+    hangs = _watch_over_jobs(local, cluster, orders)
     stalls = _watch_over_scripts(local, cluster, coordination)
-    processes.waits.watch(pricing.awaited)
+    processes.waits.watch(planner.awaited)
     processes.waits.watch(Awaited(processes, cluster, quorum, coordination))
-    router = ReportRouter(loop, news, coordination, processes.forks, pricing, progress, stalls, faults)
-    start = JobStart(local, log, pricing, faults, stalls, node_of, profile)
-    end = JobEnd(local, log, cluster, quorum, progress, stalls, faults)
-    executor = Executor(local, coordination, log, cluster, orders, pricing, progress, faults, end)
-    return Agent(local, coordination, log, cluster, quorum, pricing, stalls, router, executor, start, end)
+    router = ReportRouter(loop, news, coordination, processes.spawner, planner, hangs, stalls, faults)
+    start = JobStart(local, log, planner, faults, stalls, node_of, profile)
+    end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
+    executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
+    return Agent(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end)
 
 
 def _cluster(local: LocalAgent, listener: socket.socket) -> tuple[Cluster, Quorum]:
@@ -78,9 +78,9 @@ def _cluster(local: LocalAgent, listener: socket.socket) -> tuple[Cluster, Quoru
     return Cluster(processes, leader), quorum
 
 
-def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders) -> Progress:
+def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders) -> JobHangs:
     news = local.news
-    return Progress(
+    return JobHangs(
         local.loop,
         orders.ping,
         lambda rank, text: cluster.kill_rank(rank, Cause(CauseKind.HANG, text)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
-from launcher.health.job_hangs import Progress
+from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.host.loop import Loop
 from launcher.joblog.events import (
@@ -19,8 +19,8 @@ from launcher.joblog.events import (
     UnitCommitted,
 )
 from launcher.joblog.news import News, Sender
-from launcher.planning.planner import Pricing
-from launcher.processes.spawner import Forks
+from launcher.planning.planner import Planner
+from launcher.processes.spawner import Spawner
 from launcher.processes.warm_zygote import WORTH_LEARNING
 from odyssey import messages
 from odyssey.errors import OdysseyError
@@ -40,18 +40,18 @@ class ReportRouter:
         loop: Loop,
         news: News,
         coordination: Coordination,
-        forks: Forks,
-        pricing: Pricing,
-        progress: Progress,
+        spawner: Spawner,
+        planner: Planner,
+        hangs: JobHangs,
         stalls: StallWatch,
         faults: Faults,
     ) -> None:
         self._loop = loop
         self._news = news
         self._coordination = coordination
-        self._forks = forks
-        self._pricing = pricing
-        self._progress = progress
+        self._spawner = spawner
+        self._planner = planner
+        self._hangs = hangs
         self._stalls = stalls
         self._faults = faults
         self._progressed: set[int] = set()
@@ -71,18 +71,18 @@ class ReportRouter:
                     self._pass_on(rank, report)
                     self._unit_is_final(result, unit_s)
             case messages.Pong() as pong:
-                self._progress.pong(rank, pong)
+                self._hangs.pong(rank, pong)
             case messages.Broken(generation=generation, what=what):
                 self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, what, generation))
             case messages.OpTimes(generation=generation) as times:
                 if generation == self._coordination.generation:
-                    self._pricing.profiling.refresh(times)
+                    self._planner.live_profile.refresh(times)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
             case messages.Finished():
                 sender.has_finished = True
                 self._pass_on(rank, report)
-                self._progress.expect(FINISH_S)
+                self._hangs.expect(FINISH_S)
             case messages.Hello():
                 sender.has_finished = False  # an earlier Job of its script, at most
                 self._pass_on(rank, report)
@@ -91,7 +91,7 @@ class ReportRouter:
                 self._pass_on(rank, report)
             case messages.Stepped(modules=modules):
                 if self._coordination.may_restart and len(modules) >= WORTH_LEARNING:
-                    self._forks.learn(modules)
+                    self._spawner.learn(modules)
                 if self._coordination.is_plain:
                     self._has_progressed(rank)
             case messages.Beat() as beat:
@@ -103,7 +103,7 @@ class ReportRouter:
     def _measured(self, rank: int, report: messages.Measured) -> None:
         """A rank's part of the profile."""
         try:
-            profiled = self._pricing.measured(rank, report)
+            profiled = self._planner.measured(rank, report)
         except (OdysseyError, OSError) as error:
             self._news.failed(error)
             return
@@ -126,7 +126,7 @@ class ReportRouter:
             self._news.event(ConnectionLost(rank, what), generation=generation)
 
     def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
-        self._progress.made(unit_s)
+        self._hangs.made(unit_s)
         if result.kind == "step":
             expected_s = self._coordination.expected_step_s
             self._faults.on_step(result.position[0] + 1, unit_s if expected_s is None else min(expected_s, unit_s))

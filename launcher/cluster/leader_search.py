@@ -111,7 +111,7 @@ class LeaderSearch:
         self._found(connected, named["token"])
 
     def _nobody_answers(self) -> None:
-        if not self._processes.forks.asks:
+        if not self._processes.spawner.asks:
             self._lookup = self._loop.later(LOOKUP_S + 5, self._nobody_answers)  # torch is still being imported
             return
         self._given_up(

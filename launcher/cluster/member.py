@@ -125,7 +125,7 @@ class Member:
         if isinstance(report, Stepped) and len(report.modules) >= WORTH_LEARNING:
             assignment = self._processes.process(sender.rank).assignment
             if assignment.n_restarts < assignment.max_restarts:
-                self._processes.forks.learn(report.modules)
+                self._processes.spawner.learn(report.modules)
         self._tell(FromRank(self._numbers[sender.rank], report))
 
     def say(self, text: str) -> None:

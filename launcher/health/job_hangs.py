@@ -25,7 +25,7 @@ QUIET_S, QUIET_STEPS = 10.0, 10
 """After the longer of these, people are told; then again after as long as QUIET_S."""
 
 
-class Progress:
+class JobHangs:
     """Watches one wait at a time. `ping`: ask these ranks; `hung`: this rank is; `tell`: for people;
     `apart`: this rank waits in another unit than the others, who wait too; `vitals_of`: a rank, None where nobody knows."""
 

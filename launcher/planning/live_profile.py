@@ -21,7 +21,7 @@ N_STEPS, N_STEPS_NEEDED = 32, 4
 """The newest steps that count, and how many there must be before they do."""
 
 
-class Profiling:
+class LiveProfile:
     """The newest profile, and the measurement under way. `profile` is None until there is one."""
 
     def __init__(self, options: RunOptions) -> None:

@@ -10,7 +10,7 @@ from launcher.health.waits import Wait
 from launcher.host.loop import Loop
 from launcher.joblog.events import Body, GenerationStarted, Profiled, ProfileRefined, Proposed
 from launcher.options import RunOptions
-from launcher.planning.live_profile import Profiling
+from launcher.planning.live_profile import LiveProfile
 from launcher.planning.situations import PlanSearch
 from odyssey.messages import Measured
 from perfmodel.profile import Profile
@@ -20,7 +20,7 @@ FIRST_LOOK_S, LAST_LOOK_S = 1.0, 60.0
 """After a Go, plans for the next loss are made anew at the costs that real steps have shown: soon, then ever more rarely."""
 
 
-class Pricing:
+class Planner:
     """`state`: the coordinator's, as it is now; `now`: seconds since the epoch; `feed`: to the coordinator."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Pricing:
         self._state = state
         self._now = now
         self._feed = feed
-        self.profiling = Profiling(options)
+        self.live_profile = LiveProfile(options)
         self._search = PlanSearch(options, node_of, loop)
 
     def close(self) -> None:
@@ -53,20 +53,20 @@ class Pricing:
 
     def read(self, profile: Profile) -> Profiled:
         """Take a profile that was measured before."""
-        self.profiling.profile = profile
+        self.live_profile.profile = profile
         return Profiled(profile, 0.0)
 
     def measure(self, action: StartMeasure) -> tuple[int, ...]:
         """Answers the ranks that are to measure."""
-        return tuple(self.profiling.begin(action, self._now()))
+        return tuple(self.live_profile.begin(action, self._now()))
 
     def measured(self, rank: int, report: Measured) -> Profiled | None:
         """The profile, when the last rank has told what it measured. Raises OdysseyError or OSError."""
         state = self._state()
-        if not self.profiling.take(rank, report) or not isinstance(state, JobState) or state.status is not Status.MEASURING:
+        if not self.live_profile.take(rank, report) or not isinstance(state, JobState) or state.status is not Status.MEASURING:
             return None
-        profile = self.profiling.merge(state.models[min(state.models)])
-        return Profiled(profile, self._now() - self.profiling.since)
+        profile = self.live_profile.merge(state.models[min(state.models)])
+        return Profiled(profile, self._now() - self.live_profile.since)
 
     def propose(self, ask: Propose) -> Proposed:
         """Plans for a situation, best first; prepared ahead if it was foreseen. Raises OdysseyError if there is none."""
@@ -74,7 +74,7 @@ class Pricing:
 
     def _in_force(self) -> Profile:
         """The profile as refined so far; it is told to the log if another one stands there."""
-        state, profile = self._state(), self.profiling.profile
+        state, profile = self._state(), self.live_profile.profile
         assert isinstance(state, JobState) and profile is not None
         if profile != state.profile:
             self._feed(ProfileRefined(profile))
@@ -84,7 +84,7 @@ class Pricing:
         """A plan runs: learn from the transition, and have plans for the next loss."""
         state = self._state()
         assert isinstance(state, JobState) and state.plan is not None
-        self.profiling.calibrate(state.plan, body)
+        self.live_profile.calibrate(state.plan, body)
         self._plan_ahead(FIRST_LOOK_S)
 
     def _plan_ahead(self, look_again_s: float) -> None:
@@ -93,7 +93,7 @@ class Pricing:
         if not isinstance(state, JobState) or state.plan is None or state.status is not Status.RUNNING:
             return
         generation = state.world.generation
-        self.profiling.rescale(state.plan, self._node_of)
+        self.live_profile.rescale(state.plan, self._node_of)
         profile = self._in_force()
         seconds = self._expected_change().seconds
         self._search.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, profile, seconds)

@@ -31,7 +31,7 @@ from launcher.processes.environment import Environments
 from launcher.processes.orphans_of_ranks import OrphansOfRanks
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.shutdown import Shutdown
-from launcher.processes.spawner import Forks
+from launcher.processes.spawner import Spawner
 from launcher.processes.store import StoreAddress
 from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
@@ -58,10 +58,10 @@ class Processes:
         self.waits = Waits(loop, news.say)
         """The watch over all that this agent waits for."""
         n_ranks = options.n_nodes * options.n_ranks_per_node
-        self.forks = Forks(options, loop, n_ranks, say=news.say, started=self._started, gone=self._gone)
-        self.waits.watch(self.forks.awaited)
+        self.spawner = Spawner(options, loop, n_ranks, say=news.say, started=self._started, gone=self._gone)
+        self.waits.watch(self.spawner.awaited)
         port = options.master_port if listener is None else int(listener.getsockname()[1])
-        self.store = StoreProcess(StoreAddress(options.master_addr, port), listener, self.forks, self.waits)
+        self.store = StoreProcess(StoreAddress(options.master_addr, port), listener, self.spawner, self.waits)
         self.environments = Environments(options, folder, self.store.address)
         logs_of = torch_logs_specs.CustomLogs(options).logs_of if options.logs_specs else folder.logs_of
         self.streams = Streams(options, loop, logs_of, output, news.say)
@@ -77,10 +77,10 @@ class Processes:
     def start(self) -> None:
         """Start the zygote, and the store from it."""
         self._orphans.start()
-        self.forks.start()
+        self.spawner.start()
         self.store.start()
         if self.environments.timer_file:
-            self.forks.start_timers(self.environments.timer_file, self.environments.run_id)
+            self.spawner.start_timers(self.environments.timer_file, self.environments.run_id)
 
     def renew_store(self) -> None:
         """Another process with a fresh store, at the same address. What used the old one is gone, and what it started goes."""
@@ -114,7 +114,7 @@ class Processes:
         ours.setblocking(False)
         process.socket = ours
         descriptors = [*streams.descriptors, theirs.fileno()]
-        self.forks.start_rank(process, variables, descriptors)
+        self.spawner.start_rank(process, variables, descriptors)
         self.waits.look()
         theirs.close()
         streams.close_theirs()
@@ -236,7 +236,7 @@ class Processes:
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Terminate all: the log has ended, so nothing is fed any more."""
         self._is_ending = True
-        self.forks.end()
+        self.spawner.end()
         self.terminate(tuple(self.ranks), number)
 
     def pass_on(self, number: int) -> None:
@@ -247,7 +247,7 @@ class Processes:
     @property
     def have_ended(self) -> bool:
         """No rank is left, and none is still to come."""
-        return not self._living and not self.forks.awaits_ranks
+        return not self._living and not self.spawner.awaits_ranks
 
     def kill_all(self) -> None:
         """SIGKILL to every rank."""
@@ -280,7 +280,7 @@ class Processes:
         elif pid == self.store.pid:
             self._news.event(StoreLost(self.store.ended() or how(status)))
         else:
-            self.forks.reaped(pid, status)
+            self.spawner.reaped(pid, status)
 
     def _rank_ended(self, process: RankProcess, status: int) -> None:
         assert process.pid is not None
@@ -323,7 +323,7 @@ class Processes:
         """Leave nothing: no process of any session below this one, no descriptor."""
         self.waits.close()
         self.kill_all()
-        self.forks.close()
+        self.spawner.close()
         self.store.kill()
         self._orphans.close()
         end_descendants()

@@ -19,7 +19,7 @@ from launcher.processes import environment, fork_rules, rank_process
 from launcher.processes.fork_rules import Ruling, Rulings
 from launcher.processes.rank_process import RankProcess, Zygote
 from launcher.processes.services import Lookups, TimerWatch
-from launcher.processes.warm_zygote import IMPORT_IDLE_S, Learning
+from launcher.processes.warm_zygote import IMPORT_IDLE_S, WarmZygote
 from odyssey.errors import OdysseyError
 from odyssey.zygote.protocol import Fork, Forked, ForkLookup, ForkRank, ForkStore, ForkTimers, Imported, NotForked
 
@@ -66,7 +66,7 @@ class _Pending:
         return self._number
 
 
-class Forks:
+class Spawner:
     """`started(process, pid)`: this one is there, None for the store; also called from within `start_rank`.
 
     `gone(pid, status)`: it had ended by the time its start was known. `say`: for people.
@@ -97,7 +97,7 @@ class Forks:
         self._n_early_ends = 0
         """Zygotes that have ended before they were ready."""
         self._is_ending = False
-        self._learning = Learning(
+        self._warm = WarmZygote(
             loop,
             tuple(environment.of_ranks(options)),
             make=lambda: self._make_zygote(quiet=True),
@@ -119,8 +119,8 @@ class Forks:
 
     def learn(self, modules: tuple[str, ...]) -> None:
         """Ranks have imported these by their first step: have them ready at the next start. Only the first call counts."""
-        if self.are_safe and modules and not (self._learning.modules or self._is_ending):
-            self._learning.begin(modules)
+        if self.are_safe and modules and not (self._warm.modules or self._is_ending):
+            self._warm.begin(modules)
 
     def start_rank(self, process: RankProcess, variables: dict[str, str], descriptors: list[int]) -> None:
         """`descriptors`: its stdin, stdout and stderr, and its socket to the agent; the caller may close them afterwards."""
@@ -180,7 +180,7 @@ class Forks:
         yield from self._lookups.awaited()
         if self._timers is not None:
             yield from self._timers.awaited()
-        yield from self._learning.awaited()
+        yield from self._warm.awaited()
 
     def _zygote_is_late(self, what: str) -> None:
         """Its end of file comes with its end; if that does not come either, this is as good."""
@@ -193,7 +193,7 @@ class Forks:
     def end(self) -> None:
         """Nothing more will be asked for, and what is not there yet is not to come."""
         self._is_ending = True
-        self._learning.close()
+        self._warm.close()
         if self._present is not None and self._pending.asked:
             self._present.why_killed = "was ended"
             self._present.zygote.kill()
@@ -201,7 +201,7 @@ class Forks:
     def close(self) -> None:
         """End the zygote, and forget what was asked for."""
         self._lookups.close()
-        self._learning.close()
+        self._warm.close()
         if self._better is not None:
             self._better.close()
             self._better = None
@@ -275,8 +275,8 @@ class Forks:
         if obstacle is not None:
             self._rulings.of_zygote(obstacle)
             self._zygote_is_gone()
-        elif self._learning.modules:
-            self._learning.begin(self._learning.modules)  # the one that had learned them was lost
+        elif self._warm.modules:
+            self._warm.begin(self._warm.modules)  # the one that had learned them was lost
         elif self._rulings.ranks is None:
             self._rulings.explain(f"ranks are forks of the zygote, which took {imported.seconds:.1f} s to import torch")
 

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 from launcher.health.waits import Waits
 from launcher.host.orphans import kill
-from launcher.processes.spawner import Forks
+from launcher.processes.spawner import Spawner
 from launcher.processes.store import StoreAddress, n_waiting
 
 
 class StoreProcess:
     """`listener`: the store's, None where another agent serves it."""
 
-    def __init__(self, address: StoreAddress, listener: socket.socket | None, forks: Forks, waits: Waits) -> None:
+    def __init__(self, address: StoreAddress, listener: socket.socket | None, spawner: Spawner, waits: Waits) -> None:
         self.address = address
         self._listener = listener
-        self._forks = forks
+        self._spawner = spawner
         self._waits = waits
         self.keys: dict[str, str] = {}
         """What a fresh store holds."""
@@ -29,7 +29,7 @@ class StoreProcess:
     def start(self) -> None:
         """Have it served, if that is this agent's to do."""
         if self._listener is not None:
-            self._forks.start_store(self.address.host, self.address.port, self._listener.fileno(), self.keys)
+            self._spawner.start_store(self.address.host, self.address.port, self._listener.fileno(), self.keys)
             self._waits.look()
 
     def renew(self) -> None:
@@ -63,5 +63,5 @@ class StoreProcess:
 
     def look_up(self, key: str, found: Callable[[str], None]) -> None:
         """Ask the store that another agent serves for a key; `found('')` if it does not answer."""
-        self._forks.look_up(self.address.host, self.address.port, key, found)
+        self._spawner.look_up(self.address.host, self.address.port, key, found)
         self._waits.look()

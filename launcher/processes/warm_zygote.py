@@ -24,7 +24,7 @@ IMPORT_IDLE_S = 60.0
 """A zygote that imports may wait for a slow disk, but not so long for a single page of a file."""
 
 
-class Learning:
+class WarmZygote:
     """At most one zygote at a time. `make`: start one that imports what the first one did; `explain`: with --verbose."""
 
     def __init__(
