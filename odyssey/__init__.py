@@ -14,6 +14,7 @@ model         the layers that it holds, and their state
 checkpoints   what of it outlives the job
 zygote        a process that has imported torch, which ranks are forks of
 errors.py     what people are told; tracebacks.py: of whose code; text.py: in Unicode
+own_process.py what /proc tells of it
 """
 
 from __future__ import annotations

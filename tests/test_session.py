@@ -15,7 +15,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from odyssey.messages import Committed, Go, Hello, Pause, Paused, Ready
+from odyssey.messages import Committed, Failed, Go, Hello, Pause, Paused, Ready
 from odyssey.plan import StateFrom
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
@@ -233,6 +233,20 @@ def test_the_end_of_its_socket_ends_a_rank(agent_of: Callable[..., MiniAgent], h
     assert agent.leave(0) == -signal.SIGKILL
 
 
+def test_a_rank_builds_nothing_anew_once_a_unit_is_final(agent_of: Callable[..., MiniAgent], held: Held) -> None:
+    agent = agent_of(2, *EXACT, *held.arguments)
+    agent.start("2x1")
+    agent.go()
+    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.pause()
+    assert agent.plan is not None and agent.plan.state_from is StateFrom.SCRIPT
+
+    agent.send_prepare(replace(agent.plan, generation=agent.generation, step=3))
+    held.release()
+
+    assert all("builds layers anew that have been trained" in failed.error for failed in agent.wait(Failed).values())
+
+
 def test_a_pause_is_answered_from_the_scripts_own_code(agent_of: Callable[..., MiniAgent], held: Held, tmp_path: Path) -> None:
     agent = agent_of(2, *EXACT, *held.arguments, "--out", tmp_path / "out.pt")
     agent.start("2x1")
@@ -259,7 +273,8 @@ def test_a_rank_that_was_paused_in_its_action_does_not_pass_the_unit_alone(
     assert (paused[0].position, paused[0].phase) == ((N_STEPS, 0), "between")
 
     assert agent.plan is not None
-    ready = agent.prepare(replace(agent.plan, generation=agent.generation, step=N_STEPS))
+    plan = replace(agent.plan, generation=agent.generation, step=N_STEPS, state_from=StateFrom.HOLDERS)
+    ready = agent.prepare(plan)
 
     assert ready[0].position == (N_STEPS, 0)
     agent.go()
