@@ -30,7 +30,7 @@ from launcher.joblog.events import (
     RankReady,
 )
 from odyssey.messages import LayerSpec, ModelSpec
-from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage
+from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage, StateFrom
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
@@ -107,7 +107,7 @@ def _plan(n_ranks: int) -> Plan:
         for p in range(n_ranks // N_STAGES)
     )
     reduce = tuple(ReduceGroup(tuple(range(s, n_ranks, N_STAGES)), (s,), (), s) for s in range(N_STAGES))
-    return Plan(1, "initial", 0, len(pipelines), 1, N_STAGES, pipelines, reduce)
+    return Plan(1, "initial", 0, len(pipelines), 1, N_STAGES, pipelines, reduce, state_from=StateFrom.SCRIPT)
 
 
 def _ready(plan: Plan, rank: int) -> RankReady:

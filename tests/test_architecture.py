@@ -149,6 +149,29 @@ def test_no_module_imports_itself_by_way_of_others(package: str) -> None:
     assert left == {}
 
 
+def beyond_the_limits(tree: ast.AST) -> Iterator[str]:
+    """Names of functions of more than 60 lines, and of classes of more than 15 attributes or fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.end_lineno is not None and node.end_lineno - node.lineno >= 60:
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            fields = {n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+            stores = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+            fields |= {n.attr for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"}
+            if len(fields) > 15:
+                yield node.name
+
+
+def test_what_is_long_has_a_written_reason() -> None:
+    _, _, reasons = (ROOT / "docs/architecture.md").read_text().partition("## Beyond the limits")
+    paths = [path for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
+    found = {
+        (path.relative_to(ROOT).as_posix(), name) for path in paths for name in beyond_the_limits(ast.parse(path.read_text()))
+    }
+
+    assert {(path, name) for path, name in found if f"`{name}`" not in reasons} == set()
+
+
 def test_the_top_of_the_launcher_is_a_dozen_rooms_at_most() -> None:
     entries = {path.name for path in (ROOT / "launcher").iterdir()} - {"__pycache__"}
 

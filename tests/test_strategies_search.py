@@ -106,7 +106,7 @@ def test_a_forced_strategy_that_cannot_gives_way_and_says_why() -> None:
 def test_without_a_loss_the_same_plan_goes_on_and_is_priced() -> None:
     of = job(4)
     plan = first_plan(of, "2x2", 4)
-    (same,) = search(situation(of, plan, without(plan)))
+    (same,) = answer(situation(of, plan, without(plan)))
     assert same.strategy == "unchanged" and same.estimate is not None and same.plan is not None
     assert (same.plan.pipelines, same.plan.moves) == (plan.pipelines, ())
 

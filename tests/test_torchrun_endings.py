@@ -90,7 +90,7 @@ def test_what_a_killed_rank_started_is_gone_before_the_next_attempt(scene: Scene
     run = scene.start(OURS, "--nproc-per-node=2", "--max-restarts=1", scene.write("train.py", FAMILY))
     before = family(scene)
     before[0][0].kill()
-    family(scene)
+    scene.hear(2)  # of ranks that end at once
     assert [process for members in before for process in members if process.is_running()] == []
     run.succeed()
 

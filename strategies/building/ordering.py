@@ -55,9 +55,6 @@ class _Run:
     def __init__(self, plan: Plan, costs: Costs, members: list[int], split: bool, caps: Mapping[int, float]) -> None:
         self.split, self.caps = split, caps
         self.now = 0.0
-        layers = costs.profile.layers
-        activations = costs.sums(lambda layer: layer.activation_bytes)
-        outputs = costs.sums(lambda layer: layer.output_bytes)
         self.worker: list[int] = []
         self.name: list[tuple[int, int]] = []
         self.urgency: list[tuple[int, int]] = []
@@ -67,11 +64,27 @@ class _Run:
         self.defers: list[float] = []
         self.forward_s: list[float] = []
         self.backward_s: list[float] = []
-        first_tasks: list[int] = []
+        self.first_tasks: list[int] = []
+        self._add_tasks(plan, costs, members)
+        self.workers = sorted(set(self.worker))
+        self.live = dict.fromkeys(self.workers, 0.0)
+        self.worked = dict.fromkeys(self.workers, 0.0)
+        self.busy = dict.fromkeys(self.workers, False)
+        self.forwards: dict[int, list[tuple[tuple[int, int], int]]] = {worker: [] for worker in self.workers}
+        self.backwards: dict[int, list[tuple[tuple[int, int], int]]] = {worker: [] for worker in self.workers}
+        self.deferred: dict[int, list[tuple[tuple[int, int], int]]] = {worker: [] for worker in self.workers}
+        self.orders: dict[int, list[str]] = {worker: [] for worker in self.workers}
+        self.events: list[tuple[float, int, int, str]] = []
+
+    def _add_tasks(self, plan: Plan, costs: Costs, members: list[int]) -> None:
+        """Of the pipelines `members`, in their order."""
+        layers = costs.profile.layers
+        activations = costs.sums(lambda layer: layer.activation_bytes)
+        outputs = costs.sums(lambda layer: layer.output_bytes)
         route_of = plan.route_of
         known: dict[tuple[int, int, int], tuple[float, ...]] = {}
         links: dict[tuple[int, int, int], float] = {}
-        kinds = ("F", "I", "W") if split else ("F", "B")
+        kinds = ("F", "I", "W") if self.split else ("F", "B")
 
         def hop(a: int, b: int, size: int) -> float:
             key = (a, b, size)
@@ -85,7 +98,7 @@ class _Run:
             for j, k in enumerate(pipeline.micro_batches):
                 samples = plan.n_samples(k)
                 share = samples / costs.profile.micro_batch
-                first_tasks.append(len(self.worker))
+                self.first_tasks.append(len(self.worker))
                 previous = None
                 for s, stage in enumerate(stages):
                     routed = route_of.get((k, s))
@@ -107,16 +120,6 @@ class _Run:
                     self.forward_s.append(delay)
                     self.backward_s.append(delay)
                     previous = worker
-        self.workers = sorted(set(self.worker))
-        self.live = dict.fromkeys(self.workers, 0.0)
-        self.worked = dict.fromkeys(self.workers, 0.0)
-        self.busy = dict.fromkeys(self.workers, False)
-        self.forwards: dict[int, list[tuple[tuple[int, int], int]]] = {worker: [] for worker in self.workers}
-        self.backwards: dict[int, list[tuple[tuple[int, int], int]]] = {worker: [] for worker in self.workers}
-        self.deferred: dict[int, list[tuple[tuple[int, int], int]]] = {worker: [] for worker in self.workers}
-        self.orders: dict[int, list[str]] = {worker: [] for worker in self.workers}
-        self.events: list[tuple[float, int, int, str]] = []
-        self.first_tasks = first_tasks
 
     def play(self) -> None:
         """Run to the end."""

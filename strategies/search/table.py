@@ -32,6 +32,9 @@ def answer(situation: Situation, forced: str | None = None, layout: str = "auto"
     if situation.untrained and layers_without_holder(situation):
         anew = msgspec.structs.replace(situation, plan=None, lost=(), respawnable=(), held={})
         return initial_plan(anew, layout)
+    if not situation.lost:  # a connection was, or the store
+        check_holders(situation)
+        return _ranked(situation, unchanged.propose(situation))
     candidates = search(situation, forced)
     return search(situation) if forced is not None and best(candidates) is None else candidates
 
@@ -43,8 +46,6 @@ def search(situation: Situation, only: str | None = None) -> list[Candidate]:
     """
     asked = strategies.load_all() if only is None else [strategies.load(only)]
     check_holders(situation)
-    if not situation.lost:  # a connection was, or the store
-        return _ranked(situation, unchanged.propose(situation))
     proposals = [proposal for strategy in asked for proposal in strategy.propose(situation)]
     if situation.plan is not None and set(situation.plan.workers) <= set(situation.alive):
         proposals += unchanged.propose(situation)
