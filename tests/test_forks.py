@@ -237,7 +237,7 @@ def test_a_next_zygote_that_is_stopped_is_made_again(starts: Callable[..., Start
     it = starts(verbose=True)
     it.ready()
     it.forks.learn(("wave",))
-    learning = it.forks._learning._zygote
+    learning = it.forks._warm._zygote
     assert learning is not None
     os.kill(learning.pid, signal.SIGSTOP)
     it.waits.look()
