@@ -99,8 +99,8 @@ def _is_tracker(pid: int) -> bool:
 
 
 class Reaper:
-    """A fork of the agent that waits for the agent's end. When the agent is killed the kernel ends its ranks, and the guard
-    what they had started. Should somebody kill the guard, the job goes on without it."""
+    """A fork of the agent that waits for the agent's end. When the agent is killed the kernel ends its ranks, and the reaper
+    what they had started. Should somebody kill the reaper, the job goes on without it."""
 
     def __init__(self) -> None:
         self.marker = f"{os.getpid()}-{time.monotonic_ns()}"
@@ -121,7 +121,7 @@ class Reaper:
         try:
             os.write(self._pipe, b"%d\n" % rank_pid)
         except BrokenPipeError:
-            pass  # the guard was killed
+            pass  # the reaper was killed
 
     def close(self) -> None:
         """All is ended."""
