@@ -29,8 +29,7 @@ test: $(READY)
 soak: $(READY) $(CLIENTS)
 	$(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)
 
-gpu-# Tests of processes wait for half of their time: three at once keep two cores busy.
-test: $(READY)
+gpu-test: $(READY)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 lint: $(READY)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from launcher.joblog.events import Body, Event, GenerationStarted, RankJoined, RankStarted
+from launcher.coordinator.actions import Propose
+from launcher.coordinator.machine import step
+from launcher.coordinator.state import JobState, World
+from launcher.host.loop import Loop
+from launcher.joblog.events import Body, Event, GenerationStarted, ProfileRefined, RankJoined, RankStarted
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
+from launcher.planning.planner import Planner
 from tests.coordinator_talk import make_plan, model, profile
 
 PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
@@ -49,3 +55,24 @@ def test_each_respawn_moves_it_half_way() -> None:
     assert spawn_s(live_profile) == pytest.approx(0.25)
     live_profile.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.04, None, 0.01))
     assert spawn_s(live_profile) == pytest.approx(0.25), "nothing was spawned"
+
+
+def test_the_log_is_told_at_which_costs_a_plan_is_chosen() -> None:
+    """Where refinements have changed them; the state has them from there."""
+    told: list[Body] = []
+    known = profile()
+    state = JobState(World(), profile=known)
+    loop = Loop(lambda: 0.0)
+    planner = Planner(
+        *(RunOptions("train.py", n_nodes=2), {0: 0, 1: 1}, loop), state=lambda: state, now=lambda: 9.0, feed=told.append
+    )
+    first = Propose(1, 0, None, (0, 1), (), (), {}, untrained=True)
+    planner.live_profile.profile = known
+    planner.propose(first)
+    assert told == []
+    planner.live_profile.profile = refined = msgspec.structs.replace(known, step_scale=1.5)
+    assert planner.propose(first).candidates[0].plan is not None
+    assert told == [ProfileRefined(refined)]
+    state, _ = step(state, Event(9.0, 0, "agent", told[0]))  # type: ignore[assignment]
+    assert state.profile == refined
+    loop.close()
