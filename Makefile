@@ -22,9 +22,8 @@ CLIENTS := .venv/.clients
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
-# Tests of processes wait for half of their time: three at once keep two cores busy.
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 soak: $(READY) $(CLIENTS)
 	$(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)

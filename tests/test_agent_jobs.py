@@ -138,7 +138,7 @@ def test_the_loss_of_zygote_and_store_is_no_loss_of_the_job(tmp_path: Path) -> N
     ran.assert_replays()
 
 
-@pytest.mark.parametrize("strategy", ["auto", "respawn"])
+@pytest.mark.parametrize("strategy", [pytest.param("auto", marks=pytest.mark.soak), "respawn"])
 def test_the_usual_loss_is_looked_up(strategy: str, tmp_path: Path) -> None:
     """The first loss comes when the answers of the process that plans ahead are there: those of the other
     strategies too, where the one that is asked for has no plan, as nothing may be respawned."""

@@ -47,7 +47,12 @@ def run(tmp_path: Path, condition: str, end: str, **more) -> Ran:
 
 
 @pytest.mark.parametrize(
-    ("end", "strategy"), [("raises", "respawn"), ("exits", "reroute"), ("_exits", "respawn"), ("_exits well", "respawn")]
+    ("end", "strategy"),
+    [
+        ("raises", "respawn"),
+        ("exits", "reroute"),
+        *(pytest.param(end, "respawn", marks=pytest.mark.soak) for end in ("_exits", "_exits well")),
+    ],
 )
 def test_a_failure_on_one_rank_is_a_loss_of_that_rank(end, strategy, tmp_path):
     once = f"step.index == 2 and job.rank == 1 and not Path({str(tmp_path / 'mark')!r}).exists()"
@@ -62,7 +67,7 @@ def test_a_failure_on_one_rank_is_a_loss_of_that_rank(end, strategy, tmp_path):
     ran.assert_replays()
 
 
-@pytest.mark.parametrize("end", ["exits", "_exits"])
+@pytest.mark.parametrize("end", ["exits", pytest.param("_exits", marks=pytest.mark.soak)])
 def test_without_restarts_it_ends_the_job_and_is_told_as_that_ranks(end, tmp_path):
     ran = run(tmp_path, "step.index == 2 and job.rank == 1", ENDS[end])
     assert ran.code == 1

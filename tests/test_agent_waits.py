@@ -161,7 +161,7 @@ def test_a_respawned_rank_that_is_stopped_before_it_joins_is_lost_again(tmp_path
     assert [lost.cause.kind for lost in ran.all(RankLost)] == ["drill", "hang"]
 
 
-@pytest.mark.parametrize("ranks", ["1", "01"], ids=["one of two", "all"])
+@pytest.mark.parametrize("ranks", ["1", pytest.param("01", marks=pytest.mark.soak)], ids=["one of two", "all"])
 def test_a_rank_that_is_stopped_after_its_script_has_ended_costs_nothing(
     tmp_path: Path, losses: list[float], ranks: str
 ) -> None:

@@ -228,6 +228,7 @@ def test_a_stopped_zygote_of_another_agent_is_replaced(start: Callable[..., Agen
     assert any("the zygote was stopped by a signal; another one is started" in line for line in second.lines)
 
 
+@pytest.mark.soak
 def test_a_stopped_store_is_replaced_while_agents_are_waited_for(start: Callable[..., Agent]) -> None:
     first = start(backend="static", node_rank=0)
     store = _store_of(first)

@@ -191,7 +191,7 @@ def test_a_profile_of_another_model(run: Run, profile: Path) -> None:
     assert "profile read, not measured" in said.stderr
 
 
-@pytest.mark.parametrize("layout", ["auto", "1x2"])
+@pytest.mark.parametrize("layout", ["auto", pytest.param("1x2", marks=pytest.mark.soak)])
 def test_layers_that_do_not_fit_in_memory(run: Run, profile: Path, tmp_path: Path, layout: str) -> None:
     small = json.loads(profile.read_text())
     small["cluster"]["memory_bytes"] = 1000
@@ -254,8 +254,13 @@ Data.__getitem__ = bad
     ("value", "error", "help"),
     [
         ("(output - target).mean(1)", "the loss has shape (2,)", "return a scalar tensor, the mean over"),
-        ("1.0", "the loss is a float", "return a scalar tensor, the mean over"),
-        ("(output - target).mean().detach()", "the loss has no gradient", "compute it from the output"),
+        pytest.param("1.0", "the loss is a float", "return a scalar tensor, the mean over", marks=pytest.mark.soak),
+        pytest.param(
+            "(output - target).mean().detach()",
+            "the loss has no gradient",
+            "compute it from the output",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_loss_that_cannot_be_trained_with(run: Run, value: str, error: str, help: str) -> None:
@@ -271,8 +276,8 @@ def test_samples_that_are_no_pairs(run: Run) -> None:
     ("fault", "error"),
     [
         ("layers = [nn.Linear(4, 4)]", "layers is a list"),
-        ("Data.__len__ = lambda self: 0", "data has no samples"),
-        ("global_batch = 0", "global_batch is 0"),
+        pytest.param("Data.__len__ = lambda self: 0", "data has no samples", marks=pytest.mark.soak),
+        pytest.param("global_batch = 0", "global_batch is 0", marks=pytest.mark.soak),
     ],
 )
 def test_a_job_that_cannot_be_meant(run: Run, fault: str, error: str) -> None:
@@ -327,7 +332,13 @@ def test_ranks_that_make_different_calls(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)], ids=lambda v: str(v)
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.soak),
+    ],
+    ids=lambda v: str(v),
 )
 def test_a_signal_to_the_launcher_ends_a_training_job(tmp_path: Path, number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-m", "odyssey_cli", "run", "--nodes", "4", "--layout", "2x2", "--log-dir", str(tmp_path)]

@@ -63,7 +63,7 @@ SAVES = [(0, 1, 0.0), (1, 0, 0.004), (0, 0, 0.012), (1, 1, 0.03), (0, 1, 0.05), 
 
 @pytest.mark.parametrize(
     ("rank", "max_restarts", "delay_s"),
-    [pytest.param(*save, marks=() if i < 2 else pytest.mark.soak) for i, save in enumerate(SAVES)],
+    [pytest.param(*save, marks=() if i < 1 else pytest.mark.soak) for i, save in enumerate(SAVES)],
 )
 def test_a_rank_lost_in_a_save_costs_neither_job_nor_checkpoint(
     rank: int, max_restarts: int, delay_s: float, tmp_path: Path
@@ -132,7 +132,7 @@ def test_loading_whatever_is_there_is_refused_with_the_help_to_resume(tmp_path: 
         ("another", ["0"]),  # the unit was redone, the action was not
     ],
 )
-@pytest.mark.parametrize("max_restarts", [0, 1])
+@pytest.mark.parametrize("max_restarts", [1, pytest.param(0, marks=pytest.mark.soak)])
 def test_an_action_is_repeated_only_if_its_rank_is_lost(
     moment: str, acts: list[str], max_restarts: int, tmp_path: Path
 ) -> None:
