@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -66,13 +67,22 @@ class Job(RuleBasedStateMachine):
         self.final: list[Result] = []
         """Units whose result any rank has ever had: they must all stand, each once."""
         self.plans: dict[int, Plan] = {}
-        self.deadline_is_set = False
+        self.news: deque[tuple[Any, int | None]] = deque()
+        """What has been told and not been taken yet; the first is being taken."""
         self.failing: set[int] = set()
         """Ranks whose script has raised, and whose process has not ended yet."""
 
     # -- the coordinator's side ----------------------------------------------------------------------------------------
 
     def feed(self, body: Any, generation: int | None = None) -> None:
+        """As in the agent: what an action causes is taken when all of its event's actions are done."""
+        self.news.append((body, generation))
+        if len(self.news) == 1:
+            while self.news:
+                self.take_news(*self.news[0])
+                self.news.popleft()
+
+    def take_news(self, body: Any, generation: int | None) -> None:
         state, world = self.talk.state, self.talk.state.world
         late = isinstance(body, UnitCommitted) and state.status in (Status.PAUSING, Status.FINISHING)
         is_stale = generation is not None and generation < world.generation and state.status is not Status.ENDED and not late
@@ -89,20 +99,28 @@ class Job(RuleBasedStateMachine):
                 assert rank not in self.ranks, f"rank {rank} is spawned while it lives"
                 self.ranks[rank] = Rank(outbox=deque([(None, RankJoined(rank, model()))]))
             case SendOrder(rank=rank, order=order):
-                assert rank in self.ranks, f"an order for rank {rank}, which is gone"
+                assert not self.is_known_to_be_gone(rank), f"an order for rank {rank}, which is gone"
                 if isinstance(order, Prepare):
                     self.check_prepare(order)
                 if isinstance(order, Go):
                     assert all(r.plan is not None and r.plan.generation == order.generation for r in self.ranks.values())
-                self.ranks[rank].inbox.append(order)
+                if rank in self.ranks:
+                    self.ranks[rank].inbox.append(order)
             case Kill(rank=rank, cause=cause):
-                self.end(rank, cause)
+                assert not self.is_known_to_be_gone(rank), f"rank {rank} is killed, which is gone"
+                if rank in self.ranks:
+                    self.end(rank, cause)
+                elif cause is not None:
+                    self.feed(RankLost(rank, cause))  # told twice: it had just ended by itself
             case EndRanks(ranks=ranks):
                 for rank in set(ranks) & set(self.ranks) - self.failing:
                     self.end(rank, Cause(CauseKind.ENDED, "ended with the others, SIGTERM", -15))
             case Record(body=PlanChosen(plan=plan)):
                 assert plan.generation not in self.plans, f"two plans in generation {plan.generation}"
                 self.plans[plan.generation] = plan
+
+    def is_known_to_be_gone(self, rank: int) -> bool:
+        return rank not in self.ranks and not any(isinstance(body, RankLost) and body.rank == rank for body, _ in self.news)
 
     def check_prepare(self, order: Prepare) -> None:
         end = position_after(self.final[-1]) if self.final else (0, 0)
@@ -227,9 +245,8 @@ class Job(RuleBasedStateMachine):
         workers = [self.ranks[worker] for worker in plan.workers]
         position = max(me.position for me in workers)
         if any(me.position != position for me in workers):
-            behind = [me for me in workers if me.position != position]
-            for me in data.draw(st.lists(st.sampled_from(behind), unique_by=id)):
-                self.take(me, self.final[-1])
+            behind = [worker for worker in plan.workers if self.ranks[worker].position != position]
+            self.pass_commit_point(data.draw(st.lists(st.sampled_from(behind), unique=True)), self.final[-1])
             return
         for me in workers:
             me.phase = "contributed"
@@ -241,9 +258,14 @@ class Job(RuleBasedStateMachine):
         if passing:
             assert not self.final or position == position_after(self.final[-1]), "a unit is run twice"
             self.final.append(result)
-        for worker in passing:
-            self.ranks[worker].outbox.append((generation, UnitCommitted(worker, result, 8, 0.1)))
-            self.take(self.ranks[worker], result)
+        self.pass_commit_point(passing, result)
+
+    def pass_commit_point(self, workers: list[int], result: Result) -> None:
+        """Each rank reports each unit, in order."""
+        for worker in workers:
+            me = self.ranks[worker]
+            me.outbox.append((me.running, UnitCommitted(worker, result, 8, 0.1)))
+            self.take(me, result)
 
     @rule(data=st.data(), slot=st.booleans())
     def units_are_run_and_a_rank_is_killed(self, data: st.DataObject, slot: bool) -> None:
@@ -366,7 +388,12 @@ class Job(RuleBasedStateMachine):
         assert actions == self.talk.actions and state == self.talk.state
 
 
-Job.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class ManyJobs(Job):
+    """The same, and many more of them."""
+
+
+_settings = settings(stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 TestRandomLives = Job.TestCase
+TestRandomLives.settings = settings(_settings, max_examples=200)
+TestManyRandomLives = pytest.mark.soak(ManyJobs.TestCase)
+TestManyRandomLives.settings = settings(_settings, max_examples=3000)
