@@ -95,7 +95,7 @@ class Agent:
 
     def _see(self, event: Event) -> None:
         """What has to know of an event before it is decided upon."""
-        self._planner.live_profile.watch(event)
+        self._planner.watch(event)
         match event.body:
             case JobStarted() as started:
                 self._start.number_nodes(started)

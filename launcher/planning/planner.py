@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from launcher.coordinator.actions import Propose, StartMeasure
 from launcher.coordinator.state import JobState, State, Status
 from launcher.health.waits import Wait
-from launcher.host.loop import Loop
-from launcher.joblog.events import Body, GenerationStarted, Profiled, ProfileRefined, Proposed
+from launcher.host.loop import Loop, Timer
+from launcher.joblog.events import Body, Event, GenerationStarted, Profiled, ProfileRefined, Proposed, UnitCommitted
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.situations import PlanSearch
@@ -42,6 +42,8 @@ class Planner:
         self._feed = feed
         self.live_profile = LiveProfile(options)
         self._search = PlanSearch(options, node_of, loop)
+        self._first_step_is_late: Timer | None = None
+        """Set from a Go until its first step is done, or has taken long: it has the processors to itself."""
 
     def close(self) -> None:
         """End the process that searches ahead."""
@@ -50,6 +52,12 @@ class Planner:
     def awaited(self) -> Iterator[Wait]:
         """For the agent's watch."""
         return self._search.awaited()
+
+    def watch(self, event: Event) -> None:
+        """What real steps and transitions take; and when the first step of a generation is done."""
+        self.live_profile.watch(event)
+        if isinstance(event.body, UnitCommitted) and self._first_step_is_late is not None:
+            self._after_first_step()
 
     def read(self, profile: Profile) -> Profiled:
         """Take a profile that was measured before."""
@@ -81,10 +89,18 @@ class Planner:
         return profile
 
     def went(self, body: GenerationStarted) -> None:
-        """A plan runs: learn from the transition, and have plans for the next loss."""
+        """A plan runs: learn from the transition, and have plans for the next loss soon."""
         state = self._state()
         assert isinstance(state, JobState) and state.plan is not None
         self.live_profile.calibrate(state.plan, body)
+        if self._first_step_is_late is not None:
+            self._first_step_is_late.cancel()
+        self._first_step_is_late = self._loop.later(FIRST_LOOK_S, self._after_first_step)
+
+    def _after_first_step(self) -> None:
+        assert self._first_step_is_late is not None
+        self._first_step_is_late.cancel()
+        self._first_step_is_late = None
         self._plan_ahead(FIRST_LOOK_S)
 
     def _plan_ahead(self, look_again_s: float) -> None:
