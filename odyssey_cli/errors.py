@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
 import traceback
 from collections.abc import Callable
 
+from launcher.host import limits
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError, UsageError
 
@@ -53,20 +53,12 @@ def exit_code_of(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except OSError as error:
-        if error.errno not in _LIMITS:
+        if error.errno not in limits.HELP:
             return report_internal(error)
-        print_error(f"a limit of the system is reached: {os.strerror(error.errno)}", _LIMITS[error.errno])
+        print_error(f"a limit of the system is reached: {os.strerror(error.errno)}", limits.HELP[error.errno])
         return ExitCode.FAILED
     except Exception as error:
         return report_internal(error)
-
-
-_LIMITS = {
-    errno.EAGAIN: "raise the number of processes that you may have, `ulimit -u`, or start fewer ranks",
-    errno.ENOMEM: "free memory of this host, or start fewer ranks",
-    errno.EMFILE: "raise the number of open files, `ulimit -n`, or start fewer ranks",
-    errno.ENFILE: "this host has too many open files: start fewer ranks",
-}
 
 
 def report_internal(error: BaseException) -> ExitCode:

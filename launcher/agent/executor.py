@@ -72,10 +72,7 @@ class Executor:
             case RenewStore():
                 self._local.processes.renew_store()
             case Spawn(rank=rank):
-                try:
-                    self._cluster.spawn(self._coordination.assignment(rank), self._coordination.home_of(rank))
-                except (OdysseyError, OSError) as error:  # no log file, no descriptor left
-                    self._local.news.failed(error)
+                self._cluster.spawn(self._coordination.assignment(rank), self._coordination.home_of(rank))
             case _:
                 return False
         return True

@@ -37,7 +37,6 @@ from launcher.cluster.wire import (
     WaitForPlace,
     Welcome,
 )
-from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.proc import vitals
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
@@ -170,7 +169,7 @@ class Member:
                 self._job_is_over(over)
             case SpawnRank(process=number, assignment=assignment):
                 self._numbers[assignment.rank] = number
-                self._spawn(assignment)
+                self._processes.spawn(assignment)
             case ToRank(rank=rank, order=order) if rank in self._processes.ranks:
                 self._processes.send(rank, order)
             case KillRank(rank=rank) if rank in self._processes.ranks:
@@ -183,14 +182,6 @@ class Member:
                 self._processes.kill_all()
             case Signal(number=number):
                 self._processes.pass_on(number)
-
-    def _spawn(self, assignment: RankAssignment) -> None:
-        try:
-            self._processes.spawn(assignment)
-        except (OdysseyError, OSError) as error:  # no log file, no descriptor left
-            what, help = (error.what, error.help) if isinstance(error, OdysseyError) else (str(error), "")
-            self._tell(Leaving(f"cannot start rank {assignment.rank}: {what}"))
-            self._fail(what, help)
 
     def _leader_is_gone(self, why: str) -> None:
         if self._is_job_over:

@@ -135,7 +135,9 @@ class RemoteAgent:
         else:
             _is_gone(process)
         if self._ranks.get(process.rank) is process:
-            self._news.event(replace(event, slot_lost=process.slot_lost) if isinstance(event, RankLost) else event)
+            if isinstance(event, RankLost):
+                event = replace(event, slot_lost=event.slot_lost or process.slot_lost)
+            self._news.event(event)
 
     # -- its ranks -----------------------------------------------------------------------------------------------------
 

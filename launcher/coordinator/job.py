@@ -125,6 +125,8 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     if job.status is Status.ENDING:
         return if_failed_and_gone(job)
     how = f"{ranks_text([rank])} was lost ({body.cause.text})"
+    if body.cause.kind is CauseKind.NOT_STARTED:
+        how = world.ends[rank].reason
     told: Actions = ()
     if body.cause.kind is CauseKind.EXIT or rank in job.failing:
         how = world.ends[rank].reason
@@ -137,15 +139,20 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     job.recovery.lost.add(rank)
     if job.recovery.loss_at is None:
         job.recovery.loss_at = world.now
-    answer = _lost_before_all_joined(job, rank, how) if job.status is Status.STARTING else transition.pause(job, how)
+    if job.status is Status.STARTING:
+        answer = _lost_before_all_joined(job, rank, body.cause, how)
+    else:
+        answer = transition.pause(job, how)
     return *told, *answer, *next_job.not_started_again(job, rank)
 
 
-def _lost_before_all_joined(job: JobState, rank: int, how: str) -> Actions:
+def _lost_before_all_joined(job: JobState, rank: int, cause: Cause, how: str) -> Actions:
     """Nothing has been communicated yet: spawn it again if that is allowed, else start without it."""
     world = job.world
     job.recovery.lost.clear()
     job.recovery.loss_at = None
+    if cause.kind is CauseKind.NOT_STARTED:
+        return end(job, 1, how)
     if rank not in world.slots_lost and (rank in job.forgiven or job.may_respawn):
         rank_failure.count_respawn(job, (rank,))
         world.alive.add(rank)

@@ -42,6 +42,8 @@ class Kind(enum.StrEnum):
     """It made no progress, or did not answer."""
     DRILL = "drill"
     """Lost on purpose."""
+    NOT_STARTED = "not-started"
+    """The system has granted no process for it."""
     AGENT = "agent"
     """Its agent, or its whole host, was lost."""
     ENDED = "ended"
@@ -68,7 +70,7 @@ class RankEnd(msgspec.Struct, frozen=True):
     def kind(self) -> Kind:
         cause = self.cause
         kind = Kind.EXIT if cause is None else _KINDS[cause.kind]
-        if kind in (Kind.HANG, Kind.DRILL, Kind.AGENT, Kind.OUT_OF_MEMORY):
+        if kind in (Kind.HANG, Kind.DRILL, Kind.NOT_STARTED, Kind.AGENT, Kind.OUT_OF_MEMORY):
             return kind
         if self.error:
             if is_communication(self.error):
@@ -94,6 +96,8 @@ class RankEnd(msgspec.Struct, frozen=True):
             return f"rank {self.rank} failed: {self.text}"
         if self.kind in (Kind.EXIT, Kind.CRASH):
             return f"rank {self.rank} ended with {self.text}"
+        if self.kind is Kind.NOT_STARTED:
+            return f"rank {self.rank} could not be started: {self.text}"
         return f"rank {self.rank} was lost ({self.text})"
 
 
@@ -127,7 +131,7 @@ def is_from_outside(cause: Cause) -> bool:
 
     Such losses are what the time to the next one is expected from. (Those of an agent's ranks are one loss, of the agent.)
     """
-    return cause.kind not in (CauseKind.EXIT, CauseKind.ENDED, CauseKind.AGENT)
+    return cause.kind not in (CauseKind.EXIT, CauseKind.ENDED, CauseKind.AGENT, CauseKind.NOT_STARTED)
 
 
 def root(ends: Ends) -> RankEnd | None:
@@ -199,6 +203,7 @@ _KINDS = {
     CauseKind.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
     CauseKind.DRILL: Kind.DRILL,
     CauseKind.ENDED: Kind.ENDED,
+    CauseKind.NOT_STARTED: Kind.NOT_STARTED,
     CauseKind.AGENT: Kind.AGENT,
 }
 _CRASHES = frozenset(

@@ -4,6 +4,7 @@ loop.py    one thread that sleeps until something happens
 signals.py signals as events of it
 orphans.py what ranks have started, found and ended
 send_buffer.py sends without waiting
+limits.py  what to do about a limit that is reached
 proc.py    the one reader of /proc
 kernel.py  what only the kernel can be asked for
 """

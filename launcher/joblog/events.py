@@ -44,6 +44,8 @@ class CauseKind(enum.StrEnum):
     """It sent what is no report."""
     DRILL = "drill"
     """A user's `--drill`."""
+    NOT_STARTED = "not-started"
+    """No process of it could be started."""
     AGENT = "agent"
     """It was lost with its agent."""
     ENDED = "ended"

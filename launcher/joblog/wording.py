@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from launcher.joblog.events import CauseKind, RankLost
+
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 1, 2 and 5`."""
@@ -28,3 +30,10 @@ def ranks_alike(ranks: Iterable[int]) -> str:
 def seconds_text(seconds: float) -> str:
     """How long something has lasted or may last, `75 s`: seconds also where they are many, as the options that set them."""
     return f"{seconds:.0f} s"
+
+
+def loss_text(lost: RankLost) -> str:
+    """`rank 2 lost: SIGKILL`, with what that means for its place."""
+    if lost.cause.kind is CauseKind.NOT_STARTED:
+        return f"rank {lost.rank} could not be started: {lost.cause.text}"
+    return f"rank {lost.rank} lost: {lost.cause.text}{', its slot is gone' if lost.slot_lost else ''}"

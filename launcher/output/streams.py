@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.host import limits
 from launcher.host.loop import Loop
 from launcher.options import RunOptions, Std
 from launcher.output.console import Console, Filtered, Lines
 from launcher.output.log_files import LogFile, Outlet, RankLogs, open_file, place
-from odyssey.errors import OdysseyError
 
 TAIL_BYTES = 4096
 READ_BYTES = 1 << 16
@@ -72,8 +72,7 @@ class Streams:
             self._connect(streams, assignment, logs)
         except OSError as error:
             streams.close()
-            what = f"rank {assignment.rank}'s streams cannot be opened: {(error.strerror or str(error)).lower()}"
-            raise OdysseyError(what, "see `ulimit -n`") from None
+            raise limits.error_of(f"rank {assignment.rank}'s streams cannot be opened", error) from None
         except BaseException:
             streams.close()
             raise

@@ -19,6 +19,7 @@ import msgspec
 
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.failures.exit_status import KilledBy
+from launcher.host import limits
 from launcher.host.kernel import die_with_parent
 from launcher.host.loop import Loop
 from launcher.host.orphans import kill
@@ -27,7 +28,7 @@ from launcher.options import Entry, RunOptions
 from launcher.output.streams import RankStreams
 from launcher.processes.environment import AGENT_FD, for_zygote
 from odyssey.codec import Malformed, Packed
-from odyssey.errors import OdysseyError, UsageError
+from odyssey.errors import UsageError
 from odyssey.messages import Deframer, Report
 from odyssey.zygote import protocol
 from odyssey.zygote.protocol import ForkLookup, ForkRank, ForkStore, ForkTimers
@@ -191,7 +192,7 @@ class Zygote:
             )
         except OSError as error:
             ours.close()
-            raise OdysseyError(f"cannot start {sys.executable}: {error.strerror or error}") from None
+            raise limits.error_of(f"cannot start {sys.executable}", error) from None
         finally:
             theirs.close()
         self.pid = self._process.pid
@@ -320,7 +321,7 @@ def _popen(command: list[str], environment: Mapping[bytes, bytes], streams: list
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise OdysseyError(f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}") from None
+        raise limits.error_of(f"cannot start {command[0]}", error) from None
     process.returncode = 0  # the agent's loop waits for its children itself
     return process
 

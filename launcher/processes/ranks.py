@@ -18,6 +18,7 @@ from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.failures.diagnostics import diagnostics, read_error_file
 from launcher.failures.exit_status import Ends, KilledBy, how
 from launcher.health.waits import Waits
+from launcher.host import limits
 from launcher.host.loop import Loop
 from launcher.host.orphans import VARIABLE, end_descendants, kill
 from launcher.host.proc import Vitals, vitals
@@ -35,6 +36,7 @@ from launcher.processes.spawner import Spawner
 from launcher.processes.store import StoreAddress
 from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
+from odyssey.errors import OdysseyError
 
 ORPHANS_S = 1.0
 """From the end of a rank to the search for what it has left: a recovery comes first."""
@@ -58,7 +60,9 @@ class Processes:
         self.waits = Waits(loop, news.say)
         """The watch over all that this agent waits for."""
         n_ranks = options.n_nodes * options.n_ranks_per_node
-        self.spawner = Spawner(options, loop, n_ranks, say=news.say, started=self._started, gone=self._gone)
+        self.spawner = Spawner(
+            options, loop, n_ranks, say=news.say, started=self._started, not_started=self._not_started, gone=self._gone
+        )
         self.waits.watch(self.spawner.awaited)
         port = options.master_port if listener is None else int(listener.getsockname()[1])
         self.store = StoreProcess(StoreAddress(options.master_addr, port), listener, self.spawner, self.waits)
@@ -96,12 +100,25 @@ class Processes:
     # -- ranks begin ---------------------------------------------------------------------------------------------------
 
     def spawn(self, assignment: RankAssignment) -> None:
-        """Ask for a new process of a rank; RankStarted when it is there."""
+        """Ask for a new process of a rank; RankStarted when it is there, RankLost if it cannot be."""
         old = self.ranks.get(assignment.rank)
         if old is not None:
             self._close_rank(old)
         self.ranks[assignment.rank] = process = RankProcess(assignment)
-        self._start_process(process)
+        try:
+            self._start_process(process)
+        except OSError as error:
+            self._not_started(process, limits.error_of("cannot start a process", error))
+        except OdysseyError as error:
+            self._not_started(process, error)
+
+    def _not_started(self, process: RankProcess, why: OdysseyError) -> None:
+        """No process, log file or descriptor is to be had: the rank is lost, and others may go on without it."""
+        self._close_rank(process)
+        process.slot_lost = True
+        if not self._is_ending:
+            text = f"{why.what} ({why.help})" if why.help else why.what
+            self._news.event(RankLost(process.rank, Cause(CauseKind.NOT_STARTED, text), True))
 
     def _start_process(self, process: RankProcess) -> None:
         variables = self.environments.of(process.assignment)
@@ -113,12 +130,12 @@ class Processes:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         process.socket = ours
+        self._loop.watch(ours.fileno(), lambda mask: self._on_rank(process, mask))
         descriptors = [*streams.descriptors, theirs.fileno()]
         self.spawner.start_rank(process, variables, descriptors)
         self.waits.look()
         theirs.close()
         streams.close_theirs()
-        self._loop.watch(ours.fileno(), lambda mask: self._on_rank(process, mask))
 
     def _is_there(self, process: RankProcess, pid: int) -> None:
         process.pid = pid

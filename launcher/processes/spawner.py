@@ -9,10 +9,12 @@ what they import, a better one takes its place (warm_zygote.py).
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 
 from launcher.health.waits import Wait
+from launcher.host import limits
 from launcher.host.loop import Loop
 from launcher.options import RunOptions
 from launcher.processes import environment, fork_rules, rank_process
@@ -69,7 +71,8 @@ class _Pending:
 class Spawner:
     """`started(process, pid)`: this one is there, None for the store; also called from within `start_rank`.
 
-    `gone(pid, status)`: it had ended by the time its start was known. `say`: for people.
+    `not_started(process, why)`: no process of a rank is to be had. `gone(pid, status)`: it had ended by the time its start was
+    known. `say`: for people.
     """
 
     def __init__(
@@ -80,12 +83,14 @@ class Spawner:
         *,
         say: Callable[[str], None],
         started: Callable[[RankProcess | None, int], None],
+        not_started: Callable[[RankProcess, OdysseyError], None],
         gone: Callable[[int, int], None],
     ) -> None:
         self._options = options
         self._loop = loop
         self._n_ranks = n_ranks
         self._started = started
+        self._not_started = not_started
         self._gone = gone
         self._rulings = Rulings(options.verbose, say)
         self._pending = _Pending()
@@ -241,7 +246,12 @@ class Spawner:
         self._pending.asked[request.number] = asked
         match request:
             case ForkRank() if not self.are_safe:
-                self._is_there(request.number, rank_process.plain_spawn(self._options, request, asked.descriptors))
+                try:
+                    pid = rank_process.plain_spawn(self._options, request, asked.descriptors)
+                except OdysseyError as error:
+                    self._cannot_be(request.number, error)
+                else:
+                    self._is_there(request.number, pid)
             case ForkStore() | ForkLookup() | ForkTimers() if obstacle is not None:
                 if obstacle.name == "broken-import":  # it would end at once, and be asked for again
                     del self._pending.asked[request.number]
@@ -262,11 +272,8 @@ class Spawner:
             case Imported() as imported:
                 self._present.is_ready = True
                 self._has_imported(imported)
-            case NotForked():
-                raise OdysseyError(
-                    "cannot start a process: a limit is reached",
-                    "raise `ulimit -u`, or start fewer ranks",
-                )
+            case NotForked(number=number):
+                self._cannot_be(number, OdysseyError("no more processes are granted", limits.HELP[errno.EAGAIN]))
             case Forked(number=number, pid=pid):
                 self._is_there(number, pid)
 
@@ -298,6 +305,16 @@ class Spawner:
             self._pending.unclaimed.clear()
             if self._better is not None:
                 self._take_over(self._better)
+
+    def _cannot_be(self, number: int, why: OdysseyError) -> None:
+        """A rank is lost by it; for all else the job cannot do without."""
+        asked = self._pending.asked.pop(number, None)
+        if asked is None:
+            return
+        asked.close()
+        if asked.process is None:
+            raise why
+        self._not_started(asked.process, why)
 
     def _zygote_is_gone(self) -> None:
         """Its forks live on. Another one takes its place, and what it was asked for last is asked for again."""

@@ -40,6 +40,7 @@ from launcher.joblog.events import (
     Suspected,
     UnitCommitted,
 )
+from launcher.joblog.wording import loss_text
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
 from odyssey_cli.display.rank_state import RankState
@@ -218,7 +219,7 @@ class Board:
             case RankLost(rank=rank):
                 self.ranks[rank] = RankState.LOST
                 self.causes[rank] = body.cause.text
-                self._say(time, f"rank {rank} lost: {body.cause.text}", "red")
+                self._say(time, loss_text(body), "red")
             case RankPaused(rank=rank):
                 self.ranks[rank] = RankState.PAUSED
             case RankReady(rank=rank):

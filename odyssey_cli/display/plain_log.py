@@ -28,6 +28,7 @@ from launcher.joblog.events import (
     StoreLost,
     Suspected,
 )
+from launcher.joblog.wording import loss_text
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
 
@@ -97,7 +98,7 @@ def _text(event: Event) -> str:
         case Profiled(seconds=seconds):
             return f"profile measured in {quantities.seconds(seconds)}"
         case RankLost() as lost:
-            return f"rank {lost.rank} lost: {lost.cause.text}{', its slot is gone' if lost.slot_lost else ''}"
+            return loss_text(lost)
         case RankFailed() as failed:
             return f"rank {failed.rank} failed: {failed.error}"
         case Pausing(lost=(), reason=reason):
