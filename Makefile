@@ -9,7 +9,7 @@
 #   make gpu-test  the tests that need a GPU
 
 PYTHON ?= python3
-# Named exactly, in this one place: whatever pip would choose for a plain `torch` may bring gigabytes of CUDA along.
+# Named in this one place. PyPI's builds for Linux bring CUDA along; with PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL they do not.
 TORCH ?= torch==2.13.0
 
 BIN := .venv/bin
