@@ -24,7 +24,7 @@ from launcher.options import Entry, RunOptions
 from launcher.processes import environment, fork_rules, rank_process, spawner
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.spawner import Spawner
-from odyssey.errors import UsageError
+from odyssey.errors import OdysseyError, UsageError
 from odyssey.zygote.protocol import Imported
 
 pytestmark = pytest.mark.timeout(120)
@@ -57,10 +57,21 @@ class Starts:
         self.stores: list[int] = []
         self.sockets: list[socket.socket] = []
         self._was_subreaper = set_subreaper(True)
-        self.forks = Spawner(self.options, self.loop, 2, say=self.said.append, started=self._started, gone=self._gone)
+        self.forks = Spawner(
+            self.options,
+            self.loop,
+            2,
+            say=self.said.append,
+            started=self._started,
+            not_started=self._not_started,
+            gone=self._gone,
+        )
         self.waits = Waits(self.loop, self.said.append)
         self.waits.watch(self.forks.awaited)
         self.forks.start()
+
+    def _not_started(self, process: RankProcess, why: OdysseyError) -> None:
+        raise why
 
     def _started(self, process: RankProcess | None, pid: int) -> None:
         if process is None:
