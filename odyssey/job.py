@@ -32,6 +32,7 @@ from odyssey.messages import NOTHING, UNUSABLE, ModelSpec
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_autocast
 from odyssey.model.model import LayerFactory, Model
 from odyssey.plan import Plan
+from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Dataset, Prefetcher, Sampler, draws_random_numbers, fetch
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import evaluate_body
@@ -70,6 +71,7 @@ class Job:
     `device`: default this rank's GPU if there is one, else the CPU.
     `resume`: go on from the newest whole checkpoint that `save` wrote into this folder; if there is none, from the
     beginning. It is decided once for the job: a rank that is started again later goes where the others are.
+    `backend`: what carries out the ops, for rehearsals; default: it is computed.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Job:
         autocast: torch.dtype | None = None,
         device: torch.device | str | None = None,
         resume: str | Path | None = None,
+        backend: Backend | None = None,
     ) -> None:
         """Describe the job and wait until this rank has its part of it. A Job that the script has made before is over then.
 
@@ -108,8 +111,9 @@ class Job:
             sample_ids = sampler.ids(0, min(micro_batch, global_batch))
             return fetch(data, sample_ids, sample_ids)
 
+        backend = backend or Backend()
         job_spec = JobSpec(
-            spec=_model_spec(self._model, len(data), global_batch, micro_batch, seed, clip_norm, autocast),
+            spec=backend.spec(_model_spec(self._model, len(data), global_batch, micro_batch, seed, clip_norm, autocast)),
             loss=loss,
             optimizer=optimizer,
             prefetcher=lambda plan: Prefetcher(data, sampler, plan, is_random=is_random),
@@ -117,7 +121,7 @@ class Job:
             seed=seed,
             autocast=autocast,
         )
-        self._session = _session(connection, self._model, job_spec)
+        self._session = _session(connection, self._model, job_spec, backend)
         if resume is not None:
             self._load("resume", lambda engine: parts.load(engine, self._model, Path(resume)))
 
@@ -332,14 +336,14 @@ def _model_spec(
     )
 
 
-def _session(connection: link.AgentLink | None, model: Model, job_spec: JobSpec) -> Session | LocalSession:
+def _session(connection: link.AgentLink | None, model: Model, job_spec: JobSpec, backend: Backend) -> Session | LocalSession:
     """This rank's part of the job, which it has been given."""
     global _newest
     if connection is None:
-        return LocalSession(model, job_spec)
+        return LocalSession(model, job_spec, backend)
     if _newest is not None:
         _newest.finish()
-    _newest = session = Session(connection, int(os.environ["RANK"]), model, job_spec, _newest)
+    _newest = session = Session(connection, int(os.environ["RANK"]), model, job_spec, backend, _newest)
     session.start()
     atexit.register(session.finish)
     return session

@@ -256,6 +256,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """The stage of the home pipeline that `micro_batch` passes at stage number `stage`."""
         return self.pipelines[self.home[micro_batch]].stages[stage]
 
+    def is_last(self, micro_batch: int, stage: int) -> bool:
+        """Whether the micro-batch's loss is computed there."""
+        return stage == len(self.pipelines[self.home[micro_batch]].stages) - 1
+
     def layout(self) -> str:
         """`2x4` for equal pipelines, `3+2+3` for unequal ones (the length of each), `8+62x1` where more than two of a
         length follow each other; ` -1` behind it counts stages without a worker."""

@@ -20,6 +20,7 @@ from odyssey.model.model import Model
 from odyssey.model.packing import pack, unpack
 from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage
 from odyssey.runtime import proof
+from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
@@ -84,7 +85,7 @@ class Rank:
         self.data = Prefetcher(models.TokenData(96), Sampler(self.n_samples, 0), of)
         self.job_spec = JobSpec(spec, models.token_loss, None, None, None, 0, None)
         groups = Groups("", of.generation, (self.number,), (), (), self.number, CPU)
-        self.engine = Engine(of, self.number, self.model, self.job_spec, self.data, groups, ())
+        self.engine = Engine(of, self.number, self.model, self.job_spec, Backend(), self.data, groups, ())
         groups.release()
 
     def report(self):

@@ -4,6 +4,7 @@ session.py    the rank's side of the recovery protocol, unit by unit; transactio
 phase.py      where a rank stands in it, and what may follow; control.py: kept for two threads, one of which hears the agent
 local.py      a script that is run without a launcher
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
+computation.py what an op comes to; backend.py: computed, or otherwise
 data.py       samples and seeds; clock.py: what computing takes
 groups.py     communication that can be cut; connections.py: by shutting its sockets
 gradients.py  what is summed over it

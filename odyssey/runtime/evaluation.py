@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from odyssey.runtime.boundary import flatten
+from odyssey.runtime.computation import on_device
 from odyssey.runtime.data import Dataset, fetch
-from odyssey.runtime.engine import Engine, on_device
+from odyssey.runtime.engine import Engine
 from odyssey.schedule import forward_route
 
 N_SENDS_IN_FLIGHT = 4
@@ -54,11 +55,11 @@ def _sum_of_losses(engine: Engine, data: Dataset) -> float:
                     for tensor in tensors:
                         groups.wait(groups.receive(tensor, route[s - 1][0], _TAG, "outputs").wait)
                     value = expected.nest([groups.from_wire(tensor) for tensor in tensors])
-                with engine.precision():
+                with engine.computation.precision():
                     for layer in layers:
                         value = model.call(layer, value)
                     if is_last:
-                        loss = engine.loss(value, on_device(sample[1], model.device))
+                        loss = engine.computation.loss(value, on_device(sample[1], model.device))
                         total += float(loss) * (stop - start)
                 if not is_last and route[s + 1][0] != engine.worker:
                     tensors = flatten(value, layers.stop - 1)

@@ -7,7 +7,7 @@ hands over. Receives are posted in the order of the program, a few ahead, so tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -46,13 +46,16 @@ class Exchange:
             self._require_gradients(op, tensors)
         self._arrived[kind, op.stage, op.micro_batch] = tensors
 
-    def send(self, op: Send, outputs: list[torch.Tensor]) -> None:
-        """Send the `outputs` of a stage, or the gradients by its inputs, which were handed over. Raises Cut."""
+    def send(self, op: Send, outputs: list[torch.Tensor], leaving: Callable[[Send, list[torch.Tensor]], list[Any]]) -> None:
+        """Send the `outputs` of a stage, or the gradients by its inputs, which were handed over, as `leaving` gives them.
+
+        Raises Cut.
+        """
         tensors = outputs
         if op.kind == "B":
             tensors = self.take("B", op.stage, op.micro_batch) or [torch.empty(1, dtype=torch.uint8)]
         tag, way = self._tag(op), _way(op)
-        wires = [self._groups.to_wire(tensor.detach()) for tensor in tensors]
+        wires = [self._groups.to_wire(tensor.detach()) for tensor in leaving(op, tensors)]
         sent = [(self._groups.send(wire, op.peer, tag, way), wire) for wire in wires]
         if op.kind == "F":
             self._sent_outputs[op.stage, op.micro_batch] = sent
@@ -62,7 +65,7 @@ class Exchange:
             work, _ = self._sent_gradients.popleft()
             self._groups.wait(work.wait)
 
-    def receive(self, op: Receive) -> None:
+    def receive(self, op: Receive) -> list[torch.Tensor]:
         """Wait for what `op` receives. Raises Cut."""
         posted, tensors, works = self._posted.popleft()
         assert posted == op, f"{posted} was posted where {op} is due"
@@ -73,6 +76,7 @@ class Exchange:
         if op.kind == "F":
             self._require_gradients(op, tensors)
         self._arrived[op.kind, op.stage, op.micro_batch] = tensors
+        return tensors
 
     def drop(self, stage: int, micro_batch: int) -> None:
         """Let go of what was sent from `stage`: its gradient, or the token for it, has come back."""

@@ -10,6 +10,7 @@ import torch
 from odyssey.messages import Position, Result, position_after
 from odyssey.model.model import Model
 from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage, StateFrom
+from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
@@ -19,7 +20,7 @@ from odyssey.runtime.transaction import Transaction, Values
 class LocalSession:
     """What `Session` is, for a job of one process."""
 
-    def __init__(self, model: Model, job_spec: JobSpec) -> None:
+    def __init__(self, model: Model, job_spec: JobSpec, backend: Backend) -> None:
         spec = job_spec.spec
         n_layers, n_micro_batches = len(spec.layers), -(-spec.global_batch // spec.micro_batch)
         layers, ties = tuple(range(n_layers)), tuple(range(len(spec.ties)))
@@ -42,7 +43,7 @@ class LocalSession:
         self.is_idle = False
         model.hold_built(layers)
         groups = Groups("", 1, (0,), (), (), 0, model.device)
-        self._engine = Engine(self.plan, 0, model, job_spec, job_spec.prefetcher(self.plan), groups, ())
+        self._engine = Engine(self.plan, 0, model, job_spec, backend, job_spec.prefetcher(self.plan), groups, ())
 
     @property
     def place(self) -> Position:

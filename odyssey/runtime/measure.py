@@ -26,7 +26,7 @@ from odyssey.model.model import Model, size_bytes
 from odyssey.plan import Stage
 from odyssey.runtime.boundary import describe, flatten
 from odyssey.runtime.clock import now_s
-from odyssey.runtime.engine import on_device
+from odyssey.runtime.computation import on_device
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.transfer import receive_state, send_state

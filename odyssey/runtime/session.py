@@ -41,6 +41,7 @@ from odyssey.messages import (
 )
 from odyssey.model.model import Model
 from odyssey.plan import Plan, StateFrom
+from odyssey.runtime.backend import Backend
 from odyssey.runtime.control import Control
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
@@ -59,12 +60,15 @@ OP_TIMES_EVERY_S = 0.5
 class Session:
     """One rank's part in the job, as its script calls it."""
 
-    def __init__(self, link: AgentLink, rank: int, model: Model, job_spec: JobSpec, before: Session | None) -> None:
+    def __init__(
+        self, link: AgentLink, rank: int, model: Model, job_spec: JobSpec, backend: Backend, before: Session | None
+    ) -> None:
         """`before`: of the Job that the script made before this one, which is over."""
         self.rank = rank
         self.model = model
         self._job: int = 1 if before is None else before._job + 1
         self._job_spec = job_spec
+        self._backend = backend
         self._link = link
         # Orders of an earlier Job may still be on their way: they are of generations that it knew.
         phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
@@ -165,6 +169,8 @@ class Session:
         try:
             values = self._transact(transaction)
         except Cut as cut:
+            if self._engine is not None:
+                self._engine.computation.interrupted()
             self._stand_still(str(cut))
             return
         # The unit is final: tell the agent before anything else, so that its result outlives this rank.
@@ -279,6 +285,7 @@ class Session:
         self._control.use(groups)
         if me in movers:
             groups.build()
+            self._backend.built(plan, started_s)
         built_s = time.monotonic()
         needed = plan.held.get(me, frozenset())
         if plan.state_from is StateFrom.SCRIPT:
@@ -288,10 +295,11 @@ class Session:
         elif self.model.is_as_built:
             self.model.hold_built(())  # its state comes from others, if it has work at all
         moved_bytes = move_layers(plan.moves, me, self.model, groups) if me in movers else 0
+        self._backend.moved(plan, me, built_s)
         moved_s = time.monotonic()
         if self._data is None:
             self._data = self._job_spec.prefetcher(plan)
-        self._engine = Engine(plan, me, self.model, self._job_spec, self._data, groups, order.boundaries)
+        self._engine = Engine(plan, me, self.model, self._job_spec, self._backend, self._data, groups, order.boundaries)
         self._control.change(lambda phase: phase.rebuilt(me not in plan.held))
         report = ready(
             self._engine,
@@ -316,6 +324,6 @@ class Session:
         now_s = time.monotonic()
         if self._engine is not None and now_s - self._times_sent_s >= OP_TIMES_EVERY_S:
             self._times_sent_s = now_s
-            times = self._engine.clock.take(self._engine.plan.micro_batch)
+            times = self._engine.computation.clock.take(self._engine.plan.micro_batch)
             if times:
                 self._link.report(OpTimes(self._engine.plan.generation, times))

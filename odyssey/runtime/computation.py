@@ -1,0 +1,208 @@
+"""What the ops of a step do on a worker: forward, the backward or its halves, the optimizers.
+
+An Engine runs a program's ops in order; what an op comes to is its Computation's, which is told of all else that takes time as
+well. This one computes. Another one may wait as long as the op would take (backend.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from odyssey.model.model import Model
+from odyssey.plan import Plan
+from odyssey.runtime.boundary import Expectation, Expectations, flatten
+from odyssey.runtime.clock import Clock
+from odyssey.runtime.data import Prefetcher, layer_seed
+from odyssey.runtime.exchange import Exchange
+from odyssey.runtime.gradients import backward, backward_input, backward_weight
+from odyssey.runtime.groups import Groups
+from odyssey.runtime.job_spec import JobSpec
+from odyssey.schedule import Compute, Receive, Send
+
+
+class Live:
+    """What a micro-batch keeps at a stage between its forward and its last backward."""
+
+    __slots__ = ("inputs", "outputs", "split")
+
+    def __init__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.split: Any = None
+
+
+@dataclass
+class Try:
+    """What a step holds from its beginning until it is applied, or redone."""
+
+    step: int
+    exchange: Exchange
+    loss_sum: torch.Tensor
+    live: dict[tuple[int, int], Live] = field(default_factory=dict)
+    reductions: list[Any] = field(default_factory=list)
+
+
+class Computation:
+    """Of one generation on one rank."""
+
+    def __init__(
+        self, plan: Plan, worker: int, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
+    ) -> None:
+        self.plan = plan
+        self.worker = worker
+        self.model = model
+        self.expectations = expectations
+        self.clock = Clock(model.device)
+        self._job_spec = job_spec
+        self._data = data
+        self._generator = default_generator(model.device)
+
+    # -- what an engine tells of ---------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        """A step begins, perhaps anew."""
+
+    def leaving(self, op: Send, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What `op` sends, ready to go."""
+        return tensors
+
+    def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:
+        """What `op` has received."""
+
+    def reducing(self, group: int) -> None:
+        """The gradients of a reduce group are complete here."""
+
+    def reduced(self, groups: Groups) -> None:
+        """All reductions of the step are done, and the commit point is next. Raises Cut."""
+
+    def interrupted(self) -> None:
+        """Communication has ended in the middle of a unit, and this rank is about to say where it stands."""
+
+    # -- computation ---------------------------------------------------------------------------------------------------
+
+    def compute(self, op: Compute, attempt: Try) -> None:
+        """Run `op`, and put what it gives where the ops behind it look."""
+        layers = self.plan.layer_range(op.micro_batch, op.stage)
+        with self.clock.measure(op.kind, layers.first, layers.stop, self.plan.n_samples(op.micro_batch)):
+            match op.kind:
+                case "F":
+                    self._forward(op, attempt)
+                case "B":
+                    self._backward(op, attempt)
+                case "I":
+                    self._input_gradient(op, attempt)
+                case "W":
+                    self._weight_gradient(op, attempt)
+
+    def step(self, step: int) -> None:
+        """Step all optimizers, then the schedulers.
+
+        An optimizer that draws random numbers draws the same for a shard wherever it is held.
+        """
+        for number, shard in self.model.shards.items():
+            if shard.optimizer is not None:
+                self._generator.manual_seed(layer_seed(self._job_spec.seed, step, self.plan.n_micro_batches, number))
+                shard.optimizer.step()
+            if shard.scheduler is not None:
+                shard.scheduler.step()
+
+    def _forward(self, op: Compute, attempt: Try) -> None:
+        stage = self.plan.layer_range(op.micro_batch, op.stage)
+        leaves: list[torch.Tensor] = []
+        if op.stage == 0:
+            value = self._on_device(self._data.get(attempt.step, op.micro_batch)[0])
+        else:
+            leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
+            value = self._expect(stage.first - 1, op.micro_batch).nest(leaves)
+        with self.precision():
+            for layer in stage.layers:
+                self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, op.micro_batch, layer))
+                value = self.model.call(layer, value)
+            if self.plan.is_last(op.micro_batch, op.stage):
+                target = self._on_device(self._data.get(attempt.step, op.micro_batch)[1])
+                loss = self.loss(value, target)
+                attempt.loss_sum += loss.detach().double() * self.plan.n_samples(op.micro_batch)
+                outputs = [loss]
+            else:
+                outputs = flatten(value, stage.stop - 1)
+                self._expect(stage.stop - 1, op.micro_batch).check(outputs)
+        attempt.live[op.stage, op.micro_batch] = Live(leaves, outputs)
+        self.hand_on(op, attempt, [output.detach() for output in outputs])
+
+    def _backward(self, op: Compute, attempt: Try) -> None:
+        live = attempt.live[op.stage, op.micro_batch]
+        backward(live.outputs, self._output_gradients(op, attempt, live))
+        self._hand_back(op, attempt, live)
+
+    def _input_gradient(self, op: Compute, attempt: Try) -> None:
+        live = attempt.live[op.stage, op.micro_batch]
+        stage = self.plan.layer_range(op.micro_batch, op.stage)
+        gradients = self._output_gradients(op, attempt, live)
+        live.split = backward_input(live.outputs, gradients, live.inputs, self._weights(stage.layers))
+        self._hand_back(op, attempt, live)
+
+    def _weight_gradient(self, op: Compute, attempt: Try) -> None:
+        stage = self.plan.layer_range(op.micro_batch, op.stage)
+        backward_weight(attempt.live[op.stage, op.micro_batch].split, self._weights(stage.layers))
+
+    def _output_gradients(self, op: Compute, attempt: Try, live: Live) -> list[torch.Tensor | None]:
+        """The gradient of the sum of the micro-batch's sample losses by each output of the stage."""
+        if self.plan.is_last(op.micro_batch, op.stage):
+            return [torch.full_like(live.outputs[0], self.plan.n_samples(op.micro_batch))]
+        gradients = iter(attempt.exchange.take("B", op.stage + 1, op.micro_batch))
+        expected = self._expect(self.plan.layer_range(op.micro_batch, op.stage).stop - 1, op.micro_batch)
+        return [next(gradients) if tensor.requires_grad else None for tensor in expected.tensors]
+
+    def hand_on(self, op: Compute, attempt: Try, outputs: list[torch.Tensor]) -> None:
+        """Keep the outputs of a forward for this worker's own next stage."""
+        plan, k = self.plan, op.micro_batch
+        if not plan.is_last(k, op.stage) and plan.runner(k, op.stage + 1) == self.worker:
+            attempt.exchange.hand_over("F", op, outputs)
+
+    def _hand_back(self, op: Compute, attempt: Try, live: Live) -> None:
+        """Keep the gradients by the stage's inputs for the send that follows, or for this worker's own previous stage."""
+        if op.stage > 0:
+            needing = [leaf for leaf in live.inputs if leaf.requires_grad]
+            gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in needing]
+            attempt.exchange.hand_over("B", op, gradients)
+
+    def _weights(self, layers: range) -> list[nn.Parameter]:
+        found = {id(p): p for layer in layers for p in self.model.layers[layer].parameters() if p.requires_grad}
+        return list(found.values())
+
+    def loss(self, output: Any, target: Any) -> torch.Tensor:
+        """The script's loss: mean over the samples."""
+        return self._job_spec.checked_loss(output, target)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """In which the layers are called."""
+        autocast = self._job_spec.autocast
+        return torch.autocast(self.model.device.type, autocast) if autocast else nullcontext()
+
+    def _expect(self, layer: int, micro_batch: int) -> Expectation:
+        return self.expectations.behind(layer, self.plan.n_samples(micro_batch))
+
+    def _on_device(self, value: Any) -> Any:
+        return on_device(value, self.model.device)
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """All tensors of a nesting on `device`."""
+    if device.type == "cpu":
+        return value
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that layers draw from. Seeding it alone costs a hundredth of `torch.manual_seed`, of all devices."""
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
