@@ -68,6 +68,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     Ends. `ending_signals` end the job and are passed on to the ranks; `forwarded_signals` are passed on and end nothing.
     `stall_timeout_s`: None for no watch over ranks that make no progress; `ends_stalled`: treat such a rank as lost.
 
+    `rehearsed`: what the ranks stand in for, and how, in a rehearsal; empty for a real job.
+
     `drills`: as given to `--drill`. `write_profile`: measure, write the profile there, and stop. `layout`: `auto`, `2x4` or
     `3+2+3`. `strategy`: `auto` or a strategy's name.
     """
@@ -118,6 +120,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     shutdown_timeout_s: float = 30.0
     stall_timeout_s: float | None = None
     ends_stalled: bool = False
+
+    rehearsed: str = ""
 
     layout: str = "auto"
     strategy: str = "auto"

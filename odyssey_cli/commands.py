@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +43,11 @@ Layout = Annotated[str, typer.Option("--layout", metavar="LAYOUT", help="auto, 2
 Mtbf = Annotated[
     str | None,
     typer.Option("--mtbf", metavar="TIME", help="Expected time to the next change: 3600, 90s, 6h. Default: estimated."),
+]
+
+Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes. Default: as in SOURCE.")]
+RanksPerNode = Annotated[
+    int | None, typer.Option("--nproc-per-node", metavar="N", help="Ranks of a node. Default: as in SOURCE.")
 ]
 
 
@@ -91,10 +97,8 @@ def plan(
     fail: Annotated[int | None, typer.Option("--fail", metavar="N", help="Lose any N ranks: the worst case.")] = None,
     fail_ranks: Annotated[str | None, typer.Option("--fail-ranks", metavar="RANKS", help="Lose these: 1,5 or 4-7.")] = None,
     layout: Layout = "auto",
-    nodes: Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes. Default: as in SOURCE.")] = None,
-    nproc_per_node: Annotated[
-        int | None, typer.Option("--nproc-per-node", metavar="N", help="Ranks of a node. Default: as in SOURCE.")
-    ] = None,
+    nodes: Nodes = None,
+    nproc_per_node: RanksPerNode = None,
     mtbf: Mtbf = None,
     json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
@@ -111,6 +115,66 @@ def plan(
             nproc_per_node=nproc_per_node,
             mtbf=mtbf,
             as_json=json,
+        )
+    )
+
+
+Drills = Annotated[
+    list[str] | None,
+    typer.Option("--drill", metavar="FAULT", help="As for run: 'step=5 lose=3'. Default: one rank, in the middle."),
+]
+Strategies = Annotated[
+    str, typer.Option("--strategy", metavar="NAMES", help="auto, one or several with commas, or all: a job for each.")
+]
+Losses = Annotated[
+    str | None,
+    typer.Option("--mtbf", metavar="TIME", help="Lose ranks at random, one in this time on average: 30s, 6h."),
+]
+Slow = Annotated[
+    list[str] | None, typer.Option("--slow", metavar="RANK=FACTOR", help="A straggler: all its ops take so many times.")
+]
+
+
+@app.command(context_settings=_SETTINGS, short_help="Rehearse a cluster that is not there, and losses in it.")
+def rehearse(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A job of configs/, model@cluster, a profile, or a job.")],
+    drill: Drills = None,
+    strategy: Strategies = "auto",
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps of each job.")] = 12,
+    speed: Annotated[float, typer.Option(metavar="X", help="Seconds of the cluster that pass in one of ours.")] = 1.0,
+    layout: Annotated[str | None, typer.Option(metavar="LAYOUT", help="As for plan. Default: as in SOURCE.")] = None,
+    nodes: Nodes = None,
+    nproc_per_node: RanksPerNode = None,
+    mtbf: Losses = None,
+    jitter: Annotated[float, typer.Option(metavar="SIGMA", help="Noise: standard deviation of the logarithm of an op.")] = 0.0,
+    slow: Slow = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of noise and losses.")] = 0,
+    max_restarts: Annotated[int, typer.Option(metavar="N", help="As for run: what respawn may use.")] = 0,
+    log_dir: Annotated[Path, typer.Option(metavar="FOLDER", help="Where jobs keep their logs.")] = Path("odyssey-logs"),
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there, too.")] = None,
+    no_display: Annotated[bool, typer.Option("--no-display", help="As for run.")] = False,
+) -> None:
+    """Rehearse a job on a cluster that is not there: real ranks, real losses, and ops that only take their time."""
+    from odyssey_cli.rehearsal import rehearse as rehearsal
+
+    raise typer.Exit(
+        rehearsal.command(
+            source,
+            strategies=strategy,
+            drills=tuple(drill or ()),
+            steps=steps,
+            speed=speed,
+            layout=layout,
+            nodes=nodes,
+            nproc_per_node=nproc_per_node,
+            mtbf=mtbf,
+            jitter=jitter,
+            slow=tuple(slow or ()),
+            seed=seed,
+            max_restarts=max_restarts,
+            log_dir=log_dir,
+            json_file=json_file,
+            display=not no_display,
         )
     )
 

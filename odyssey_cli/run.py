@@ -42,8 +42,8 @@ def execute(argv: Sequence[str], command: Command) -> int:
     return run(request.options, display=request.wants_display)
 
 
-def run(options: RunOptions, *, display: bool) -> int:
-    """Run the job to its end; returns its exit code."""
+def run(options: RunOptions, *, display: bool, also: Watch | None = None) -> int:
+    """Run the job to its end; returns its exit code. `also` sees every event, beside what shows them."""
     from launcher.agent import start
 
     board = Board()
@@ -54,6 +54,8 @@ def run(options: RunOptions, *, display: bool) -> int:
             nonlocal history
             history = after(history, event)
             show(event)
+            if also is not None:
+                also(event)
 
         return watch
 

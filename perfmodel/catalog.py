@@ -49,6 +49,7 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     intra_host: Link
     inter_host: Link
     nodes_per_host: Count = 1
+    interface_bandwidth: Positive | None = None
     cores: Count | None = None
     runtime_gb: Annotated[float, msgspec.Meta(ge=0)] = 2.0
     op_overhead_s: Annotated[float, msgspec.Meta(ge=0)] = 50e-6
@@ -164,6 +165,7 @@ def analytic(model: ModelFile, cluster: ClusterFile, global_batch: int, micro_ba
             memory_bytes=round(cluster.memory_gb * 1e9),
             intra_host=cluster.intra_host,
             inter_host=cluster.inter_host,
+            interface_bandwidth=cluster.interface_bandwidth,
         ),
         recovery=cluster.recovery,
     )

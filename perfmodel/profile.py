@@ -54,7 +54,8 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the workers run. `cores`: processors of a host that its ranks share; None where each rank computes on a device
-    of its own. `memory_bytes`: what one worker may take."""
+    of its own. `memory_bytes`: what one worker may take. `interface_bandwidth`: bytes per second, each way, that all ranks of a
+    host share to other hosts; None where each has an interface of its own."""
 
     ranks_per_node: Annotated[int, msgspec.Meta(ge=1)]
     nodes_per_host: Annotated[int, msgspec.Meta(ge=1)]
@@ -62,6 +63,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)]
     intra_host: Link
     inter_host: Link
+    interface_bandwidth: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +105,31 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recovery: Recovery
     step_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     boundaries: tuple[Boundary, ...] = ()
+
+
+def scaled(profile: Profile, speed: float) -> Profile:
+    """The same on a cluster where everything is `speed` times as fast."""
+
+    def faster(link: Link) -> Link:
+        return Link(link.latency_s / speed, link.bandwidth * speed)
+
+    def quicker(part: LayerProfile | Recovery | Profile) -> dict[str, float]:
+        return {name: getattr(part, name) / speed for name in part.__struct_fields__ if name.endswith("_s")}
+
+    replace, cluster = msgspec.structs.replace, profile.cluster
+    interface = cluster.interface_bandwidth
+    return replace(
+        profile,
+        **quicker(profile),
+        layers=tuple(replace(layer, **quicker(layer)) for layer in profile.layers),
+        cluster=replace(
+            cluster,
+            intra_host=faster(cluster.intra_host),
+            inter_host=faster(cluster.inter_host),
+            interface_bandwidth=None if interface is None else interface * speed,
+        ),
+        recovery=replace(profile.recovery, **quicker(profile.recovery)),
+    )
 
 
 def write(profile: Profile, path: Path) -> None:

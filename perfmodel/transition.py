@@ -31,14 +31,19 @@ def group_members(plan: Plan) -> int:
 
 
 def moves_s(moves: Sequence[Move], costs: Costs) -> float:
-    """Seconds until the last move is done: a worker is in one move at a time, moves start in the plan's order."""
+    """Seconds until the last move is done."""
+    return max(move_ends(moves, costs).values(), default=0.0)
+
+
+def move_ends(moves: Sequence[Move], costs: Costs) -> dict[int, float]:
+    """Worker -> seconds until its last move is done: it is in one at a time, and they start in the plan's order."""
     free: dict[int, float] = {}
     for move in moves:
         start = max(free.get(move.source, 0.0), free.get(move.target, 0.0))
         transfer_s = costs.transfer_s(costs.link(move.source, move.target), costs.move_bytes[move.layer])
         end = start + transfer_s + costs.profile.recovery.move_layer_s
         free[move.source] = free[move.target] = end
-    return max(free.values(), default=0.0)
+    return free
 
 
 def moved_bytes(moves: Sequence[Move], costs: Costs) -> int:

@@ -85,6 +85,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "jobs",
         "planning",
         "run",
+        "rehearsal",
         "launch torchrun commands",
         "__main__",
     ),
@@ -279,6 +280,10 @@ COMMANDS = {
     "run": {"--help"},
     "profile": {"--help"},
     "plan": {"--fail", "--fail-ranks", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node"},
+    "rehearse": {
+        "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
+        "--nodes", "--nproc-per-node", "--seed", "--slow", "--speed", "--steps", "--strategy",
+    },
     "ps": {"--all", "--help", "--json"},
     "status": {"--help", "--json"},
     "stop": {"--help", "--now"},

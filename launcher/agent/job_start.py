@@ -47,6 +47,7 @@ def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo,
         host=socket.gethostname(),
         folder=str(folder.path or ""),
         run_id=folder.run_id,
+        rehearsed=options.rehearsed,
     )
 
 

@@ -85,7 +85,7 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     """First line of a log. `profile_only`: measure the model, write the profile, and end. `agents`: in the order of their
     ranks; empty where there is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in
     seconds after the boot of its `host`, so that nobody takes another process of this number for it. `folder`: the job's own;
-    empty for none.
+    empty for none. `rehearsed`: what its ranks stand in for; empty for a real job.
     """
 
     script: str
@@ -110,6 +110,12 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     folder: str = ""
     run_id: str = ""
     retries_same_failure: bool = False
+    rehearsed: str = ""
+
+    @property
+    def what(self) -> str:
+        """What runs, for people: the script and its arguments, or what is rehearsed."""
+        return f"{self.rehearsed} (rehearsed)" if self.rehearsed else " ".join((self.script, *self.arguments))
 
 
 class AgentJoined(msgspec.Struct, frozen=True, tag="agent_joined"):

@@ -49,6 +49,8 @@ class LiveProfile:
                 self._started[rank] = event.time
             case RankJoined(rank=rank) if rank in self._started:
                 took_s = max(0.0, event.time - self._started.pop(rank))
+                if self._options.rehearsed:
+                    return  # a stand-in is there sooner than what it stands in for
                 if not self._has_run and (self._spawn_s is None or took_s < self._spawn_s):
                     self._spawn_s = took_s
                     if self.profile is not None:

@@ -92,7 +92,7 @@ def _text(event: Event) -> str:
         case JobStarted() as job:
             ranks = quantities.plural(job.n_nodes * job.n_ranks_per_node, "rank")
             logs = f"; logs: {_short(job.folder)}" if job.folder else ""
-            return f"start {' '.join((job.script, *job.arguments))} on {ranks}{logs}"
+            return f"start {job.what} on {ranks}{logs}"
         case Profiled(seconds=0):
             return "profile read, not measured"
         case Profiled(seconds=seconds):

@@ -65,7 +65,7 @@ def header(board: Board, now: float, width: int) -> RenderableType:
     title = Text(no_wrap=True, overflow="ellipsis")
     title.append("odyssey", style="bold")
     if board.job is not None:
-        title.append(f"  {' '.join((board.job.script, *board.job.arguments))}")
+        title.append(f"  {board.job.what}")
     right = f"generation {board.generation}" if board.plan is not None else "starting"
     if board.ended is not None:
         right = "ended"

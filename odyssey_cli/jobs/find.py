@@ -71,7 +71,7 @@ class FoundJob:
 
     @property
     def command(self) -> str:
-        return " ".join((self.started.script, *self.started.arguments))
+        return self.started.what
 
     @property
     def age_s(self) -> float:

@@ -49,7 +49,7 @@ def ask(found: source.Source, lost: int | tuple[int, ...], layout: str, mtbf_s: 
     """Search for the answer: after the loss of these ranks, or of any so many."""
     began = time.perf_counter()
     change = seconds_to_change(found.n_losses, found.observed_s, mtbf_s=mtbf_s if mtbf_s is not None else found.mtbf_s)
-    now = _plan_now(found, layout, change.seconds)
+    now = plan_now(found, layout, change.seconds)
     assert now.estimate is not None
     if isinstance(lost, int):
         run = fail_any(found.profile, now, lost, seconds_to_change=change.seconds)
@@ -61,7 +61,7 @@ def ask(found: source.Source, lost: int | tuple[int, ...], layout: str, mtbf_s: 
     return Answer(found.name, found.profile.model, now, now.estimate.step_s, change, n_placements, method, outcomes, took)
 
 
-def _plan_now(found: source.Source, layout: str, change_s: float) -> Plan:
+def plan_now(found: source.Source, layout: str, change_s: float) -> Plan:
     """The job's own plan, or else the one that a job would start with."""
     if found.plan is not None and found.plan.estimate is not None and layout == "auto":
         return found.plan

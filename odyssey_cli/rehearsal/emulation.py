@@ -1,0 +1,177 @@
+"""What stands in for a rank's device and links: an op takes its time by the profile, a message arrives when it would.
+
+What passes between stages is one number: when it arrives. Reductions meet in a sum that tells each member when all
+were ready. State moves for real (the stand-ins of layers are tiny) and waits for the time that the layers' bytes would take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import torch
+from torch.utils import _pytree as pytree
+
+from odyssey.messages import Boundary, LayerSpec, ModelSpec, OpTime, TensorSpec
+from odyssey.model.model import Model
+from odyssey.plan import Plan
+from odyssey.runtime.backend import Backend
+from odyssey.runtime.boundary import Expectations
+from odyssey.runtime.clock import Clock
+from odyssey.runtime.computation import Computation, Live, Try
+from odyssey.runtime.data import Prefetcher
+from odyssey.runtime.groups import Groups
+from odyssey.runtime.job_spec import JobSpec
+from odyssey.schedule import Compute, Receive, Send
+from odyssey_cli.rehearsal.device import Device
+from odyssey_cli.rehearsal.network import Interfaces, Network
+from perfmodel.costs import Costs
+from perfmodel.profile import Profile
+from perfmodel.transition import group_members, move_ends
+
+DEVICE = "emulated"
+"""A ModelSpec's device, in a rehearsal."""
+
+
+class _NoClock(Clock):
+    """What ops take is given, so there is nothing to learn from it."""
+
+    @contextmanager
+    def measure(self, kind: str, first: int, stop: int, n_samples: int) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def measure_overhead(self) -> Iterator[None]:
+        yield
+
+    def take(self, n_samples: int) -> tuple[OpTime, ...]:
+        return ()
+
+
+class Waits(Computation):
+    """Takes the time of every op, and computes nothing."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        worker: int,
+        model: Model,
+        job_spec: JobSpec,
+        data: Prefetcher,
+        expectations: Expectations,
+        emulated: Emulated,
+    ) -> None:
+        super().__init__(plan, worker, model, job_spec, data, expectations)
+        self.clock = _NoClock(model.device)
+        self._costs = emulated.costs
+        self._device = emulated.device
+        self._network = Network(worker, emulated.costs, emulated.interfaces)
+        self._has_run = False
+        self._issued: list[tuple[int, int, float]] = []
+        """(round, group, when it was ready here) of the step's reductions."""
+
+    def begin(self, step: int) -> None:
+        self._issued = []
+        if not self._has_run and self.plan.generation > 1:
+            self._device.work(self._costs.profile.recovery.warm_up_s)
+        self._has_run = True
+
+    def compute(self, op: Compute, attempt: Try) -> None:
+        plan, k = self.plan, op.micro_batch
+        layers = plan.layer_range(k, op.stage)
+        if op.kind == "F" and op.stage > 0:
+            attempt.exchange.take("F", op.stage - 1, k)
+        if op.kind in ("B", "I") and not plan.is_last(k, op.stage):
+            attempt.exchange.take("B", op.stage + 1, k)
+        self._device.work(self._costs.compute_s(op.kind, layers.first, layers.stop, plan.n_samples(k)))
+        value = torch.zeros(1, dtype=torch.float64)
+        if op.kind == "F":
+            attempt.live[op.stage, k] = Live([], [value])
+            self.hand_on(op, attempt, [value])
+        elif op.kind in ("B", "I") and op.stage > 0:
+            attempt.exchange.hand_over("B", op, [value])
+
+    def leaving(self, op: Send, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        profile, k = self._costs.profile, op.micro_batch
+        layers = self.plan.layer_range(k, op.stage)
+        boundary = profile.layers[layers.stop - 1 if op.kind == "F" else layers.first - 1]
+        size_bytes = boundary.output_bytes * self.plan.n_samples(k) / profile.micro_batch
+        return [torch.tensor([self._network.leave(op.peer, size_bytes, self._device.until)], dtype=torch.float64)]
+
+    def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:
+        self._device.wait(float(tensors[0].detach()))
+
+    def reducing(self, group: int) -> None:
+        self._issued.append((self.plan.reduce[group].round, group, self._device.until))
+
+    def reduced(self, groups: Groups) -> None:
+        profile, costs = self._costs.profile, self._costs
+        free = 0.0
+        for _, number, issued in sorted(self._issued):
+            group = self.plan.reduce[number]
+            if len(group.workers) < 2:
+                continue
+            ready = torch.zeros(len(group.workers), dtype=torch.float64)
+            ready[group.workers.index(self.worker)] = max(issued, free)
+            groups.wait(groups.all_reduce(ready, groups.by_subset[group.workers]).wait)
+            size_bytes = sum(costs.gradient_bytes[layer] for layer in group.layers)
+            size_bytes += sum(profile.tie_bytes[tie] for tie in group.ties)
+            free = float(ready.max()) + costs.ring_s(costs.link_of(group.workers), len(group.workers), size_bytes)
+        self._device.wait(free)
+        if len(self.plan.workers) > 1:
+            self._device.wait(self._device.until + profile.commit_s)
+        self._device.finish()
+
+    def step(self, step: int) -> None:
+        super().step(step)
+        pipeline, stage = self.plan.place[self.worker]
+        layers = self.plan.pipelines[pipeline].stages[stage]
+        self._device.work(self._costs.optimizer_s(layers.first, layers.stop))
+
+    def interrupted(self) -> None:
+        self._device.finish()  # what it was given cannot be taken back
+        time.sleep(self._costs.profile.recovery.pause_s)
+
+
+class Emulated(Backend):
+    """The devices and links of a profile's cluster. `interfaces`: None where every rank has one of its own."""
+
+    def __init__(self, profile: Profile, device: Device, interfaces: Interfaces | None) -> None:
+        self.costs = Costs(profile)
+        self.device = device
+        self.interfaces = interfaces
+
+    def spec(self, spec: ModelSpec) -> ModelSpec:
+        """The model that the profile is of, whatever stands in for its layers."""
+        profile = self.costs.profile
+        layers = tuple(
+            LayerSpec(layer.name, layer.digest, layer.parameter_bytes, layer.gradient_bytes, layer.buffer_bytes)
+            for layer in profile.layers
+        )
+        ties, sizes = profile.ties, profile.tie_bytes
+        return msgspec.structs.replace(spec, layers=layers, ties=ties, tie_bytes=sizes, device=DEVICE)
+
+    def boundaries(self, measured: Iterable[Boundary]) -> Iterable[Boundary]:
+        profile = self.costs.profile
+        tree = pytree.treespec_dumps(pytree.tree_structure(torch.zeros(1)))
+        moment = TensorSpec((1,), "float64", True)
+        return [Boundary(layer, profile.micro_batch, tree, (moment,)) for layer in range(len(profile.layers))]
+
+    def computation(
+        self, plan: Plan, worker: int, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
+    ) -> Computation:
+        return Waits(plan, worker, model, job_spec, data, expectations, self)
+
+    def built(self, plan: Plan, since_s: float) -> None:
+        recovery = self.costs.profile.recovery
+        _sleep_until(since_s + recovery.groups_base_s + recovery.groups_member_s * group_members(plan))
+
+    def moved(self, plan: Plan, worker: int, since_s: float) -> None:
+        end_s = move_ends(plan.moves, self.costs).get(worker, 0.0)
+        _sleep_until(since_s + self.costs.profile.recovery.moves_scale * end_s)
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))

@@ -1,0 +1,203 @@
+"""`odyssey rehearse`: run the plan of a cluster that is not there, lose ranks of it, and compare with what was predicted."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from launcher.joblog.events import Event
+from launcher.joblog.exit_codes import ExitCode
+from launcher.options import RunOptions
+from odyssey.codec import to_json
+from odyssey.errors import UsageError
+from odyssey_cli import run
+from odyssey_cli.command_line import values
+from odyssey_cli.planning import source
+from odyssey_cli.planning.source import Source
+from odyssey_cli.rehearsal.network import Interfaces
+from odyssey_cli.rehearsal.report import Rehearsal, generations, show
+from perfmodel import profile as profiles
+from perfmodel.profile import Profile, scaled
+
+RANK = Path(__file__).with_name("rank.py")
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What is to be rehearsed. `drills`: as of `odyssey run`, empty for a loss of one rank in mid-rehearsal.
+
+    `speed`: seconds of the cluster that pass in one of ours. `jitter`: standard deviation of the logarithm of an op's
+    time. `slow`: rank -> a factor of all its ops.
+    """
+
+    layout: str
+    strategies: tuple[str, ...]
+    drills: tuple[str, ...]
+    n_steps: int
+    speed: float
+    mtbf_s: float | None
+    jitter: float
+    slow: dict[int, float]
+    seed: int
+    max_restarts: int
+    log_dir: Path
+
+
+def rehearse(found: Source, wanted: Wanted, *, display: bool) -> list[Rehearsal]:
+    """One job for each strategy. Raises UsageError before anything is started."""
+    n_ranks = found.n_nodes * found.ranks_per_node
+    for rank in wanted.slow:
+        if rank >= n_ranks:
+            raise UsageError(f"--slow {rank}: there are ranks 0 to {n_ranks - 1}")
+    # A device of its own for each: what sharing cores would cost cannot be seen where nobody computes.
+    cluster = msgspec.structs.replace(found.profile.cluster, ranks_per_node=found.ranks_per_node, cores=None)
+    profile = scaled(msgspec.structs.replace(found.profile, cluster=cluster), wanted.speed)
+    wanted.log_dir.mkdir(parents=True, exist_ok=True)
+    path = wanted.log_dir / "rehearsal-profile.json"
+    profiles.write(profile, path)
+    n_hosts = -(-found.n_nodes // cluster.nodes_per_host)
+    return [_job(found, profile, wanted, strategy, path, n_hosts, display) for strategy in wanted.strategies]
+
+
+def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: Path, n_hosts: int, display: bool) -> Rehearsal:
+    events: list[Event] = []
+    interfaces = wanted.log_dir / "rehearsal-interfaces"
+    arguments = [str(path), f"--steps={wanted.n_steps}", f"--jitter={wanted.jitter}", f"--seed={wanted.seed}"]
+    arguments += [f"--slow={rank}={factor}" for rank, factor in sorted(wanted.slow.items())]
+    if profile.cluster.interface_bandwidth is not None:
+        Interfaces.make(str(interfaces), n_hosts)
+        arguments += [f"--interfaces={interfaces}", f"--hosts={n_hosts}"]
+    options = RunOptions(
+        script=str(RANK),
+        arguments=tuple(arguments),
+        n_nodes=found.n_nodes,
+        n_ranks_per_node=found.ranks_per_node,
+        max_restarts=wanted.max_restarts,
+        log_dir=wanted.log_dir,
+        layout=wanted.layout,
+        strategy=strategy,
+        mtbf_s=None if wanted.mtbf_s is None else wanted.mtbf_s / wanted.speed,
+        drills=wanted.drills,
+        profile=path,
+        rehearsed=f"{found.name} at speed {wanted.speed:g}",
+    )
+    try:
+        code = run.run(options, display=display, also=events.append)
+    finally:
+        interfaces.unlink(missing_ok=True)
+    ran = generations(events, wanted.speed)
+    return Rehearsal(strategy, code, profile.global_batch, tuple(ran))
+
+
+def losses(mtbf_s: float, step_s: float, n_steps: int, n_ranks: int, seed: int) -> tuple[str, ...]:
+    """Drills: ranks lost with their slots, at exponentially distributed distances with this mean, to the last but one."""
+    draws = random.Random(seed)
+    alive = list(range(n_ranks))
+    found: list[str] = []
+    now_s = draws.expovariate(1 / mtbf_s)
+    while now_s < n_steps * step_s and len(alive) > 1:
+        rank = alive.pop(draws.randrange(len(alive)))
+        found.append(f"step={int(now_s / step_s)} lose={rank}")
+        now_s += draws.expovariate(1 / mtbf_s)
+    return tuple(found)
+
+
+def command(
+    source_text: str,
+    *,
+    strategies: str,
+    drills: Sequence[str],
+    steps: int,
+    speed: float,
+    layout: str | None,
+    nodes: int | None,
+    nproc_per_node: int | None,
+    mtbf: str | None,
+    jitter: float,
+    slow: Sequence[str],
+    seed: int,
+    max_restarts: int,
+    log_dir: Path,
+    json_file: Path | None,
+    display: bool,
+) -> int:
+    """The command line: rehearse, and print the table; returns the exit code, FAILED if a job did not run to its end."""
+    for value, option in ((nodes, "--nodes"), (nproc_per_node, "--nproc-per-node")):
+        if value is not None:
+            values.count(value, option, 1)
+    values.count(steps, "--steps", 1)
+    found = source.find(source_text).resized(nodes, nproc_per_node)
+    names = _strategies(strategies)
+    mtbf_s = values.duration_s(mtbf, "--mtbf") if mtbf is not None else None
+    n_ranks = found.n_nodes * found.ranks_per_node
+    layout = found.layout if layout is None else layout
+    values.layout(layout)
+    if not drills:
+        drills = _default_losses(found, layout, mtbf_s, steps, n_ranks, seed)
+    wanted = Wanted(
+        layout=layout,
+        strategies=names,
+        drills=tuple(drills),
+        n_steps=steps,
+        speed=_between(speed, "--speed", 0.01, 100.0),
+        mtbf_s=mtbf_s,
+        jitter=_between(jitter, "--jitter", 0.0, 1.0),
+        slow=dict(_slowness(text) for text in slow),
+        seed=seed,
+        max_restarts=max_restarts,
+        log_dir=log_dir,
+    )
+    rehearsals = rehearse(found, wanted, display=display)
+    show(rehearsals, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
+    if json_file is not None:
+        json_file.write_bytes(to_json(rehearsals) + b"\n")
+    if any(rehearsal.code == ExitCode.INTERRUPTED for rehearsal in rehearsals):
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK if all(rehearsal.code == 0 for rehearsal in rehearsals) else ExitCode.FAILED
+
+
+def _default_losses(found: Source, layout: str, mtbf_s: float | None, steps: int, n_ranks: int, seed: int) -> tuple[str, ...]:
+    """By `--mtbf`, or one rank in the middle of the rehearsal."""
+    if mtbf_s is None:
+        return (f"step={steps // 2} lose={n_ranks // 2}",) if n_ranks > 1 else ()
+    from odyssey_cli.planning.ask import plan_now
+
+    estimate = plan_now(found, layout, mtbf_s).estimate
+    assert estimate is not None
+    drawn = losses(mtbf_s, estimate.step_s, steps, n_ranks, seed)
+    print(f"odyssey: --mtbf {mtbf_s:g} s: {len(drawn)} losses in {steps} steps (--seed {seed})", file=sys.stderr)
+    return drawn
+
+
+def _strategies(text: str) -> tuple[str, ...]:
+    import strategies
+
+    known = ("auto", *sorted(strategies.names()))
+    if text == "all":
+        return known
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--strategy {name}: no such strategy", f"one of {', '.join(known)}, several with commas, or all")
+    return names or ("auto",)
+
+
+def _between(value: float, option: str, least: float, most: float) -> float:
+    if not least <= value <= most:
+        raise UsageError(f"{option} {value:g}: expected a number from {least:g} to {most:g}")
+    return value
+
+
+def _slowness(text: str) -> tuple[int, float]:
+    rank, _, factor = text.partition("=")
+    try:
+        found = int(rank), float(factor)
+    except ValueError:
+        raise UsageError(f"--slow {text}: expected RANK=FACTOR, for example 3=1.5") from None
+    if found[0] < 0 or not 0.1 <= found[1] <= 100:
+        raise UsageError(f"--slow {text}: expected a rank, and a factor from 0.1 to 100")
+    return found

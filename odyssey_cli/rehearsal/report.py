@@ -1,0 +1,149 @@
+"""What a rehearsal has shown: each generation's step, and each transition part by part, beside what the model had predicted.
+
+All times are those of the cluster: what was measured at another speed is put right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from launcher.joblog.events import Event, GenerationStarted, PlanChosen, UnitCommitted
+from odyssey.plan import Plan
+from odyssey_cli.display import quantities
+
+PARTS = ("detect", "pause", "search", "spawn", "groups", "moves", "warm_up")
+"""Of a transition, as the performance model has them; what is rehearsed has `rest` as well."""
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A plan that has run. Seconds of the cluster; `step_s`: None if fewer than two steps were made. `transition`: part ->
+    seconds, empty for the first generation."""
+
+    number: int
+    strategy: str
+    layout: str
+    n_workers: int
+    predicted_step_s: float
+    step_s: float | None
+    n_steps: int
+    predicted_transition: dict[str, float]
+    transition: dict[str, float]
+
+    @property
+    def predicted_transition_s(self) -> float:
+        return sum(self.predicted_transition.values())
+
+    @property
+    def transition_s(self) -> float:
+        return sum(self.transition.values())
+
+
+def generations(events: Iterable[Event], speed: float) -> list[Generation]:
+    """Those that ran, in order, from a job's events."""
+    plans: dict[int, Plan] = {}
+    went: dict[int, tuple[float, GenerationStarted]] = {}
+    committed: dict[int, list[float]] = {}
+    last = (-1, -1)
+    for event in events:
+        match event.body:
+            case PlanChosen(plan=plan):
+                plans[plan.generation] = plan
+            case GenerationStarted() as body:
+                went[event.generation] = (event.time, body)
+                committed[event.generation] = []
+            case UnitCommitted(result=result) if result.kind == "step" and result.position > last:
+                last = result.position
+                if event.generation in committed:
+                    committed[event.generation].append(event.time)
+    return [_generation(plans[number], *went[number], committed[number], speed) for number in sorted(went)]
+
+
+def _generation(plan: Plan, go_at: float, body: GenerationStarted, times: list[float], speed: float) -> Generation:
+    assert plan.estimate is not None
+    between = [b - a for a, b in pairwise(times)]
+    step_s = median(between) if between else None
+    predicted: dict[str, float] = {}
+    rehearsed: dict[str, float] = {}
+    if body.total_s is not None:
+        predicted = {part: getattr(plan.estimate.transition, f"{part}_s") * speed for part in PARTS}
+        parts = {
+            "detect": body.detect_s,
+            "pause": body.pause_s,
+            "search": body.plan_s,
+            "spawn": body.spawn_s,
+            "groups": body.groups_s,
+            "moves": body.moves_s,
+            "warm_up": times[0] - go_at - step_s if step_s is not None else None,
+            "rest": body.rest_s,
+        }
+        rehearsed = {part: max(0.0, seconds or 0.0) * speed for part, seconds in parts.items()}
+    return Generation(
+        plan.generation,
+        plan.strategy,
+        plan.layout(),
+        len(plan.workers),
+        plan.estimate.step_s * speed,
+        None if step_s is None else step_s * speed,
+        len(times),
+        predicted,
+        rehearsed,
+    )
+
+
+class Rehearsal(msgspec.Struct, frozen=True):
+    """One job of a rehearsal. `asked`: `auto`, or the strategy that was forced."""
+
+    asked: str
+    code: int
+    global_batch: int
+    generations: tuple[Generation, ...]
+
+
+def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
+    """Two tables: a line for each plan that ran, and one for each transition by part."""
+    steps, transitions = _table("STEPS", "strategy", "plan", "layout"), _table("TRANSITIONS", "strategy", "")
+    for name in ("predicted", "rehearsed", "differs", "samples/s"):
+        steps.add_column(name, justify="right", no_wrap=True)
+    for name in (*PARTS, "rest", "total"):
+        transitions.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
+    for rehearsal in rehearsals:
+        for i, found in enumerate(rehearsal.generations):
+            asked = "" if i else rehearsal.asked
+            steps.add_row(asked, found.strategy, found.layout, *_step_cells(found, rehearsal.global_batch))
+            if found.transition:
+                transitions.add_row(found.strategy, "predicted", *_parts(found.predicted_transition))
+                transitions.add_row("", "rehearsed", *_parts(found.transition))
+        if rehearsal.code:
+            steps.add_row(rehearsal.asked, Text(f"ended with exit code {rehearsal.code}", "red"))
+    console.print()
+    console.print(steps)
+    if transitions.row_count:
+        console.print()
+        console.print(transitions)
+
+
+def _table(title: str, *names: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold", header_style="dim")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _step_cells(found: Generation, global_batch: int) -> tuple[Text | str, ...]:
+    predicted = quantities.seconds(found.predicted_step_s)
+    if found.step_s is None:
+        return predicted, Text("too few", "dim"), "", ""
+    differs = found.step_s / found.predicted_step_s - 1
+    return predicted, quantities.seconds(found.step_s), f"{differs * 100:+.1f} %", quantities.rate(global_batch / found.step_s)
+
+
+def _parts(parts: dict[str, float]) -> tuple[str, ...]:
+    cells = [quantities.seconds(parts[part]) if part in parts else "" for part in (*PARTS, "rest")]
+    return *cells, quantities.seconds(sum(parts.values()))

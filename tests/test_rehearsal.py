@@ -1,0 +1,184 @@
+"""Rehearsals: real jobs whose ops and links only take time, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.coordinator.replay import replay
+from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
+from odyssey.messages import Result
+from odyssey.plan import Estimate, Transition
+from odyssey_cli.rehearsal.network import Interfaces, Network
+from odyssey_cli.rehearsal.rehearse import losses
+from odyssey_cli.rehearsal.report import generations
+from perfmodel.catalog import load_job
+from perfmodel.costs import Costs
+from perfmodel.price import price
+from perfmodel.profile import Link, Profile, scaled
+from tests.launchers import Launcher, Scene, scene
+from tests.planning import first_plan
+
+__all__ = ["scene"]
+pytestmark = pytest.mark.timeout(120)
+
+REHEARSE = Launcher("odyssey-rehearse", ("odyssey_cli", "rehearse"))
+SMALL = ("gpt3-medium-a100-32", "--no-display", "--nodes=1", "--nproc-per-node=4", "--layout=2x2", "--speed=20")
+
+
+def rehearse(scene: Scene, *arguments: str) -> tuple[list[dict], list[Event]]:
+    """What `--json` tells of a rehearsal that went well, and the newest job's events."""
+    out = scene.cwd / "rehearsal.json"
+    run = scene.start(REHEARSE, *SMALL, f"--json={out}", *arguments).succeed()
+    assert "Traceback" not in run.stderr and "(rehearsed)" in run.stderr
+    from launcher.joblog import reader
+
+    folder = max(path for path in (scene.cwd / "odyssey-logs").iterdir() if path.is_dir())
+    assert all(logged == taken for logged, taken in replay(folder / reader.NAME))
+    return json.loads(out.read_text()), list(reader.events(folder / reader.NAME))
+
+
+def test_a_loss_is_recovered_from_and_compared_with_what_was_predicted(scene: Scene) -> None:
+    ((found,), events) = rehearse(scene, "--steps=6", "--drill=step=2 lose=1", "--jitter=0.1", "--slow=0=1.2")
+    assert found["code"] == 0 and found["asked"] == "auto"
+    first, second = found["generations"]
+    assert first["layout"] == "2x2" and first["n_workers"] == 4 and first["transition"] == {}
+    assert second["n_workers"] <= 3 and first["n_steps"] + second["n_steps"] == 6
+    assert set(second["predicted_transition"]) | {"rest"} == set(second["transition"])
+    assert second["transition"]["moves"] > 0 or second["predicted_transition"]["moves"] == 0
+    assert [event.body.rank for event in events if isinstance(event.body, RankLost)] == [1]
+
+
+def test_each_strategy_that_is_asked_for_has_a_job_of_its_own(scene: Scene) -> None:
+    found, _ = rehearse(
+        scene, "--steps=5", "--drill=step=2 kill=1", "--strategy=respawn,reroute", "--max-restarts=1", "--speed=60"
+    )
+    assert [one["asked"] for one in found] == ["respawn", "reroute"]
+    assert [one["generations"][-1]["strategy"] for one in found] == ["respawn", "reroute"]
+    assert found[0]["generations"][-1]["n_workers"] == 4 and found[0]["generations"][-1]["transition"]["spawn"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["step=2 hang=3", "step=1 lose=0 lose=3", "step=1 lose=0,step=2 kill=3"])
+def test_whatever_is_lost_the_rehearsal_goes_on(scene: Scene, fault: str) -> None:
+    ((found,), _) = rehearse(scene, "--steps=5", *(f"--drill={one}" for one in fault.split(",")))
+    assert found["code"] == 0 and sum(one["n_steps"] for one in found["generations"]) == 5
+
+
+def test_an_interrupted_one_leaves_nothing(scene: Scene) -> None:
+    run = scene.start(REHEARSE, *SMALL[:-1], "--speed=1", "--steps=1000")
+    while "generation 1: go" not in run.stderr:
+        assert run.process.poll() is None, run.story()
+    run.signal(signal.SIGINT)
+    assert run.end() == 130
+    assert "Traceback" not in run.stderr and "interrupted by Ctrl-C" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("no-such-job",), "no job is called 'no-such-job'"),
+        ((*SMALL, "--speed=0"), "--speed 0: expected a number from 0.01 to 100"),
+        ((*SMALL, "--slow=9=2"), "--slow 9: there are ranks 0 to 3"),
+        ((*SMALL, "--slow=much"), "--slow much: expected RANK=FACTOR"),
+        ((*SMALL, "--strategy=reroute,hope"), "--strategy hope: no such strategy"),
+        ((*SMALL, "--drill=step=1 lose=9"), "lose=9: there are ranks 0 to 3"),
+        ((*SMALL, "--layout=3x9"), "3x9"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_one_error(scene: Scene, arguments: tuple[str, ...], error: str) -> None:
+    run = scene.start(REHEARSE, *arguments)
+    assert run.end() in (1, 2)
+    assert error in run.stderr and "Traceback" not in run.stderr, run.stderr
+
+
+# -- what it is made of ------------------------------------------------------------------------------------------------
+
+
+def profile_with(interface_bandwidth: float | None) -> Profile:
+    profile = load_job("gpt3-medium-a100-32").profile
+    cluster = msgspec.structs.replace(
+        profile.cluster,
+        ranks_per_node=2,
+        nodes_per_host=1,
+        intra_host=Link(1.0, 100.0),
+        inter_host=Link(2.0, 10.0),
+        interface_bandwidth=interface_bandwidth,
+    )
+    return msgspec.structs.replace(profile, cluster=cluster)
+
+
+def test_messages_wait_for_their_pair_of_workers() -> None:
+    network = Network(0, Costs(profile_with(None)), None)
+    assert network.leave(1, 200.0, 5.0) == 5.0 + 2.0 + 1.0
+    assert network.leave(1, 100.0, 6.0) == 7.0 + 1.0 + 1.0, "behind the one before"
+    assert network.leave(2, 100.0, 6.0) == 6.0 + 10.0 + 2.0, "another pair, another host"
+
+
+def test_the_ranks_of_a_host_share_its_interface(tmp_path: Path) -> None:
+    path = str(tmp_path / "interfaces")
+    Interfaces.make(path, 3)
+    costs = Costs(profile_with(5.0))
+    first, second, third = (Network(rank, costs, Interfaces.at(path, 3, 5.0)) for rank in (0, 1, 4))
+    assert first.leave(2, 10.0, 0.0) == 2.0 + 2.0, "the interface is slower than the link"
+    assert second.leave(3, 10.0, 1.0) == 4.0 + 2.0, "and busy"
+    assert third.leave(2, 10.0, 3.0) == 6.0 + 2.0, "that of the target as well"
+    assert second.leave(0, 100.0, 0.0) == 1.0 + 1.0, "not within the host"
+
+
+@given(st.floats(0.01, 100))
+@settings(max_examples=20, deadline=None)
+def test_at_another_speed_everything_takes_as_many_times_longer(speed: float) -> None:
+    profile = load_job("gpt3-medium-a100-32").profile
+    plan = first_plan(profile, "8x4", 32)
+    usual, other = (price(plan, one, seconds_to_change=1e9) for one in (profile, scaled(profile, speed)))
+    assert other.step_s * speed == pytest.approx(usual.step_s, rel=1e-9)
+    assert other.transition.total_s * speed == pytest.approx(usual.transition.total_s, rel=1e-9)
+    assert other.peak_bytes == usual.peak_bytes
+
+
+@given(st.floats(0.1, 100), st.integers(1, 50), st.integers(1, 9), st.integers(0, 99))
+def test_drawn_losses_leave_a_rank_and_are_the_same_for_a_seed(mtbf_s: float, n_steps: int, n_ranks: int, seed: int) -> None:
+    drawn = losses(mtbf_s, 1.0, n_steps, n_ranks, seed)
+    assert drawn == losses(mtbf_s, 1.0, n_steps, n_ranks, seed)
+    ranks = [int(text.rpartition("=")[2]) for text in drawn]
+    steps = [int(text.split()[0].removeprefix("step=")) for text in drawn]
+    assert len(set(ranks)) == len(ranks) < n_ranks and all(0 <= rank < n_ranks for rank in ranks)
+    assert steps == sorted(steps) and all(0 <= step < n_steps for step in steps)
+
+
+def test_the_report_by_hand() -> None:
+    plan = first_plan(load_job("gpt3-medium-a100-32").profile, "2x2", 4)
+    plans = [
+        msgspec.structs.replace(plan, generation=number, estimate=Estimate(step_s, Transition(pause_s=1.0), 0, 0.0))
+        for number, step_s in ((1, 2.0), (2, 3.0))
+    ]
+    events: list[Event] = []
+
+    def add(time: float, generation: int, body: object) -> None:
+        events.append(Event(time, generation, "coordinator", body))
+
+    def commit(time: float, generation: int, step: int) -> None:
+        for rank in (0, 1):  # each tells; the first counts
+            add(time + rank / 8, generation, UnitCommitted(rank, Result((step, 0), "step", (0.0,)), 8, 0.1))
+
+    add(0, 1, PlanChosen(plans[0], "", ()))
+    add(1, 1, GenerationStarted(None, None, None, 0.5, 0.0, None))
+    for step, time in enumerate((4.0, 6.0, 9.0, 11.0)):
+        commit(time, 1, step)
+    add(12, 2, PlanChosen(plans[1], "", ()))
+    add(14, 2, GenerationStarted(0.25, 0.5, 0.125, 0.25, 0.5, 1.5, None, 0.125))
+    for step, time in enumerate((21.0, 25.0), start=4):
+        commit(time, 2, step)
+    first, second = generations(events, 2.0)
+    assert (first.step_s, first.predicted_step_s, first.n_steps, first.transition) == (4.0, 4.0, 4, {})
+    assert (second.step_s, second.predicted_step_s, second.n_steps) == (8.0, 6.0, 2)
+    assert second.predicted_transition["pause"] == 2.0 == second.predicted_transition_s
+    shown = {"detect": 0.5, "pause": 1.0, "search": 0.25, "spawn": 0, "groups": 0.5, "moves": 1.0, "warm_up": 6.0, "rest": 0.25}
+    assert second.transition == shown
