@@ -121,11 +121,14 @@ def test_a_seed_is_a_case_and_many_seeds_are_every_kind_of_fault():
 @pytest.mark.soak
 @pytest.mark.parametrize("phase", ["pausing", "plan", "go"])
 def test_a_second_loss_during_the_recovery_changes_nothing(phase, tmp_path):
+    """Whoever reads in the log that a recovery is at this phase may be too late: then another job is run."""
     chain = (kill("step", 3, 7), kill(phase, 1, 2, delay_s=0.0))
-    outcome = ran(Case(0, "4x2", 8, recipe=SHORT, chains=(chain,)), tmp_path)
-    assert outcome.struck == ["kill rank", "kill rank"]
-    if phase != "go":
-        assert "lost during recovery" in outcome.marks
+    for attempt in range(5):
+        outcome = ran(Case(0, "4x2", 8, recipe=SHORT, chains=(chain,)), tmp_path / str(attempt))
+        assert outcome.struck == ["kill rank", "kill rank"]
+        if phase == "go" or "lost during recovery" in outcome.marks:
+            return
+    pytest.fail("in none of five jobs the second loss fell into the recovery from the first")
 
 
 def test_a_rank_that_stands_still_is_lost_and_changes_nothing(tmp_path):

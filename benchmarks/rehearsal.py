@@ -1,0 +1,185 @@
+"""Rehearsed against predicted, and rehearsed against real: `python -m benchmarks.rehearsal` (about twenty minutes).
+
+For each situation (a model on a cluster, a layout, a loss) a job is rehearsed for every strategy and one for the model's own
+choice. Then a real job of two ranks, with a core each, is profiled, and rehearsed at its own profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import strategies
+from benchmarks import report
+from benchmarks.report import Cell
+from launcher.joblog import reader
+from odyssey_cli.planning import source
+from odyssey_cli.planning.ask import plan_now
+from odyssey_cli.rehearsal.rehearse import Wanted, rehearse
+from odyssey_cli.rehearsal.report import Generation, Rehearsal, generations
+from perfmodel.objective import objective
+
+STEP_S = 0.8
+"""What a step is to take here: the speed of a rehearsal is set by it."""
+N_STEPS = 12
+SECONDS_TO_CHANGE = 6 * 3600.0
+CLOSE = 0.03
+"""A choice is right if nothing that was rehearsed is better by more than this."""
+ABOUT = (
+    "Rehearsed on this machine: one process a rank, real groups, kills and messages; ops and links take the time that the "
+    "profile gives them. Step error: median step of a plan against the prediction, relative. Transition error: from the loss "
+    "to the first op of the next generation, likewise. Choice right: share of situations where the strategy that the model "
+    "chose is the best of those rehearsed, by the objective at rehearsed times, or within 3 % of it. Real: two ranks with a "
+    "core each, profiled, then rehearsed at that profile. Agent's share: processor time of the launcher over its length."
+)
+
+
+class Case(NamedTuple):
+    """`shape`: nodes x ranks of a node."""
+
+    source: str
+    shape: tuple[int, int]
+    layout: str
+    drill: str
+
+
+CASES = (
+    Case("gpt3-medium-a100-32", (1, 8), "2x4", "step=5 lose=1"),
+    Case("gpt3-medium-a100-32", (1, 8), "4x2", "step=5 lose=5"),
+    Case("gpt3-medium-a100-32", (2, 8), "4x4", "step=5 lose=2"),
+    Case("gpt3-medium-a100-32", (2, 8), "2x8", "step=5 lose=9"),
+    Case("gpt3-medium-a100-32", (2, 8), "4x4", "step=5 lose=2 lose=7"),
+    Case("gpt3-medium-a100-32", (4, 8), "8x4", "step=5 lose=16"),
+    Case("gpt3-3.35b-a100-32", (2, 8), "4x4", "step=5 lose=0"),
+    Case("gpt3-3.35b-a100-32", (4, 8), "4x8", "step=5 lose=12"),
+    Case("gpt3-3.35b-a100-32", (4, 8), "4x8", "step=5 lose=12 lose=13"),
+    Case("gpt3-6.7b-a100-32", (4, 8), "4x8", "step=5 lose=31"),
+)
+
+
+def main() -> None:
+    options = _arguments()
+    machine = report.this_machine()
+    rows: list[dict[str, Cell]] = []
+    steps: list[float] = []
+    transitions: list[float] = []
+    right: list[bool] = []
+    agent_share: dict[int, list[float]] = {}
+    asked = ("auto", *strategies.names()) if options.strategies is None else tuple(options.strategies)
+    with tempfile.TemporaryDirectory(prefix="odyssey-rehearsal-") as folder:
+        for case in CASES[: options.cases]:
+            found = _rehearsed(case, asked, Path(folder), rows, agent_share)
+            for one in found:
+                steps += [_off(g.step_s, g.predicted_step_s) for g in one.generations if g.step_s is not None]
+                transitions += [_off(g.transition_s, g.predicted_transition_s) for g in one.generations if g.transition]
+            if (verdict := _is_right(found)) is not None:
+                right.append(verdict)
+        real = _real_against_rehearsed(Path(folder), rows) if options.real else None
+    summary = {
+        "rehearsed_cases": float(len(transitions)),
+        "rehearsed_step_median_error": median(steps),
+        "rehearsed_transition_median_error": median(transitions),
+        "choice_right": sum(right) / len(right),
+    }
+    if real is not None:
+        summary["rehearsed_over_real_2"] = real
+    if 32 in agent_share:
+        summary["rehearsal_agent_share_32"] = median(agent_share[32])
+    report.publish(report.Report("rehearsal", ABOUT, machine, summary, rows), options.results)
+
+
+def _rehearsed(
+    case: Case, asked: tuple[str, ...], folder: Path, rows: list[dict[str, Cell]], agent_share: dict[int, list[float]]
+) -> list[Rehearsal]:
+    """A job for each strategy that has a plan for this loss, and for the model's own choice."""
+    of = source.find(case.source).resized(*case.shape)
+    n_ranks = case.shape[0] * case.shape[1]
+    estimate = plan_now(of, case.layout, SECONDS_TO_CHANGE).estimate
+    assert estimate is not None
+    found = []
+    for strategy in asked:
+        wanted = Wanted(
+            case.layout, (strategy,), (case.drill,), N_STEPS, estimate.step_s / STEP_S, SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder
+        )
+        began, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+        (one,) = rehearse(of, wanted, display=False)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
+        agent_share.setdefault(n_ranks, []).append(cpu_s / (time.monotonic() - began))
+        after = one.generations[-1]
+        if one.code or (strategy not in ("auto", after.strategy)):
+            continue  # it has no plan for this loss, and another one stood in
+        found.append(one)
+        for generation in one.generations:
+            rows.append(_row(case, n_ranks, strategy, generation))
+    return found
+
+
+def _row(case: Case, n_ranks: int, asked: str, generation: Generation) -> dict[str, Cell]:
+    return {
+        "model": case.source.removesuffix("-a100-32"),
+        "ranks": n_ranks,
+        "loss": case.drill.partition(" ")[2],
+        "asked": asked,
+        "plan": generation.strategy,
+        "layout": generation.layout,
+        "step s": generation.predicted_step_s,
+        "rehearsed s": generation.step_s,
+        "transition s": generation.predicted_transition_s or None,
+        "rehearsed transition s": generation.transition_s or None,
+    }
+
+
+def _is_right(found: list[Rehearsal]) -> bool | None:
+    """Whether what the model chose is as good as the best that was rehearsed; None if there was nothing to choose from."""
+    worth = {
+        one.asked: objective(one.global_batch, last.step_s, last.transition_s, SECONDS_TO_CHANGE)
+        for one in found
+        if (last := one.generations[-1]).step_s is not None
+    }
+    chosen = next((one.generations[-1].strategy for one in found if one.asked == "auto"), None)
+    if chosen not in worth or len(worth) < 3:
+        return None
+    return worth[chosen] >= (1 - CLOSE) * max(worth.values())
+
+
+def _off(found: float | None, expected: float) -> float:
+    assert found is not None
+    return abs(found / expected - 1)
+
+
+def _real_against_rehearsed(folder: Path, rows: list[dict[str, Cell]]) -> float:
+    """Median step of a real job of two ranks, and the same rehearsed at the profile that it ended with."""
+    script = Path(__file__).parents[1] / "examples" / "train_gpt.py"
+    command = [sys.executable, "-m", "odyssey_cli", "run", "--no-display", "--nodes", "2", "--layout", "1x2"]
+    logs = folder / "real"
+    subprocess.run([*command, "--log-dir", str(logs), str(script), "--steps", "60"], check=True, stdout=subprocess.DEVNULL)
+    (job,) = logs.iterdir()
+    (real,) = generations(reader.events(job / reader.NAME), 1.0)
+    wanted = Wanted("1x2", ("auto",), ("step=100000 kill=0",), 40, 1.0, None, 0.0, {}, 0, 0, folder)
+    (one,) = rehearse(source.of_job(job), wanted, display=False)
+    rehearsed_s = one.generations[0].step_s
+    assert rehearsed_s is not None and real.step_s is not None
+    rows.append({"model": "train_gpt.py, real", "ranks": 2, "layout": "1x2", "step s": real.step_s, "rehearsed s": rehearsed_s})
+    return rehearsed_s / real.step_s
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rehearsal", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many situations")
+    parser.add_argument("--strategies", nargs="+", help="default: auto and every strategy")
+    parser.add_argument("--no-real", dest="real", action="store_false", help="leave the real job out")
+    parser.add_argument("--results", type=Path, default=report.RESULTS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
