@@ -142,6 +142,7 @@ def test_a_rank_that_is_stopped_before_it_joins_is_done_without(tmp_path: Path, 
     assert any("before the job began; it starts without" in note.text for note in ran.all(Note))
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_stopped_before_it_joins_is_started_again_where_it_may(tmp_path: Path, losses: list[float]) -> None:
     ran = run(tmp_path, script=stops_itself(tmp_path, "before it joins", "1"), n_nodes=2, layout="2x1", max_restarts=1)
     assert_exact(ran, losses)
@@ -149,6 +150,7 @@ def test_a_rank_that_is_stopped_before_it_joins_is_started_again_where_it_may(tm
     assert ran.all(PlanChosen)[0].plan.workers == (0, 1)
 
 
+@pytest.mark.soak
 def test_a_respawned_rank_that_is_stopped_before_it_joins_is_lost_again(tmp_path: Path, losses: list[float]) -> None:
     def stop_the_new_one(event: Event, ran: Ran) -> None:
         if isinstance(event.body, RankStarted) and len(ran.all(RankStarted)) == 3:

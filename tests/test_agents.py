@@ -205,6 +205,7 @@ def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent]) -
     assert steps == sorted(set(steps)) and steps[-1] == 59
 
 
+@pytest.mark.soak
 def test_a_stopped_rank_of_another_agent_is_lost(start: Callable[..., Agent]) -> None:
     """The leading agent cannot see it: the rank's own agent tells."""
     given = {"script": TRAIN, "backend": "static", "nproc_per_node": 2, "layout": "2x2"}
@@ -219,6 +220,7 @@ def test_a_stopped_rank_of_another_agent_is_lost(start: Callable[..., Agent]) ->
     assert any("recovered in" in line for line in agents[0].lines), agents[0].lines
 
 
+@pytest.mark.soak
 def test_a_stopped_zygote_of_another_agent_is_replaced(start: Callable[..., Agent]) -> None:
     first = start(backend="static", node_rank=0)
     second = start(backend="static", node_rank=1)

@@ -23,7 +23,7 @@ def ran(tmp_path: Path, *arguments: str) -> Ran:
     return Ran(RunOptions(script, given, n_nodes=2, layout="2x1", max_restarts=1, log_dir=logs, capture_output=True))
 
 
-@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_jobs_that_follow_each_other_are_exact(kill: bool, tmp_path: Path) -> None:
     """A rank that is lost in the second is not started again, as its script would begin with the first."""
     done = ran(tmp_path, *(["--kill"] if kill else []))

@@ -175,6 +175,7 @@ def test_a_running_job_is_listed_shown_read_and_stopped(
     assert "does not run any more (stopped)" in Cli(capsys, "stop", folder.name).err
 
 
+@pytest.mark.soak
 def test_stop_now_does_not_wait_for_ranks_that_ignore_the_signal(
     launch: Callable[..., Launched], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

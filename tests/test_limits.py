@@ -54,7 +54,7 @@ def as_user(scene: Scene) -> tuple[str, ...]:
     return ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *capabilities)
 
 
-@pytest.mark.parametrize("zygote", ["1", "0"], ids=["fork", "spawn"])
+@pytest.mark.parametrize("zygote", ["1", pytest.param("0", marks=pytest.mark.soak)], ids=["fork", "spawn"])
 def test_a_job_goes_on_without_a_rank_that_cannot_be_started_again(scene: Scene, as_user: tuple[str, ...], zygote: str) -> None:
     inside = "        losses[step.index] = step.loss\n"
     text = Path(TRAIN).read_text().replace("Path(__file__).resolve().parents[2]", repr(str(ROOT)))
@@ -71,7 +71,7 @@ def test_a_job_goes_on_without_a_rank_that_cannot_be_started_again(scene: Scene,
 
 
 @pytest.mark.parametrize("zygote", ["1", "0"], ids=["fork", "spawn"])
-@pytest.mark.parametrize("limit", [1, 2, 4])
+@pytest.mark.parametrize("limit", [1, 2, pytest.param(4, marks=pytest.mark.soak)])
 def test_too_few_processes_at_the_start_are_one_error(scene: Scene, as_user: tuple[str, ...], zygote: str, limit: int) -> None:
     script = scene.write("script.py", "import signal; signal.pause()")
     through = (*as_user, "prlimit", f"--nproc={limit}")

@@ -55,6 +55,7 @@ def test_a_loss_is_recovered_from_and_compared_with_what_was_predicted(scene: Sc
     assert [event.body.rank for event in events if isinstance(event.body, RankLost)] == [1]
 
 
+@pytest.mark.soak
 def test_each_strategy_that_is_asked_for_has_a_job_of_its_own(scene: Scene) -> None:
     found, _ = rehearse(
         scene, "--steps=5", "--drill=step=2 kill=1", "--strategy=respawn,reroute", "--max-restarts=1", "--speed=60"

@@ -281,6 +281,7 @@ def test_a_warning_ends_nothing_and_progress_is_told(tmp_path: Path, fifo: Path)
     assert ran.all(Resumed) and not ran.all(RankLost)
 
 
+@pytest.mark.soak
 def test_ranks_that_wait_for_a_busy_one_are_not_ended(tmp_path: Path) -> None:
     text = """
 import os, time
@@ -347,6 +348,7 @@ raise ValueError
     assert ends[-2] == AtStep(0, 99) and isinstance(ends[-1], RankFailed)
 
 
+@pytest.mark.soak
 def test_heartbeats_of_other_processes_than_the_rank_are_none(tmp_path: Path) -> None:
     text = """
 import multiprocessing, os, subprocess, sys
