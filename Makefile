@@ -5,7 +5,7 @@
 #   make soak      the long tests: a thousand random faults in random jobs (half an hour)
 #   make lint      ruff and mypy
 #   make bench     the benchmarks, written to docs/benchmarks.md
-#   make picture   draw docs/picture.svg from a real job
+#   make picture   draw docs/picture.svg from a rehearsed job
 #   make gpu-test  the tests that need a GPU
 
 PYTHON ?= python3
@@ -44,8 +44,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 picture: $(READY)
-	$(BIN)/odyssey run --no-display --nodes 8 --layout 2x4 --log-dir build/picture --drill 'step=25 lose=5' \
-		examples/train_gpt.py --steps 40
+	$(BIN)/odyssey rehearse gpt3-medium-a100-32 --layout 4x8 --drill 'step=8 lose=13' --steps 24 --no-display \
+		--log-dir build/picture
 	$(BIN)/python -m odyssey_cli.jobs.picture build/picture --output docs/picture.svg
 
 # One `make` installs, another waits for it: two at once would break each other's. What was interrupted is made anew.
