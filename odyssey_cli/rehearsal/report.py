@@ -24,7 +24,7 @@ PARTS = ("detect", "pause", "search", "spawn", "groups", "moves", "warm_up")
 
 class Generation(msgspec.Struct, frozen=True):
     """A plan that has run. Seconds of the cluster; `step_s`: None if fewer than two steps were made. `transition`: part ->
-    seconds, empty for the first generation."""
+    seconds, as far as they are known; empty for the first generation."""
 
     number: int
     strategy: str
@@ -83,7 +83,7 @@ def _generation(plan: Plan, go_at: float, body: GenerationStarted, times: list[f
             "warm_up": times[0] - go_at - step_s if step_s is not None else None,
             "rest": body.rest_s,
         }
-        rehearsed = {part: max(0.0, seconds or 0.0) * speed for part, seconds in parts.items()}
+        rehearsed = {part: max(0.0, seconds) * speed for part, seconds in parts.items() if seconds is not None}
     return Generation(
         plan.generation,
         plan.strategy,
