@@ -38,7 +38,8 @@ class Generation(msgspec.Struct, frozen=True):
 
     @property
     def predicted_transition_s(self) -> float:
-        return sum(self.predicted_transition.values())
+        """Of those parts of which it is known what they took."""
+        return sum(seconds for part, seconds in self.predicted_transition.items() if part in self.transition)
 
     @property
     def transition_s(self) -> float:
