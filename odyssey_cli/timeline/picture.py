@@ -1,0 +1,231 @@
+"""A step as rows of bars, one row a worker: what all renderers draw, made from a Plan and the times of its programs' ops."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from launcher.joblog.wording import ranks_text
+from odyssey.plan import Plan
+from odyssey.schedule import Commit, Compute, Drop, Op, OptimizerStep, Receive, Reduce, Send
+from odyssey_cli.display import quantities
+from perfmodel.profile import Profile
+from perfmodel.timeline import Span, simulate
+
+ALL_ROWS = 16
+"""A picture with more rows leaves out pipelines that do the same as one that it shows."""
+MOST_ROWS = 40
+"""A picture with still more leaves out pipelines that a loss has not changed."""
+
+
+class Kind(enum.StrEnum):
+    """What a worker does."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT_GRADIENT = "input gradient"
+    WEIGHT_GRADIENT = "weight gradient"
+    WAIT = "wait for a message"
+    SEND = "send"
+    DROP = "free activations"
+    REDUCTION = "gradient reduction"
+    COMMIT = "commit"
+    OPTIMIZER = "optimizer"
+
+
+COMPUTATIONS = {
+    "F": Kind.FORWARD,
+    "B": Kind.BACKWARD,
+    "I": Kind.INPUT_GRADIENT,
+    "W": Kind.WEIGHT_GRADIENT,
+}
+"""By the kind of the op. Those of one worker never overlap."""
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """One op of a worker, seconds since the start of the step. `is_rerouted`: for a micro-batch of another pipeline."""
+
+    kind: Kind
+    op: str
+    start_s: float
+    end_s: float
+    micro_batch: int | None = None
+    is_rerouted: bool = False
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A rank and all that it does. `place`: `pipeline.stage`, empty outside the layout. `lost`: what a lost rank's row says."""
+
+    rank: int
+    place: str
+    bars: tuple[Bar, ...]
+    lost: str = ""
+
+    @property
+    def pipeline(self) -> str:
+        return self.place.partition(".")[0]
+
+
+class Panel(msgspec.Struct, frozen=True):
+    """One step of one plan. `notes`: what the rows do not tell, such as the rows that are left out."""
+
+    title: str
+    step_s: float
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """Panels one above the other, at one time scale."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+    @property
+    def longest_s(self) -> float:
+        return max(panel.step_s for panel in self.panels)
+
+    @property
+    def bars(self) -> list[Bar]:
+        return [bar for panel in self.panels for row in panel.rows for bar in row.bars]
+
+
+def kind(op: Op) -> Kind:
+    """The kind of an op."""
+    match op:
+        case Compute():
+            return COMPUTATIONS[op.kind]
+        case Send():
+            return Kind.SEND
+        case Receive():
+            return Kind.WAIT
+        case Drop():
+            return Kind.DROP
+        case Reduce():
+            return Kind.REDUCTION
+        case Commit():
+            return Kind.COMMIT
+        case OptimizerStep():
+            return Kind.OPTIMIZER
+
+
+def bars(plan: Plan, worker: int, spans: Sequence[Span]) -> tuple[Bar, ...]:
+    """The ops of a worker as bars."""
+    routed = set(plan.routed_to.get(worker, ()))
+    found = []
+    for span in spans:
+        op = span.op
+        micro_batch = op.micro_batch if isinstance(op, Compute | Send | Receive | Drop) else None
+        rerouted = isinstance(op, Compute) and (op.stage, op.micro_batch) in routed
+        found.append(Bar(kind(op), str(op), span.start_s, span.end_s, micro_batch, rerouted))
+    return tuple(found)
+
+
+def headline(when: str, plan: Plan) -> str:
+    """`before: layout 4x8`; of a panel."""
+    return f"{when}: layout {plan.layout()}" if when else f"layout {plan.layout()}"
+
+
+def predicted(
+    title: str,
+    plan: Plan,
+    profile: Profile,
+    *,
+    lost: Mapping[int, tuple[int, int] | None] | None = None,
+    node_of: Mapping[int, int] | None = None,
+    all_rows: int = ALL_ROWS,
+) -> Panel:
+    """A step of `plan` as the performance model foresees it, the profile's `step_scale` included.
+
+    `lost`: ranks that are gone, and the (pipeline, stage) that each had, if that is still without one.
+    Raises PlanError for programs that wait for each other.
+    """
+    timeline = simulate(plan, profile, node_of)
+    scale = profile.step_scale
+
+    def spans(worker: int) -> list[Span]:
+        return [Span(span.op, span.start_s * scale, span.end_s * scale) for span in timeline.spans(plan, worker)]
+
+    chosen, left_out = pipelines_to_show(plan, timeline.twin, all_rows)
+    return panel(title, plan, timeline.step_s * scale, spans, chosen, lost=lost or {}, notes=left_out)
+
+
+def panel(
+    title: str,
+    plan: Plan,
+    step_s: float,
+    spans: Callable[[int], Sequence[Span]],
+    pipelines: Collection[int],
+    *,
+    lost: Mapping[int, tuple[int, int] | None],
+    notes: Sequence[str] = (),
+) -> Panel:
+    """A step of `plan`, whose times `spans` knows of each worker: rows of `pipelines`, then of lost ranks without a place."""
+    rank_at = {place: rank for rank, place in lost.items() if place is not None}
+    rows = []
+    for p in sorted(pipelines):
+        for s, stage in enumerate(plan.pipelines[p].stages):
+            place = f"{p}.{s}"
+            if stage.worker is not None:
+                rows.append(Row(stage.worker, place, bars(plan, stage.worker, spans(stage.worker))))
+            elif (p, s) in rank_at:
+                runners = tuple(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
+                verb = "runs" if len(runners) == 1 else "run"
+                rows.append(Row(rank_at[p, s], place, (), f"lost: {ranks_text(runners)} {verb} its micro-batches"))
+    rows += [Row(rank, "", (), "lost") for rank, place in sorted(lost.items()) if place is None]
+    idle = (f"{ranks_text(plan.idle)} without work",) if plan.idle else ()
+    return Panel(title, step_s, tuple(rows), (*notes, *idle))
+
+
+def pipelines_to_show(plan: Plan, twin: Mapping[int, int], all_rows: int = ALL_ROWS) -> tuple[list[int], list[str]]:
+    """The pipelines whose rows make the picture, and sentences about those left out.
+
+    All of them if they have at most `all_rows` rows; else one of each kind, the rest doing the same (`twin`); of more than
+    `MOST_ROWS` rows first those that a loss has changed. At least one.
+    """
+    everything = range(len(plan.pipelines))
+    if sum(len(pipeline.stages) for pipeline in plan.pipelines) <= all_rows:
+        return list(everything), []
+    workers = [[stage.worker for stage in pipeline.stages if stage.worker is not None] for pipeline in plan.pipelines]
+    kinds = [p for p in everything if any(twin[worker] == worker for worker in workers[p])]
+    shown: list[int] = []
+    n_rows = 0
+    for p in sorted(kinds, key=lambda p: _calmness(plan, p)):
+        n_rows += len(plan.pipelines[p].stages)
+        if not shown or n_rows <= MOST_ROWS:
+            shown.append(p)
+    notes = []
+    for left_out, why in (
+        ([p for p in everything if p not in set(kinds)], "that do the same at the same time"),
+        ([p for p in kinds if p not in set(shown)], "for want of room"),
+    ):
+        if left_out:
+            n_ranks = sum(len(workers[p]) for p in left_out)
+            count = f"{quantities.plural(len(left_out), 'pipeline')} ({quantities.plural(n_ranks, 'rank')})"
+            notes.append(f"left out: {count} {why}")
+    return sorted(shown), notes
+
+
+def _calmness(plan: Plan, p: int) -> int:
+    """0 for a pipeline with a stage that lost its rank, 1 for one that runs micro-batches of others, 2 for the rest."""
+    pipeline = plan.pipelines[p]
+    if not pipeline.is_complete:
+        return 0
+    return 1 if any(stage.worker in plan.routed_to for stage in pipeline.stages) else 2
+
+
+def places_left(lost: Collection[int], before: Plan, after: Plan | None) -> dict[int, tuple[int, int] | None]:
+    """Lost rank -> its (pipeline, stage) in `before`, if that still stands in `after` without a worker; else None."""
+    found: dict[int, tuple[int, int] | None] = {}
+    for rank in lost:
+        place = before.place.get(rank)
+        found[rank] = place if place is not None and after is not None and _is_hole(after, *place) else None
+    return found
+
+
+def _is_hole(plan: Plan, p: int, s: int) -> bool:
+    if p >= len(plan.pipelines) or s >= len(plan.pipelines[p].stages):
+        return False
+    return plan.pipelines[p].stages[s].worker is None
