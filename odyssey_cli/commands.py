@@ -256,6 +256,21 @@ def stacks(
     raise typer.Exit(command.stacks(job, whole=whole))
 
 
+@app.command(context_settings=_SETTINGS, short_help="Show what a job's ranks did during a step.")
+def timeline(
+    job: JobName = None,
+    generation: Annotated[
+        int | None, typer.Option("--generation", metavar="N", help="Only this one. Default: the newest.")
+    ] = None,
+    svg: SvgFile = None,
+    trace: TraceFile = None,
+) -> None:
+    """Show what every rank did during a step of each generation, below what was predicted."""
+    from odyssey_cli.jobs import timeline as command
+
+    raise typer.Exit(command.timeline(job, generation=generation, svg=svg, trace=trace))
+
+
 def execute(argv: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Raises UsageError for one that cannot be meant."""
     try:

@@ -89,7 +89,7 @@ def test_of_a_large_layout_one_pipeline_of_each_kind_is_shown_and_the_rest_count
         f"{p}.{s}" for p in sorted({row.pipeline for row in drawn.rows}) for s in range(4)
     ]
     assert len(drawn.rows) == 8, "one pipeline with five micro-batches, and one with four"
-    assert drawn.notes == ("left out: 14 pipelines (56 ranks) that do the same at the same time",)
+    assert drawn.notes == ("left out: 14 pipelines (56 ranks) that do the same",)
 
 
 def test_where_even_kinds_are_too_many_the_pipelines_that_a_loss_has_changed_come_first() -> None:

@@ -54,6 +54,7 @@ def plan(
     if with_timeline or svg_file is not None or trace_file is not None:
         drawn = timeline(answer, found.profile, with_loss=fail is not None or fail_ranks is not None)
         if with_timeline:
+            print()
             terminal.show(drawn)
         save.save(drawn, svg_file, trace_file)
     return ExitCode.OK if answer.chosen is not None else ExitCode.FAILED

@@ -148,8 +148,8 @@ def predicted(
     def spans(worker: int) -> list[Span]:
         return [Span(span.op, span.start_s * scale, span.end_s * scale) for span in timeline.spans(plan, worker)]
 
-    chosen, left_out = pipelines_to_show(plan, timeline.twin, all_rows)
-    return panel(title, plan, timeline.step_s * scale, spans, chosen, lost=lost or {}, notes=left_out)
+    choice = choose(plan, timeline.twin, all_rows)
+    return panel(title, plan, timeline.step_s * scale, spans, choice, lost=lost or {})
 
 
 def panel(
@@ -157,15 +157,16 @@ def panel(
     plan: Plan,
     step_s: float,
     spans: Callable[[int], Sequence[Span]],
-    pipelines: Collection[int],
+    choice: Choice,
     *,
     lost: Mapping[int, tuple[int, int] | None],
     notes: Sequence[str] = (),
 ) -> Panel:
-    """A step of `plan`, whose times `spans` knows of each worker: rows of `pipelines`, then of lost ranks without a place."""
+    """A step of `plan`, whose times `spans` knows of each worker: rows of the chosen pipelines, then of lost ranks without a
+    place."""
     rank_at = {place: rank for rank, place in lost.items() if place is not None}
     rows = []
-    for p in sorted(pipelines):
+    for p in choice.shown:
         for s, stage in enumerate(plan.pipelines[p].stages):
             place = f"{p}.{s}"
             if stage.worker is not None:
@@ -176,36 +177,48 @@ def panel(
                 rows.append(Row(rank_at[p, s], place, (), f"lost: {ranks_text(runners)} {verb} its micro-batches"))
     rows += [Row(rank, "", (), "lost") for rank, place in sorted(lost.items()) if place is None]
     idle = (f"{ranks_text(plan.idle)} without work",) if plan.idle else ()
-    return Panel(title, step_s, tuple(rows), (*notes, *idle))
+    return Panel(title, step_s, tuple(rows), (*choice.notes(plan), *idle, *notes))
 
 
-def pipelines_to_show(plan: Plan, twin: Mapping[int, int], all_rows: int = ALL_ROWS) -> tuple[list[int], list[str]]:
-    """The pipelines whose rows make the picture, and sentences about those left out.
+class Choice(msgspec.Struct, frozen=True):
+    """The pipelines whose rows make a picture; those that do the same as one of them; those left out for want of room."""
 
-    All of them if they have at most `all_rows` rows; else one of each kind, the rest doing the same (`twin`); of more than
-    `MOST_ROWS` rows first those that a loss has changed. At least one.
+    shown: tuple[int, ...]
+    alike: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
+
+    def notes(self, plan: Plan) -> list[str]:
+        """What is left out, in sentences."""
+        reasons = ((self.alike, "that do the same"), (self.left_out, "for want of room"))
+        return [f"left out: {_count(plan, pipelines)} {why}" for pipelines, why in reasons if pipelines]
+
+
+def _count(plan: Plan, pipelines: Collection[int]) -> str:
+    n_ranks = sum(len(_workers(plan, p)) for p in pipelines)
+    return f"{quantities.plural(len(pipelines), 'pipeline')} ({quantities.plural(n_ranks, 'rank')})"
+
+
+def choose(plan: Plan, twin: Mapping[int, int], all_rows: int = ALL_ROWS) -> Choice:
+    """All pipelines if they have at most `all_rows` rows; else one of each kind, the rest doing the same (`twin`).
+
+    Of kinds with more than `MOST_ROWS` rows first those that a loss has changed, and at least one.
     """
-    everything = range(len(plan.pipelines))
+    everything = tuple(range(len(plan.pipelines)))
     if sum(len(pipeline.stages) for pipeline in plan.pipelines) <= all_rows:
-        return list(everything), []
-    workers = [[stage.worker for stage in pipeline.stages if stage.worker is not None] for pipeline in plan.pipelines]
-    kinds = [p for p in everything if any(twin[worker] == worker for worker in workers[p])]
-    shown: list[int] = []
+        return Choice(everything)
+    kinds = [p for p in everything if any(twin[worker] == worker for worker in _workers(plan, p))]
+    shown: set[int] = set()
     n_rows = 0
     for p in sorted(kinds, key=lambda p: _calmness(plan, p)):
         n_rows += len(plan.pipelines[p].stages)
         if not shown or n_rows <= MOST_ROWS:
-            shown.append(p)
-    notes = []
-    for left_out, why in (
-        ([p for p in everything if p not in set(kinds)], "that do the same at the same time"),
-        ([p for p in kinds if p not in set(shown)], "for want of room"),
-    ):
-        if left_out:
-            n_ranks = sum(len(workers[p]) for p in left_out)
-            count = f"{quantities.plural(len(left_out), 'pipeline')} ({quantities.plural(n_ranks, 'rank')})"
-            notes.append(f"left out: {count} {why}")
-    return sorted(shown), notes
+            shown.add(p)
+    alike = tuple(sorted(set(everything) - set(kinds)))
+    return Choice(tuple(sorted(shown)), alike, tuple(p for p in kinds if p not in shown))
+
+
+def _workers(plan: Plan, p: int) -> list[int]:
+    return [stage.worker for stage in plan.pipelines[p].stages if stage.worker is not None]
 
 
 def _calmness(plan: Plan, p: int) -> int:
@@ -221,11 +234,12 @@ def places_left(lost: Collection[int], before: Plan, after: Plan | None) -> dict
     found: dict[int, tuple[int, int] | None] = {}
     for rank in lost:
         place = before.place.get(rank)
-        found[rank] = place if place is not None and after is not None and _is_hole(after, *place) else None
+        found[rank] = place if place is not None and after is not None and is_hole(after, *place) else None
     return found
 
 
-def _is_hole(plan: Plan, p: int, s: int) -> bool:
+def is_hole(plan: Plan, p: int, s: int) -> bool:
+    """Whether the layout has this stage, and no rank at it."""
     if p >= len(plan.pipelines) or s >= len(plan.pipelines[p].stages):
         return False
     return plan.pipelines[p].stages[s].worker is None

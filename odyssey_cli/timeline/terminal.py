@@ -47,7 +47,6 @@ _N_TICKS = 6
 def show(picture: Picture) -> None:
     """Print it on stdout."""
     console = Console(highlight=False)
-    print()
     console.print(render(picture, console.width, ascii_only=not console.encoding.lower().startswith("utf")))
 
 
