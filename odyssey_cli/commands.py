@@ -262,13 +262,14 @@ def timeline(
     generation: Annotated[
         int | None, typer.Option("--generation", metavar="N", help="Only this one. Default: the newest.")
     ] = None,
+    no_prediction: Annotated[bool, typer.Option("--no-prediction", help="Leave out what was predicted.")] = False,
     svg: SvgFile = None,
     trace: TraceFile = None,
 ) -> None:
     """Show what every rank did during a step of each generation, below what was predicted."""
     from odyssey_cli.jobs import timeline as command
 
-    raise typer.Exit(command.timeline(job, generation=generation, svg=svg, trace=trace))
+    raise typer.Exit(command.timeline(job, generation=generation, with_prediction=not no_prediction, svg=svg, trace=trace))
 
 
 def execute(argv: Sequence[str]) -> int:

@@ -293,7 +293,7 @@ COMMANDS = {
     "stop": {"--help", "--now"},
     "logs": {"--follow", "--help", "--rank"},
     "stacks": {"--help", "--whole"},
-    "timeline": {"--generation", "--help", "--svg", "--trace"},
+    "timeline": {"--generation", "--help", "--no-prediction", "--svg", "--trace"},
 }  # fmt: skip
 """The command lines of `run` and `profile` are not typer's, see LAUNCH_OPTIONS."""
 

@@ -39,7 +39,10 @@ def lost_of_two_by_two() -> Picture:
     before = first_plan(of, "2x2", 4)
     after = next(c.plan for c in search(situation(of, before, without(before, 3)), "reroute") if c.plan is not None)
     lost = places_left((3,), before, after)
-    panels = predicted(headline("before", before), before, of), predicted(headline("after", after), after, of, lost=lost)
+    panels = (
+        predicted(headline("before", before), before, of),
+        predicted(headline("after", after, "reroute"), after, of, lost=lost),
+    )
     return Picture("toy", panels)
 
 
@@ -133,7 +136,7 @@ stage rank
   1.1    3 ··4░4███5░5███6░6███7░7██····
            0 s       |5 s      |10 s    |15 s     |20 s
 
-after: layout 2x2 -1, 25 s a step
+after: layout 2x2 -1, reroute, 25 s a step
 stage rank
   0.0    0 0░1░2░0▓3░0▒··1▓1▒····2▓▒····3▓3▒≈≈≈≈············
   0.1    1 ··0░0▓4F4I1░1▓5F5I2░2▓6FI3░3▓7F7I0▒4W1▒5W2▒6W3▒7W
@@ -218,7 +221,7 @@ def test_plan_shows_the_step_before_and_after_a_loss(folder: Path, capfd: pytest
 
     out, err = capfd.readouterr()
     assert "profile.json: one training step before and after the loss of rank 3" in out
-    assert "before: layout 2x2" in out and "after, reroute: layout 2x2 -1" in out
+    assert "before: layout 2x2" in out and "after: layout 2x2 -1, reroute" in out
     assert "✕ lost: rank 1 runs its micro-batches" in out
     assert "written to step.svg" in err and "written to step.json" in err
     assert ElementTree.parse("step.svg").getroot().tag == f"{SVG}svg"

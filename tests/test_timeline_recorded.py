@@ -94,8 +94,8 @@ def test_each_generation_has_its_prediction_and_below_it_what_was_measured() -> 
     assert [panel.title for panel in drawn.panels] == [
         "generation 1, predicted: layout 2x2",
         "generation 1, measured at step 2: layout 2x2",
-        "generation 2, predicted: layout 2x2 -1",
-        "generation 2, measured at step 2: layout 2x2 -1",
+        "generation 2 after the loss of rank 3, predicted: layout 2x2 -1, reroute",
+        "generation 2 after the loss of rank 3, measured at step 2: layout 2x2 -1, reroute",
     ]
     foreseen, measured, _, after = drawn.panels
     assert measured.step_s == pytest.approx(1.25 * foreseen.step_s, abs=1e-5)
@@ -132,10 +132,10 @@ def test_a_generation_that_recorded_nothing_has_its_prediction_only() -> None:
 
     assert [panel.title.partition(":")[0] for panel in drawn.panels] == [
         "generation 1, predicted",
-        "generation 2, predicted",
-        "generation 2, measured at step 2",
+        "generation 2 after the loss of rank 3, predicted",
+        "generation 2 after the loss of rank 3, measured at step 2",
     ]
-    assert drawn.panels[0].notes == ("not measured: it ran fewer than three steps",)
+    assert drawn.panels[0].notes == ("no step was recorded: it ran fewer than three",)
 
 
 def test_a_record_changes_nothing_that_the_coordinator_knows() -> None:
@@ -161,10 +161,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_one_generation_can_be_asked_for(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["timeline", str(folder), "--generation", "2", "--svg", str(folder / "a.svg")]) == 0
+    assert main(["timeline", str(folder), "--generation", "2", "--no-prediction", "--svg", str(folder / "a.svg")]) == 0
 
     out, err = capfd.readouterr()
-    assert "generation 2, measured at step 2" in out and "generation 1" not in out
+    assert "generation 2 after the loss of rank 3, measured at step 2" in out
+    assert "generation 1" not in out and "predicted" not in out
     assert f"written to {folder}/a.svg" in err
 
 
@@ -212,4 +213,4 @@ def test_a_real_job_records_a_step_of_each_generation_and_shows_it(tmp_path: Pat
     assert main(["timeline", str(ran.folder)]) == 0
     out = capfd.readouterr().out
     assert "generation 1, predicted: layout 2x1" in out and "generation 1, measured at step 2" in out
-    assert "generation 2, measured at step" in out and "1 ✕ lost" in out
+    assert "generation 2 after the loss of rank 1, measured at step" in out and "1 ✕ lost" in out

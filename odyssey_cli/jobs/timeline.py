@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from launcher.joblog.exit_codes import ExitCode
+from odyssey.codec import for_people
 from odyssey.errors import UsageError
 from odyssey_cli.jobs import find as jobs
 from odyssey_cli.timeline import save, terminal
@@ -12,9 +13,11 @@ from odyssey_cli.timeline.recorded import generations, picture
 
 N_GENERATIONS = 4
 """The newest of so many are shown where none is asked for."""
+MOST_OF_COMMAND = 60
+"""Characters of a job's command in the title."""
 
 
-def timeline(job_text: str | None, *, generation: int | None, svg: str | None, trace: str | None) -> int:
+def timeline(job_text: str | None, *, generation: int | None, with_prediction: bool, svg: str | None, trace: str | None) -> int:
     """Show it on stdout; returns the exit code."""
     svg_file, trace_file = save.check(svg, "--svg"), save.check(trace, "--trace")
     job = jobs.find(job_text)
@@ -25,9 +28,10 @@ def timeline(job_text: str | None, *, generation: int | None, svg: str | None, t
     if not shown:
         numbers = ", ".join(str(found.number) for found in known[-20:])
         raise UsageError(f"--generation: {job.name} has run no generation {generation}", f"it has run {numbers}")
-    drawn = picture(f"{job.name}: one training step of each generation", shown)
+    title = f"{for_people(job.command, MOST_OF_COMMAND)}: one training step of each generation"
+    drawn = picture(title, shown, "rehearsed" if job.started.rehearsed else "measured", with_prediction=with_prediction)
     if not drawn.panels:
-        raise UsageError(f"{job.name} has neither a profile nor a recorded step", "generations record their third step")
+        raise UsageError(f"{job.name} has no recorded step to show", "each generation records its third one")
     terminal.show(drawn)
     if generation is None and len(shown) < len(known):
         left_out = ", ".join(str(found.number) for found in known[:-N_GENERATIONS][-20:])

@@ -15,7 +15,7 @@ def timeline(answer: Answer, profile: Profile, *, with_loss: bool) -> Picture:
         return Picture(f"{answer.source}: one training step", (predicted(headline("", answer.now), answer.now, profile),))
     before = predicted(headline("before", answer.now), answer.now, profile)
     after = predicted(
-        headline(f"after, {chosen.strategy}", chosen.plan),
+        headline("after", chosen.plan, chosen.strategy),
         chosen.plan,
         profile,
         lost=places_left(lost, answer.now, chosen.plan),

@@ -123,9 +123,9 @@ def bars(plan: Plan, worker: int, spans: Sequence[Span]) -> tuple[Bar, ...]:
     return tuple(found)
 
 
-def headline(when: str, plan: Plan) -> str:
-    """`before: layout 4x8`; of a panel."""
-    return f"{when}: layout {plan.layout()}" if when else f"layout {plan.layout()}"
+def headline(when: str, plan: Plan, strategy: str = "") -> str:
+    """`after: layout 4x8 -1, reroute`; of a panel. Every part but the layout may be missing."""
+    return (f"{when}: " if when else "") + f"layout {plan.layout()}" + (f", {strategy}" if strategy else "")
 
 
 def predicted(

@@ -17,22 +17,25 @@ from launcher.joblog.events import (
     RankStarted,
     StepTimed,
 )
-from launcher.joblog.wording import ranks_alike
+from launcher.joblog.wording import ranks_alike, ranks_text
 from odyssey.plan import Plan
 from odyssey.schedule import program
 from odyssey_cli.timeline.picture import Choice, Panel, Picture, choose, headline, is_hole, panel, places_left, predicted
 from perfmodel.profile import Profile
 from perfmodel.timeline import Span, simulate
 
-NOT_RECORDED = "not measured: it ran fewer than three steps"
+NOT_RECORDED = "no step was recorded: it ran fewer than three"
 Places = dict[int, tuple[int, int] | None]
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """One that has run. `profile`: with which its plan was chosen; `lost`: ranks that are gone, with the (pipeline, stage) of
-    each that still has none; `host_of`, `node_of`: of ranks; `times`: what each rank has recorded."""
+    """One that has run. `change`: after what; empty for the first. `profile`: with which its plan was chosen.
+
+    `lost`: ranks that are gone, with the (pipeline, stage) of each that still has none. `times`: what each rank has recorded.
+    """
 
     number: int
+    change: str
     plan: Plan
     profile: Profile | None
     lost: Places
@@ -63,8 +66,11 @@ def generations(events: Iterable[Event]) -> list[Generation]:
                 newly_lost.add(rank)
             case PlanChosen(plan=after):
                 lost = _places(lost, newly_lost, plan, after)
-                newly_lost, plan = set(), after
-                chosen[event.generation] = Generation(event.generation, plan, profile, lost, dict(node_of), dict(host_of), {})
+                change = f"after the loss of {ranks_text(newly_lost)}" if newly_lost else "after a change"
+                newly_lost, change, plan = set(), change if chosen else "", after
+                chosen[event.generation] = Generation(
+                    event.generation, change, plan, profile, lost, dict(node_of), dict(host_of), {}
+                )
             case GenerationStarted():
                 started.add(event.generation)
             case StepTimed(rank=rank) as times if event.generation in chosen:
@@ -81,25 +87,32 @@ def _places(lost: Places, newly_lost: set[int], before: Plan | None, after: Plan
     return found
 
 
-def picture(title: str, shown: Iterable[Generation]) -> Picture:
-    """Of each generation the step as predicted, as far as there is a profile, and below it the one recorded, if one was."""
-    return Picture(title, tuple(found for generation in shown for found in _panels(generation)))
+def picture(title: str, shown: Iterable[Generation], how: str = "measured", *, with_prediction: bool = True) -> Picture:
+    """Of each generation the step as predicted, as far as there is a profile, and below it the one recorded, if one was.
+
+    `how`: whether that was `measured` or `rehearsed`.
+    """
+    return Picture(title, tuple(found for generation in shown for found in _panels(generation, how, with_prediction)))
 
 
-def _panels(generation: Generation) -> list[Panel]:
-    plan, profile, name = generation.plan, generation.profile, f"generation {generation.number}"
+def _panels(generation: Generation, how: str, with_prediction: bool) -> list[Panel]:
+    plan, profile, name = generation.plan, generation.profile, f"generation {generation.number} {generation.change}".rstrip()
     times = {rank: times for rank, times in generation.times.items() if _fits(plan, rank, times)}
     found = []
     choice = Choice(tuple(range(len(plan.pipelines))))
     if profile is not None:
-        foreseen = predicted(
-            headline(f"{name}, predicted", plan), plan, profile, lost=generation.lost, node_of=generation.node_of
-        )
         choice = choose(plan, simulate(plan, profile, generation.node_of).twin)
-        found.append(foreseen if times else msgspec.structs.replace(foreseen, notes=(*foreseen.notes, NOT_RECORDED)))
+        if with_prediction:
+            title = _title(f"{name}, predicted", generation)
+            foreseen = predicted(title, plan, profile, lost=generation.lost, node_of=generation.node_of)
+            found.append(foreseen if times else msgspec.structs.replace(foreseen, notes=(*foreseen.notes, NOT_RECORDED)))
     if times:
-        found.append(_measured(name, generation, times, choice))
+        found.append(_measured(f"{name}, {how}", generation, times, choice))
     return found
+
+
+def _title(what: str, generation: Generation) -> str:
+    return headline(what, generation.plan, generation.plan.strategy if generation.change else "")
 
 
 def _fits(plan: Plan, rank: int, times: StepTimed) -> bool:
@@ -123,9 +136,7 @@ def _measured(name: str, generation: Generation, times: Mapping[int, StepTimed],
         notes.append(f"not recorded: {ranks_alike(unknown)}")
     step_s = max(began_s[rank] + of.moments_us[-1] * 1e-6 for rank, of in times.items())
     step = next(iter(times.values())).step
-    return panel(
-        headline(f"{name}, measured at step {step}", plan), plan, step_s, spans, choice, lost=generation.lost, notes=notes
-    )
+    return panel(_title(f"{name} at step {step}", generation), plan, step_s, spans, choice, lost=generation.lost, notes=notes)
 
 
 def _together(times: Mapping[int, StepTimed], host_of: Mapping[int, str]) -> tuple[dict[int, float], list[str]]:
