@@ -297,6 +297,18 @@ class OpTimes(msgspec.Struct, frozen=True, tag=True):
     times: tuple[OpTime, ...]
 
 
+class StepTimes(msgspec.Struct, frozen=True, tag=True):
+    """When the ops of one step of a generation ran on this rank, in its program's order, without gaps.
+
+    `began_s`: CLOCK_MONOTONIC seconds; op i ran from `moments_us[i]` to `moments_us[i + 1]`, microseconds after that.
+    """
+
+    generation: int
+    step: int
+    began_s: float
+    moments_us: tuple[int, ...]
+
+
 class Pong(msgspec.Struct, frozen=True, tag=True):
     """`where`: what the main thread does, for people (`1F3<2`); `waiting`: on another rank; since when.
 
@@ -346,7 +358,9 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     step: int | None
 
 
-Report = Hello | Measured | Paused | Ready | Committed | OpTimes | Pong | Broken | Failed | Finished | Stepped | Beat
+Report = (
+    Hello | Measured | Paused | Ready | Committed | OpTimes | StepTimes | Pong | Broken | Failed | Finished | Stepped | Beat
+)
 
 # -- framing -----------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ Mtbf = Annotated[
     str | None,
     typer.Option("--mtbf", metavar="TIME", help="Expected time to the next change: 3600, 90s, 6h. Default: estimated."),
 ]
+SvgFile = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write the timeline as a picture.")]
+TraceFile = Annotated[
+    str | None, typer.Option("--trace", metavar="FILE", help="Write the timeline as a trace for ui.perfetto.dev.")
+]
 
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes. Default: as in SOURCE.")]
 RanksPerNode = Annotated[
@@ -100,7 +104,13 @@ def plan(
     nodes: Nodes = None,
     nproc_per_node: RanksPerNode = None,
     mtbf: Mtbf = None,
+    strategy: Annotated[str, typer.Option("--strategy", metavar="NAME", help="Only this one may propose a plan.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Show what every rank does during a step; with a loss, before and after it.")
+    ] = False,
+    svg: SvgFile = None,
+    trace: TraceFile = None,
 ) -> None:
     """Say what would be done if ranks were lost, without starting any."""
     from odyssey_cli.planning import plan as command
@@ -114,7 +124,11 @@ def plan(
             nodes=nodes,
             nproc_per_node=nproc_per_node,
             mtbf=mtbf,
+            strategy=strategy,
             as_json=json,
+            with_timeline=timeline,
+            svg=svg,
+            trace=trace,
         )
     )
 
@@ -240,6 +254,22 @@ def stacks(
     from odyssey_cli.jobs import stacks as command
 
     raise typer.Exit(command.stacks(job, whole=whole))
+
+
+@app.command(context_settings=_SETTINGS, short_help="Show what a job's ranks did during a step.")
+def timeline(
+    job: JobName = None,
+    generation: Annotated[
+        int | None, typer.Option("--generation", metavar="N", help="Only this one. Default: the newest.")
+    ] = None,
+    no_prediction: Annotated[bool, typer.Option("--no-prediction", help="Leave out what was predicted.")] = False,
+    svg: SvgFile = None,
+    trace: TraceFile = None,
+) -> None:
+    """Show what every rank did during a step of each generation, below what was predicted."""
+    from odyssey_cli.jobs import timeline as command
+
+    raise typer.Exit(command.timeline(job, generation=generation, with_prediction=not no_prediction, svg=svg, trace=trace))
 
 
 def execute(argv: Sequence[str]) -> int:

@@ -82,6 +82,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "odyssey_cli": (
         "own_packages errors",
         "command_line display",
+        "timeline",
         "jobs",
         "planning",
         "run",
@@ -279,7 +280,10 @@ def test_exports_of_odyssey_are_these() -> None:
 COMMANDS = {
     "run": {"--help"},
     "profile": {"--help"},
-    "plan": {"--fail", "--fail-ranks", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node"},
+    "plan": {
+        "--fail", "--fail-ranks", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--strategy",
+        "--svg", "--timeline", "--trace",
+    },
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
         "--nodes", "--nproc-per-node", "--seed", "--slow", "--speed", "--steps", "--strategy",
@@ -289,6 +293,7 @@ COMMANDS = {
     "stop": {"--help", "--now"},
     "logs": {"--follow", "--help", "--rank"},
     "stacks": {"--help", "--whole"},
+    "timeline": {"--generation", "--help", "--no-prediction", "--svg", "--trace"},
 }  # fmt: skip
 """The command lines of `run` and `profile` are not typer's, see LAUNCH_OPTIONS."""
 

@@ -16,6 +16,7 @@ from launcher.joblog.events import (
     RankJoined,
     RankPaused,
     RankReady,
+    StepTimed,
     UnitCommitted,
 )
 from launcher.joblog.news import News, Sender
@@ -77,6 +78,9 @@ class ReportRouter:
             case messages.OpTimes(generation=generation) as times:
                 if generation == self._coordination.generation:
                     self._planner.live_profile.refresh(times)
+            case messages.StepTimes(generation=generation):
+                if generation == self._coordination.generation:
+                    self._pass_on(rank, report)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
             case messages.Finished():
@@ -137,6 +141,8 @@ def event_of(rank: int, report: Report) -> Body | None:
     match report:
         case Committed(result=result, n_samples=n_samples, unit_s=unit_s):
             return UnitCommitted(rank, result, n_samples, unit_s)
+        case messages.StepTimes(step=step, began_s=began_s, moments_us=moments_us):
+            return StepTimed(rank, step, began_s, moments_us)
         case Paused(position=position, phase=phase, held=held):
             return RankPaused(rank, position, phase, held)
         case Ready() as ready:

@@ -221,6 +221,15 @@ class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):
     unit_s: float
 
 
+class StepTimed(msgspec.Struct, frozen=True, tag="step_timed"):
+    """When the ops of the third step of this generation ran on `rank`, as odyssey.messages.StepTimes; for people."""
+
+    rank: int
+    step: int
+    began_s: float
+    moments_us: tuple[int, ...]
+
+
 class RankFinished(msgspec.Struct, frozen=True, tag="rank_finished"):
     """The rank's script ended in good order."""
 
@@ -370,7 +379,7 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 Decision = Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
     JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | ProfileRefined | RankLost | RankPaused
-    | Proposed | RankReady | UnitCommitted | RankFinished | RankExited | RankFailed | Progressed
+    | Proposed | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited | RankFailed | Progressed
     | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
     | Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
 )  # fmt: skip

@@ -5,7 +5,7 @@ phase.py      where a rank stands in it, and what may follow; control.py: kept f
 local.py      a script that is run without a launcher
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
 computation.py what an op comes to; backend.py: computed, or otherwise
-data.py       samples and seeds; clock.py: what computing takes
+data.py       samples and seeds; clock.py: what computing takes; recorder.py: when the ops of a step ran
 groups.py     communication that can be cut; connections.py: by shutting its sockets
 gradients.py  what is summed over it
 transfer.py   layers on their way between ranks

@@ -23,6 +23,7 @@ from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import Gradients
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.recorder import Recorder
 from odyssey.schedule import Commit, Compute, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
 
 
@@ -48,6 +49,7 @@ class Engine:
         self.expectations = Expectations(backend.boundaries(boundaries))
         self.computation = backend.computation(plan, worker, model, job_spec, data, self.expectations)
         self.gradients = Gradients(plan, worker, model)
+        self.recorder = Recorder(plan.generation)
         self._data = data
         self._program = program(plan, worker)
         computed = [op for op in self._program if isinstance(op, Compute) and op.kind == "F"]
@@ -92,8 +94,11 @@ class Engine:
         self.computation.begin(step)
 
     def _run_program(self) -> None:
+        began_s = self.recorder.begin()
         for op in self._program:
-            self.now = (op, time.monotonic())
+            now_s = time.monotonic()
+            self.now = (op, now_s)
+            began_s.append(now_s)
             match op:
                 case Compute():
                     self.groups.check()
@@ -119,13 +124,16 @@ class Engine:
 
     def apply(self, factor: float) -> None:
         """Step all optimizers with gradients = sums x `factor`; then the schedulers."""
-        self.now = ("optimizer", time.monotonic())
+        began_s = time.monotonic()
+        self.now = ("optimizer", began_s)
         first, stop = min(self.model.held, default=0), max(self.model.held, default=-1) + 1
         with self.computation.clock.measure("S", first, stop, 0):
             self.gradients.scale(factor)
             self.computation.step(self._try.step)
         self._try = self._new_try(self._try.step)  # the commit point has passed, so every send has been received
-        self.now = ("between steps", time.monotonic())
+        done_s = time.monotonic()
+        self.recorder.applied(self._try.step, began_s, done_s)
+        self.now = ("between steps", done_s)
 
     def _needs_data(self, op: Compute) -> bool:
         return op.stage == 0 or self.plan.is_last(op.micro_batch, op.stage)

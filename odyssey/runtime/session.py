@@ -321,8 +321,12 @@ class Session:
             raise OdysseyError(f"what the gate has seen is not what is left to train: {what}", "please report this bug")
 
     def _report_times(self) -> None:
+        if self._engine is None:
+            return
+        if (recorded := self._engine.recorder.take()) is not None:
+            self._link.report(recorded)
         now_s = time.monotonic()
-        if self._engine is not None and now_s - self._times_sent_s >= OP_TIMES_EVERY_S:
+        if now_s - self._times_sent_s >= OP_TIMES_EVERY_S:
             self._times_sent_s = now_s
             times = self._engine.computation.clock.take(self._engine.plan.micro_batch)
             if times:

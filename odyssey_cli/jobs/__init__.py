@@ -5,5 +5,6 @@ status.py  `odyssey ps`, `odyssey status`
 logs.py    `odyssey logs`
 stop.py    `odyssey stop`
 stacks.py  `odyssey stacks`
+timeline.py `odyssey timeline`
 picture.py a job as SVG; json_report.py: its failure as JSON
 """

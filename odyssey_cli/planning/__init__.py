@@ -3,6 +3,6 @@
 plan.py    `odyssey plan`
 source.py  what it plans with
 ask.py     what it asks of the search
-answer.py  how the answer looks
+answer.py  how the answer looks; predicted.py: its steps as a picture
 profile.py `odyssey profile`
 """

@@ -45,17 +45,19 @@ class Answer(msgspec.Struct, frozen=True):
         return best(self.shown.candidates)
 
 
-def ask(found: source.Source, lost: int | tuple[int, ...], layout: str, mtbf_s: float | None) -> Answer:
-    """Search for the answer: after the loss of these ranks, or of any so many."""
+def ask(
+    found: source.Source, lost: int | tuple[int, ...], layout: str, mtbf_s: float | None, strategy: str | None = None
+) -> Answer:
+    """Search for the answer: after the loss of these ranks, or of any so many. `strategy`: the only one that may propose."""
     began = time.perf_counter()
     change = seconds_to_change(found.n_losses, found.observed_s, mtbf_s=mtbf_s if mtbf_s is not None else found.mtbf_s)
     now = plan_now(found, layout, change.seconds)
     assert now.estimate is not None
     if isinstance(lost, int):
-        run = fail_any(found.profile, now, lost, seconds_to_change=change.seconds)
+        run = fail_any(found.profile, now, lost, seconds_to_change=change.seconds, only=strategy)
         n_placements, method, outcomes = run.n_placements, run.method, run.outcomes
     else:
-        outcomes = (fail_ranks(found.profile, now, lost, seconds_to_change=change.seconds),)
+        outcomes = (fail_ranks(found.profile, now, lost, seconds_to_change=change.seconds, only=strategy),)
         n_placements, method = 1, ranks_text(lost)
     took = time.perf_counter() - began
     return Answer(found.name, found.profile.model, now, now.estimate.step_s, change, n_placements, method, outcomes, took)

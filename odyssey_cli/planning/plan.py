@@ -11,6 +11,8 @@ from odyssey_cli.command_line import values
 from odyssey_cli.planning import source
 from odyssey_cli.planning.answer import show
 from odyssey_cli.planning.ask import ask
+from odyssey_cli.planning.predicted import timeline
+from odyssey_cli.timeline import save, terminal
 
 
 def plan(
@@ -22,9 +24,15 @@ def plan(
     nodes: int | None,
     nproc_per_node: int | None,
     mtbf: str | None,
+    strategy: str,
     as_json: bool,
+    with_timeline: bool,
+    svg: str | None,
+    trace: str | None,
 ) -> int:
     """Answer on stdout; returns the exit code: FAILED if training survives none of the losses."""
+    if as_json and with_timeline:
+        raise UsageError("--json and --timeline exclude each other", "--trace FILE writes the timeline as JSON")
     if fail is not None and fail_ranks is not None:
         raise UsageError("--fail and --fail-ranks exclude each other", "give one of them")
     lost: int | tuple[int, ...] = values.count(fail, "--fail", 1) if fail is not None else 1
@@ -35,10 +43,18 @@ def plan(
     for value, option in ((nodes, "--nodes"), (nproc_per_node, "--nproc-per-node")):
         if value is not None:
             values.count(value, option, 1)
+    only = None if values.strategy(strategy) == "auto" else strategy
+    svg_file, trace_file = save.check(svg, "--svg"), save.check(trace, "--trace")
     found = source.find(source_text).resized(nodes, nproc_per_node)
-    answer = ask(found, lost, layout, mtbf_s)
+    answer = ask(found, lost, layout, mtbf_s, only)
     if as_json:
         sys.stdout.buffer.write(to_json(answer) + b"\n")
     else:
         show(answer)
+    if with_timeline or svg_file is not None or trace_file is not None:
+        drawn = timeline(answer, found.profile, with_loss=fail is not None or fail_ranks is not None)
+        if with_timeline:
+            print()
+            terminal.show(drawn)
+        save.save(drawn, svg_file, trace_file)
     return ExitCode.OK if answer.chosen is not None else ExitCode.FAILED

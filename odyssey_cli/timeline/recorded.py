@@ -1,0 +1,155 @@
+"""The steps that a job has recorded, one of each generation, below what was predicted of them: from the events of its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+
+import msgspec
+
+from launcher.joblog.events import (
+    Event,
+    GenerationStarted,
+    PlanChosen,
+    Profiled,
+    ProfileRefined,
+    RankLost,
+    RankStarted,
+    StepTimed,
+)
+from launcher.joblog.wording import ranks_alike, ranks_text
+from odyssey.plan import Plan
+from odyssey.schedule import program
+from odyssey_cli.timeline.picture import Choice, Panel, Picture, choose, headline, is_hole, panel, places_left, predicted
+from perfmodel.profile import Profile
+from perfmodel.timeline import Span, simulate
+
+NOT_RECORDED = "no step was recorded: it ran fewer than three"
+Places = dict[int, tuple[int, int] | None]
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """One that has run. `change`: after what; empty for the first. `profile`: with which its plan was chosen.
+
+    `lost`: ranks that are gone, with the (pipeline, stage) of each that still has none. `times`: what each rank has recorded.
+    """
+
+    number: int
+    change: str
+    plan: Plan
+    profile: Profile | None
+    lost: Places
+    node_of: dict[int, int]
+    host_of: dict[int, str]
+    times: dict[int, StepTimed]
+
+
+def generations(events: Iterable[Event]) -> list[Generation]:
+    """Those of a job that have run, in order."""
+    chosen: dict[int, Generation] = {}
+    started: set[int] = set()
+    profile: Profile | None = None
+    plan: Plan | None = None
+    lost: Places = {}
+    newly_lost: set[int] = set()
+    node_of: dict[int, int] = {}
+    host_of: dict[int, str] = {}
+    for event in events:
+        match event.body:
+            case Profiled() | ProfileRefined() as body:
+                profile = body.profile
+            case RankStarted(rank=rank, node=node, host=host):
+                node_of[rank], host_of[rank] = node, host
+                lost.pop(rank, None)
+                newly_lost.discard(rank)
+            case RankLost(rank=rank):
+                newly_lost.add(rank)
+            case PlanChosen(plan=after):
+                lost = _places(lost, newly_lost, plan, after)
+                change = f"after the loss of {ranks_text(newly_lost)}" if newly_lost else "after a change"
+                newly_lost, change, plan = set(), change if chosen else "", after
+                chosen[event.generation] = Generation(
+                    event.generation, change, plan, profile, lost, dict(node_of), dict(host_of), {}
+                )
+            case GenerationStarted():
+                started.add(event.generation)
+            case StepTimed(rank=rank) as times if event.generation in chosen:
+                chosen[event.generation].times[rank] = times
+    return [generation for number, generation in chosen.items() if number in started]
+
+
+def _places(lost: Places, newly_lost: set[int], before: Plan | None, after: Plan) -> Places:
+    """Where `after` has left the places of lost ranks empty, those lost now and those lost before."""
+    found = places_left(newly_lost, before, after) if before is not None else dict.fromkeys(newly_lost)
+    for rank, place in lost.items():
+        is_left = place is not None and is_hole(after, *place) and place not in found.values()
+        found[rank] = place if is_left else None
+    return found
+
+
+def picture(title: str, shown: Iterable[Generation], how: str = "measured", *, with_prediction: bool = True) -> Picture:
+    """Of each generation the step as predicted, as far as there is a profile, and below it the one recorded, if one was.
+
+    `how`: whether that was `measured` or `rehearsed`.
+    """
+    return Picture(title, tuple(found for generation in shown for found in _panels(generation, how, with_prediction)))
+
+
+def _panels(generation: Generation, how: str, with_prediction: bool) -> list[Panel]:
+    plan, profile, name = generation.plan, generation.profile, f"generation {generation.number} {generation.change}".rstrip()
+    times = {rank: times for rank, times in generation.times.items() if _fits(plan, rank, times)}
+    found = []
+    choice = Choice(tuple(range(len(plan.pipelines))))
+    if profile is not None:
+        choice = choose(plan, simulate(plan, profile, generation.node_of).twin)
+        if with_prediction:
+            title = _title(f"{name}, predicted", generation)
+            foreseen = predicted(title, plan, profile, lost=generation.lost, node_of=generation.node_of)
+            found.append(foreseen if times else msgspec.structs.replace(foreseen, notes=(*foreseen.notes, NOT_RECORDED)))
+    if times:
+        found.append(_measured(f"{name}, {how}", generation, times, choice))
+    return found
+
+
+def _title(what: str, generation: Generation) -> str:
+    return headline(what, generation.plan, generation.plan.strategy if generation.change else "")
+
+
+def _fits(plan: Plan, rank: int, times: StepTimed) -> bool:
+    """Whether the moments are those of the rank's program: a log may be of another version, or altered."""
+    moments = times.moments_us
+    return rank in plan.held and len(moments) == len(program(plan, rank)) + 1 and all(a <= b for a, b in pairwise(moments))
+
+
+def _measured(name: str, generation: Generation, times: Mapping[int, StepTimed], choice: Choice) -> Panel:
+    plan = generation.plan
+    began_s, notes = _together(times, generation.host_of)
+
+    def spans(worker: int) -> list[Span]:
+        if worker not in times:
+            return []
+        moments = [began_s[worker] + at * 1e-6 for at in times[worker].moments_us]
+        return [Span(op, *of) for op, of in zip(program(plan, worker), pairwise(moments), strict=True)]
+
+    unknown = sorted(set(plan.workers) - set(times))
+    if unknown:
+        notes.append(f"not recorded: {ranks_alike(unknown)}")
+    step_s = max(began_s[rank] + of.moments_us[-1] * 1e-6 for rank, of in times.items())
+    step = next(iter(times.values())).step
+    return panel(_title(f"{name} at step {step}", generation), plan, step_s, spans, choice, lost=generation.lost, notes=notes)
+
+
+def _together(times: Mapping[int, StepTimed], host_of: Mapping[int, str]) -> tuple[dict[int, float], list[str]]:
+    """When each rank began the step, seconds after the first one; and what is to be said of it.
+
+    Ranks of one host share a clock. The clocks of different hosts are aligned by what all ranks leave together: the commit
+    point, which ends where the optimizer, the last op, begins.
+    """
+    committed: dict[str, float] = {}
+    for rank, of in times.items():
+        host, at = host_of.get(rank, ""), of.began_s + of.moments_us[-2] * 1e-6
+        committed[host] = min(at, committed.get(host, at))
+    began = {rank: of.began_s - committed[host_of.get(rank, "")] for rank, of in times.items()}
+    first = min(began.values())
+    notes = [f"clocks of {len(committed)} hosts aligned at the end of the commit point"] if len(committed) > 1 else []
+    return {rank: at - first for rank, at in began.items()}, notes
