@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other, then the page: `python -m benchmarks` (about twenty-five minutes on two cores).
+"""All benchmarks, one after the other, then the page: `python -m benchmarks` (about forty minutes on two cores).
 
 `python -m benchmarks launch restart` runs just these, with their own defaults, and writes the page anew.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("coordinator", "launch", "restart", "recovery", "accuracy", "overhead")
+NAMES = ("coordinator", "launch", "restart", "recovery", "accuracy", "overhead", "rehearsal")
 
 
 def main() -> None:
