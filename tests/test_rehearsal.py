@@ -91,6 +91,7 @@ def test_an_interrupted_one_leaves_nothing(scene: Scene) -> None:
         ((*SMALL, "--strategy=reroute,hope"), "--strategy hope: no such strategy"),
         ((*SMALL, "--drill=step=1 lose=9"), "lose=9: there are ranks 0 to 3"),
         ((*SMALL, "--layout=3x9"), "3x9"),
+        ((*SMALL, "--log-dir=/dev/null"), "--log-dir /dev/null: file exists"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_one_error(scene: Scene, arguments: tuple[str, ...], error: str) -> None:

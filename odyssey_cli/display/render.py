@@ -82,7 +82,7 @@ def figures(board: Board, now: float) -> Iterator[Text]:
         return Text.assemble((name + " ", "dim"), (value, style))
 
     yield figure("step", f"{board.steps:,}")
-    if board.loss is not None:
+    if board.loss is not None and not (board.job is not None and board.job.rehearsed):
         yield figure("loss", f"{board.loss:.4f}")
     speed = board.samples_per_s
     if board.recovering:

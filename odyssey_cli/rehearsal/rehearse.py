@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -11,10 +12,9 @@ import msgspec
 from rich.console import Console
 
 from launcher.joblog.events import Event
-from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
 from odyssey.codec import to_json
-from odyssey.errors import UsageError
+from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli import run
 from odyssey_cli.command_line import values
 from odyssey_cli.planning import source
@@ -24,6 +24,8 @@ from odyssey_cli.rehearsal.report import Rehearsal, generations, show
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile, scaled
 
+_SIGNALS = 128
+"""Exit codes above say that a signal has ended the job."""
 RANK = Path(__file__).with_name("rank.py")
 
 
@@ -53,19 +55,36 @@ def rehearse(found: Source, wanted: Wanted, *, display: bool) -> list[Rehearsal]
     for rank in wanted.slow:
         if rank >= n_ranks:
             raise UsageError(f"--slow {rank}: there are ranks 0 to {n_ranks - 1}")
-    # A device of its own for each: what sharing cores would cost cannot be seen where nobody computes.
-    cluster = msgspec.structs.replace(found.profile.cluster, ranks_per_node=found.ranks_per_node, cores=None)
-    profile = scaled(msgspec.structs.replace(found.profile, cluster=cluster), wanted.speed)
-    wanted.log_dir.mkdir(parents=True, exist_ok=True)
-    path = wanted.log_dir / "rehearsal-profile.json"
-    profiles.write(profile, path)
-    n_hosts = -(-found.n_nodes // cluster.nodes_per_host)
-    return [_job(found, profile, wanted, strategy, path, n_hosts, display) for strategy in wanted.strategies]
+    profile = scaled(_as_it_shows(found), wanted.speed)
+    path = wanted.log_dir / f"rehearsal-{os.getpid()}.json"
+    try:
+        wanted.log_dir.mkdir(parents=True, exist_ok=True)
+        profiles.write(profile, path)
+    except OSError as error:
+        raise UsageError(f"--log-dir {wanted.log_dir}: {(error.strerror or str(error)).lower()}") from None
+    rehearsals: list[Rehearsal] = []
+    try:
+        for strategy in wanted.strategies:
+            rehearsals.append(_job(found, profile, wanted, strategy, path, display))
+            if rehearsals[-1].code > _SIGNALS:
+                break  # somebody has ended it, and the others with it
+    finally:
+        path.unlink()
+    return rehearsals
 
 
-def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: Path, n_hosts: int, display: bool) -> Rehearsal:
+def _as_it_shows(found: Source) -> Profile:
+    """The profile of what is waited for: a device for each rank, as what sharing cores costs cannot be seen where nobody
+    computes; and ops that take what the steps of the job have shown, not what they took one by one."""
+    replace, profile = msgspec.structs.replace, found.profile
+    slowed = scaled(profile, 1 / profile.step_scale)
+    cluster = replace(slowed.cluster, ranks_per_node=found.ranks_per_node, cores=None)
+    return replace(slowed, step_scale=1.0, recovery=profile.recovery, cluster=cluster)
+
+
+def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: Path, display: bool) -> Rehearsal:
     events: list[Event] = []
-    interfaces = wanted.log_dir / "rehearsal-interfaces"
+    interfaces, n_hosts = path.with_suffix(".interfaces"), -(-found.n_nodes // profile.cluster.nodes_per_host)
     arguments = [str(path), f"--steps={wanted.n_steps}", f"--jitter={wanted.jitter}", f"--seed={wanted.seed}"]
     arguments += [f"--slow={rank}={factor}" for rank, factor in sorted(wanted.slow.items())]
     if profile.cluster.interface_bandwidth is not None:
@@ -125,11 +144,12 @@ def command(
     json_file: Path | None,
     display: bool,
 ) -> int:
-    """The command line: rehearse, and print the table; returns the exit code, FAILED if a job did not run to its end."""
+    """The command line: rehearse, and print the table; returns the largest exit code of the jobs."""
     for value, option in ((nodes, "--nodes"), (nproc_per_node, "--nproc-per-node")):
         if value is not None:
             values.count(value, option, 1)
     values.count(steps, "--steps", 1)
+    values.count(max_restarts, "--max-restarts", 0)
     found = source.find(source_text).resized(nodes, nproc_per_node)
     names = _strategies(strategies)
     mtbf_s = values.duration_s(mtbf, "--mtbf") if mtbf is not None else None
@@ -154,10 +174,11 @@ def command(
     rehearsals = rehearse(found, wanted, display=display)
     show(rehearsals, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
     if json_file is not None:
-        json_file.write_bytes(to_json(rehearsals) + b"\n")
-    if any(rehearsal.code == ExitCode.INTERRUPTED for rehearsal in rehearsals):
-        return ExitCode.INTERRUPTED
-    return ExitCode.OK if all(rehearsal.code == 0 for rehearsal in rehearsals) else ExitCode.FAILED
+        try:
+            json_file.write_bytes(to_json(rehearsals) + b"\n")
+        except OSError as error:
+            raise OdysseyError(f"--json {json_file}: {(error.strerror or str(error)).lower()}") from None
+    return max(rehearsal.code for rehearsal in rehearsals)
 
 
 def _default_losses(found: Source, layout: str, mtbf_s: float | None, steps: int, n_ranks: int, seed: int) -> tuple[str, ...]:
