@@ -85,7 +85,8 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def longest_s(self) -> float:
-        return max(panel.step_s for panel in self.panels)
+        """Of all panels; never 0, however little is done."""
+        return max(1e-9, *(panel.step_s for panel in self.panels))
 
     @property
     def bars(self) -> list[Bar]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
@@ -118,7 +119,9 @@ def _title(what: str, generation: Generation) -> str:
 def _fits(plan: Plan, rank: int, times: StepTimed) -> bool:
     """Whether the moments are those of the rank's program: a log may be of another version, or altered."""
     moments = times.moments_us
-    return rank in plan.held and len(moments) == len(program(plan, rank)) + 1 and all(a <= b for a, b in pairwise(moments))
+    if rank not in plan.held or len(moments) != len(program(plan, rank)) + 1:
+        return False
+    return math.isfinite(times.began_s) and all(a <= b for a, b in pairwise(moments))
 
 
 def _measured(name: str, generation: Generation, times: Mapping[int, StepTimed], choice: Choice) -> Panel:
