@@ -68,7 +68,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     Ends. `ending_signals` end the job and are passed on to the ranks; `forwarded_signals` are passed on and end nothing.
     `stall_timeout_s`: None for no watch over ranks that make no progress; `ends_stalled`: treat such a rank as lost.
 
-    `rehearsed`: what the ranks stand in for, and how, in a rehearsal; empty for a real job.
+    `rehearsed`: what the ranks stand in for, and how, in a rehearsal; empty for a real job. `speed`: how many seconds of that
+    pass in one of ours.
 
     `drills`: as given to `--drill`. `write_profile`: measure, write the profile there, and stop. `layout`: `auto`, `2x4` or
     `3+2+3`. `strategy`: `auto` or a strategy's name.
@@ -122,6 +123,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     ends_stalled: bool = False
 
     rehearsed: str = ""
+    speed: float = 1.0
 
     layout: str = "auto"
     strategy: str = "auto"

@@ -97,7 +97,8 @@ def load_job(path_or_name: str | Path) -> ConfiguredJob:
     job = _read(text, "", JobFile)
     cluster = _read(job.cluster, "clusters", ClusterFile)
     profile = analytic(_read(job.model, "models", ModelFile), cluster, job.global_batch, job.micro_batch)
-    return ConfiguredJob(Path(text).stem, profile, job.layout, cluster.n_ranks)
+    name = re.sub(r"\.ya?ml$", "", Path(text).name)
+    return ConfiguredJob(name, profile, job.layout, cluster.n_ranks)
 
 
 def names() -> dict[str, list[str]]:

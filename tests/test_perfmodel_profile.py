@@ -178,7 +178,7 @@ def test_a_real_transition_moves_the_parts_that_took_place() -> None:
 @pytest.mark.parametrize("name", names()["jobs"])
 def test_every_job_in_configs_loads_and_its_layout_fits(name: str) -> None:
     job = load_job(name)
-    assert load(name) == (job.profile, job.layout)
+    assert load(name) == (job.profile, job.layout) and job.name == name
     first_plan(job.profile, job.layout, job.n_ranks)
 
 

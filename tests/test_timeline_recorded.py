@@ -106,6 +106,17 @@ def test_each_generation_has_its_prediction_and_below_it_what_was_measured() -> 
     assert [(row.rank, row.lost) for row in after.rows if row.lost] == [(3, "lost: rank 1 runs its micro-batches")]
 
 
+def test_a_rehearsal_at_another_speed_is_shown_in_the_time_of_its_cluster() -> None:
+    ran = generations(job_with(*timed(1)))
+    ours, its = picture("job", ran), picture("job", ran, "rehearsed", speed=0.25)
+
+    assert its.panels[1].title == "generation 1, rehearsed at step 2: layout 2x2"
+    for mine, other in zip(ours.panels, its.panels, strict=True):
+        assert other.step_s == pytest.approx(mine.step_s / 4)
+        ends = [[bar.end_s for row in panel.rows for bar in row.bars] for panel in (mine, other)]
+        assert ends[1] == pytest.approx([end / 4 for end in ends[0]])
+
+
 def test_clocks_of_different_hosts_are_aligned_at_the_commit_point() -> None:
     hosts = {0: "a", 1: "a", 2: "b", 3: "b"}
     one = picture("job", generations(job_with(*timed(1), hosts=hosts))).panels[1]
@@ -116,6 +127,17 @@ def test_clocks_of_different_hosts_are_aligned_at_the_commit_point() -> None:
     for mine, other in zip(one.rows, apart.rows, strict=True):
         assert [bar.start_s for bar in mine.bars] == pytest.approx([bar.start_s for bar in other.bars])
     assert apart.notes == ("clocks of 2 hosts aligned at the end of the commit point",)
+
+
+def test_a_rank_that_comes_back_is_lost_no_more() -> None:
+    events = job_with()
+    again = msgspec.structs.replace(plan_of(1), generation=3)
+    events.append(Event(job_events.START + 5, 3, "agent", PlanChosen(again, "rank 3 is back", ())))
+    events.append(Event(job_events.START + 6, 3, "agent", GenerationStarted(None, None, None, 0.0, 0.0, None)))
+    drawn = picture("job", generations(events))
+
+    assert [[row.rank for row in panel.rows if row.lost] for panel in drawn.panels] == [[], [3], []]
+    assert drawn.panels[2].title == "generation 3 after a change, predicted: layout 2x2, start"
 
 
 def test_a_rank_without_a_record_or_with_one_of_another_program_is_named() -> None:

@@ -48,6 +48,7 @@ def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo,
         folder=str(folder.path or ""),
         run_id=folder.run_id,
         rehearsed=options.rehearsed,
+        speed=options.speed,
     )
 
 

@@ -85,7 +85,8 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     """First line of a log. `profile_only`: measure the model, write the profile, and end. `agents`: in the order of their
     ranks; empty where there is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in
     seconds after the boot of its `host`, so that nobody takes another process of this number for it. `folder`: the job's own;
-    empty for none. `rehearsed`: what its ranks stand in for; empty for a real job.
+    empty for none. `rehearsed`: what its ranks stand in for; empty for a real job. `speed`: how many seconds of that pass
+    in one of ours, which all times of the log are in.
     """
 
     script: str
@@ -111,6 +112,7 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     run_id: str = ""
     retries_same_failure: bool = False
     rehearsed: str = ""
+    speed: float = 1.0
 
     @property
     def what(self) -> str:

@@ -29,7 +29,9 @@ def timeline(job_text: str | None, *, generation: int | None, with_prediction: b
         numbers = ", ".join(str(found.number) for found in known[-20:])
         raise UsageError(f"--generation: {job.name} has run no generation {generation}", f"it has run {numbers}")
     title = f"{for_people(job.command, MOST_OF_COMMAND)}: one training step of each generation"
-    drawn = picture(title, shown, "rehearsed" if job.started.rehearsed else "measured", with_prediction=with_prediction)
+    started = job.started
+    how = "rehearsed" if started.rehearsed else "measured"
+    drawn = picture(title, shown, how, with_prediction=with_prediction, speed=started.speed)
     if not drawn.panels:
         raise UsageError(f"{job.name} has no recorded step to show", "each generation records its third one")
     terminal.show(drawn)

@@ -103,6 +103,7 @@ def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: P
         drills=wanted.drills,
         profile=path,
         rehearsed=f"{found.name} at speed {wanted.speed:g}",
+        speed=wanted.speed,
     )
     try:
         code = run.run(options, display=display, also=events.append)

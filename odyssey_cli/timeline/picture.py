@@ -85,7 +85,8 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def longest_s(self) -> float:
-        return max(panel.step_s for panel in self.panels)
+        """Of all panels; never 0, however little is done."""
+        return max(1e-9, *(panel.step_s for panel in self.panels))
 
     @property
     def bars(self) -> list[Bar]:
@@ -143,13 +144,21 @@ def predicted(
     Raises PlanError for programs that wait for each other.
     """
     timeline = simulate(plan, profile, node_of)
-    scale = profile.step_scale
-
-    def spans(worker: int) -> list[Span]:
-        return [Span(span.op, span.start_s * scale, span.end_s * scale) for span in timeline.spans(plan, worker)]
-
     choice = choose(plan, timeline.twin, all_rows)
-    return panel(title, plan, timeline.step_s * scale, spans, choice, lost=lost or {})
+    found = panel(title, plan, timeline.step_s, lambda worker: timeline.spans(plan, worker), choice, lost=lost or {})
+    return slowed(found, profile.step_scale)
+
+
+def slowed(panel: Panel, factor: float) -> Panel:
+    """The same, everything taking so many times as long."""
+    if factor == 1.0:
+        return panel
+    replace = msgspec.structs.replace
+    rows = []
+    for row in panel.rows:
+        bars = tuple(replace(bar, start_s=bar.start_s * factor, end_s=bar.end_s * factor) for bar in row.bars)
+        rows.append(replace(row, bars=bars))
+    return replace(panel, step_s=panel.step_s * factor, rows=tuple(rows))
 
 
 def panel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
@@ -20,7 +21,18 @@ from launcher.joblog.events import (
 from launcher.joblog.wording import ranks_alike, ranks_text
 from odyssey.plan import Plan
 from odyssey.schedule import program
-from odyssey_cli.timeline.picture import Choice, Panel, Picture, choose, headline, is_hole, panel, places_left, predicted
+from odyssey_cli.timeline.picture import (
+    Choice,
+    Panel,
+    Picture,
+    choose,
+    headline,
+    is_hole,
+    panel,
+    places_left,
+    predicted,
+    slowed,
+)
 from perfmodel.profile import Profile
 from perfmodel.timeline import Span, simulate
 
@@ -60,8 +72,6 @@ def generations(events: Iterable[Event]) -> list[Generation]:
                 profile = body.profile
             case RankStarted(rank=rank, node=node, host=host):
                 node_of[rank], host_of[rank] = node, host
-                lost.pop(rank, None)
-                newly_lost.discard(rank)
             case RankLost(rank=rank):
                 newly_lost.add(rank)
             case PlanChosen(plan=after):
@@ -79,20 +89,24 @@ def generations(events: Iterable[Event]) -> list[Generation]:
 
 
 def _places(lost: Places, newly_lost: set[int], before: Plan | None, after: Plan) -> Places:
-    """Where `after` has left the places of lost ranks empty, those lost now and those lost before."""
+    """Where `after` has left the places of lost ranks empty, those lost now and those lost before. Without those that it has
+    back."""
     found = places_left(newly_lost, before, after) if before is not None else dict.fromkeys(newly_lost)
     for rank, place in lost.items():
         is_left = place is not None and is_hole(after, *place) and place not in found.values()
-        found[rank] = place if is_left else None
-    return found
+        found.setdefault(rank, place if is_left else None)
+    return {rank: place for rank, place in found.items() if rank not in after.place and rank not in after.idle}
 
 
-def picture(title: str, shown: Iterable[Generation], how: str = "measured", *, with_prediction: bool = True) -> Picture:
+def picture(
+    title: str, shown: Iterable[Generation], how: str = "measured", *, with_prediction: bool = True, speed: float = 1.0
+) -> Picture:
     """Of each generation the step as predicted, as far as there is a profile, and below it the one recorded, if one was.
 
-    `how`: whether that was `measured` or `rehearsed`.
+    `how`: whether that was `measured` or `rehearsed`; `speed`: how many seconds of the picture pass in one of the log.
     """
-    return Picture(title, tuple(found for generation in shown for found in _panels(generation, how, with_prediction)))
+    panels = (found for generation in shown for found in _panels(generation, how, with_prediction))
+    return Picture(title, tuple(slowed(found, speed) for found in panels))
 
 
 def _panels(generation: Generation, how: str, with_prediction: bool) -> list[Panel]:
@@ -118,7 +132,9 @@ def _title(what: str, generation: Generation) -> str:
 def _fits(plan: Plan, rank: int, times: StepTimed) -> bool:
     """Whether the moments are those of the rank's program: a log may be of another version, or altered."""
     moments = times.moments_us
-    return rank in plan.held and len(moments) == len(program(plan, rank)) + 1 and all(a <= b for a, b in pairwise(moments))
+    if rank not in plan.held or len(moments) != len(program(plan, rank)) + 1:
+        return False
+    return math.isfinite(times.began_s) and all(a <= b for a, b in pairwise(moments))
 
 
 def _measured(name: str, generation: Generation, times: Mapping[int, StepTimed], choice: Choice) -> Panel:
