@@ -36,6 +36,15 @@ def for_people(text: str, limit: int) -> str:
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], cut)
 
 
+def field_first(text: str) -> str:
+    """An error of msgspec's as ours are written: ``Expected `int` - at `$.hidden` `` becomes ``hidden: expected `int` ``."""
+    match = re.fullmatch(r"(.)(.*) - at `\$\.?(.*)`", text, re.DOTALL)
+    if match is None:
+        return text[:1].lower() + text[1:]
+    what = match[1].lower() + match[2]
+    return f"{match[3]}: {what}" if match[3] else what
+
+
 class Packed:
     """Reads msgpack into `kind`."""
 

@@ -193,6 +193,92 @@ def rehearse(
     )
 
 
+@app.command(context_settings=_SETTINGS, short_help="Replay a trace of failures against a job, by simulation.")
+def replay(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE",
+            help="A trace of lost and returned nodes; exponential, weibull or correlated to draw one; "
+            "or a job's folder, to check that its decisions come out the same.",
+        ),
+    ],
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[SOURCE]", help="The job: a profile, a job's folder, or a model of configs/, as for plan."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes. Default: as in SOURCE.")] = None,
+    nproc_per_node: Annotated[
+        int | None, typer.Option("--nproc-per-node", metavar="N", help="Ranks of a node. Default: as in SOURCE.")
+    ] = None,
+    layout: Layout = "auto",
+    mtbf: Annotated[
+        str | None,
+        typer.Option(
+            "--mtbf",
+            metavar="TIME",
+            help="Mean time between losses of the whole job: drawn so, and told to the job as to run. "
+            "Default for files: the job estimates it.",
+        ),
+    ] = None,
+    repair: Annotated[
+        str | None, typer.Option("--repair", metavar="TIME", help="Mean time until a lost node is back. Default: 1d.")
+    ] = None,
+    transient: Annotated[
+        float, typer.Option("--transient", metavar="SHARE", help="Of drawn losses, those that leave the node healthy.")
+    ] = 0.0,
+    days: Annotated[
+        float | None, typer.Option("--days", metavar="DAYS", help="How long. Default: the whole trace, or 30 drawn ones.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all that is drawn.")] = 0,
+    trace_nodes: Annotated[
+        int | None,
+        typer.Option("--trace-nodes", metavar="N", help="Nodes of the traced cluster, where only those that failed are named."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", metavar="NAME", help="Only this one; may be given again. Default: all.")
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="TIME", help="How long a checkpoint holds up training. Default: 10s.")
+    ] = None,
+    restart: Annotated[
+        str | None,
+        typer.Option("--restart", metavar="TIME", help="From the end of all ranks to the next step. Default: by their number."),
+    ] = None,
+    checkpoint_every: Annotated[
+        str | None, typer.Option("--checkpoint-every", metavar="TIME", help="Training between checkpoints. Default: the best.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the answer as JSON, too.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the throughput over time, too.")] = None,
+) -> None:
+    """Replay a trace of lost and returned nodes against a job, by simulation: what each policy makes of it."""
+    from odyssey_cli.replay import replay as command
+
+    raise typer.Exit(
+        command.replay(
+            command.Request(
+                trace=trace,
+                source=source,
+                nodes=nodes,
+                nproc_per_node=nproc_per_node,
+                layout=layout,
+                mtbf=mtbf,
+                repair=repair,
+                transient=transient,
+                days=days,
+                seed=seed,
+                trace_nodes=trace_nodes,
+                policies=tuple(policy or ()),
+                save=save,
+                restart=restart,
+                checkpoint_every=checkpoint_every,
+                json=json,
+                svg=svg,
+            )
+        )
+    )
+
+
 JobName = Annotated[
     str | None,
     typer.Argument(

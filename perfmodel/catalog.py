@@ -9,12 +9,12 @@ at the cluster's peak rate times a stated efficiency; what is bound by memory ta
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
 
+from odyssey.codec import field_first
 from odyssey.errors import ProfileError
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery, read
 
@@ -97,8 +97,7 @@ def load_job(path_or_name: str | Path) -> ConfiguredJob:
     job = _read(text, "", JobFile)
     cluster = _read(job.cluster, "clusters", ClusterFile)
     profile = analytic(_read(job.model, "models", ModelFile), cluster, job.global_batch, job.micro_batch)
-    name = re.sub(r"\.ya?ml$", "", Path(text).name)
-    return ConfiguredJob(name, profile, job.layout, cluster.n_ranks)
+    return ConfiguredJob(Path(text).name.removesuffix(".yaml").removesuffix(".yml"), profile, job.layout, cluster.n_ranks)
 
 
 def names() -> dict[str, list[str]]:
@@ -192,15 +191,6 @@ def _read(path_or_name: str, folder: str, kind: type[T]) -> T:
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}", "give the path of a YAML file") from None
     except msgspec.ValidationError as error:
-        raise ProfileError(f"{path}: {_field_first(str(error))}", help) from None
+        raise ProfileError(f"{path}: {field_first(str(error))}", help) from None
     except msgspec.DecodeError as error:
         raise ProfileError(f"{path}: not YAML: {error}", help) from None
-
-
-def _field_first(text: str) -> str:
-    """`Expected `int` - at `$.hidden`` as `hidden: expected `int``."""
-    match = re.fullmatch(r"(.)(.*) - at `\$\.?(.*)`", text, re.DOTALL)
-    if match is None:
-        return text[:1].lower() + text[1:]
-    what = match[1].lower() + match[2]
-    return f"{match[3]}: {what}" if match[3] else what

@@ -85,6 +85,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "timeline",
         "jobs",
         "planning",
+        "replay",
         "run",
         "rehearsal",
         "launch torchrun commands",
@@ -287,6 +288,10 @@ COMMANDS = {
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
         "--nodes", "--nproc-per-node", "--seed", "--slow", "--speed", "--steps", "--strategy",
+    },
+    "replay": {
+        "--checkpoint-every", "--days", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--policy",
+        "--repair", "--restart", "--save", "--seed", "--svg", "--trace-nodes", "--transient",
     },
     "ps": {"--all", "--help", "--json"},
     "status": {"--help", "--json"},

@@ -39,6 +39,31 @@ def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], second
     )
 
 
+def proposed(
+    ask: Propose, profile: Profile, node_of: dict[int, int], expected: ExpectedChange, strategy: str, layout: str
+) -> Proposed:
+    """The answer of a search that takes no time. `strategy`, `layout`: as asked for on the command line.
+
+    Raises OdysseyError if nothing can be proposed at all.
+    """
+    from strategies.search import answer
+
+    # Where a rank was lost before the layout that was asked for could run, the best one for the others is.
+    wanted = layout if len(ask.alive) == len(node_of) else "auto"
+    candidates: list[Candidate] = []
+    why_not = help = ""
+    try:
+        candidates = answer(situation_of(ask, profile, node_of, expected.seconds), only(strategy), wanted)
+    except StateLost as error:
+        why_not, help = error.what, error.help
+    return Proposed(tuple(candidates), expected.seconds, expected.source, 0.0, False, why_not, help)
+
+
+def only(strategy: str) -> str | None:
+    """The one that may propose, of what was asked for."""
+    return None if strategy == "auto" else strategy
+
+
 def single_losses(plan: Plan, alive: Sequence[int], can_respawn: bool) -> list[Propose]:
     """What would be asked after the loss of each one rank of `plan`, with every survivor holding what the plan says."""
     asks = []
@@ -56,7 +81,7 @@ class PlanSearch:
         self._options = options
         self._node_of = node_of
         self._loop = loop
-        self._only = None if options.strategy == "auto" else options.strategy
+        self._only = only(options.strategy)
         self._process: precompute.Process | None = None
         self._number = 0
         self._asked: list[Propose] = []
@@ -66,24 +91,16 @@ class PlanSearch:
 
     def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
         """Raises OdysseyError if nothing can be proposed at all."""
-        from strategies.search import answer, rescore
+        from strategies.search import rescore
 
         started = time.perf_counter()
         known = self._look_up(ask)
-        why_not = help = ""
-        if known is not None:
-            search_s = time.perf_counter() - started
-            candidates = rescore(known, seconds_to_change=expected.seconds, search_s=search_s)
-        else:
-            # Where a rank was lost before the layout that was asked for could run, the best one for the others is.
-            layout = self._options.layout if len(ask.alive) == len(self._node_of) else "auto"
-            try:
-                candidates = answer(situation_of(ask, profile, self._node_of, expected.seconds), self._only, layout)
-            except StateLost as error:
-                candidates, why_not, help = [], error.what, error.help
-            search_s = time.perf_counter() - started
-        ahead = known is not None
-        return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead, why_not, help)
+        if known is None:
+            found = proposed(ask, profile, self._node_of, expected, self._options.strategy, self._options.layout)
+            return replace(found, search_s=time.perf_counter() - started)
+        search_s = time.perf_counter() - started
+        candidates = rescore(known, seconds_to_change=expected.seconds, search_s=search_s)
+        return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead=True)
 
     def plan_ahead(self, plan: Plan, members: frozenset[int], can_respawn: bool, profile: Profile, seconds: float) -> None:
         """Have a plan ready for the loss of each one rank. Answers for an earlier plan are dropped; those for the same

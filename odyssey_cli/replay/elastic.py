@@ -1,0 +1,192 @@
+"""A trace against jobs of our own: what the product does, with any strategy, and what a user does beside it.
+
+A running Job takes no new ranks: a node that returns waits for the next start. When every holder of some layer is lost the job
+ends, and is started again from its last checkpoint on the nodes that are there; with too few of them, when there are enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from odyssey_cli.replay.job import Job, Setup
+from odyssey_cli.replay.ledger import Doing, Ledger
+from odyssey_cli.replay.nodes import Nodes, told
+from odyssey_cli.replay.outcome import Decision, Result
+from odyssey_cli.replay.starts import Starts, step_s
+from odyssey_cli.replay.terms import Terms
+from odyssey_cli.replay.traces import Change, Kind, Trace, at_once
+
+
+class ElasticLife:
+    """All jobs that a user starts on the nodes of a trace, one after the other."""
+
+    def __init__(self, trace: Trace, setup: Setup, starts: Starts, terms: Terms, *, grows: bool = False) -> None:
+        """`grows`: the user saves and starts again for nodes that wait, as soon as they have cost as much as that does
+        (ski rental: at most twice the cost of the best moment, without knowing the future; as Greyhound, ATC 2025)."""
+        self._trace, self._setup, self._starts, self._terms, self._grows = trace, setup, starts, terms, grows
+        self._ledger = Ledger(terms.save_s)
+        self._decisions: list[Decision] = []
+        self._nodes = Nodes(trace)
+        self._job: Job | None = None
+        self._members: dict[int, int] = {}
+        """Nodes of the trace -> of the job: those that it started with, or will, and has not lost."""
+        self._start_s = math.inf
+        """When the next job has started, while there is none."""
+        self._doing = Doing.RESTART
+        """Until the next step."""
+        self._pending: list[tuple[float, str]] = []
+        """What the next decision answers, and since when."""
+        self._missed = (0.0, 0.0)
+        """Seconds that waiting nodes would have saved since the last start, and up to when that is counted."""
+        self._n_returns = 0
+
+    def run(self, progress: Callable[[float], None]) -> Result:
+        """To the end of the trace; tells how far it is as it goes."""
+        self._begin()
+        for changes in at_once(self._trace.changes):
+            self._advance(changes[0].at_s)
+            self._take(changes)
+            progress(changes[0].at_s)
+        self._advance(self._trace.length_s)
+        if self._runs:
+            self._ledger.train(self._trace.length_s)
+        self._ledger.close(self._trace.length_s)
+        idle_s = self._nodes.idle_until(self._trace.length_s)
+        return Result(tuple(self._ledger.stretches), tuple(self._decisions), self._n_returns, idle_s)
+
+    # -- what happens by itself ----------------------------------------------------------------------------------------
+
+    @property
+    def _runs(self) -> bool:
+        return self._job is not None and self._job.running_since_s is not None
+
+    def _next_s(self) -> float:
+        if self._job is None:
+            return self._start_s
+        return self._grow_s() if self._runs else self._job.due_s
+
+    def _advance(self, until_s: float) -> None:
+        """All that happens before then. Steps are counted when they end."""
+        while (at_s := self._next_s()) < until_s:
+            if self._runs:
+                self._grow(at_s)
+                continue
+            self._ledger.pause(at_s, self._doing)
+            if self._job is None:
+                self._start(at_s)
+            else:
+                self._job.go_on()
+                self._look(self._job, at_s)
+        if not self._runs:
+            self._ledger.pause(until_s, self._doing)
+
+    def _begin(self) -> None:
+        """The clock starts with the first step, not with the command."""
+        self._prepare_start(0.0, "start")
+        if self._start_s < math.inf:
+            self._start(0.0)
+            while self._job is not None and not self._runs:
+                self._job.go_on()
+                self._look(self._job, 0.0)
+
+    def _start(self, at_s: float) -> None:
+        """All ranks of the next job are there."""
+        setup = replace(self._setup, layout=self._starts.layout(len(self._members)))
+        self._ledger.interval_s = self._terms.interval_s(self._n_returns, at_s)
+        self._missed = (0.0, at_s)
+        self._job = Job(setup, len(self._members), at_s, resumed=at_s > 0)
+
+    def _look(self, job: Job, at_s: float) -> None:
+        """Whether the job runs, or has ended."""
+        if job.why_ended:
+            self._ledger.roll_back()
+            self._n_returns += 1
+            self._prepare_start(at_s, f"{job.why_ended}: back to the checkpoint")
+        elif job.running_since_s is not None and job.plan is not None:
+            running_s = job.running_since_s if at_s > 0 else 0.0
+            self._ledger.pause(running_s, self._doing)
+            self._ledger.step_s = step_s(job.plan)
+            self._missed = (self._missed[0], running_s)
+            busy = job.nodes
+            self._nodes.use((node for node, number in self._members.items() if number in busy), at_s)
+            self._decide(running_s, f"{job.plan.strategy} {job.plan.layout()}", len(job.plan.workers), self._ledger.step_s)
+
+    def _prepare_start(self, at_s: float, why: str) -> None:
+        """On all nodes that are there, or when more are."""
+        self._job, self._start_s, self._members = None, math.inf, {}
+        self._doing = Doing.WAITING
+        self._pending.append((at_s, why))
+        there = sorted(self._nodes.there)
+        if self._starts.on(len(there)) is not None:
+            self._doing = Doing.RESTART
+            self._members = {node: number for number, node in enumerate(there)}
+            self._start_s = at_s + self._terms.restart_of(len(there) * self._setup.ranks_per_node)
+        self._nodes.use(self._members, at_s)
+
+    def _decide(self, running_s: float, then: str, n_ranks: int, its_step_s: float) -> None:
+        began_s = self._pending[0][0]
+        what = "; ".join(text for _, text in self._pending)
+        self._decisions.append(Decision(began_s, what, then, n_ranks, its_step_s, running_s - began_s))
+        self._pending.clear()
+
+    # -- nodes that wait -----------------------------------------------------------------------------------------------
+
+    def _miss_per_s(self) -> float:
+        """The share of the time that all healthy nodes would save."""
+        if not self._nodes.n_idle or not self._runs:
+            return 0.0
+        with_all = self._starts.on(len(self._nodes.there))
+        return max(0.0, 1 - step_s(with_all) / self._ledger.step_s) if with_all is not None else 0.0
+
+    def _count_missed(self, at_s: float) -> None:
+        missed_s, since_s = self._missed
+        self._missed = (missed_s + max(0.0, at_s - since_s) * self._miss_per_s(), max(at_s, since_s))
+
+    def _grow_s(self) -> float:
+        """When waiting nodes have cost what a start with them does."""
+        if not self._grows or not (per_s := self._miss_per_s()):
+            return math.inf
+        missed_s, since_s = self._missed
+        n_ranks = len(self._nodes.there) * self._setup.ranks_per_node
+        return since_s + max(0.0, self._terms.save_s + self._terms.restart_of(n_ranks) - missed_s) / per_s
+
+    def _grow(self, at_s: float) -> None:
+        self._ledger.finish_step(at_s)
+        now_s = self._ledger.now_s
+        self._ledger.pause(now_s + self._terms.save_s, Doing.CHECKPOINT)
+        self._ledger.saved()
+        self._prepare_start(self._ledger.now_s, "saved, and started again for the nodes that wait")
+
+    # -- what happens to the nodes -------------------------------------------------------------------------------------
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        at_s = changes[0].at_s
+        self._count_missed(at_s)
+        self._nodes.take(changes)
+        hit = [change for change in changes if change.kind is not Kind.RETURNED and change.node in self._members]
+        if self._job is None:
+            if hit or self._start_s == math.inf:
+                self._prepare_start(max(at_s, self._ledger.now_s), told(changes))
+            return
+        if not hit:
+            return
+        stepped = self._ledger.cut_off(at_s) if self._runs else False
+        self._doing = Doing.TRANSITION if self._runs else self._doing
+        self._pending.append((at_s, told(hit)))
+        for kind in (Kind.LOST, Kind.FAILED):
+            if numbers := [self._members[change.node] for change in hit if change.kind is kind]:
+                self._job.lose(numbers, at_s, transient=kind is Kind.FAILED, stepped=stepped)
+                stepped = False
+        for change in hit:
+            if change.kind is Kind.LOST:
+                del self._members[change.node]
+
+
+def live(
+    trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Callable[[float], None], *, grows: bool = False
+) -> Result:
+    """What comes of it."""
+    return ElasticLife(trace, setup, starts, terms, grows=grows).run(progress)

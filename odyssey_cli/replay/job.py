@@ -1,0 +1,292 @@
+"""One start of a job in a replay: the coordinator of a real job, and what its ranks would tell it, at the times of the price.
+
+Nothing is decided here. A lost node is told to `machine.step`; whatever that wants done is answered as the agent and the
+ranks would: Pause by RankPaused after `pause_s`, Propose by the search, Spawn by RankJoined after `spawn_s`, Prepare by
+RankReady after groups and moves, all as the profile has it; and a deadline that passes is told. Between two changes no step is
+simulated: the coordinator is told of one unit for all steps of such a stretch, as it keeps only the newest.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import count
+
+import msgspec
+
+from launcher.coordinator.actions import Action, Kill, Propose, Record, SendOrder, SetDeadline, Spawn
+from launcher.coordinator.machine import step
+from launcher.coordinator.state import JobState, PlainState, State
+from launcher.joblog.events import (
+    AgentInfo,
+    AgentLost,
+    Body,
+    Cause,
+    CauseKind,
+    Event,
+    GenerationStarted,
+    JobEnded,
+    JobStarted,
+    PlanChosen,
+    RankJoined,
+    RankLost,
+    RankPaused,
+    RankReady,
+    Tick,
+    UnitCommitted,
+)
+from launcher.planning.situations import proposed
+from odyssey.messages import LayerSpec, ModelSpec, Pause, Position, Prepare, Result, position_after
+from odyssey.plan import Plan
+from perfmodel.profile import Profile
+from perfmodel.reliability import seconds_to_change
+
+RESTARTS = 1 << 20
+"""Of --max-restarts: as many as it takes."""
+_NODE = Cause(CauseKind.AGENT, "its node was lost")
+_PROCESS = Cause(CauseKind.SIGNAL, "SIGKILL", -9)
+_NOT_STARTED = Cause(CauseKind.NOT_STARTED, "its node is gone")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a job is started with. `mtbf_s`: as the user says, None for the job's own estimate."""
+
+    profile: Profile
+    ranks_per_node: int
+    layout: str = "auto"
+    strategy: str = "auto"
+    mtbf_s: float | None = None
+
+
+class Job:
+    """Of some nodes, numbered from 0 in the job. `running_since_s`: None while no step is made; `why_ended`: empty while it
+    lives; `plan`: the one that runs, or is about to.
+    """
+
+    def __init__(self, setup: Setup, n_nodes: int, at_s: float, *, resumed: bool) -> None:
+        """All ranks have built their Job at `at_s`. `resumed`: from a checkpoint."""
+        self.running_since_s: float | None = None
+        self.why_ended = ""
+        self.plan: Plan | None = None
+        self._setup = setup
+        self._state: State = PlainState(profile=setup.profile)
+        self._now_s = at_s
+        self._dues = _Dues()
+        self._dead: set[int] = set()
+        """Ranks without a process, whether that has been noticed or not."""
+        self._gone: set[int] = set()
+        """Of them those on lost nodes."""
+        self._held: dict[int, tuple[int, ...]] = {}
+        self._position: Position = (0, 0)
+        self._is_to_resume = resumed
+        self._agents = tuple(AgentInfo(node, f"node{node}", 1, setup.ranks_per_node) for node in range(n_nodes))
+        self._node_of = {rank: rank // setup.ranks_per_node for rank in range(n_nodes * setup.ranks_per_node)}
+        words = ("replay", (), n_nodes, setup.ranks_per_node, RESTARTS, setup.layout, setup.strategy, setup.mtbf_s, "replay", 1)
+        self._feed(JobStarted(*words, agents=self._agents))
+        model = _model(setup.profile)
+        for rank in self._node_of:
+            self._feed(RankJoined(rank, model))
+
+    # -- what happens to it --------------------------------------------------------------------------------------------
+
+    @property
+    def due_s(self) -> float:
+        """When something that is under way is done; infinite if nothing is."""
+        return self._dues.next_s(self._state.world.generation)
+
+    def go_on(self) -> None:
+        """To `due_s`."""
+        at_s, then = self._dues.pop(self._state.world.generation)
+        self._now_s = max(self._now_s, at_s)
+        then()
+
+    def lose(self, nodes: Sequence[int], at_s: float, *, transient: bool, stepped: bool) -> None:
+        """These nodes are lost, or only their processes. `stepped`: steps were made since the last change."""
+        self._now_s = max(self._now_s, at_s)
+        if stepped:
+            self._commit("step", (0.0, 0.0))
+        self.running_since_s = None
+        ranks = [rank for node in nodes for rank in self._ranks_of(node)]
+        self._dead.update(ranks)
+        if not transient:
+            self._gone.update(ranks)
+        self._later(self._setup.profile.recovery.detect_s, lambda: self._tell_lost(nodes, transient))
+
+    @property
+    def nodes(self) -> set[int]:
+        """Those with a living rank."""
+        return {self._node_of[rank] for rank in self._state.world.alive}
+
+    def _tell_lost(self, nodes: Sequence[int], transient: bool) -> None:
+        cause = _PROCESS if transient else _NODE
+        for node in nodes:
+            if not transient:
+                self._feed(AgentLost(self._agents[node], "its host is gone"))
+            for rank in self._ranks_of(node):
+                if rank in self._state.world.alive and not self.why_ended:
+                    self._feed(RankLost(rank, cause, slot_lost=not transient))
+
+    def _ranks_of(self, node: int) -> range:
+        per_node = self._setup.ranks_per_node
+        return range(node * per_node, (node + 1) * per_node)
+
+    def _commit(self, kind: str, values: tuple[float, ...]) -> None:
+        assert self.plan is not None
+        result = Result(self._position, kind, values)
+        self._position = position_after(result)
+        self._feed(UnitCommitted(self.plan.leader, result, self._setup.profile.global_batch, 0.0))
+
+    # -- what its coordinator wants done -------------------------------------------------------------------------------
+
+    def _feed(self, body: Body) -> None:
+        self._state, actions = step(self._state, Event(self._now_s, self._state.world.generation, "replay", body))
+        paused: list[int] = []
+        prepared: list[int] = []
+        for action in actions:
+            match action:
+                case SendOrder(rank=rank, order=Pause()):
+                    paused.append(rank)
+                case SendOrder(rank=rank, order=Prepare()):
+                    prepared.append(rank)
+                case SendOrder():
+                    pass  # Go and Follow need no answer
+                case _:
+                    self._obey(action)
+        if paused:
+            self._later(self._setup.profile.recovery.pause_s, lambda: self._tell_paused(paused), is_report=True)
+        if prepared:
+            self._later(self._move_s(), lambda: self._tell_ready(prepared), is_report=True)
+
+    def _obey(self, action: Action) -> None:
+        match action:
+            case Record(body=JobEnded(reason=reason)):
+                self.why_ended, self.running_since_s = reason, None
+            case Record(body=PlanChosen(plan=plan)):
+                self.plan = plan
+            case Record(body=GenerationStarted()):
+                self._go()
+            case Propose():
+                self._later(0.0, lambda: self._search(action), is_report=True)
+            case Spawn(rank=rank) if isinstance(self._state, JobState):
+                self._spawn(rank)
+            case Kill(rank=rank, cause=Cause() as cause):
+                self._later(0.0, lambda: self._feed(RankLost(rank, cause, slot_lost=rank in self._gone)))
+            case SetDeadline(seconds=seconds):
+                self._dues.set_deadline(None if seconds is None else self._now_s + seconds, lambda: self._feed(Tick()))
+
+    def _later(self, seconds: float, then: Callable[[], None], *, is_report: bool = False) -> None:
+        """`is_report`: it is void when another generation has begun."""
+        self._dues.add(self._now_s + seconds, self._state.world.generation if is_report else None, then)
+
+    def _search(self, ask: Propose) -> None:
+        world, setup = self._state.world, self._setup
+        expected = seconds_to_change(world.n_losses, self._now_s - world.started_at, mtbf_s=setup.mtbf_s)
+        self._feed(proposed(ask, setup.profile, self._node_of, expected, setup.strategy, setup.layout))
+
+    def _spawn(self, rank: int) -> None:
+        self._held.pop(rank, None)
+        if rank in self._gone:
+            self._later(0.0, lambda: self._feed(RankLost(rank, _NOT_STARTED, slot_lost=True)))
+        else:
+            self._dead.discard(rank)
+            model = _model(self._setup.profile)
+            self._later(self._setup.profile.recovery.spawn_s, lambda: self._feed(RankJoined(rank, model)))
+
+    def _move_s(self) -> float:
+        """Of groups and moves, as the plan was priced."""
+        assert self.plan is not None and self.plan.estimate is not None
+        parts = self.plan.estimate.transition
+        return parts.groups_s + parts.moves_s
+
+    def _go(self) -> None:
+        assert self.plan is not None and self.plan.estimate is not None
+        self._held = {rank: tuple(sorted(layers)) for rank, layers in self.plan.held.items()}
+        self.running_since_s = self._now_s + self.plan.estimate.transition.warm_up_s
+        if self._is_to_resume:
+            self._is_to_resume = False
+            self._commit("resume", (1.0,))
+
+    # -- what its ranks say --------------------------------------------------------------------------------------------
+
+    def _tell_paused(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            if rank not in self._dead:
+                self._feed(RankPaused(rank, self._position, "compute", self._held.get(rank, ())))
+
+    def _tell_ready(self, ranks: Sequence[int]) -> None:
+        """Each holds and trains just what the plan says."""
+        plan = self.plan
+        assert plan is not None
+        counted: dict[int, list[tuple[int, int]]] = {}
+        readers: set[int] = set()
+        for k in range(plan.n_micro_batches):
+            last = len(plan.pipelines[plan.home[k]].stages) - 1
+            counted.setdefault(plan.runner(k, last), []).append((k, plan.n_samples(k)))
+            readers |= {plan.runner(k, 0), plan.runner(k, last)}
+        shards: dict[frozenset[int], tuple[tuple[int, str], ...]] = {}
+        for rank in ranks:
+            if rank in self._dead:
+                continue
+            layers = plan.held.get(rank, frozenset())
+            if layers not in shards:
+                ties = (plan.n_layers + t for t, tie in enumerate(plan.ties) if not layers.isdisjoint(tie))
+                shards[layers] = tuple((shard, "state") for shard in (*sorted(layers), *ties))
+            self._feed(
+                RankReady(
+                    rank,
+                    self._position,
+                    digests=shards[layers],
+                    samples=tuple(counted.get(rank, ())),
+                    denominator=plan.global_batch,
+                    groups_s=0.0,
+                    moves_s=0.0,
+                    moved_bytes=0,
+                    contracts=tuple((group, "sum") for group in plan.groups_of.get(rank, ())),
+                    stream="samples" if rank in readers else None,
+                )
+            )
+
+
+class _Dues:
+    """What is to happen when, in order of time and then of entry, and one deadline."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, int | None, Callable[[], None]]] = []
+        self._deadline: tuple[float, Callable[[], None]] | None = None
+        self._numbers = count()
+
+    def add(self, at_s: float, generation: int | None, then: Callable[[], None]) -> None:
+        """`generation`: void in any later one."""
+        heapq.heappush(self._entries, (at_s, next(self._numbers), generation, then))
+
+    def set_deadline(self, at_s: float | None, then: Callable[[], None]) -> None:
+        """In place of the one before."""
+        self._deadline = None if at_s is None else (at_s, then)
+
+    def next_s(self, generation: int) -> float:
+        while self._entries and self._entries[0][2] not in (None, generation):
+            heapq.heappop(self._entries)
+        entry_s = self._entries[0][0] if self._entries else math.inf
+        return min(entry_s, self._deadline[0] if self._deadline is not None else math.inf)
+
+    def pop(self, generation: int) -> tuple[float, Callable[[], None]]:
+        """What is next; what was due at its deadline is in time."""
+        at_s = self.next_s(generation)
+        if self._entries and self._entries[0][0] == at_s:
+            return at_s, heapq.heappop(self._entries)[3]
+        assert self._deadline is not None
+        then, self._deadline = self._deadline[1], None
+        return at_s, then
+
+
+@lru_cache(maxsize=4)
+def _model(profile: Profile) -> ModelSpec:
+    """What ranks tell that were given the profile's model."""
+    layers = tuple(
+        LayerSpec(layer.name, layer.digest, layer.parameter_bytes, layer.gradient_bytes, layer.buffer_bytes)
+        for layer in profile.layers
+    )
+    sizes = (profile.global_batch, profile.micro_batch, profile.global_batch, 0, "replay")
+    return ModelSpec(layers, profile.ties, profile.tie_bytes, *sizes)

@@ -1,0 +1,124 @@
+"""`odyssey replay`: a trace of lost and returned nodes against a job, by simulation; or a recorded job once more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from launcher.joblog.exit_codes import ExitCode
+from odyssey.codec import to_json
+from odyssey.errors import UsageError
+from odyssey_cli.command_line import values
+from odyssey_cli.planning import source
+from odyssey_cli.replay import recorded, traces
+from odyssey_cli.replay.answer import show
+from odyssey_cli.replay.ask import Answer, ask, report
+from odyssey_cli.replay.drawing import drawn
+from odyssey_cli.replay.generators import GENERATORS, Failures
+from odyssey_cli.replay.job import Setup
+from odyssey_cli.replay.policies import Policy, named
+from odyssey_cli.replay.terms import SAVE_S, Terms
+from odyssey_cli.replay.traces import DAY_S, MOST_S, Trace
+
+_REPAIR_S = DAY_S
+"""The median of InfiniteHBD's repairs is 0.85 days."""
+_DAYS = 30.0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The command line, as words."""
+
+    trace: str
+    source: str | None = None
+    nodes: int | None = None
+    nproc_per_node: int | None = None
+    layout: str = "auto"
+    mtbf: str | None = None
+    repair: str | None = None
+    transient: float = 0.0
+    days: float | None = None
+    seed: int = 0
+    trace_nodes: int | None = None
+    policies: tuple[str, ...] = ()
+    save: str | None = None
+    restart: str | None = None
+    checkpoint_every: str | None = None
+    json: Path | None = None
+    svg: Path | None = None
+
+
+def replay(request: Request) -> int:
+    """Answer on stdout, and into files; returns the exit code."""
+    folder = recorded.folder_of(request.trace)
+    if folder is not None:
+        return recorded.check(folder)
+    values.layout(request.layout)
+    for value, option in (
+        (request.nodes, "--nodes"),
+        (request.nproc_per_node, "--nproc-per-node"),
+        (request.trace_nodes, "--trace-nodes"),
+    ):
+        if value is not None:
+            values.count(value, option, 1)
+    policies = named(request.policies)
+    terms = Terms(
+        save_s=_seconds(request.save, "--save") or SAVE_S,
+        restart_s=_seconds(request.restart, "--restart"),
+        every_s=_seconds(request.checkpoint_every, "--checkpoint-every"),
+    )
+    for path, option in ((request.json, "--json"), (request.svg, "--svg")):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{option}: no directory {path.parent}", "create it first")
+    found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
+    layout = request.layout if request.layout != "auto" else found.layout
+    mtbf_s = _seconds(request.mtbf, "--mtbf")
+    setup = Setup(found.profile, found.ranks_per_node, layout, "auto", mtbf_s)
+    trace = _trace(request, found.n_nodes, mtbf_s)
+    answer = _ask(found.name, trace, setup, terms, policies)
+    if request.json is not None:
+        request.json.write_bytes(msgspec.json.format(to_json(report(answer)), indent=1) + b"\n")
+    if request.svg is not None:
+        request.svg.write_text(drawn(answer))
+    show(answer)
+    return ExitCode.OK
+
+
+def _trace(request: Request, n_nodes: int, mtbf_s: float | None) -> Trace:
+    """The file, or what is drawn in its place."""
+    if request.days is not None and not 0 < request.days * DAY_S <= MOST_S:
+        raise UsageError(f"--days: expected more than 0, got {request.days:g}", "for example --days 30")
+    if not 0 <= request.transient <= 1:
+        raise UsageError(f"--transient: expected a share from 0 to 1, got {request.transient:g}", "for example 0.73")
+    if request.trace not in GENERATORS:
+        for given, option in ((request.repair, "--repair"), (request.transient or None, "--transient")):
+            if given is not None:
+                raise UsageError(f"{option} is for failures that are drawn", f"with {', '.join(GENERATORS)}")
+        trace = traces.read(Path(request.trace), request.seed, request.trace_nodes)
+        return trace.cut(n_nodes, request.days * DAY_S if request.days is not None else None)
+    if mtbf_s is None:
+        raise UsageError(f"{request.trace}: how often? --mtbf is missing", "the mean time between losses of the whole job: 6h")
+    length_s = (request.days if request.days is not None else _DAYS) * DAY_S
+    repair_s = _seconds(request.repair, "--repair") or _REPAIR_S
+    return GENERATORS[request.trace](Failures(n_nodes, length_s, mtbf_s, repair_s, request.transient, request.seed))
+
+
+def _seconds(text: str | None, option: str) -> float | None:
+    return None if text is None else values.duration_s(text, option)
+
+
+def _ask(name: str, trace: Trace, setup: Setup, terms: Terms, policies: tuple[Policy, ...]) -> Answer:
+    """With a bar on stderr while it lasts, where that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=len(policies) * trace.length_s)
+        number = {policy.name: i for i, policy in enumerate(policies)}
+
+        def passed(policy: Policy, at_s: float) -> None:
+            bar.update(task, completed=number[policy.name] * trace.length_s + at_s, description=policy.name)
+
+        return ask(name, trace, setup, terms, policies, passed)

@@ -1,0 +1,56 @@
+"""How a job starts on some nodes: its first plan, looked up where it has been asked for before."""
+
+from __future__ import annotations
+
+from odyssey.plan import Plan
+from odyssey_cli.replay.job import Setup
+from perfmodel.reliability import PRIOR_MEAN_S
+from strategies.search import best, initial_plan
+from strategies.situation import Situation
+
+
+class Starts:
+    """Of one job, on any number of its nodes."""
+
+    def __init__(self, setup: Setup, n_nodes: int) -> None:
+        """`n_nodes`: for which the layout was asked for; other numbers of nodes get the best one."""
+        self._setup = setup
+        self._n_nodes = n_nodes
+        self._known: dict[tuple[int, str], Plan | None] = {}
+
+    def layout(self, n_nodes: int) -> str:
+        """What a user asks for on so many nodes."""
+        return self._setup.layout if n_nodes == self._n_nodes else "auto"
+
+    def on(self, n_nodes: int) -> Plan | None:
+        """The first plan on so many nodes; None if there is none."""
+        return self.of_ranks(n_nodes * self._setup.ranks_per_node, self.layout(n_nodes))
+
+    def of_ranks(self, n_ranks: int, layout: str = "auto") -> Plan | None:
+        """The first plan of so many ranks in a layout; None if there is none."""
+        if (n_ranks, layout) not in self._known:
+            self._known[n_ranks, layout] = self._search(n_ranks, layout) if n_ranks else None
+        return self._known[n_ranks, layout]
+
+    def _search(self, n_ranks: int, layout: str) -> Plan | None:
+        setup = self._setup
+        situation = Situation(
+            generation=1,
+            step=0,
+            plan=None,
+            alive=tuple(range(n_ranks)),
+            lost=(),
+            respawnable=(),
+            held={},
+            node_of={rank: rank // setup.ranks_per_node for rank in range(n_ranks)},
+            profile=setup.profile,
+            seconds_to_change=setup.mtbf_s if setup.mtbf_s is not None else PRIOR_MEAN_S,
+        )
+        chosen = best(initial_plan(situation, layout))
+        return None if chosen is None else chosen.plan
+
+
+def step_s(plan: Plan) -> float:
+    """Of a plan that the search has priced."""
+    assert plan.estimate is not None
+    return plan.estimate.step_s

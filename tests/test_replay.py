@@ -1,0 +1,257 @@
+"""Replays against what comes out by hand, and what must hold of all of them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.coordinator.actions import Record
+from launcher.joblog.events import Event, encode
+from odyssey_cli.__main__ import main
+from odyssey_cli.replay.generators import GENERATORS, Failures
+from odyssey_cli.replay.job import Setup
+from odyssey_cli.replay.ledger import Doing, Totals
+from odyssey_cli.replay.outcome import Outcome
+from odyssey_cli.replay.policies import named
+from odyssey_cli.replay.starts import Starts, step_s
+from odyssey_cli.replay.terms import Terms
+from odyssey_cli.replay.traces import Change, Kind, Trace
+from perfmodel.profile import Recovery, write
+from tests import job_events
+from tests.coordinator_talk import Talk
+from tests.planning import profile
+
+RECOVERY = Recovery(
+    detect_s=0.5, pause_s=0.25, spawn_s=4.0, groups_base_s=0.25, groups_member_s=0.0, warm_up_s=1.0, move_layer_s=0.0
+)
+NEVER = 1e9
+
+
+def outcome(policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, terms: Terms, n_layers: int = 4) -> Outcome:
+    """Layers take one second forward and two backward; nothing else costs anything but a recovery."""
+    setup = Setup(profile(n_layers, batch, ranks_per_node=1, recovery=RECOVERY), 1, layout)
+    starts = Starts(setup, n_nodes)
+    with_all = starts.on(n_nodes)
+    assert with_all is not None
+    result = named([policy])[0].live(trace, setup, starts, terms, lambda at_s: None)
+    return Outcome(policy, "", trace.length_s, step_s(with_all), result)
+
+
+def trace(n_nodes: int, length_s: float, *changes: tuple[float, int, Kind]) -> Trace:
+    return Trace("t", "", n_nodes, length_s, tuple(Change(*change) for change in changes))
+
+
+def assert_totals(totals: Totals, **seconds: float) -> None:
+    assert {name: getattr(totals, name) for name in seconds} == pytest.approx(seconds)
+    assert totals.all_s == pytest.approx(sum(seconds.values())), "and nothing else"
+
+
+def test_one_loss_of_four_workers_by_hand() -> None:
+    """2x2, four micro-batches each: (4 + 2 - 1) turns of two layers' 6 s. Dropping a pipeline leaves (8 + 2 - 1) turns."""
+    found = outcome("shrink", "2x2", 4, 8, trace(4, 1002 + 54, (100, 3, Kind.LOST)), Terms(every_s=NEVER))
+
+    steps_after = (1002 + 54 - 102) / 54
+    useful = 3 * 30 + steps_after * 30
+    assert found.all_nodes_step_s == pytest.approx(30)
+    assert_totals(found.totals, useful_s=useful, slower_s=steps_after * 24, redone_s=10, transition_s=2)
+    decision = found.result.decisions[-1]
+    assert (decision.at_s, decision.what, decision.then) == (100, "node 3 lost", "shrink 1x2")
+    assert (decision.n_ranks, decision.step_s, decision.pause_s) == (2, pytest.approx(54), pytest.approx(2))
+
+
+def test_a_lost_state_goes_back_to_the_checkpoint_by_hand() -> None:
+    """1x2 on two nodes: (4 + 2 - 1) turns of 6 s; on one: 4 turns of 12 s. A save of 2 s after 60 s of training."""
+    terms = Terms(save_s=2, restart_s=10, every_s=60)
+    found = outcome("auto", "1x2", 2, 4, trace(2, 112 + 96 + 2 + 48, (100, 1, Kind.LOST)), terms)
+
+    # 60 trained, 2 saved, 30 trained for nothing, 8 of a step; heard and paused after 0.75; 10 and 1.25 until it runs at 112
+    expected = {"useful_s": 60 + 3 * 30, "slower_s": 3 * 18, "redone_s": 38}
+    assert_totals(found.totals, **expected, transition_s=0.75, restart_s=11.25, checkpoint_s=4)
+    assert found.result.n_returns == 1
+
+
+def test_a_failed_process_comes_back_where_its_node_is_healthy() -> None:
+    """The same layout, after 0.5 + 0.25 + 4 + 0.25 + 1 s."""
+    found = outcome("respawn", "2x2", 4, 8, trace(4, 106 + 30, (100, 3, Kind.FAILED)), Terms(every_s=NEVER))
+
+    assert_totals(found.totals, useful_s=4 * 30, redone_s=10, transition_s=6)
+    assert found.result.decisions[-1].then == "respawn 2x2"
+
+
+def test_a_second_loss_within_a_transition_begins_it_anew() -> None:
+    """The others wait in vain for that rank until its loss is heard of at 101.1; then it is 0.25 + 0.25 + 1 s."""
+    changes = ((100, 5, Kind.LOST), (100.6, 3, Kind.LOST))
+    found = outcome("shrink", "3x2", 6, 12, trace(6, 200, *changes), Terms(every_s=NEVER))
+
+    assert [decision.then for decision in found.result.decisions] == ["initial 3x2", "shrink 1x2"]
+    assert found.result.decisions[-1].what == "node 5 lost; node 3 lost"
+    assert found.totals.transition_s == pytest.approx(101.1 - 100 + 1.5)
+
+
+def test_a_node_that_returns_waits_unless_the_user_starts_again() -> None:
+    """Four nodes, one away from 100 to 200: a running Job goes on without it."""
+    length_s = 20_000.0
+    changes = trace(4, length_s, (100, 3, Kind.LOST), (200, 3, Kind.RETURNED))
+    terms = Terms(save_s=2, restart_s=10, every_s=NEVER)
+
+    stays = outcome("auto", "2x2", 4, 8, changes, terms)
+    grows = outcome("auto+restart", "2x2", 4, 8, changes, terms)
+
+    assert stays.result.idle_node_s == pytest.approx(length_s - 200)
+    assert len(grows.result.decisions) == 3
+    slow_s, away = grows.result.decisions[1].step_s, grows.result.decisions[2]
+    assert slow_s is not None and away.step_s == pytest.approx(30)
+    # when what it has cost to wait is what it costs to start again, at the end of a step
+    since_s = 200 + (2 + 10) / (1 - 30 / slow_s)
+    assert since_s <= away.at_s - 2 <= since_s + slow_s
+    assert grows.totals.checkpoint_s == pytest.approx(2) and grows.totals.restart_s == pytest.approx(11.25)
+    assert grows.useful > stays.useful
+
+
+def test_without_enough_nodes_a_job_waits() -> None:
+    changes = trace(1, 100, (40, 0, Kind.LOST), (70, 0, Kind.RETURNED))
+    found = outcome("auto", "1x1", 1, 2, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
+
+    assert found.totals.waiting_s == pytest.approx(70 - 40 - 0.5)
+    assert found.totals.redone_s == pytest.approx(40), "there never was a checkpoint"
+    assert found.totals.useful_s == pytest.approx(100 - 70 - 10 - 1.25)
+
+
+POLICIES = [policy.name for policy in named(())]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    policy=st.sampled_from(POLICIES),
+    generator=st.sampled_from(sorted(GENERATORS)),
+    mtbf_s=st.sampled_from([30.0, 300.0, 3000.0]),
+    transient=st.sampled_from([0.0, 0.7]),
+    seed=st.integers(0, 1000),
+)
+def test_useful_and_lost_time_are_all_of_it(policy: str, generator: str, mtbf_s: float, transient: float, seed: int) -> None:
+    drawn = GENERATORS[generator](Failures(6, 10_000.0, mtbf_s, 600.0, transient, seed))
+    found = outcome(policy, "auto", 6, 12, drawn, Terms(save_s=3, restart_s=20))
+
+    stretches = found.result.stretches
+    assert stretches[0].start_s == 0 and stretches[-1].end_s == 10_000
+    assert all(a.end_s == b.start_s and a.end_s > a.start_s for a, b in pairwise(stretches)), (
+        "one after the other, without gaps"
+    )
+    assert found.totals.all_s == pytest.approx(10_000)
+    assert 0 <= found.useful <= 1 + 1e-9, "nothing beats all nodes without failures"
+    assert sum(found.over_time(7)) / 7 == pytest.approx(found.useful)
+    assert all(stretch.step_s > 0 for stretch in stretches if stretch.doing is Doing.TRAINING)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with a profile, 100 columns wide."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write(job_events.profile(), tmp_path / "profile.json")
+    return tmp_path
+
+
+def test_seed_and_trace_give_the_same_bytes(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    drawn = ["replay", "correlated", "--mtbf", "6h", "--days", "3", "--transient", "0.4", "--seed", "5"]
+    for name in ("a.json", "b.json"):
+        assert main([*drawn, "--json", name]) == 0
+    assert main([*drawn[:-1], "6", "--json", "c.json"]) == 0
+
+    assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes() != (folder / "c.json").read_bytes()
+    report = json.loads((folder / "a.json").read_text())
+    assert [policy["policy"] for policy in report["policies"]] == POLICIES
+    assert report["n_losses"] > 0
+    for policy in report["policies"]:
+        assert sum(policy["totals"].values()) == pytest.approx(report["length_s"])
+    capfd.readouterr()
+
+
+def test_the_table_has_every_policy_the_best_first_and_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.csv").write_text("3600,3,lost\n7200,3,returned\n20000,0,lost\n90000,0,returned\n")
+
+    assert main(["replay", "mine.csv", "--layout", "2x2"]) == 0
+
+    out = capfd.readouterr().out
+    assert out.startswith("trace  mine.csv: 2 losses in 25.0 h")
+    rows = [line.split() for line in out.splitlines() if line.split("  ")[0] in POLICIES and "%" in line]
+    assert sorted(row[0] for row in rows) == sorted(POLICIES)
+    useful = [float(row[1]) for row in rows]
+    assert useful == sorted(useful, reverse=True)
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["none.csv"], "none.csv: No such file or directory"),
+        (["exponential"], "exponential: how often? --mtbf is missing"),
+        (["exponential", "--mtbf", "soon"], "--mtbf: expected a duration, got 'soon'"),
+        (["exponential", "--mtbf", "1h", "--policy", "best"], "--policy: there is no 'best'"),
+        (["exponential", "--mtbf", "1h", "--transient", "2"], "--transient: expected a share from 0 to 1, got 2"),
+        (["exponential", "--mtbf", "1h", "--days", "0"], "--days: expected more than 0, got 0"),
+        (["profile.json", "--repair", "1h"], "--repair is for failures that are drawn"),
+        (["profile.json"], "profile.json: metadata: "),
+        (["exponential", "--mtbf", "1h", "--json", "no/where.json"], "--json: no directory no"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_error(
+    folder: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], error: str
+) -> None:
+    assert main(["replay", *arguments]) == 2
+
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith(f"error: {error}") or error.endswith("metadata: ")
+    assert lines[1].startswith("help: ") and len(lines) == 2
+
+
+def record(folder: Path) -> Path:
+    """The log of a coordinator that has lost a rank, written as the agent does."""
+    talk, lines = Talk(), []
+    words = "start 2|join 0 1|profile|plan 0:0-4 / 1:0-4|ready 0 1|commit 0|lost 1 signal slot|paused 0 1|plan 0:0-4|ready 0"
+    for said in words.split("|"):
+        n_events, n_actions = len(talk.events), len(talk.actions)
+        talk.say(said)
+        lines += talk.events[n_events:]
+        decided = [action.body for action in talk.actions[n_actions:] if isinstance(action, Record)]
+        lines += [Event(talk.now, talk.state.world.generation, "agent", body) for body in decided]
+    (folder / "job").mkdir()
+    (folder / "job" / "events.jsonl").write_bytes(b"".join(map(encode, lines)))
+    return folder / "job"
+
+
+def test_a_recorded_job_takes_its_decisions_again(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = record(folder)
+
+    assert main(["replay", str(job)]) == 0
+    assert capfd.readouterr().out == f"{job}: 5 decisions came out the same\n"
+
+
+def test_a_decision_that_comes_out_otherwise_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = record(folder) / "events.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"lost":[1]', b'"lost":[0]'))
+
+    assert main(["replay", str(log)]) == 1
+    assert f"error: {log.parent}: decision 3 of 5 comes out otherwise: logged Pausing(lost=(0,)" in capfd.readouterr().err
+
+
+def test_the_drawing_has_a_band_for_each_policy(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.csv").write_text("3600,3,lost\n7200,3,returned\n")
+
+    assert main(["replay", "mine.csv", "--policy", "auto", "--policy", "shrink", "--svg", "a.svg"]) == 0
+
+    root = ElementTree.fromstring((folder / "a.svg").read_text())
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"auto", "shrink"} <= set(texts)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}path"))) == 2
+    capfd.readouterr()
