@@ -153,6 +153,7 @@ Slow = Annotated[
 def rehearse(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A job of configs/, model@cluster, a profile, or a job.")],
     drill: Drills = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Lose nodes as in a trace, drawn together.")] = None,
     strategy: Strategies = "auto",
     steps: Annotated[int, typer.Option(metavar="N", help="Steps of each job.")] = 12,
     speed: Annotated[float, typer.Option(metavar="X", help="Seconds of the cluster that pass in one of ours.")] = 1.0,
@@ -176,6 +177,7 @@ def rehearse(
             source,
             strategies=strategy,
             drills=tuple(drill or ()),
+            trace=trace,
             steps=steps,
             speed=speed,
             layout=layout,

@@ -288,6 +288,7 @@ COMMANDS = {
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
         "--nodes", "--nproc-per-node", "--seed", "--slow", "--speed", "--steps", "--strategy",
+        "--trace",
     },
     "replay": {
         "--checkpoint-every", "--days", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--policy",

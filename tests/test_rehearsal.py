@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.agent.drills import parse as parse_drill
 from launcher.coordinator.replay import replay
 from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
 from odyssey.messages import Result
 from odyssey.plan import Estimate, Transition
 from odyssey_cli.rehearsal.network import Interfaces, Network
-from odyssey_cli.rehearsal.rehearse import losses
+from odyssey_cli.rehearsal.rehearse import losses, losses_of
 from odyssey_cli.rehearsal.report import generations
+from odyssey_cli.replay.traces import parse
 from perfmodel.catalog import load_job
 from perfmodel.costs import Costs
 from perfmodel.price import price
@@ -153,6 +155,15 @@ def test_drawn_losses_leave_a_rank_and_are_the_same_for_a_seed(mtbf_s: float, n_
     steps = [int(text.split()[0].removeprefix("step=")) for text in drawn]
     assert len(set(ranks)) == len(ranks) < n_ranks and all(0 <= rank < n_ranks for rank in ranks)
     assert steps == sorted(steps) and all(0 <= step < n_steps for step in steps)
+
+
+def test_the_losses_of_a_trace_by_hand() -> None:
+    text = "0,0,lost\n10,3,failed\n20,0,returned\n25,0,lost\n30,3,failed\n60,1,lost\n100,2,returned\n"
+    trace = parse(text.encode(), "by hand").cut(4)
+    assert trace.length_s == 100
+    drills = ("step=0 lose=node0", "step=1 kill=node3", "step=3 kill=node3", "step=6 lose=node1")
+    assert losses_of(trace, 10) == drills
+    assert [len(parse_drill(text, n_nodes=4, n_ranks_per_node=2)[0].ranks) for text in drills] == [2, 2, 2, 2]
 
 
 def test_the_report_by_hand() -> None:

@@ -17,10 +17,13 @@ from odyssey.codec import to_json
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli import run
 from odyssey_cli.command_line import values
+from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from odyssey_cli.planning.source import Source
 from odyssey_cli.rehearsal.network import Interfaces
 from odyssey_cli.rehearsal.report import Rehearsal, generations, show
+from odyssey_cli.replay import traces
+from odyssey_cli.replay.traces import Kind, Trace
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile, scaled
 
@@ -126,11 +129,26 @@ def losses(mtbf_s: float, step_s: float, n_steps: int, n_ranks: int, seed: int) 
     return tuple(found)
 
 
+def losses_of(trace: Trace, n_steps: int) -> tuple[str, ...]:
+    """Drills: the losses of the trace, its whole length drawn together into these steps. What returns stays away, as a running
+    Job takes no new ranks; so a node is lost once."""
+    seen: set[int] = set()
+    found: list[str] = []
+    for change in trace.changes:
+        if change.kind is not Kind.RETURNED and change.node not in seen:
+            step = min(int(change.at_s / trace.length_s * n_steps), n_steps - 1)
+            found.append(f"step={step} {'kill' if change.kind is Kind.FAILED else 'lose'}=node{change.node}")
+            if change.kind is Kind.LOST:
+                seen.add(change.node)
+    return tuple(found)
+
+
 def command(
     source_text: str,
     *,
     strategies: str,
     drills: Sequence[str],
+    trace: Path | None,
     steps: int,
     speed: float,
     layout: str | None,
@@ -157,7 +175,12 @@ def command(
     n_ranks = found.n_nodes * found.ranks_per_node
     layout = found.layout if layout is None else layout
     values.layout(layout)
-    if not drills:
+    if trace is not None:
+        if drills or mtbf is not None:
+            raise UsageError("--trace says what is lost", "leave --drill and --mtbf out")
+        drills = losses_of(traces.read(trace, seed).cut(found.n_nodes), steps)
+        print(f"odyssey: {trace}: {quantities.plural(len(drills), 'node')} lost in {steps} steps", file=sys.stderr)
+    elif not drills:
         drills = _default_losses(found, layout, mtbf_s, steps, n_ranks, seed)
     wanted = Wanted(
         layout=layout,
