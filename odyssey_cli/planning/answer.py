@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -11,6 +11,7 @@ from odyssey.plan import Plan
 from odyssey_cli.display import quantities
 from odyssey_cli.display.candidates import candidate_table, reasons
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
+from odyssey_cli.display.page import page
 from odyssey_cli.display.rank_state import RankState
 from odyssey_cli.display.render import WIDE
 from odyssey_cli.planning.ask import Answer
@@ -22,7 +23,7 @@ _MOST_OUTCOMES = 12
 
 def show(answer: Answer) -> None:
     """Print it on stdout."""
-    console = Console(highlight=False)
+    console = page()
     ascii_only = not console.encoding.lower().startswith("utf")
     console.print(render(answer, console.width, ascii_only=ascii_only))
 

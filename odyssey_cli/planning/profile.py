@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +17,7 @@ from odyssey.errors import UsageError
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.failure_block import print_reason
+from odyssey_cli.display.page import page
 from odyssey_cli.display.plain_log import PlainLog
 from perfmodel.profile import Link, Profile, read
 
@@ -41,7 +42,7 @@ def profile(options: RunOptions, output: Path) -> int:
         raise UsageError(
             f"{options.script} ended without a profile", "only a script that hands its layers to odyssey.Job can be measured"
         )
-    console = Console(highlight=False)
+    console = page()
     console.print(table(read(output)))
     print(f"odyssey: measured in {quantities.seconds(time.time() - began)}, written to {output}", file=sys.stderr)
     return ExitCode.OK

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from launcher.joblog.events import Event
 from launcher.options import RunOptions
@@ -18,6 +17,7 @@ from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli import run
 from odyssey_cli.command_line import values
 from odyssey_cli.display import quantities
+from odyssey_cli.display.page import page
 from odyssey_cli.planning import source
 from odyssey_cli.planning.source import Source
 from odyssey_cli.rehearsal.network import Interfaces
@@ -196,7 +196,7 @@ def command(
         log_dir=log_dir,
     )
     rehearsals = rehearse(found, wanted, display=display)
-    show(rehearsals, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
+    show(rehearsals, page())
     if json_file is not None:
         try:
             json_file.write_bytes(to_json(rehearsals) + b"\n")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from odyssey_cli.display import quantities
+from odyssey_cli.display.page import page
 from odyssey_cli.replay.ask import Answer
 from odyssey_cli.replay.outcome import Outcome
 
@@ -27,7 +28,7 @@ CAUSES = (
 
 def show(answer: Answer) -> None:
     """Print it on stdout."""
-    console = Console(highlight=False)
+    console = page()
     console.print(render(answer, console.width, ascii_only=not console.encoding.lower().startswith("utf")))
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.text import Text
 
 from odyssey_cli.display import quantities
+from odyssey_cli.display.page import page
 from odyssey_cli.timeline.legend import REROUTED, has_rerouted, kinds_in, tick_label, ticks
 from odyssey_cli.timeline.picture import Bar, Kind, Panel, Picture, Row
 
@@ -46,7 +46,7 @@ _N_TICKS = 6
 
 def show(picture: Picture) -> None:
     """Print it on stdout."""
-    console = Console(highlight=False)
+    console = page()
     console.print(render(picture, console.width, ascii_only=not console.encoding.lower().startswith("utf")))
 
 
