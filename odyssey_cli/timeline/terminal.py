@@ -67,9 +67,10 @@ def render(picture: Picture, width: int, *, ascii_only: bool = False) -> Text:
         lines += [Text(note, style="dim") for note in panel.notes]
     lines += [Text(""), *_legend(picture, max(LEAST_WIDTH, width), ascii_only)]
     for line in lines:
-        line.no_wrap, line.overflow = True, "crop"
         line.rstrip()
-    return Text("\n").join(lines)
+    text = Text("\n").join(lines)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 class _Labels:
