@@ -47,7 +47,8 @@ _N_TICKS = 6
 def show(picture: Picture) -> None:
     """Print it on stdout."""
     console = Console(highlight=False)
-    console.print(render(picture, console.width, ascii_only=not console.encoding.lower().startswith("utf")))
+    text = render(picture, console.width, ascii_only=not console.encoding.lower().startswith("utf"))
+    console.print(text, no_wrap=True, overflow="crop")
 
 
 def render(picture: Picture, width: int, *, ascii_only: bool = False) -> Text:
@@ -68,9 +69,7 @@ def render(picture: Picture, width: int, *, ascii_only: bool = False) -> Text:
     lines += [Text(""), *_legend(picture, max(LEAST_WIDTH, width), ascii_only)]
     for line in lines:
         line.rstrip()
-    text = Text("\n").join(lines)
-    text.no_wrap, text.overflow = True, "ellipsis"
-    return text
+    return Text("\n").join(lines)
 
 
 class _Labels:
