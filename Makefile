@@ -5,7 +5,7 @@
 #   make soak      the long tests: a thousand random faults in random jobs (half an hour)
 #   make lint      ruff and mypy
 #   make bench     the benchmarks, written to docs/benchmarks.md
-#   make picture   draw docs/picture.svg from a rehearsed job
+#   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs
 #   make gpu-test  the tests that need a GPU
 
 PYTHON ?= python3
@@ -47,6 +47,10 @@ picture: $(READY)
 	$(BIN)/odyssey rehearse gpt3-medium-a100-32 --layout 4x8 --drill 'step=8 lose=13' --steps 24 --no-display \
 		--log-dir build/picture
 	$(BIN)/python -m odyssey_cli.jobs.picture build/picture --output docs/picture.svg
+	rm -rf build/timeline
+	$(BIN)/odyssey rehearse gpt3-3.35b-a100-32-batch-128 --strategy reroute --drill 'step=4 lose=10' --steps 8 --speed 0.25 \
+		--no-display --log-dir build/timeline
+	$(BIN)/odyssey timeline build/timeline/*/ --no-prediction --svg docs/timeline.svg
 
 # One `make` installs, another waits for it: two at once would break each other's. What was interrupted is made anew.
 $(READY): pyproject.toml

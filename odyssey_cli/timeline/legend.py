@@ -13,8 +13,8 @@ REROUTED = "the same in place of a lost rank"
 
 
 def kinds_in(picture: Picture) -> list[Kind]:
-    """Those of a picture that are drawn."""
-    found = {bar.kind for bar in picture.bars if bar.end_s > bar.start_s}
+    """Those of a picture that are drawn, and wide enough to be seen."""
+    found = {bar.kind for bar in picture.bars if bar.end_s - bar.start_s > picture.longest_s / 1000}
     return [kind for kind in DRAWN if kind in found]
 
 

@@ -47,7 +47,8 @@ _N_TICKS = 6
 def show(picture: Picture) -> None:
     """Print it on stdout."""
     console = page()
-    console.print(render(picture, console.width, ascii_only=not console.encoding.lower().startswith("utf")))
+    text = render(picture, console.width, ascii_only=not console.encoding.lower().startswith("utf"))
+    console.print(text, no_wrap=True, overflow="crop")
 
 
 def render(picture: Picture, width: int, *, ascii_only: bool = False) -> Text:
@@ -67,7 +68,6 @@ def render(picture: Picture, width: int, *, ascii_only: bool = False) -> Text:
         lines += [Text(note, style="dim") for note in panel.notes]
     lines += [Text(""), *_legend(picture, max(LEAST_WIDTH, width), ascii_only)]
     for line in lines:
-        line.no_wrap, line.overflow = True, "crop"
         line.rstrip()
     return Text("\n").join(lines)
 
