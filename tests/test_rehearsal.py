@@ -23,13 +23,14 @@ from odyssey_cli.replay.traces import parse
 from perfmodel.catalog import load_job
 from perfmodel.costs import Costs
 from perfmodel.price import price
-from perfmodel.profile import Link, Profile, scaled
+from perfmodel.profile import Link, Profile, scaled, write
 from tests.launchers import Launcher, Scene, scene
 from tests.planning import first_plan
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(120)
 
+FAST = Link(1e-5, 1e10)
 REHEARSE = Launcher("odyssey-rehearse", ("odyssey_cli", "rehearse"))
 SMALL = ("gpt3-medium-a100-32", "--no-display", "--nodes=1", "--nproc-per-node=4", "--layout=2x2", "--speed=20")
 
@@ -72,6 +73,19 @@ def test_each_strategy_that_is_asked_for_has_a_job_of_its_own(scene: Scene) -> N
 def test_whatever_is_lost_the_rehearsal_goes_on(scene: Scene, fault: str) -> None:
     ((found,), _) = rehearse(scene, "--steps=5", *(f"--drill={one}" for one in fault.split(",")))
     assert found["code"] == 0 and sum(one["n_steps"] for one in found["generations"]) == 5
+
+
+@pytest.mark.soak
+def test_a_profile_with_ties_and_shared_interfaces_is_rehearsed(scene: Scene) -> None:
+    profile = profile_with(5e9)
+    cluster = msgspec.structs.replace(profile.cluster, ranks_per_node=1, intra_host=FAST, inter_host=FAST)
+    tied = msgspec.structs.replace(profile, ties=((0, 25), (1, 2, 3)), tie_bytes=(10**8, 10**6), cluster=cluster)
+    write(tied, scene.cwd / "tied.json")
+    out = scene.cwd / "rehearsal.json"
+    arguments = ("--nodes=4", "--nproc-per-node=1", "--layout=2x2", "--speed=20", "--steps=5", "--drill=step=2 lose=1")
+    scene.start(REHEARSE, "tied.json", "--no-display", *arguments, f"--json={out}").succeed()
+    (found,) = json.loads(out.read_text())
+    assert found["code"] == 0 and len(found["generations"]) == 2
 
 
 def test_an_interrupted_one_leaves_nothing(scene: Scene) -> None:
