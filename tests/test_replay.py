@@ -19,6 +19,7 @@ from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.ledger import Doing, Totals
 from odyssey_cli.replay.outcome import Outcome
 from odyssey_cli.replay.policies import named
+from odyssey_cli.replay.published import regrouped
 from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import Change, Kind, Trace
@@ -122,6 +123,76 @@ def test_without_enough_nodes_a_job_waits() -> None:
     assert found.totals.redone_s == pytest.approx(40), "there never was a checkpoint"
     assert found.totals.useful_s == pytest.approx(100 - 70 - 10 - 1.25)
 
+
+# -- as published systems do it ----------------------------------------------------------------------------------------
+
+
+def test_torchrun_by_hand() -> None:
+    """2x1: two micro-batches of 12 s each; on one node four. A save of 2 s after 48 s of training, a restart takes 10 s."""
+    terms = Terms(save_s=2, restart_s=10, every_s=48)
+    changes = trace(2, 234, (101, 1, Kind.LOST), (200, 1, Kind.RETURNED))
+    found = outcome("torchrun", "2x1", 2, 4, changes, terms)
+
+    # 48, saved, 48, saved at 100; lost; from 111 on 48 s, saved at 161, 39 s of a step when all start again; 24 s from 210 on
+    assert_totals(found.totals, useful_s=96 + 24 + 24, slower_s=24, redone_s=1 + 39, restart_s=20, checkpoint_s=6)
+    assert found.result.n_returns == 2
+
+
+def test_varuna_saves_before_it_starts_again_for_more_nodes() -> None:
+    terms = Terms(save_s=2, restart_s=10, every_s=NEVER)
+    changes = trace(2, 216 + 24, (100, 1, Kind.LOST), (150, 1, Kind.RETURNED))
+    found = outcome("varuna", "auto", 2, 4, changes, terms)
+
+    # all of the first 100 s is redone; 48 s steps from 110 on, the one that runs at 150 is done at 158; 24 s steps from 170 on
+    useful = 24 + (240 - 170)
+    assert_totals(found.totals, useful_s=useful, slower_s=24, redone_s=100, restart_s=20, checkpoint_s=2)
+
+
+def test_oobleck_shortens_pipelines_and_copies_nothing_from_the_disk() -> None:
+    changes = trace(6, 1000, (100, 5, Kind.LOST), (500, 5, Kind.RETURNED))
+    found = outcome("oobleck", "2x3", 6, 12, changes, Terms(every_s=NEVER))
+
+    assert [decision.then for decision in found.result.decisions] == ["2x3", "3+2", "2x3"]
+    assert found.totals.transition_s == pytest.approx(2 * 2.0), "the model has no bytes: the least that its artifact has"
+    assert found.result.n_returns == 0 and found.totals.restart_s == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "spare", "expected"),
+    [
+        ([[0, 1, 2, 3], [4, 5], [6, 7, 8]], [], [[3, 4, 5], [0, 1, 2], [6, 7, 8]]),
+        ([[0, 1, 2], [4, 5]], [9], [[4, 5, 9], [0, 1, 2]]),
+        ([[0, 1, 2], [4, 5]], [], [[0, 1, 2, 4, 5]]),
+        ([[0, 1], []], [], []),
+    ],
+    ids=["borrow", "spare", "merge", "too few"],
+)
+def test_oobleck_borrows_then_merges(rows: list[list[int]], spare: list[int], expected: list[list[int]]) -> None:
+    assert sorted(map(sorted, regrouped(rows, spare, 3))) == sorted(map(sorted, expected))
+
+
+def test_recycle_reroutes_and_takes_a_returned_node_in_its_old_place() -> None:
+    changes = trace(4, 1000, (100, 3, Kind.LOST), (500, 3, Kind.RETURNED))
+    found = outcome("recycle", "2x2", 4, 8, changes, Terms(every_s=NEVER))
+    alone = outcome("reroute", "2x2", 4, 8, changes, Terms(every_s=NEVER))
+
+    assert [decision.then for decision in found.result.decisions] == ["2x2", "2x2 -1", "2x2"]
+    assert found.result.decisions[1].step_s == alone.result.decisions[1].step_s
+    assert found.totals.restart_s == 0
+
+
+def test_bamboo_computes_twice_and_forms_its_pipelines_anew() -> None:
+    """4x2 with six micro-batches each, then 3x2 with eight, one node standing by; 50 s of rendezvous."""
+    found = outcome("bamboo", "auto", 8, 24, trace(8, 1000, (100, 7, Kind.LOST)), Terms(every_s=NEVER))
+
+    first, second = found.result.decisions
+    assert first.step_s == pytest.approx(1.1977 * (6 + 1) * 6)
+    assert second.step_s == pytest.approx(1.1977 * (8 + 1) * 6)
+    assert (second.then, second.pause_s) == ("3x2", 50)
+    assert found.result.idle_node_s == pytest.approx(900)
+
+
+# -- what must hold of all ---------------------------------------------------------------------------------------------
 
 POLICIES = [policy.name for policy in named(())]
 

@@ -104,10 +104,8 @@ def _footer(answer: Answer) -> list[str]:
     n_ranks = answer.trace.n_nodes * answer.ranks_per_node
     every = f"every {quantities.seconds(terms.every_s)}" if terms.every_s is not None else "at the best interval"
     return [
-        "useful: samples of kept steps, against all nodes without failures; the rest of the time by cause:",
-        "slower layouts, redone steps, transitions in memory, restarts, saving checkpoints, waiting for nodes",
-        "returns: to a checkpoint; idle: healthy nodes that no job used, times hours (a running Job takes no new ranks)",
-        f"a checkpoint holds up training for {quantities.seconds(terms.save_s)}, {every}; a restart of all nodes takes "
-        f"{quantities.seconds(terms.restart_of(n_ranks))}",
-        "docs/replay.md says what is assumed",
+        "useful: kept steps, against all nodes without failures; then the rest of the time by its cause",
+        "returns: to a checkpoint; idle: hours of healthy nodes without work (a running Job takes no new ranks)",
+        f"a checkpoint takes {quantities.seconds(terms.save_s)}, {every}; a restart of all nodes "
+        f"{quantities.seconds(terms.restart_of(n_ranks))}; docs/replay.md has what is assumed",
     ]

@@ -13,21 +13,22 @@ from odyssey.errors import UsageError
 from odyssey_cli.replay import elastic
 from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.outcome import Result
+from odyssey_cli.replay.published import Bamboo, Oobleck, Recycle, Torchrun, Varuna
+from odyssey_cli.replay.published_life import PublishedLife, System
 from odyssey_cli.replay.starts import Starts
 from odyssey_cli.replay.terms import Terms
-from odyssey_cli.replay.traces import Trace
+from odyssey_cli.replay.traces import Trace, at_once
 
 Progress = Callable[[float], None]
 Live = Callable[[Trace, Setup, Starts, Terms, Progress], Result]
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """`about`: in a few words, for the table; `like`: a published system, in whose words docs/replay.md describes it."""
+    """`about`: in a few words."""
 
     name: str
     about: str
     live: Live
-    like: bool = False
 
 
 def all_policies() -> tuple[Policy, ...]:
@@ -37,7 +38,16 @@ def all_policies() -> tuple[Policy, ...]:
         Policy("auto+restart", "and a user who starts again for nodes that wait", partial(_ours, "auto", True)),
     ]
     ours += [Policy(name, f"--strategy {name}", partial(_ours, name, False)) for name in strategies.names()]
-    return tuple(ours)
+    return (
+        *ours,
+        Policy(
+            "torchrun", "like torchrun: all start again from the checkpoint, at the best interval", partial(_like, Torchrun)
+        ),
+        Policy("varuna", "like Varuna: so, in the best layout of equal pipelines", partial(_like, Varuna)),
+        Policy("bamboo", "like Bamboo: each node also does its successor's forward", partial(_like, Bamboo)),
+        Policy("oobleck", "like Oobleck: pipelines become shorter, and longer again", partial(_like, Oobleck)),
+        Policy("recycle", "like ReCycle: micro-batches go to the same stage of other pipelines", partial(_like, Recycle)),
+    )
 
 
 def named(names: Sequence[str]) -> tuple[Policy, ...]:
@@ -51,3 +61,17 @@ def named(names: Sequence[str]) -> tuple[Policy, ...]:
 
 def _ours(strategy: str, grows: bool, trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Progress) -> Result:
     return elastic.live(trace, replace(setup, strategy=strategy), starts, terms, progress, grows=grows)
+
+
+def _like(
+    system: Callable[[Setup, Starts, Terms], System],
+    trace: Trace,
+    setup: Setup,
+    starts: Starts,
+    terms: Terms,
+    progress: Progress,
+) -> Result:
+    """A system that always returns to a checkpoint is given the best interval for this trace, as if it were known."""
+    n_moments = sum(1 for _ in at_once(trace.changes))
+    known_s = trace.length_s / max(1, n_moments) if system in (Torchrun, Varuna) else None
+    return PublishedLife(trace, terms, system(setup, starts, terms), known_s).run(progress)

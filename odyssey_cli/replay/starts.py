@@ -15,12 +15,12 @@ class Starts:
     def __init__(self, setup: Setup, n_nodes: int) -> None:
         """`n_nodes`: for which the layout was asked for; other numbers of nodes get the best one."""
         self._setup = setup
-        self._n_nodes = n_nodes
+        self.n_nodes = n_nodes
         self._known: dict[tuple[int, str], Plan | None] = {}
 
     def layout(self, n_nodes: int) -> str:
         """What a user asks for on so many nodes."""
-        return self._setup.layout if n_nodes == self._n_nodes else "auto"
+        return self._setup.layout if n_nodes == self.n_nodes else "auto"
 
     def on(self, n_nodes: int) -> Plan | None:
         """The first plan on so many nodes; None if there is none."""

@@ -1,0 +1,328 @@
+"""What published systems do at a change: their rules in short, with our prices for their layouts, so that systems differ in
+what they do and not in how they were measured. What their papers leave open is guessed, and docs/replay.md says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from odyssey.errors import StateLost
+from odyssey.plan import Plan
+from odyssey_cli.replay.job import Setup
+from odyssey_cli.replay.published_life import Response
+from odyssey_cli.replay.starts import Starts, step_s
+from odyssey_cli.replay.terms import Terms
+from perfmodel.profile import Profile
+from perfmodel.reliability import PRIOR_MEAN_S
+from strategies.building.layouts import shapes_of
+from strategies.search import best, search
+from strategies.situation import Situation
+
+
+class _Restarting:
+    """What the systems share: a job, how it starts, and what a restart takes."""
+
+    def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
+        self._setup, self._starts, self._terms = setup, starts, terms
+        self._used: frozenset[int] = frozenset()
+
+    def start(self, there: frozenset[int]) -> Response:
+        """All ranks, anew."""
+        plan = self._layout(there)
+        self._used = there if plan is not None else frozenset()
+        if plan is None:
+            return Response("waits for nodes", None, 0.0, 0, self._used)
+        n_ranks = len(there) * self._setup.ranks_per_node
+        return Response(plan.layout(), step_s(plan), self._terms.restart_of(n_ranks), len(plan.workers), there)
+
+    def _layout(self, there: frozenset[int]) -> Plan | None:
+        return self._starts.on(len(there))
+
+    def _back_to_checkpoint(self, there: frozenset[int]) -> Response:
+        return _with(self.start(there), rolls_back=True)
+
+
+class Torchrun(_Restarting):
+    """torchrun, elastic: whenever nodes are lost or come, all ranks end and start again from the newest checkpoint on the
+    nodes that are there, in the best layout for these (more than a usual script can do)."""
+
+    def lost(self, nodes: frozenset[int], there: frozenset[int]) -> Response | None:
+        return self._back_to_checkpoint(there) if nodes & self._used else None
+
+    def returned(self, there: frozenset[int]) -> Response | None:
+        return self._back_to_checkpoint(there)
+
+
+class Varuna(_Restarting):
+    """Varuna (EuroSys 2022): after a loss back to the newest checkpoint, for nodes that come a checkpoint on demand; then the
+    best layout of equal pipelines; what is left over stays idle."""
+
+    def lost(self, nodes: frozenset[int], there: frozenset[int]) -> Response | None:
+        return self._back_to_checkpoint(there) if nodes & self._used else None
+
+    def returned(self, there: frozenset[int]) -> Response | None:
+        had = bool(self._used)
+        return _with(self.start(there), saves=had, rolls_back=not had)
+
+    def _layout(self, there: frozenset[int]) -> Plan | None:
+        """By the closed form, as Varuna's choice is by its own simulation."""
+        n_ranks = len(there) * self._setup.ranks_per_node
+        depths = range(1, len(self._setup.profile.layers) + 1)
+        best = _best_equal(self._setup.profile, n_ranks, depths)
+        return None if best is None else self._starts.of_ranks(n_ranks, f"{best[0]}x{best[1]}")
+
+
+class Bamboo(_Restarting):
+    """Bamboo (NSDI 2023): each node also computes its successor's forward, in pipelines half as deep again; when a node is lost
+    its predecessor does both nodes' work, until the pipelines are formed anew. Two neighbours lost: back to the checkpoint."""
+
+    OVERHEAD = 1.1977
+    """Of redundant forwards where bubbles do not hide them: BERT's (unverified)."""
+    DEEPER, SLOWER = 1.5, 1.5
+    """Depth for want of memory, and the step after a loss: of Bamboo's simulator."""
+    REFORM_S, FAIL_OVER_STEPS = 30.0 + 20.0, 0.5
+    """Rendezvous of all and of each pipeline; what of the cut-off step is done again by the predecessor."""
+    MOST_DOUBLED = 0.05
+
+    def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
+        super().__init__(setup, starts, terms)
+        self._rings: list[list[int]] = []
+        self._doubled: set[int] = set()
+        self._plan: Plan | None = None
+
+    def start(self, there: frozenset[int]) -> Response:
+        """Pipelines of a fixed depth; nodes that are left over stand by."""
+        self._doubled.clear()
+        response = super().start(there)
+        per_node, plan = self._setup.ranks_per_node, self._plan
+        if plan is None or response.step_s is None:
+            self._rings = []
+            return response
+        depth = max(1, len(plan.pipelines[0].stages) // per_node)
+        nodes = sorted(there)
+        n_rings = max(1, len(plan.workers) // (depth * per_node))
+        self._rings = [nodes[i * depth : (i + 1) * depth] for i in range(n_rings)]
+        self._used = frozenset(node for ring in self._rings for node in ring)
+        return _with(response, step_s=response.step_s * self.OVERHEAD, nodes=self._used)
+
+    def lost(self, nodes: frozenset[int], there: frozenset[int]) -> Response | None:
+        gone = nodes & self._used
+        if not gone:
+            return None
+        for ring in self._rings:
+            for node in [node for node in ring if node in gone]:
+                before = ring[ring.index(node) - 1]
+                if before in gone or before in self._doubled or node in self._doubled:
+                    return self._back_to_checkpoint(there)
+                self._doubled.add(before)
+                ring.remove(node)
+        self._used -= gone
+        return self._reformed(there) or self._failed_over()
+
+    def returned(self, there: frozenset[int]) -> Response | None:
+        return self._reformed(there) if self._rings else self._back_to_checkpoint(there)
+
+    def _failed_over(self) -> Response:
+        assert self._plan is not None
+        slow_s = step_s(self._plan) * self.OVERHEAD * self.SLOWER
+        n_ranks = len(self._used) * self._setup.ranks_per_node
+        return Response(f"{len(self._doubled)} doubled", slow_s, self.FAIL_OVER_STEPS * slow_s, n_ranks, self._used)
+
+    def _reformed(self, there: frozenset[int]) -> Response | None:
+        """Where as many stand by as are doubled, too many are, or there is one pipeline more in it."""
+        n_waiting, depth = len(there - self._used), max(map(len, self._rings))
+        doubled = len(self._doubled)
+        if not (
+            (doubled and n_waiting >= doubled)
+            or 2 * doubled / max(1, len(self._used)) > self.MOST_DOUBLED
+            or len(there) // depth > len(self._rings)
+        ):
+            return None
+        return _with(self.start(there), pause_s=self.REFORM_S)
+
+    def _layout(self, there: frozenset[int]) -> Plan | None:
+        """The depth is the one that is best for all nodes, of whole nodes, and stays."""
+        per_node, profile = self._setup.ranks_per_node, self._setup.profile
+        least = math.ceil(self.DEEPER * _least_depth(profile) / per_node) * per_node
+        chosen = _best_equal(profile, self._starts.n_nodes * per_node, range(least, len(profile.layers) + 1, per_node))
+        n_ranks = len(there) * per_node
+        n_pipelines = 0 if chosen is None else min(n_ranks // chosen[1], chosen[0])
+        self._plan = self._starts.of_ranks(n_ranks, f"{n_pipelines}x{chosen[1]}") if chosen and n_pipelines else None
+        return self._plan
+
+
+class Oobleck(_Restarting):
+    """Oobleck (SOSP 2023): pipelines of any length from the least that has the memory; a pipeline that loses a node becomes
+    shorter, borrows from the longest, or merges with the shortest; missing layers are copied from other pipelines."""
+
+    def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
+        super().__init__(setup, starts, terms)
+        self._plan: Plan | None = None
+        self._ranks: dict[int, int] = {}
+        """Worker of the plan -> rank of the trace's cluster: node times ranks of a node, and its place there."""
+        self._shortest = _least_depth(setup.profile)
+
+    def start(self, there: frozenset[int]) -> Response:
+        response = super().start(there)
+        ranks = [rank for node in sorted(there) for rank in _ranks_of(node, self._setup)]
+        self._ranks = dict(enumerate(ranks))
+        return response
+
+    def lost(self, nodes: frozenset[int], there: frozenset[int]) -> Response | None:
+        plan = self._plan
+        if not nodes & self._used or plan is None:
+            return None
+        self._used -= nodes
+        gone = {rank for node in nodes for rank in _ranks_of(node, self._setup)}
+        left = {worker for worker, rank in self._ranks.items() if rank not in gone}
+        if any(left.isdisjoint(plan.holders(layer)) for layer in range(plan.n_layers)):
+            return self._back_to_checkpoint(there)
+        pipelines = [[s.worker for s in pipeline.stages if s.worker in left] for pipeline in plan.pipelines]
+        pipelines.append([worker for worker in plan.idle if worker in left])
+        ranks = [[self._ranks[worker] for worker in row if worker is not None] for row in pipelines]
+        *rows, spare = ranks
+        return self._instantiate(regrouped(rows, spare, self._shortest), spare, there)
+
+    def returned(self, there: frozenset[int]) -> Response | None:
+        if not self._used:
+            return self._back_to_checkpoint(there)
+        return _with(self.start(there), pause_s=self._reconfigure_s())
+
+    def _instantiate(self, rows: Sequence[Sequence[int]], spare: Sequence[int], there: frozenset[int]) -> Response:
+        n_layers, n_micro_batches = len(self._setup.profile.layers), _n_micro_batches(self._setup.profile)
+        rows = sorted((list(row) for row in rows), key=lambda row: (-len(row), row))[:n_micro_batches]
+        lengths = [min(len(row), n_layers) for row in rows]
+        used = [rank for row, length in zip(rows, lengths, strict=True) for rank in row[:length]]
+        others = [rank for node in sorted(self._used) for rank in _ranks_of(node, self._setup) if rank not in set(used)]
+        plan = self._starts.of_ranks(len(used) + len(others), "+".join(map(str, lengths))) if lengths else None
+        if plan is None:
+            return self._back_to_checkpoint(there)
+        self._plan, self._ranks = plan, dict(enumerate([*used, *others]))
+        return Response(plan.layout(), step_s(plan), self._reconfigure_s(), len(used), self._used)
+
+    def _reconfigure_s(self) -> float:
+        """A line through the 2 to 10 s of its artifact, from BERT to 6.7 B parameters (of two bytes)."""
+        return 2.0 + 1.2 * _billions(self._setup.profile)
+
+    def _layout(self, there: frozenset[int]) -> Plan | None:
+        self._plan = super()._layout(there)
+        return self._plan
+
+
+class Recycle(_Restarting):
+    """ReCycle (SOSP 2024): a lost worker's micro-batches go to the same stage of other pipelines, its layers stay where they
+    are; a node that returns takes its place again. Without a worker left of some stage: back to the checkpoint."""
+
+    def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
+        super().__init__(setup, starts, terms)
+        self._plan: Plan | None = None
+        self._places: tuple[int, ...] = ()
+        """The nodes for which the plan was made."""
+
+    def start(self, there: frozenset[int]) -> Response:
+        self._places = tuple(sorted(there))
+        return super().start(there)
+
+    def lost(self, nodes: frozenset[int], there: frozenset[int]) -> Response | None:
+        return self._rerouted(there) if nodes & self._used else None
+
+    def returned(self, there: frozenset[int]) -> Response | None:
+        if not self._used:
+            return self._back_to_checkpoint(there)
+        if there - set(self._places):
+            return _with(self.start(there), saves=True)
+        return self._rerouted(there)
+
+    def _rerouted(self, there: frozenset[int]) -> Response:
+        plan, setup = self._plan, self._setup
+        assert plan is not None and plan.estimate is not None
+        places = {worker: self._places[worker // setup.ranks_per_node] for worker in (*plan.workers, *plan.idle)}
+        alive = tuple(sorted(worker for worker, node in places.items() if node in there))
+        lost = tuple(sorted(set(places) - set(alive)))
+        self._used = frozenset(places.values()) & there
+        situation = Situation(
+            generation=plan.generation + 1,
+            step=1,
+            plan=plan,
+            alive=alive,
+            lost=lost,
+            respawnable=(),
+            held={worker: plan.held.get(worker, frozenset()) for worker in alive},
+            node_of={worker: worker // setup.ranks_per_node for worker in places},
+            profile=setup.profile,
+            seconds_to_change=PRIOR_MEAN_S,
+        )
+        try:
+            chosen = best(search(situation, "reroute"))
+        except StateLost:
+            chosen = None
+        if chosen is None or chosen.plan is None or chosen.estimate is None:
+            return self._back_to_checkpoint(there)
+        pause_s = chosen.estimate.transition.total_s
+        return Response(chosen.plan.layout(), chosen.estimate.step_s, pause_s, len(chosen.plan.workers), self._used)
+
+    def _layout(self, there: frozenset[int]) -> Plan | None:
+        self._plan = super()._layout(there)
+        return self._plan
+
+
+def regrouped(rows: Sequence[Sequence[int]], spare: Sequence[int], shortest: int) -> list[list[int]]:
+    """Oobleck's rules: pipelines that became too short take spare ranks, borrow from the longest that can lend, or merge."""
+    free = list(spare)
+    kept = sorted((list(row) for row in rows if row), key=len)
+    done: list[list[int]] = []
+    while kept:
+        row = kept.pop(0)
+        while len(row) < shortest and free:
+            row.append(free.pop())
+        while len(row) < shortest:
+            lender = max([*kept, *done], key=len, default=[])
+            if len(lender) <= shortest:
+                break
+            row.append(lender.pop())
+        if len(row) >= shortest:
+            done.append(row)
+        elif kept:
+            kept[0] = sorted([*kept[0], *row])
+        elif done:
+            done[0] = sorted([*done[0], *row])
+    return done
+
+
+def _with(response: Response, **changes: object) -> Response:
+    """Where it cannot train, falling back is all that can be added."""
+    if response.step_s is None:
+        changes = {name: value for name, value in changes.items() if name == "rolls_back"}
+    return replace(response, **changes)
+
+
+def _n_micro_batches(profile: Profile) -> int:
+    return -(-profile.global_batch // profile.micro_batch)
+
+
+def _least_depth(profile: Profile) -> int:
+    """The shortest pipeline that has the memory for the model."""
+    shapes, n_layers = shapes_of(profile, _n_micro_batches(profile)), len(profile.layers)
+    return next((n for n in range(1, n_layers + 1) if shapes.of(n) is not None), n_layers)
+
+
+def _best_equal(profile: Profile, n_ranks: int, depths: Iterable[int]) -> tuple[int, int] | None:
+    """(pipelines, depth) of equal pipelines, the best of these depths by the closed form; None if none can be."""
+    shapes = shapes_of(profile, _n_micro_batches(profile))
+    found: list[tuple[float, int, int]] = []
+    for depth in depths:
+        shape, n_pipelines = shapes.of(depth), min(n_ranks // depth, shapes.n_micro_batches)
+        if shape is not None and n_pipelines:
+            found.append((shapes.closed_s({shape: n_pipelines}), n_pipelines, depth))
+    return min(found)[1:] if found else None
+
+
+def _ranks_of(node: int, setup: Setup) -> range:
+    return range(node * setup.ranks_per_node, (node + 1) * setup.ranks_per_node)
+
+
+def _billions(profile: Profile) -> float:
+    return sum(layer.parameter_bytes for layer in profile.layers) / 2 / 1e9
