@@ -63,6 +63,11 @@ MEANINGS = {
     "resume_ratio_8_early": "first step, 8 ranks, killed right after the job's first step",
     "restart_heavy_ratio_4": "first line, 4 ranks, a script that imports transformers and lightning",
     "resume_heavy_ratio_4": "first step, 4 ranks, a script that imports transformers and lightning",
+    "replayed_over_oobleck_best": "replayed, 32 workers: the adaptive choice over a policy like Oobleck's, the best case",
+    "replayed_over_oobleck_worst": "the worst case",
+    "replayed_over_recycle_best": "replayed, 32 workers: the adaptive choice over a policy like ReCycle's, the best case",
+    "replayed_over_recycle_worst": "the worst case",
+    "replayed_after_one_loss_worst": "throughput after the loss of one of 32 workers over that without failures, the worst",
     "resumed_loss_error": "last loss after two restarts against the undisturbed run's, relative",
 }
 AIMS = {

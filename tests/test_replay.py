@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import paper
 from launcher.coordinator.actions import Record
 from launcher.joblog.events import Event, encode
 from odyssey_cli.__main__ import main
@@ -218,6 +219,19 @@ def test_useful_and_lost_time_are_all_of_it(policy: str, generator: str, mtbf_s:
     assert 0 <= found.useful <= 1 + 1e-9, "nothing beats all nodes without failures"
     assert sum(found.over_time(7)) / 7 == pytest.approx(found.useful)
     assert all(stretch.step_s > 0 for stretch in stretches if stretch.doing is Doing.TRAINING)
+
+
+def test_the_published_evaluations_lose_what_they_say() -> None:
+    fallen = paper.falling(1800.0, seed=0)
+    assert len({change.node for change in fallen.changes}) == fallen.n_losses == 16
+    assert fallen.length_s == 17 * 1800.0
+
+    back = paper.returning(1800.0, seed=0)
+    n_away, away_s = 0, 0.0
+    for change, until in pairwise([*back.changes, Change(back.length_s, 0, Kind.LOST)]):
+        n_away += 1 if change.kind is Kind.LOST else -1
+        away_s += n_away * (until.at_s - change.at_s)
+    assert away_s / back.length_s == pytest.approx(2, abs=1)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
