@@ -116,10 +116,10 @@ def _refined(job: JobState, body: ProfileRefined) -> Actions:
 
 def _lost(job: JobState, body: RankLost) -> Actions:
     world, rank = job.world, body.rank
+    if body.slot_lost:
+        world.slots_lost.add(rank)  # of a rank that is gone already, too: its node goes after it
     if rank not in world.alive:
         return ()
-    if body.slot_lost:
-        world.slots_lost.add(rank)
     _note_end(job, body)
     transition.forget(job, rank)
     if job.status is Status.ENDING:
