@@ -169,7 +169,8 @@ def _real_against_rehearsed(folder: Path, rows: list[dict[str, Cell]]) -> float:
     (one,) = rehearse(source.of_job(job), wanted, display=False)
     rehearsed_s = one.generations[0].step_s
     assert rehearsed_s is not None and real.step_s is not None
-    rows.append({"model": "train_gpt.py, real", "ranks": 2, "layout": "1x2", "step s": real.step_s, "rehearsed s": rehearsed_s})
+    shown = dict.fromkeys(rows[0]) | {"model": "train_gpt.py, real", "ranks": 2, "layout": "1x2"}
+    rows.append(shown | {"step s": real.step_s, "rehearsed s": rehearsed_s})
     return rehearsed_s / real.step_s
 
 
