@@ -80,7 +80,8 @@ def table(profile: Profile) -> RenderableType:
     cores = f"{cluster.cores} shared" if cluster.cores is not None else "a device for each rank"
     facts.add_row("micro-batch", f"{profile.micro_batch} of {profile.global_batch} samples a step")
     facts.add_row("kept", "bytes of activations between forward and backward of a micro-batch")
-    facts.add_row("link", f"{_link(cluster.intra_host)} within a host, {_link(cluster.inter_host)} between hosts")
+    facts.add_row("link", f"{_link(cluster.intra_host)} within a host")
+    facts.add_row("", f"{_link(cluster.inter_host)} between hosts")
     facts.add_row(
         "groups",
         f"{quantities.seconds(recovery.groups_base_s)} and {quantities.seconds(recovery.groups_member_s)} a member to build",
