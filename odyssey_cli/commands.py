@@ -175,7 +175,7 @@ def rehearse(
     raise typer.Exit(
         rehearsal.command(
             source,
-            strategies=strategy,
+            strategy=strategy,
             drills=tuple(drill or ()),
             trace=trace,
             steps=steps,
@@ -209,10 +209,8 @@ def replay(
         str | None,
         typer.Argument(metavar="[SOURCE]", help="The job: a profile, a job's folder, or a model of configs/, as for plan."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes. Default: as in SOURCE.")] = None,
-    nproc_per_node: Annotated[
-        int | None, typer.Option("--nproc-per-node", metavar="N", help="Ranks of a node. Default: as in SOURCE.")
-    ] = None,
+    nodes: Nodes = None,
+    nproc_per_node: RanksPerNode = None,
     layout: Layout = "auto",
     mtbf: Annotated[
         str | None,

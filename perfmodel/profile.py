@@ -13,7 +13,7 @@ import msgspec
 
 from odyssey.codec import Json, Malformed, to_json
 from odyssey.errors import ProfileError
-from odyssey.messages import Boundary
+from odyssey.messages import Boundary, LayerSpec
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
@@ -105,6 +105,14 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recovery: Recovery
     step_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     boundaries: tuple[Boundary, ...] = ()
+
+
+def layer_specs(profile: Profile) -> tuple[LayerSpec, ...]:
+    """The layers as the ranks of the profile's model tell of them."""
+    return tuple(
+        LayerSpec(layer.name, layer.digest, layer.parameter_bytes, layer.gradient_bytes, layer.buffer_bytes)
+        for layer in profile.layers
+    )
 
 
 def scaled(profile: Profile, speed: float) -> Profile:

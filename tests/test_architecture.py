@@ -80,7 +80,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         *("options", "host", "joblog", "failures", "coordinator", "output health", "planning processes", "cluster", "agent"),
     ),
     "odyssey_cli": (
-        "own_packages errors",
+        "own_packages errors files",
         "command_line display",
         "timeline",
         "jobs",

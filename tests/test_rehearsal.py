@@ -104,7 +104,7 @@ def test_an_interrupted_one_leaves_nothing(scene: Scene) -> None:
         ((*SMALL, "--speed=0"), "--speed 0: expected a number from 0.01 to 100"),
         ((*SMALL, "--slow=9=2"), "--slow 9: there are ranks 0 to 3"),
         ((*SMALL, "--slow=much"), "--slow much: expected RANK=FACTOR"),
-        ((*SMALL, "--strategy=reroute,hope"), "--strategy hope: no such strategy"),
+        ((*SMALL, "--strategy=reroute,hope"), "--strategy: unknown strategy 'hope'"),
         ((*SMALL, "--drill=step=1 lose=9"), "lose=9: there are ranks 0 to 3"),
         ((*SMALL, "--layout=3x9"), "3x9"),
         ((*SMALL, "--log-dir=/dev/null"), "--log-dir /dev/null: file exists"),

@@ -239,8 +239,8 @@ def test_plan_without_a_loss_shows_the_step_as_it_is(folder: Path, capfd: pytest
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--svg", "missing/step.svg"], "--svg: no folder missing"),
-        (["--trace", "."], "--trace: . is a folder"),
+        (["--svg", "missing/step.svg"], "--svg: no directory missing"),
+        (["--trace", "."], "--trace: . is a directory"),
         (["--json", "--timeline"], "--json and --timeline exclude each other"),
         (["--strategy", "rerout"], "--strategy: unknown strategy 'rerout'"),
     ],

@@ -125,18 +125,6 @@ def _unwritable(path: Path) -> str:
     return ""
 
 
-def report_file(given: str) -> Path:
-    """--json-report: a file that can be written when the job has failed."""
-    path = Path(given)
-    if path.is_dir():
-        raise UsageError(f"--json-report: {path} is a directory", f"name a file, for example {path / 'report.json'}")
-    if not path.parent.is_dir():
-        raise UsageError(f"--json-report: no directory {path.parent}", f"`mkdir -p {path.parent}`")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--json-report: no permission to write {path}", "name another file")
-    return path
-
-
 def open_files(n_local_ranks: int) -> None:
     """Have enough descriptors for so many ranks: as many as the hard limit allows, only if the soft one is too low."""
     needed = _FILES_OF_AGENT + _FILES_PER_RANK * n_local_ranks

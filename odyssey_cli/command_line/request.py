@@ -10,6 +10,7 @@ from launcher.options import Entry, RunOptions
 from launcher.processes.rank_process import imports_odyssey
 from odyssey.errors import ProfileError, UsageError
 from odyssey.plan import parse_layout
+from odyssey_cli import files
 from odyssey_cli.command_line import checks
 from odyssey_cli.command_line import values as text
 from odyssey_cli.command_line.options import NUMA_BINDINGS, START_METHODS, Command
@@ -81,7 +82,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         logs_specs=given.value("logs_specs").text,
         event_log_handler=given.value("event_log_handler").text,
         stdin_rank=_stdin_rank(given, n_local_ranks if together.max_agents == 1 else None),
-        json_report=checks.report_file(given.value("json_report").text) if given.value("json_report").text else None,
+        json_report=files.check(given.value("json_report").text, "--json-report") if given.value("json_report").text else None,
         verbose=given.switch("verbose"),
         ending_signals=_ending_signals(given),
         forwarded_signals=_forwarded_signals(given),

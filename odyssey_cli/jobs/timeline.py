@@ -7,6 +7,7 @@ import sys
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import for_people
 from odyssey.errors import UsageError
+from odyssey_cli import files
 from odyssey_cli.jobs import find as jobs
 from odyssey_cli.timeline import save, terminal
 from odyssey_cli.timeline.recorded import generations, picture
@@ -19,7 +20,7 @@ MOST_OF_COMMAND = 60
 
 def timeline(job_text: str | None, *, generation: int | None, with_prediction: bool, svg: str | None, trace: str | None) -> int:
     """Show it on stdout; returns the exit code."""
-    svg_file, trace_file = save.check(svg, "--svg"), save.check(trace, "--trace")
+    svg_file, trace_file = files.check_if_given(svg, "--svg"), files.check_if_given(trace, "--trace")
     job = jobs.find(job_text)
     known = generations(job.log.events)
     if not known:

@@ -7,6 +7,7 @@ import sys
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
+from odyssey_cli import files
 from odyssey_cli.command_line import values
 from odyssey_cli.planning import source
 from odyssey_cli.planning.answer import show
@@ -44,7 +45,7 @@ def plan(
         if value is not None:
             values.count(value, option, 1)
     only = None if values.strategy(strategy) == "auto" else strategy
-    svg_file, trace_file = save.check(svg, "--svg"), save.check(trace, "--trace")
+    svg_file, trace_file = files.check_if_given(svg, "--svg"), files.check_if_given(trace, "--trace")
     found = source.find(source_text).resized(nodes, nproc_per_node)
     answer = ask(found, lost, layout, mtbf_s, only)
     if as_json:

@@ -14,6 +14,7 @@ from rich.text import Text
 from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
+from odyssey_cli import files
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.failure_block import print_reason
@@ -28,8 +29,7 @@ def profile(options: RunOptions, output: Path) -> int:
     """Measure and write `output`; returns the exit code."""
     from launcher.agent import start
 
-    if not output.parent.is_dir():
-        raise UsageError(f"--output: no directory {output.parent}", "create it first")
+    files.check(output, "--output")
     before = output.stat().st_mtime_ns if output.exists() else None
     board = Board()
     log = PlainLog(board)

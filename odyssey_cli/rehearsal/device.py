@@ -28,19 +28,20 @@ class Device:
         if self._jitter:
             seconds *= self._draws.lognormvariate(0.0, self._jitter)
         self.until = max(self.until, time.monotonic()) + seconds * self._slowness
-        _sleep_until(self.until - LEAD_S)
+        sleep_until(self.until - LEAD_S)
 
     def wait(self, until: float) -> None:
         """It waits for something that comes at `until`, a message."""
         self.until = max(self.until, until)
-        _sleep_until(self.until - LEAD_S)
+        sleep_until(self.until - LEAD_S)
 
     def finish(self) -> None:
         """Until it is done: what the process reads of it next is there."""
-        _sleep_until(self.until)
+        sleep_until(self.until)
 
 
-def _sleep_until(moment: float) -> None:
+def sleep_until(moment: float) -> None:
+    """A moment of time.monotonic, which may have passed."""
     left_s = moment - time.monotonic()
     if left_s > 0:
         time.sleep(left_s)

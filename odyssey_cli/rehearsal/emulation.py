@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from odyssey.messages import Boundary, LayerSpec, ModelSpec, OpTime, TensorSpec
+from odyssey.messages import Boundary, ModelSpec, OpTime, TensorSpec
 from odyssey.model.model import Model
 from odyssey.plan import Plan
 from odyssey.runtime.backend import Backend
@@ -25,10 +25,10 @@ from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.schedule import Compute, Receive, Send
-from odyssey_cli.rehearsal.device import Device
+from odyssey_cli.rehearsal.device import Device, sleep_until
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from perfmodel.costs import Costs
-from perfmodel.profile import Profile
+from perfmodel.profile import Profile, layer_specs
 from perfmodel.transition import group_members, move_ends
 
 DEVICE = "emulated"
@@ -146,12 +146,8 @@ class Emulated(Backend):
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """The model that the profile is of, whatever stands in for its layers."""
         profile = self.costs.profile
-        layers = tuple(
-            LayerSpec(layer.name, layer.digest, layer.parameter_bytes, layer.gradient_bytes, layer.buffer_bytes)
-            for layer in profile.layers
-        )
         ties, sizes = profile.ties, profile.tie_bytes
-        return msgspec.structs.replace(spec, layers=layers, ties=ties, tie_bytes=sizes, device=DEVICE)
+        return msgspec.structs.replace(spec, layers=layer_specs(profile), ties=ties, tie_bytes=sizes, device=DEVICE)
 
     def boundaries(self, measured: Iterable[Boundary]) -> Iterable[Boundary]:
         profile = self.costs.profile
@@ -166,12 +162,8 @@ class Emulated(Backend):
 
     def built(self, plan: Plan, since_s: float) -> None:
         recovery = self.costs.profile.recovery
-        _sleep_until(since_s + recovery.groups_base_s + recovery.groups_member_s * group_members(plan))
+        sleep_until(since_s + recovery.groups_base_s + recovery.groups_member_s * group_members(plan))
 
     def moved(self, plan: Plan, worker: int, since_s: float) -> None:
         end_s = move_ends(plan.moves, self.costs).get(worker, 0.0)
-        _sleep_until(since_s + self.costs.profile.recovery.moves_scale * end_s)
-
-
-def _sleep_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))
+        sleep_until(since_s + self.costs.profile.recovery.moves_scale * end_s)

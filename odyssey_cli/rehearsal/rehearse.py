@@ -10,15 +10,17 @@ from pathlib import Path
 
 import msgspec
 
+import strategies
 from launcher.joblog.events import Event
 from launcher.options import RunOptions
 from odyssey.codec import to_json
-from odyssey.errors import OdysseyError, UsageError
-from odyssey_cli import run
+from odyssey.errors import UsageError
+from odyssey_cli import files, run
 from odyssey_cli.command_line import values
 from odyssey_cli.display import quantities
 from odyssey_cli.display.page import page
 from odyssey_cli.planning import source
+from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source
 from odyssey_cli.rehearsal.network import Interfaces
 from odyssey_cli.rehearsal.report import Rehearsal, generations, show
@@ -146,7 +148,7 @@ def losses_of(trace: Trace, n_steps: int) -> tuple[str, ...]:
 def command(
     source_text: str,
     *,
-    strategies: str,
+    strategy: str,
     drills: Sequence[str],
     trace: Path | None,
     steps: int,
@@ -170,7 +172,8 @@ def command(
     values.count(steps, "--steps", 1)
     values.count(max_restarts, "--max-restarts", 0)
     found = source.find(source_text).resized(nodes, nproc_per_node)
-    names = _strategies(strategies)
+    names = _strategies(strategy)
+    files.check_if_given(json_file, "--json")
     mtbf_s = values.duration_s(mtbf, "--mtbf") if mtbf is not None else None
     n_ranks = found.n_nodes * found.ranks_per_node
     layout = found.layout if layout is None else layout
@@ -198,10 +201,7 @@ def command(
     rehearsals = rehearse(found, wanted, display=display)
     show(rehearsals, page())
     if json_file is not None:
-        try:
-            json_file.write_bytes(to_json(rehearsals) + b"\n")
-        except OSError as error:
-            raise OdysseyError(f"--json {json_file}: {(error.strerror or str(error)).lower()}") from None
+        files.write(json_file, to_json(rehearsals) + b"\n")
     return max(rehearsal.code for rehearsal in rehearsals)
 
 
@@ -209,8 +209,6 @@ def _default_losses(found: Source, layout: str, mtbf_s: float | None, steps: int
     """By `--mtbf`, or one rank in the middle of the rehearsal."""
     if mtbf_s is None:
         return (f"step={steps // 2} lose={n_ranks // 2}",) if n_ranks > 1 else ()
-    from odyssey_cli.planning.ask import plan_now
-
     estimate = plan_now(found, layout, mtbf_s).estimate
     assert estimate is not None
     drawn = losses(mtbf_s, estimate.step_s, steps, n_ranks, seed)
@@ -219,16 +217,9 @@ def _default_losses(found: Source, layout: str, mtbf_s: float | None, steps: int
 
 
 def _strategies(text: str) -> tuple[str, ...]:
-    import strategies
-
-    known = ("auto", *sorted(strategies.names()))
     if text == "all":
-        return known
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--strategy {name}: no such strategy", f"one of {', '.join(known)}, several with commas, or all")
-    return names or ("auto",)
+        return ("auto", *strategies.names())
+    return tuple(values.strategy(name.strip()) for name in text.split(",") if name.strip()) or ("auto",)
 
 
 def _between(value: float, option: str, least: float, most: float) -> float:

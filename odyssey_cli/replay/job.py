@@ -38,9 +38,9 @@ from launcher.joblog.events import (
     UnitCommitted,
 )
 from launcher.planning.situations import proposed
-from odyssey.messages import LayerSpec, ModelSpec, Pause, Position, Prepare, Result, position_after
+from odyssey.messages import ModelSpec, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
-from perfmodel.profile import Profile
+from perfmodel.profile import Profile, layer_specs
 from perfmodel.reliability import seconds_to_change
 
 RESTARTS = 1 << 20
@@ -284,9 +284,5 @@ class _Dues:
 @lru_cache(maxsize=4)
 def _model(profile: Profile) -> ModelSpec:
     """What ranks tell that were given the profile's model."""
-    layers = tuple(
-        LayerSpec(layer.name, layer.digest, layer.parameter_bytes, layer.gradient_bytes, layer.buffer_bytes)
-        for layer in profile.layers
-    )
     sizes = (profile.global_batch, profile.micro_batch, profile.global_batch, 0, "replay")
-    return ModelSpec(layers, profile.ties, profile.tie_bytes, *sizes)
+    return ModelSpec(layer_specs(profile), profile.ties, profile.tie_bytes, *sizes)

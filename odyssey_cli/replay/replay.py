@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
+from odyssey_cli import files
 from odyssey_cli.command_line import values
 from odyssey_cli.planning import source
 from odyssey_cli.replay import recorded, traces
@@ -70,20 +71,18 @@ def replay(request: Request) -> int:
         restart_s=_seconds(request.restart, "--restart"),
         every_s=_seconds(request.checkpoint_every, "--checkpoint-every"),
     )
-    for path, option in ((request.json, "--json"), (request.svg, "--svg")):
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{option}: no directory {path.parent}", "create it first")
+    json_file, svg_file = files.check_if_given(request.json, "--json"), files.check_if_given(request.svg, "--svg")
     found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
     layout = request.layout if request.layout != "auto" else found.layout
     mtbf_s = _seconds(request.mtbf, "--mtbf")
     setup = Setup(found.profile, found.ranks_per_node, layout, "auto", mtbf_s)
     trace = _trace(request, found.n_nodes, mtbf_s)
     answer = _ask(found.name, trace, setup, terms, policies)
-    if request.json is not None:
-        request.json.write_bytes(msgspec.json.format(to_json(report(answer)), indent=1) + b"\n")
-    if request.svg is not None:
-        request.svg.write_text(drawn(answer))
     show(answer)
+    if json_file is not None:
+        files.write(json_file, msgspec.json.format(to_json(report(answer)), indent=1) + b"\n")
+    if svg_file is not None:
+        files.write(svg_file, drawn(answer).encode())
     return ExitCode.OK
 
 
