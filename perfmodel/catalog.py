@@ -1,18 +1,24 @@
 """Profiles of models that nobody has run here: from a YAML file of the model, one of the cluster, and arithmetic.
 
-A job file names both, with a layout and batch sizes (`configs/gpt3-medium-a100-32.yaml`). Costs are analytic: a block of hidden
-size d on b sequences of s tokens takes 24 b s d² + 4 b s² d floating-point operations forward, its backward twice that,
-at the cluster's peak rate times a stated efficiency; what is bound by memory takes bytes over memory bandwidth. Activations are
-34 b s d bytes a block (Korthikanti et al. 2022, with attention scores recomputed). A profile measured by
-`odyssey profile` is always better than this.
+A job file names both, with a layout and batch sizes (`configs/gpt3-medium-a100-32.yaml`). Costs are a roofline: what an op
+computes at the cluster's peak rate times a stated efficiency, or what it touches at the memory's bandwidth, the longer one.
+A block of hidden size d and feed-forward size f on b sequences of s tokens computes 8 b s d² + 4 b s d f + 4 b s² d forward
+(6 b s d f where the feed-forward is gated), its backward twice that. A profile measured by `odyssey profile` is always better.
+
+Bytes that a block keeps for its backward, with two-byte activations (Korthikanti et al. 2022, arXiv 2205.05198, eq. 1 and 2 and
+section 5, counted likewise for a gated feed-forward, which has no dropout): 18 b s d + 4 b s f, gated 16 b s d + 6 b s f; with
+`none` also the scores of a heads, 5 b a s²; with `full` its input alone, 2 b s d, and its backward computes the forward again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from odyssey.codec import field_first
 from odyssey.errors import ProfileError
@@ -23,27 +29,51 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 T = TypeVar("T")
 
 
+class Precision(msgspec.Struct, frozen=True):
+    """Bytes of a parameter, of its gradient, of its optimizer's state (Adam's moments; beside halves a copy in fp32)."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+
+PRECISIONS: Mapping[str, Precision] = MappingProxyType(
+    {"bf16": Precision(2, 2, 12), "fp16": Precision(2, 2, 12), "fp32": Precision(4, 4, 8)}
+)
+"""Mixed precision as in ZeRO (arXiv 1910.02054, section 3.1), and plain fp32."""
+Kept = Literal["none", "selective", "full"]
+
+
 class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A decoder-only transformer. `*_bytes` are per parameter; the layers are embedding, blocks, head."""
+    """A transformer: embedding, blocks, head. `feed_forward`: its hidden size, 4 times `hidden` where nothing is said.
+
+    `gated`: a feed-forward of three matrices. `tied`: the head has the embedding's. `positions`: whether they are
+    learnt. `heads`: of attention, for checkpointing `none`. `checkpointing`: what the backward computes
+    again: nothing, the attention scores (as any flash attention does), or the whole block.
+    """
 
     name: str
     n_blocks: Count
     hidden: Count
     sequence: Count
     vocabulary: Count
-    parameter_bytes: Count = 2
-    gradient_bytes: Count = 2
-    optimizer_bytes: Count = 12
+    feed_forward: Count | None = None
+    heads: Count | None = None
+    gated: bool = False
+    tied: bool = False
+    positions: bool = True
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    checkpointing: Kept = "selective"
 
 
 class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Equal devices. `flops`: peak rate of a device, `efficiency`: the part of it that a block reaches."""
+    """Equal devices. `flops`: peak rate of a device by precision, `efficiency`: the part of it that a block reaches."""
 
     name: str
     n_ranks: Count
     ranks_per_node: Count
     memory_gb: Positive
-    flops: Positive
+    flops: dict[Literal["bf16", "fp16", "fp32"], Positive]
     efficiency: Annotated[float, msgspec.Meta(gt=0, le=1)]
     memory_bandwidth: Positive
     intra_host: Link
@@ -57,13 +87,16 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model on a cluster. `model` and `cluster`: names of files in `configs/`, or paths."""
+    """A model on a cluster. `model` and `cluster`: names of files in `configs/`, or paths. `precision`, `checkpointing`: in
+    place of the model's."""
 
     model: str
     cluster: str
     layout: str
     global_batch: Count
     micro_batch: Count
+    precision: Literal["bf16", "fp16", "fp32"] | None = None
+    checkpointing: Kept | None = None
 
 
 class ConfiguredJob(msgspec.Struct, frozen=True):
@@ -96,7 +129,9 @@ def load_job(path_or_name: str | Path) -> ConfiguredJob:
         return ConfiguredJob(text, profile, "auto", cluster.n_ranks)
     job = _read(text, "", JobFile)
     cluster = _read(job.cluster, "clusters", ClusterFile)
-    profile = analytic(_read(job.model, "models", ModelFile), cluster, job.global_batch, job.micro_batch)
+    asked = {"precision": job.precision, "checkpointing": job.checkpointing}
+    model = replace(_read(job.model, "models", ModelFile), **{name: value for name, value in asked.items() if value})
+    profile = analytic(model, cluster, job.global_batch, job.micro_batch)
     return ConfiguredJob(Path(text).name.removesuffix(".yaml").removesuffix(".yml"), profile, job.layout, cluster.n_ranks)
 
 
@@ -110,54 +145,24 @@ def names() -> dict[str, list[str]]:
 
 
 def analytic(model: ModelFile, cluster: ClusterFile, global_batch: int, micro_batch: int) -> Profile:
-    """The profile by arithmetic."""
-    d, tokens = model.hidden, micro_batch * model.sequence
-    rate = cluster.flops * cluster.efficiency
-    message = 2 * tokens * d
-
-    def layer(name: str, n_parameters: int, linear: float, attention: float, touched: float, kept: int) -> LayerProfile:
-        memory_s = touched / cluster.memory_bandwidth
-        state = n_parameters * (model.parameter_bytes + model.gradient_bytes + model.optimizer_bytes)
-        return LayerProfile(
-            name=name,
-            digest=f"{model.name}/{name}",
-            forward_s=max((linear + attention) / rate, memory_s),
-            input_gradient_s=max((linear + 2 * attention) / rate, memory_s),
-            weight_gradient_s=max(linear / rate, memory_s),
-            optimizer_s=2 * state / cluster.memory_bandwidth,
-            parameter_bytes=n_parameters * model.parameter_bytes,
-            gradient_bytes=n_parameters * model.gradient_bytes,
-            optimizer_bytes=n_parameters * model.optimizer_bytes,
-            buffer_bytes=0,
-            activation_bytes=kept,
-            output_bytes=message,
-        )
-
-    embedding = layer("embedding", (model.vocabulary + model.sequence) * d, 0, 0, 2 * message, 8 * tokens)
-    blocks = [
-        layer(
-            f"block {i}",
-            12 * d * d + 13 * d,
-            24.0 * tokens * d * d,
-            4.0 * tokens * model.sequence * d,
-            message,
-            34 * tokens * d,
-        )
-        for i in range(model.n_blocks)
-    ]
-    logits = tokens * model.vocabulary
-    head = layer("head", model.vocabulary * d + 2 * d, 2.0 * logits * d, 0, 2.0 * logits, 4 * tokens * d + 6 * logits)
+    """The profile by arithmetic. Raises ProfileError where model and cluster do not go together."""
+    layers = _Layers(model, cluster, micro_batch)
+    embedding, block, head = layers.embedding(), layers.block(), layers.head()
+    blocks = [replace(block, name=f"block {i}", digest=f"{model.name}/block {i}") for i in range(model.n_blocks)]
+    tie_bytes = model.vocabulary * model.hidden * PRECISIONS[model.precision].parameter_bytes
+    logits = micro_batch * model.sequence * model.vocabulary
+    recomputed = layers.kept() if model.checkpointing == "full" else 0
     return Profile(
         model=model.name,
         micro_batch=micro_batch,
         global_batch=global_batch,
         layers=(embedding, *blocks, head),
-        ties=(),
-        tie_bytes=(),
+        ties=((0, model.n_blocks + 1),) if model.tied else (),
+        tie_bytes=(tie_bytes,) if model.tied else (),
         loss_s=3 * 4 * logits / cluster.memory_bandwidth,
         op_overhead_s=cluster.op_overhead_s,
         commit_s=2 * (cluster.n_ranks - 1).bit_length() * cluster.inter_host.latency_s,
-        runtime_bytes=round(cluster.runtime_gb * 1e9),
+        runtime_bytes=round(cluster.runtime_gb * 1e9) + recomputed,
         cluster=Cluster(
             ranks_per_node=cluster.ranks_per_node,
             nodes_per_host=cluster.nodes_per_host,
@@ -168,7 +173,81 @@ def analytic(model: ModelFile, cluster: ClusterFile, global_batch: int, micro_ba
             interface_bandwidth=cluster.interface_bandwidth,
         ),
         recovery=cluster.recovery,
+        is_modelled=True,
     )
+
+
+class _Layers:
+    """The layers of a model for one micro-batch on a device of a cluster."""
+
+    def __init__(self, model: ModelFile, cluster: ClusterFile, micro_batch: int) -> None:
+        flops = cluster.flops.get(model.precision)
+        if flops is None:
+            known = ", ".join(sorted(cluster.flops))
+            raise ProfileError(f"cluster {cluster.name}: flops: none for {model.precision}", f"precision may be {known}")
+        if model.checkpointing == "none" and model.heads is None:
+            raise ProfileError(f"model {model.name}: checkpointing none: heads is missing", "its scores are kept for each head")
+        self._model = model
+        self._precision = PRECISIONS[model.precision]
+        self._rate = flops * cluster.efficiency
+        self._bandwidth = cluster.memory_bandwidth
+        self._tokens = micro_batch * model.sequence
+        self._feed_forward = model.feed_forward or 4 * model.hidden
+        self._message = self._precision.parameter_bytes * self._tokens * model.hidden
+
+    def embedding(self) -> LayerProfile:
+        model = self._model
+        n_parameters = (0 if model.tied else model.vocabulary) + (model.sequence if model.positions else 0)
+        return self._layer("embedding", n_parameters * model.hidden, 0, 0, 2 * self._message, 8 * self._tokens)
+
+    def block(self) -> LayerProfile:
+        """Two norms, attention of four matrices, a feed-forward of two or three, and biases where it has two."""
+        d, f, gated = self._model.hidden, self._feed_forward, self._model.gated
+        n_parameters = 4 * d * d + (3 if gated else 2) * d * f + (2 * d if gated else 9 * d + f)
+        linear = self._tokens * (8.0 * d * d + (6.0 if gated else 4.0) * d * f)
+        attention = 4.0 * self._tokens * self._model.sequence * d
+        is_full = self._model.checkpointing == "full"
+        found = self._layer(
+            "block",
+            n_parameters,
+            linear,
+            attention,
+            self._message,
+            self._message if is_full else self.kept(),
+        )
+        return replace(found, input_gradient_s=found.input_gradient_s + found.forward_s) if is_full else found
+
+    def head(self) -> LayerProfile:
+        model, logits = self._model, self._tokens * self._model.vocabulary
+        n_parameters = (0 if model.tied else model.vocabulary * model.hidden) + 2 * model.hidden
+        kept = 2 * self._message + 6 * logits
+        return self._layer("head", n_parameters, 2.0 * logits * model.hidden, 0, 2.0 * logits, kept)
+
+    def kept(self) -> int:
+        """Bytes of a block's activations between its forward and its backward, or while that is computed again."""
+        model, d, f = self._model, self._model.hidden, self._feed_forward
+        size = self._tokens * (16 * d + 6 * f if model.gated else 18 * d + 4 * f)
+        if model.checkpointing == "none":
+            size += 5 * self._tokens * (model.heads or 0) * model.sequence
+        return size * self._precision.parameter_bytes // 2
+
+    def _layer(self, name: str, n_parameters: int, linear: float, attention: float, touched: float, kept: int) -> LayerProfile:
+        precision, memory_s = self._precision, touched / self._bandwidth
+        state = n_parameters * (precision.parameter_bytes + precision.gradient_bytes + precision.optimizer_bytes)
+        return LayerProfile(
+            name=name,
+            digest=f"{self._model.name}/{name}",
+            forward_s=max((linear + attention) / self._rate, memory_s),
+            input_gradient_s=max((linear + 2 * attention) / self._rate, memory_s),
+            weight_gradient_s=max(linear / self._rate, memory_s),
+            optimizer_s=2 * state / self._bandwidth,
+            parameter_bytes=n_parameters * precision.parameter_bytes,
+            gradient_bytes=n_parameters * precision.gradient_bytes,
+            optimizer_bytes=n_parameters * precision.optimizer_bytes,
+            buffer_bytes=0,
+            activation_bytes=kept,
+            output_bytes=self._message,
+        )
 
 
 def _root() -> Path:

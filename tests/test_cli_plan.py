@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -157,13 +156,12 @@ def test_an_unknown_name_is_told_the_known_ones(folder: Path, capfd: pytest.Capt
     assert "gpt-tiny-two-cores" in capfd.readouterr().err
 
 
-def test_it_answers_within_a_second_of_processor_time(folder: Path) -> None:
+def test_it_answers_without_torch(folder: Path) -> None:
+    """Which takes longer to import than the answer does."""
     write(job_events.profile(), folder / "profile.json")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-
+    statement = (
+        "import sys; from odyssey_cli.__main__ import main; code = main(['plan', '--fail', '1']); "
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
     root = str(Path(__file__).parents[1])
-    command = [sys.executable, "-m", "odyssey_cli", "plan", "--fail", "1"]
-    subprocess.run(command, check=True, capture_output=True, env={"PYTHONPATH": root, "OMP_NUM_THREADS": "1"})
-
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    subprocess.run([sys.executable, "-c", statement], check=True, capture_output=True, env={"PYTHONPATH": root})

@@ -10,7 +10,7 @@ import pytest
 from odyssey.errors import ProfileError
 from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime
 from odyssey.plan import Move
-from perfmodel.catalog import load, load_job, names
+from perfmodel.catalog import load
 from perfmodel.costs import Costs
 from perfmodel.merge import OP_OVERHEAD_S, check_model, merge
 from perfmodel.price import price
@@ -170,62 +170,6 @@ def test_a_real_transition_moves_the_parts_that_took_place() -> None:
     assert after.groups_member_s == pytest.approx(0.01 + TRANSITION_WEIGHT * 0.04)
     assert after.moves_scale == pytest.approx(1 + TRANSITION_WEIGHT * 2)
     assert calibrate(of, plan, spawn_s=0.1, **went).recovery.spawn_s == pytest.approx(1.0 - TRANSITION_WEIGHT * 0.9)
-
-
-# -- catalogue ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", names()["jobs"])
-def test_every_job_in_configs_loads_and_its_layout_fits(name: str) -> None:
-    job = load_job(name)
-    assert load(name) == (job.profile, job.layout) and job.name == name
-    first_plan(job.profile, job.layout, job.n_ranks)
-
-
-def test_a_model_and_a_cluster_make_a_job() -> None:
-    assert load_job("gpt3-medium@a100-32").n_ranks == 32
-
-
-@pytest.mark.parametrize(("name", "billions"), [("gpt3-medium", 0.35), ("gpt3-3.35b", 3.35), ("gpt3-6.7b", 6.7)])
-def test_models_have_about_the_parameters_that_their_names_say(name: str, billions: float) -> None:
-    of = load_job(f"{name}@a100-32").profile
-    blocks = sum(x.parameter_bytes for x in of.layers[:-1]) / 2 / 1e9
-    assert blocks == pytest.approx(billions, rel=0.03)
-
-
-def test_a_block_takes_its_arithmetic_at_the_stated_efficiency() -> None:
-    block = load_job("gpt3-6.7b@a100-32").profile.layers[5]
-    flops = 24 * 2048 * 4096**2 + 4 * 2048**2 * 4096
-    assert block.forward_s == pytest.approx(flops / (312e12 * 0.45))
-    assert block.backward_s == pytest.approx(2 * block.forward_s)
-
-
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ProfileError, match="no job is called 'gpt5'") as caught:
-        load("gpt5")
-    assert "gpt3-medium-a100-32" in caught.value.help
-    with pytest.raises(ProfileError, match="no cluster is called 'moon'"):
-        load("gpt3-medium@moon")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (
-            "model: gpt-tiny\ncluster: two-cores\nlayout: 2x2\nglobal_batch: 0\nmicro_batch: 1\n",
-            "global_batch: expected `int` >= 1",
-        ),
-        ("model: gpt-tiny\ncluster: two-cores\nlayout: 2x2\nglobal_batch: 8\n", "missing required field `micro_batch`"),
-        ("model: gpt-tiny\ncolour: red\n", "unknown field `colour`"),
-        ("model: [\n", "not YAML"),
-    ],
-)
-def test_an_error_in_a_file_names_file_and_field(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(text)
-    with pytest.raises(ProfileError) as caught:
-        load(path)
-    assert says in caught.value.what and "job.yaml" in caught.value.what and caught.value.help
 
 
 def test_what_an_op_costs_beside_its_computation_is_learnt() -> None:

@@ -60,7 +60,7 @@ def ask(
         outcomes = (fail_ranks(found.profile, now, lost, seconds_to_change=change.seconds, only=strategy),)
         n_placements, method = 1, ranks_text(lost)
     took = time.perf_counter() - began
-    return Answer(found.name, found.profile.model, now, now.estimate.step_s, change, n_placements, method, outcomes, took)
+    return Answer(found.title, found.profile.model, now, now.estimate.step_s, change, n_placements, method, outcomes, took)
 
 
 def plan_now(found: source.Source, layout: str, change_s: float) -> Plan:

@@ -36,6 +36,11 @@ class Source(msgspec.Struct, frozen=True):
     n_losses: int = 0
     observed_s: float = 0.0
 
+    @property
+    def title(self) -> str:
+        """The name, and whether somebody has measured it."""
+        return f"{self.name}, modelled" if self.profile.is_modelled else self.name
+
     def resized(self, n_nodes: int | None, ranks_per_node: int | None) -> Source:
         """The same model on more or fewer ranks; then a job's own plan means nothing any more."""
         if n_nodes is None and ranks_per_node is None:

@@ -77,7 +77,7 @@ def replay(request: Request) -> int:
     mtbf_s = _seconds(request.mtbf, "--mtbf")
     setup = Setup(found.profile, found.ranks_per_node, layout, "auto", mtbf_s)
     trace = _trace(request, found.n_nodes, mtbf_s)
-    answer = _ask(found.name, trace, setup, terms, policies)
+    answer = _ask(found.title, trace, setup, terms, policies)
     show(answer)
     if json_file is not None:
         files.write(json_file, msgspec.json.format(to_json(report(answer)), indent=1) + b"\n")
