@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from odyssey.codec import field_first
 from odyssey.errors import ProfileError
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery, read
+from perfmodel.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery, read
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -83,6 +83,7 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cores: Count | None = None
     runtime_gb: Annotated[float, msgspec.Meta(ge=0)] = 2.0
     op_overhead_s: Annotated[float, msgspec.Meta(ge=0)] = 50e-6
+    all_reduce: Annotated[tuple[AllReduce, ...], msgspec.Meta(min_length=1)] = ANY_WAY
     recovery: Recovery = Recovery()
 
 
@@ -171,6 +172,7 @@ def analytic(model: ModelFile, cluster: ClusterFile, global_batch: int, micro_ba
             intra_host=cluster.intra_host,
             inter_host=cluster.inter_host,
             interface_bandwidth=cluster.interface_bandwidth,
+            all_reduce=cluster.all_reduce,
         ),
         recovery=cluster.recovery,
         is_modelled=True,

@@ -8,11 +8,12 @@ and its `W` is the whole backward, as the engine has it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate
 
-from perfmodel.profile import LayerProfile, Link, Profile
+from perfmodel.profile import AllReduce, LayerProfile, Link, Profile
 
 
 class Costs:
@@ -55,12 +56,32 @@ class Costs:
         """Seconds until `size_bytes` have arrived."""
         return link.latency_s + size_bytes / link.bandwidth
 
-    def ring_s(self, link: Link, n_workers: int, size_bytes: float) -> float:
-        """All-reduce of `size_bytes` around a ring: every worker sends 2(n-1) pieces of 1/n of it."""
-        if n_workers < 2:
-            return 0.0
-        n_sends = 2 * (n_workers - 1)
-        return n_sends * (link.latency_s + size_bytes / n_workers / link.bandwidth)
+    def all_reduce_s(self, workers: Iterable[int], size_bytes: float) -> float:
+        """Seconds of an all-reduce of `size_bytes` among `workers`, by the quickest way that the cluster has."""
+        on_host = Counter(map(self.host, workers))
+        return self.all_reduce_of_hosts_s(len(on_host), max(on_host.values()), size_bytes)
+
+    def all_reduce_of_hosts_s(self, n_hosts: int, n_on_host: int, size_bytes: float) -> float:
+        """The same among up to `n_on_host` workers on each of so many hosts."""
+        cluster, n_workers = self.profile.cluster, n_hosts * n_on_host
+        link = cluster.intra_host if n_hosts == 1 else cluster.inter_host
+        ways = {
+            AllReduce.RING: lambda: ring_s(link, n_workers, size_bytes),
+            AllReduce.TREE: lambda: tree_s(link, n_workers, size_bytes),
+            AllReduce.HIERARCHICAL: lambda: self._hierarchical_s(n_hosts, n_on_host, size_bytes),
+        }
+        return min(ways[way]() for way in cluster.all_reduce)
+
+    def _hierarchical_s(self, n_hosts: int, n_on_host: int, size_bytes: float) -> float:
+        """Within hosts each worker gets its share of the sums, hosts then sum each share for itself, and within hosts all get
+        all of it. NCCL's rings come to that where a host has several network interfaces and each ring leaves by another one."""
+        cluster, share_bytes = self.profile.cluster, size_bytes / n_on_host
+        between = cluster.inter_host
+        if cluster.interface_bandwidth is not None:
+            between = Link(between.latency_s, min(between.bandwidth, cluster.interface_bandwidth / n_on_host))
+        return ring_s(cluster.intra_host, n_on_host, size_bytes) + min(
+            ring_s(between, n_hosts, share_bytes), tree_s(between, n_hosts, share_bytes)
+        )
 
     # -- places --------------------------------------------------------------------------------------------------------
 
@@ -73,16 +94,6 @@ class Costs:
         """The link between two workers."""
         cluster = self.profile.cluster
         return cluster.intra_host if self.host(a) == self.host(b) else cluster.inter_host
-
-    def link_of(self, workers: Iterable[int]) -> Link:
-        """The slowest link among `workers`."""
-        cluster = self.profile.cluster
-        host_of, found = self.host, set()
-        for worker in workers:
-            found.add(host_of(worker))
-            if len(found) > 1:
-                return cluster.inter_host
-        return cluster.intra_host
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
@@ -110,6 +121,21 @@ class Costs:
     def sums(self, size: Callable[[LayerProfile], int]) -> list[int]:
         """Prefix sums of a size over the layers."""
         return [0, *accumulate(size(layer) for layer in self.profile.layers)]
+
+
+def ring_s(link: Link, n_workers: int, size_bytes: float) -> float:
+    """All-reduce around a ring: every worker sends 2(n-1) pieces of 1/n of it, one after the other."""
+    if n_workers < 2:
+        return 0.0
+    return 2 * (n_workers - 1) * (link.latency_s + size_bytes / n_workers / link.bandwidth)
+
+
+def tree_s(link: Link, n_workers: int, size_bytes: float) -> float:
+    """All-reduce up and down two binary trees, each for half of it, in which no worker has children in both: every worker sends
+    all of it twice (Sanders, Speck and Träff 2009; in NCCL since 2.4)."""
+    if n_workers < 2:
+        return 0.0
+    return 2 * ((n_workers - 1).bit_length() * link.latency_s + size_bytes / link.bandwidth)
 
 
 def has_input_gradient(profile: Profile) -> bool:

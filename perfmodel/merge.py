@@ -12,7 +12,7 @@ from statistics import median
 
 from odyssey.errors import ProfileError
 from odyssey.messages import Boundary, LayerCost, Measured, ModelSpec
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery
 
 OP_OVERHEAD_S = 30e-6
 """Default: Python and dispatch around one op of the engine."""
@@ -70,6 +70,7 @@ def merge(
             memory_bytes=min(report.memory_bytes for report in measured),
             intra_host=intra,
             inter_host=inter,
+            all_reduce=(AllReduce.RING,) if model.device == "cpu" else ANY_WAY,
         ),
         recovery=Recovery(groups_member_s=max(0.0, group_s - Recovery().groups_base_s) / n_ranks),
         boundaries=_boundaries(measured),

@@ -6,6 +6,7 @@ thread on a CPU, so that sharing cores is the timeline's business, not the measu
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
@@ -52,10 +53,22 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth: Annotated[float, msgspec.Meta(gt=0)]
 
 
+class AllReduce(enum.StrEnum):
+    """How the workers of a group sum what each has, see perfmodel/costs.py."""
+
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+
+
+ANY_WAY = tuple(AllReduce)
+
+
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the workers run. `cores`: processors of a host that its ranks share; None where each rank computes on a device
     of its own. `memory_bytes`: what one worker may take. `interface_bandwidth`: bytes per second, each way, that all ranks of a
-    host share to other hosts; None where each has an interface of its own."""
+    host share to other hosts; None where each has an interface of its own. `all_reduce`: the ways that its library has, of
+    which it takes the quickest: Gloo the ring alone, NCCL all."""
 
     ranks_per_node: Annotated[int, msgspec.Meta(ge=1)]
     nodes_per_host: Annotated[int, msgspec.Meta(ge=1)]
@@ -64,6 +77,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     intra_host: Link
     inter_host: Link
     interface_bandwidth: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    all_reduce: Annotated[tuple[AllReduce, ...], msgspec.Meta(min_length=1)] = (AllReduce.RING,)
 
 
 class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

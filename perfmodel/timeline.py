@@ -143,7 +143,7 @@ def _reductions(
         size = sum(gradient_bytes[layer] for layer in group.layers)
         size += sum(costs.profile.tie_bytes[tie] for tie in group.ties)
         start = max(at, max(free.get(worker, 0.0) for worker in group.workers))
-        done[g] = start + costs.ring_s(costs.link_of(group.workers), len(group.workers), size)
+        done[g] = start + costs.all_reduce_s(group.workers, size)
         free.update(dict.fromkeys(group.workers, done[g]))
     return done
 

@@ -118,7 +118,7 @@ class Waits(Computation):
             groups.wait(groups.all_reduce(ready, groups.by_subset[group.workers]).wait)
             size_bytes = sum(costs.gradient_bytes[layer] for layer in group.layers)
             size_bytes += sum(profile.tie_bytes[tie] for tie in group.ties)
-            free = float(ready.max()) + costs.ring_s(costs.link_of(group.workers), len(group.workers), size_bytes)
+            free = float(ready.max()) + costs.all_reduce_s(group.workers, size_bytes)
         self._device.wait(free)
         if len(self.plan.workers) > 1:
             self._device.wait(self._device.until + profile.commit_s)

@@ -109,13 +109,13 @@ class Shapes:
         return slowest_s(pipelines, self.n_micro_batches) + self._reduce_s(pipelines)
 
     def _reduce_s(self, pipelines: Mapping[Shape, int]) -> float:
-        """The all-reduce of the largest first stage, over the link between hosts if the workers need several."""
+        """The all-reduce of the largest first stage, its holders spread over as many hosts as the workers need."""
         cluster = self.profile.cluster
         n_workers = sum(len(shape.ranges) * n for shape, n in pipelines.items())
-        one_host = n_workers <= cluster.ranks_per_node * cluster.nodes_per_host
-        size = self._gradients[max(shape.ranges[0][1] for shape in pipelines)]
-        link = cluster.intra_host if one_host else cluster.inter_host
-        return self._costs.ring_s(link, sum(pipelines.values()), size)
+        n_hosts = -(-n_workers // (cluster.ranks_per_node * cluster.nodes_per_host))
+        size, n_holders = self._gradients[max(shape.ranges[0][1] for shape in pipelines)], sum(pipelines.values())
+        n_on_host = -(-n_holders // n_hosts)
+        return self._costs.all_reduce_of_hosts_s(-(-n_holders // n_on_host), n_on_host, size)
 
     def _stage_s(self, first: int, stop: int) -> float:
         return self._seconds[stop] - self._seconds[first] + 2 * self.profile.op_overhead_s
