@@ -63,6 +63,13 @@ def cells(plan: Plan, costs: Costs) -> list[Cell]:
     return found + [Cell(plan, tuple(members_of[key]), tuple(copies), key, True) for key, copies in alike.items()]
 
 
+def plain_cell(plan: Plan, p: int, costs: Costs) -> Cell:
+    """That of one whole pipeline without exceptions."""
+    workers = tuple(stage.worker for stage in plan.pipelines[p].stages if stage.worker is not None)
+    key = (msgspec.structs.replace(plan.schedule, orders=()), *_key(plan, p, workers, costs))
+    return Cell(plan, (p,), (workers,), key, True)
+
+
 def joined(plan: Plan, together: bool) -> list[list[int]]:
     """Pipelines, those joined by a route together."""
     if together:
