@@ -7,6 +7,7 @@ micro-batches at each stage (ReCycle); from there on more hosts are tried for as
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from odyssey.errors import PlanError
-from odyssey.plan import Pipeline, Plan, Route, Schedule, Stage
+from odyssey.plan import Pipeline, Plan, Route, Stage
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
@@ -23,8 +24,10 @@ from strategies.building.exchange import ordered
 from strategies.building.ordering import Ordered
 from strategies.situation import Proposal, Situation
 
-NEARLY_ALL = 2
+NEARLY_ALL = 3
 """All hosts are taken if there are not more than this many times the fewest."""
+ALIKE_TURNS = 2.0
+"""Hosts that differ by less than so many micro-batches have equally much to do: it counts more which joins fewer pipelines."""
 WIDER = 1.5
 """So many times the hosts are tried next."""
 WORTH = 0.995
@@ -39,7 +42,7 @@ def routed(
     assert before is not None
     shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
     costs = Costs(situation.profile, situation.node_of)
-    routing = _Routing(before.pipelines, stages, costs)
+    routing = _Routing(before, stages, costs)
     if routing.problem:
         return [Proposal(strategy, None, routing.problem)]
     routes, ways = _narrowest(routing, before, costs) if routing.lost else ([], [])
@@ -68,12 +71,15 @@ class _Routing:
     `lost`: (pipeline, stage) -> workers that hold its layers, nearest pipeline first.
     """
 
-    def __init__(self, pipelines: Sequence[Pipeline], stages: Sequence[Sequence[Stage]], costs: Costs) -> None:
-        self.pipelines, self.stages = pipelines, stages
+    def __init__(self, before: Plan, stages: Sequence[Sequence[Stage]], costs: Costs) -> None:
+        self.pipelines, self.stages = before.pipelines, stages
         self.problem = ""
         self.lost: dict[tuple[int, int], list[_Host]] = {}
         self._seconds: dict[tuple[int, int], float] = {}
         self._costs = costs
+        had: dict[tuple[int, int], set[int]] = {}
+        for route in before.routes:
+            had.setdefault((before.home[route.micro_batch], route.stage), set()).add(route.worker)
         owners: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for p, row in enumerate(stages):
             for stage in row:
@@ -92,6 +98,7 @@ class _Routing:
                     if not hosts and not self.problem:
                         layers = f"layers {stage.first} to {stage.stop - 1}"
                         self.problem = f"no other worker holds {layers} of pipeline {p} stage {s}"
+        self._had = {place: had.get(place, set()) for place in self.lost}
 
     def turn_s(self, stage: Stage) -> float:
         """Forward and backward of one micro-batch."""
@@ -102,45 +109,74 @@ class _Routing:
         return self._seconds[layers]
 
     def fewest(self) -> dict[tuple[int, int], int]:
-        """So many hosts for each lost stage have room in their bubbles; all where that is not far from all."""
+        """So many hosts for each lost stage have room in their bubbles, or as many as it has; all where that is not far."""
         n_hosts = {}
         for (p, s), hosts in self.lost.items():
-            n = -(-len(self.pipelines[p].micro_batches) // max(1, len(self.stages[p]) - 1))
+            n = len(self._had[p, s])
+            if not n:
+                n = -(-len(self.pipelines[p].micro_batches) // max(1, len(self.stages[p]) - 1))
             n_hosts[p, s] = n if NEARLY_ALL * n < len(hosts) else len(hosts)
         return n_hosts
 
     def routes(self, n_hosts: Mapping[tuple[int, int], int]) -> list[Route]:
-        """To so many hosts of each lost stage: those that have least to do, of these first who exchanges with its pipeline
-        anyway, then who exchanges with nobody yet. Each micro-batch goes to the one that has least to do by then."""
+        """To so many hosts of each lost stage; each micro-batch goes to the one that has least to do by then."""
         load: dict[int, float] = {}
-        joined: dict[int, set[int]] = {}
-
-        def load_of(host: _Host) -> float:
-            if host.worker not in load:
-                own = next(stage for stage in self.stages[host.pipeline] if stage.worker == host.worker)
-                load[host.worker] = self.turn_s(own) * len(self.pipelines[host.pipeline].micro_batches)
-            return load[host.worker]
-
+        for p, row in enumerate(self.stages):
+            for stage in row:
+                if stage.worker is not None:
+                    load[stage.worker] = self.turn_s(stage) * len(self.pipelines[p].micro_batches)
+        cells = _Cells()
         routes = []
-        for (p, s), hosts in self.lost.items():
+        for p, s in sorted(self.lost, key=lambda place: not self._had[place]):  # what goes on as it is comes first
             turn = self.turn_s(self.stages[p][s])
-            mine = joined.setdefault(p, set())
-            chosen = sorted(
-                hosts,
-                key=lambda host: (
-                    round(load_of(host) / turn, 6),
-                    0 if host.pipeline in mine else 1 if host.pipeline not in joined else 2,
-                    host.distance,
-                ),
-            )[: n_hosts[p, s]]
-            chosen.sort(key=lambda host: host.distance)
+            chosen = self._chosen((p, s), n_hosts[p, s], load, cells)
             for k in self.pipelines[p].micro_batches:
                 host = min(chosen, key=lambda host: round(load[host.worker] / turn, 6))
                 load[host.worker] += turn
                 routes.append(Route(k, s, host.worker))
-                mine.add(host.pipeline)
-                joined.setdefault(host.pipeline, set()).add(p)
+                cells.join(p, host.pipeline)
         return routes
+
+    def _chosen(self, place: tuple[int, int], n: int, load: Mapping[int, float], cells: _Cells) -> list[_Host]:
+        """The hosts of a lost stage, nearest first: of those with about as little to do as any the ones that it has, then
+        those that exchange with its pipeline anyway, then with nobody yet, then with few others."""
+        turn = self.turn_s(self.stages[place[0]][place[1]])
+        hosts, had, own = self.lost[place], self._had[place], cells.of(place[0])
+        least = min(load[host.worker] for host in hosts)
+
+        def rank(host: _Host) -> tuple[float, ...]:
+            about = int((load[host.worker] - least) / (ALIKE_TURNS * turn) + 1e-6)
+            cell = cells.of(host.pipeline)
+            if host.worker in had:
+                kind = (0, 0)
+            elif cell == own:
+                kind = (1, 0)
+            else:
+                kind = (1 + cells.size(cell), cell)
+            return (about, *kind, round(load[host.worker] / turn, 6), host.distance)
+
+        return sorted(heapq.nsmallest(n, hosts, key=rank), key=lambda host: host.distance)
+
+
+class _Cells:
+    """Which pipelines exchange micro-batches with each other; one that does with nobody is alone."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}
+        self._members: dict[int, list[int]] = {}
+
+    def of(self, pipeline: int) -> int:
+        return self._of.get(pipeline, pipeline)
+
+    def size(self, cell: int) -> int:
+        return len(self._members.get(cell, (cell,)))
+
+    def join(self, a: int, b: int) -> None:
+        one, other = self.of(a), self.of(b)
+        if one != other:
+            members = self._members.pop(one, [one]) + self._members.pop(other, [other])
+            self._members[one] = members
+            self._of.update(dict.fromkeys(members, one))
 
 
 def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Route], list[Ordered]]:
@@ -149,12 +185,14 @@ def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Rout
         Pipeline(tuple(row), its.first_micro_batch, its.stop_micro_batch)
         for row, its in zip(routing.stages, before.pipelines, strict=True)
     )
+    whole = msgspec.structs.replace(before, routes=(), schedule=msgspec.structs.replace(before.schedule, orders=()))
+    enough_s = _whole_s(whole, costs) / WORTH
     n_hosts = routing.fewest()
     best: tuple[float, list[Route], list[Ordered]] | None = None
     while True:
         routes = routing.routes(n_hosts)
-        plan = msgspec.structs.replace(before, pipelines=pipelines, routes=tuple(routes), schedule=Schedule())
-        ways, slow = ordered(plan, costs, _others_s(plan, costs))
+        plan = msgspec.structs.replace(whole, pipelines=pipelines, routes=tuple(routes))
+        ways, slow = ordered(plan, costs, enough_s)
         slowest_s = min(way.makespan_s for way in ways)
         if best is None or slowest_s < WORTH * best[0]:
             best = slowest_s, routes, ways
@@ -167,16 +205,17 @@ def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Rout
         n_hosts = wider
 
 
-def _others_s(plan: Plan, costs: Costs) -> float:
-    """The time of the slowest pipeline that exchanges nothing: to be faster than that is no use. 0 if there is none."""
-    exchange = {plan.home[route.micro_batch] for route in plan.routes}
-    exchange |= {plan.place[route.worker][0] for route in plan.routes}
+def _whole_s(before: Plan, costs: Costs) -> float:
+    """The time of the slowest pipeline as it was before it lost or took anything: to be faster than that is no aim.
+
+    0 where no pipeline is whole, or ranks share cores, so that there are no bubbles.
+    """
     if costs.profile.cluster.cores is not None:
         return 0.0
     alike: dict[object, int] = {}
-    for p, its in enumerate(plan.pipelines):
-        if p not in exchange:
+    for p, its in enumerate(before.pipelines):
+        if its.is_complete:
             kind = (len(its.micro_batches), tuple((stage.first, stage.stop) for stage in its.stages))
             alike.setdefault(kind, p)
-    found = [cell_cost(plan, costs, plain_cell(plan, p, costs)) for p in alike.values()]
+    found = [cell_cost(before, costs, plain_cell(before, p, costs)) for p in alike.values()]
     return max((max(cost.computed_s) for cost in found), default=0.0)
