@@ -1,61 +1,101 @@
-"""What a price needs of a cell: when its workers have computed, when they issue reductions, the most memory they take.
+"""What a price needs of a cell: when its workers have computed, when their gradients are whole, the most memory they take.
 
-A whole pipeline without exceptions gives the same answer in every plan that has one like it, so it is simulated once for
-a profile, however many candidates and situations it appears in.
+A cell gives the same answer in every plan that has one like it, so it is simulated once for a profile, however many
+candidates and situations it appears in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from odyssey.plan import Plan
+from odyssey.schedule import Compute
 from perfmodel.cells import Cell
 from perfmodel.costs import Costs
-from perfmodel.memory import peaks
+from perfmodel.memory import Memory, peaks
 from perfmodel.profile import Profile
 from perfmodel.running import Run
-from perfmodel.timeline import issues, play
+from perfmodel.timeline import play
+from perfmodel.walk import walk
 
-MOST_KNOWN = 10_000
+MOST_PLAIN, MOST_OTHERS = 10_000, 256
+"""Walks that are remembered for a profile. Keys of cells with exceptions are large: all orders are in them."""
+
+Layers = tuple[int, int]
+"""[first, stop) of a stage."""
 
 
 @dataclass(frozen=True)
 class CellCost:
-    """Per worker of a cell, in the order of its copies. `issued_s`: by reduce group; None: all where computing ends."""
+    """Per worker of a cell, in the order of its copies. `ended_s`: by layers that it runs, when their gradients are whole."""
 
     computed_s: tuple[float, ...]
-    issued_s: tuple[Mapping[int, float], ...] | None
+    ended_s: tuple[Mapping[Layers, float], ...]
     peak_bytes: tuple[int, ...]
 
 
+@dataclass
+class _Known:
+    """The walks of a profile's cells."""
+
+    plain: dict[object, CellCost] = field(default_factory=dict)
+    others: dict[object, CellCost] = field(default_factory=dict)
+
+
 def cell_cost(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
-    """The walk of a cell's programs up to their commit points."""
+    """The walk of a cell's computations up to the commit point. Raises PlanError if they wait for each other."""
     if cell.key is None:
-        return _walk(plan, costs, cell)
+        return _played(plan, costs, cell)
     known = _known(costs.profile)
-    found = known.get(cell.key)
+    walks, most = (known.plain, MOST_PLAIN) if cell.is_plain else (known.others, MOST_OTHERS)
+    found = walks.get(cell.key)
     if found is None:
-        if len(known) >= MOST_KNOWN:
-            known.clear()
-        found = known[cell.key] = _walk(plan, costs, cell)
+        if len(walks) >= most:
+            walks.clear()
+        found = walks[cell.key] = _walked(plan, costs, cell)
     return found
 
 
 @lru_cache(maxsize=4)
-def _known(profile: Profile) -> dict[object, CellCost]:
-    """The walks of a profile's cells. `profile` is the key: another one knows nothing of these."""
-    return {}
+def _known(profile: Profile) -> _Known:
+    """`profile` is the key: another one knows nothing of these."""
+    return _Known()
 
 
-def _walk(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
+def _walked(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
+    """On devices of their own."""
+    walked = walk(plan, costs, cell.pipelines)
+    if walked is None:
+        return _played(plan, costs, cell)  # which says who waits for what
+    memory = Memory(costs)
+    rows = [(plan.place[worker], walked[worker]) for worker in cell.copies[0]]
+    return CellCost(
+        tuple(row.computed_s for _, row in rows),
+        tuple(row.ended_s for _, row in rows),
+        tuple(
+            memory.peak(plan.pipelines[p].stages[s], row.live_bytes, row.message_bytes, row.message_bytes)
+            for (p, s), row in rows
+        ),
+    )
+
+
+def _played(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
+    """By the whole programs, as they share the cores of hosts."""
     run = Run(plan, costs)
     play(run, cell)
     workers = cell.copies[0]
+    ended: list[dict[Layers, float]] = []
+    for worker in workers:
+        ended.append({})
+        for op, (_, end) in zip(cell.programs[worker], run.times[worker], strict=False):
+            if isinstance(op, Compute) and op.kind in "BW":
+                stage = plan.layer_range(op.micro_batch, op.stage)
+                ended[-1][stage.first, stage.stop] = end
     peak = peaks(plan, costs, cell.programs)
     return CellCost(
         tuple(run.times[worker][-1][1] if run.times[worker] else 0.0 for worker in workers),
-        tuple(issues(cell.programs[worker], run.times[worker]) for worker in workers) if cell.key is None else None,
+        tuple(ended),
         tuple(peak[worker] for worker in workers),
     )

@@ -1,32 +1,39 @@
-"""Pipelines that exchange micro-batches form a cell; alike cells are expanded and simulated once.
+"""Pipelines that exchange micro-batches form a cell; alike cells are simulated once.
 
 Most pipelines of a large layout are copies of each other: same layer ranges, same number of micro-batches, same kinds of
-links, no exceptions. Only one of them is expanded into programs; what is found for its workers holds for their twins.
+links, no exceptions. Only one of them is simulated; what is found for its workers holds for their twins. Pipelines with
+exceptions are alike only if they are the same ones, which they are in many plans of a job that lives with losses.
 Where ranks share the cores of a host, pipelines slow each other down and the whole job is one cell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from odyssey.plan import Plan
+import msgspec
+
+from odyssey.plan import Plan, Route
 from odyssey.schedule import Op, program
 from perfmodel.costs import Costs
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A group of pipelines and those alike; `copies`: the workers of each, the expanded one first.
+    """A group of pipelines and those alike; `pipelines`: of the one that stands for all, `copies`: the workers of each, its
+    own first.
 
-    `key`: equal for cells of any plans whose programs differ in numbers only; None where exceptions make it unlike others.
+    `key`: equal for cells of any plans that take the same time and memory, None where that is not known. `is_plain`: one
+    pipeline without exceptions; such a key is short, others have all orders in them.
     """
 
     plan: Plan
+    pipelines: tuple[int, ...]
     copies: tuple[tuple[int, ...], ...]
     key: object | None
+    is_plain: bool
 
     @cached_property
     def programs(self) -> Mapping[int, list[Op]]:
@@ -37,16 +44,30 @@ class Cell:
 def cells(plan: Plan, costs: Costs) -> list[Cell]:
     """The distinct cells of a plan."""
     alike: dict[object, list[tuple[int, ...]]] = {}
+    members_of: dict[object, list[int]] = {}
     found: list[Cell] = []
+    rule = msgspec.structs.replace(plan.schedule, orders=())
+    routes = _by_home(plan)
     for members in joined(plan, together=costs.profile.cluster.cores is not None):
         stages = [stage for p in members for stage in plan.pipelines[p].stages]
         workers = tuple(stage.worker for stage in stages if stage.worker is not None)
-        key = _key(plan, members, workers, costs)
-        if key is None:
-            found.append(Cell(plan, (workers,), None))
-        else:
+        if costs.profile.cluster.cores is not None:
+            found.append(Cell(plan, tuple(members), (workers,), None, False))
+        elif _is_plain(plan, members, workers):
+            key = (rule, *_key(plan, members[0], workers, costs))
+            members_of.setdefault(key, members)
             alike.setdefault(key, []).append(workers)
-    return found + [Cell(plan, tuple(copies), key) for key, copies in alike.items()]
+        else:
+            exact = (rule, *_exact_key(plan, members, workers, routes, costs))
+            found.append(Cell(plan, tuple(members), (workers,), exact, False))
+    return found + [Cell(plan, tuple(members_of[key]), tuple(copies), key, True) for key, copies in alike.items()]
+
+
+def plain_cell(plan: Plan, p: int, costs: Costs) -> Cell:
+    """That of one whole pipeline without exceptions."""
+    workers = tuple(stage.worker for stage in plan.pipelines[p].stages if stage.worker is not None)
+    key = (msgspec.structs.replace(plan.schedule, orders=()), *_key(plan, p, workers, costs))
+    return Cell(plan, (p,), (workers,), key, True)
 
 
 def joined(plan: Plan, together: bool) -> list[list[int]]:
@@ -69,18 +90,42 @@ def joined(plan: Plan, together: bool) -> list[list[int]]:
     return list(groups.values())
 
 
-def _key(plan: Plan, members: list[int], workers: tuple[int, ...], costs: Costs) -> object | None:
-    """What determines the times of one whole pipeline without exceptions on devices of its own; None for all others."""
-    pipeline = plan.pipelines[members[0]]
-    if len(members) > 1 or not pipeline.is_complete or costs.profile.cluster.cores is not None:
-        return None
-    if plan.schedule.orders and any(worker in plan.order_of for worker in workers):
-        return None
+def _by_home(plan: Plan) -> dict[int, list[Route]]:
+    """The routes of each pipeline's micro-batches."""
+    routes: dict[int, list[Route]] = {}
+    for route in plan.routes:
+        routes.setdefault(plan.home[route.micro_batch], []).append(route)
+    return routes
+
+
+def _is_plain(plan: Plan, members: Sequence[int], workers: Sequence[int]) -> bool:
+    """Whether this is one whole pipeline without exceptions."""
+    if len(members) > 1 or not plan.pipelines[members[0]].is_complete:
+        return False
+    return not plan.schedule.orders or not any(worker in plan.order_of for worker in workers)
+
+
+def _key(plan: Plan, p: int, workers: Sequence[int], costs: Costs) -> tuple[object, ...]:
+    """What determines the times of one whole pipeline without exceptions on devices of its own, but for the rule."""
+    pipeline = plan.pipelines[p]
     return (
-        plan.schedule.rule,
         plan.micro_batch,
         tuple((stage.first, stage.stop) for stage in pipeline.stages),
         len(pipeline.micro_batches),
         plan.n_samples(pipeline.micro_batches[-1]),
         tuple(costs.host(a) == costs.host(b) for a, b in pairwise(workers)),
+    )
+
+
+def _exact_key(
+    plan: Plan, members: Sequence[int], workers: Sequence[int], routes: Mapping[int, list[Route]], costs: Costs
+) -> tuple[object, ...]:
+    """The same for pipelines with exceptions: all that the plan says of them."""
+    return (
+        plan.micro_batch,
+        plan.n_samples(plan.pipelines[members[-1]].micro_batches[-1]),
+        tuple(plan.pipelines[p] for p in members),
+        tuple(route for p in members for route in routes.get(p, ())),
+        tuple(plan.order_of.get(worker) for worker in workers),
+        tuple(costs.host(worker) for worker in workers),
     )

@@ -13,34 +13,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from odyssey.plan import Plan
+from odyssey.plan import Plan, Stage
 from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Compute, Drop, Op, Receive, Send
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
 
 
-def peaks(plan: Plan, costs: Costs, programs: Mapping[int, Sequence[Op]]) -> dict[int, int]:
-    """Worker -> peak bytes, for the workers of these programs."""
-    profile = costs.profile
-    activations = costs.sums(lambda layer: layer.activation_bytes)
-    outputs = costs.sums(lambda layer: layer.output_bytes)
-    states = costs.sums(lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes)
-    result: dict[int, int] = {}
-    for worker, ops in programs.items():
-        p, s = plan.place[worker]
-        own = plan.pipelines[p].stages[s]
+class Memory:
+    """What a worker takes, of its parts."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._states = costs.sums(
+            lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes
+        )
+
+    def peak(self, own: Stage, live_bytes: float, received_bytes: int, sent_bytes: int) -> int:
+        """`own`: what it holds; `live_bytes`: of activations; `received_bytes`, `sent_bytes`: its largest message each way."""
+        profile = self._costs.profile
         ties = sum(
-            round(size * (1 + costs.state_per_parameter))
+            round(size * (1 + self._costs.state_per_parameter))
             for tie, size in zip(profile.ties, profile.tie_bytes, strict=True)
             if any(own.first <= layer < own.stop for layer in tie)
         )
-        state = states[own.stop] - states[own.first] + ties
-        live = live_bytes(plan, ops, activations, outputs, profile.micro_batch)
-        result[worker] = profile.runtime_bytes + state + live + _messages(plan, ops, costs)
+        state = self._states[own.stop] - self._states[own.first] + ties
+        messages = N_RECEIVES_AHEAD * received_bytes + N_GRADIENTS_IN_FLIGHT * sent_bytes
+        return profile.runtime_bytes + state + round(live_bytes) + messages
+
+
+def peaks(plan: Plan, costs: Costs, programs: Mapping[int, Sequence[Op]]) -> dict[int, int]:
+    """Worker -> peak bytes, for the workers of these programs."""
+    memory = Memory(costs)
+    activations = costs.sums(lambda layer: layer.activation_bytes)
+    outputs = costs.sums(lambda layer: layer.output_bytes)
+    result: dict[int, int] = {}
+    for worker, ops in programs.items():
+        p, s = plan.place[worker]
+        live = live_bytes(plan, ops, activations, outputs, costs.profile.micro_batch)
+        result[worker] = memory.peak(plan.pipelines[p].stages[s], live, *_messages(plan, ops, costs))
     return result
 
 
-def live_bytes(plan: Plan, ops: Sequence[Op], activations: Sequence[int], outputs: Sequence[int], micro_batch: int) -> int:
+def live_bytes(plan: Plan, ops: Sequence[Op], activations: Sequence[int], outputs: Sequence[int], micro_batch: int) -> float:
     """High-water mark of activations along a program; `activations`, `outputs`: prefix sums over the layers."""
     live = peak = 0.0
     kept: dict[tuple[int, int], float] = {}
@@ -61,7 +75,7 @@ def live_bytes(plan: Plan, ops: Sequence[Op], activations: Sequence[int], output
                 peak = live
         elif isinstance(op, Drop):
             live -= kept.pop((op.stage, op.micro_batch))
-    return round(peak)
+    return peak
 
 
 def most_message_bytes(profile: Profile) -> int:
@@ -69,11 +83,12 @@ def most_message_bytes(profile: Profile) -> int:
     return (N_RECEIVES_AHEAD + N_GRADIENTS_IN_FLIGHT) * max(layer.output_bytes for layer in profile.layers)
 
 
-def _messages(plan: Plan, ops: Sequence[Op], costs: Costs) -> int:
+def _messages(plan: Plan, ops: Sequence[Op], costs: Costs) -> tuple[int, int]:
+    """The largest that a program receives, and that it sends."""
     layers = costs.profile.layers
     kinds = {(op.kind, plan.home[op.micro_batch], op.stage, type(op)) for op in ops if isinstance(op, Send | Receive)}
     largest = {Send: 0, Receive: 0}
     for kind, p, s, way in kinds:
         stage = plan.pipelines[p].stages[s]
         largest[way] = max(largest[way], layers[stage.stop - 1 if kind == "F" else stage.first - 1].output_bytes)
-    return N_RECEIVES_AHEAD * largest[Receive] + N_GRADIENTS_IN_FLIGHT * largest[Send]
+    return largest[Receive], largest[Send]

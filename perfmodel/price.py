@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from odyssey.plan import Estimate, Plan
-from perfmodel.cell_cost import cell_cost
+from perfmodel.cell_cost import Layers, cell_cost
 from perfmodel.cells import cells
 from perfmodel.costs import Costs
 from perfmodel.objective import objective
@@ -51,12 +51,24 @@ def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, searc
         workers = cell.copies[0]
         computed.update(zip(workers, walked.computed_s, strict=True))
         peak_of.update(zip(workers, walked.peak_bytes, strict=True))
-        if walked.issued_s is None:
-            issued.update((worker, dict.fromkeys(plan.groups_of[worker], computed[worker])) for worker in workers)
-        else:
-            issued.update(zip(workers, walked.issued_s, strict=True))
+        issued.update((worker, _issued(plan, worker, ended)) for worker, ended in zip(workers, walked.ended_s, strict=True))
     step_s = finish(plan, costs, computed, issued, twins(found)).step_s * costs.profile.step_scale
     peak_worker = max(peak_of, key=lambda worker: (peak_of[worker], -worker))
     parts = transition(plan, costs, search_s)
     value = objective(plan.global_batch, step_s, parts.total_s, seconds_to_change)
     return Price(Estimate(step_s, parts, peak_of[peak_worker], value), peak_worker)
+
+
+def _issued(plan: Plan, worker: int, ended_s: Mapping[Layers, float]) -> dict[int, float]:
+    """Reduce group -> when a worker starts its reduction: right behind the last computation that adds to its gradients."""
+    groups = plan.groups_of.get(worker, ())
+    p, s = plan.place[worker]
+    own = plan.pipelines[p].stages[s]
+    if set(ended_s) == {(own.first, own.stop)}:
+        return dict.fromkeys(groups, ended_s[own.first, own.stop])
+    issued = {}
+    for g in groups:
+        covered = {*plan.reduce[g].layers, *(layer for tie in plan.reduce[g].ties for layer in plan.ties[tie])}
+        adds = [end for (first, stop), end in ended_s.items() if not covered.isdisjoint(range(first, stop))]
+        issued[g] = max(adds, default=0.0)
+    return issued

@@ -72,7 +72,13 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "job",
     ),
     "perfmodel": (
-        *("profile", "costs catalog merge reliability objective", "cells running memory transition", "sharing", "timeline"),
+        *(
+            "profile",
+            "costs catalog merge reliability objective",
+            "cells running memory transition walk",
+            "sharing",
+            "timeline",
+        ),
         *("cell_cost refine", "price"),
     ),
     "strategies": ("situation", "building", "*", "search"),

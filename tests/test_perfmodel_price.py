@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odyssey.plan import Estimate, Move, Plan, Transition
+from odyssey.errors import PlanError
+from odyssey.plan import ComputeOrder, Estimate, Move, Plan, Schedule, Transition
 from odyssey.schedule import program
 from perfmodel.costs import Costs
 from perfmodel.memory import peaks
@@ -141,10 +142,26 @@ def test_d_says_where_it_comes_from() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(plan=plans())
-def test_a_price_is_that_of_the_timeline_also_where_alike_pipelines_were_priced_before(plan: Plan) -> None:
-    rows = [layer(str(i), 1 + i, 2, 3 - i % 2, gradient_bytes=5, output_bytes=7) for i in range(plan.n_layers)]
-    of = profile(rows, plan.global_batch, plan.micro_batch, intra=Link(0.01, 10.0), commit_s=0.5)
-    assert price(plan, of, seconds_to_change=1e9).step_s == pytest.approx(simulate(plan, of).step_s)
+def test_a_price_is_to_the_bit_that_of_the_programs_also_where_alike_pipelines_were_priced_before(plan: Plan) -> None:
+    rows = [
+        layer(str(i), 1 + i / 3, 2.1, 3 - i % 2, gradient_bytes=5, output_bytes=7 + i, activation_bytes=11 * i)
+        for i in range(plan.n_layers)
+    ]
+    of = profile(
+        rows, plan.global_batch, plan.micro_batch, ranks_per_node=2, intra=Link(0.01, 10.0), inter=Link(0.7, 3.0), commit_s=0.5
+    )
+    estimate = price(plan, of, seconds_to_change=1e9)
+    assert estimate.step_s == simulate(plan, of).step_s
+    programs = {worker: program(plan, worker) for worker in plan.workers}
+    assert estimate.peak_bytes == max(peaks(plan, Costs(of), programs).values())
+
+
+def test_workers_that_wait_for_each_other_have_no_price() -> None:
+    of = profile(2, 2)
+    orders = (ComputeOrder(0, ("0F0", "0B0", "0F1", "0B1")), ComputeOrder(1, ("1F1", "1B1", "1F0", "1B0")))
+    plan = msgspec.structs.replace(first_plan(of, "1x2", 2), schedule=Schedule(orders=orders))
+    with pytest.raises(PlanError, match=r"wait for each other: worker 0 at .*, worker 1 at "):
+        price(plan, of, seconds_to_change=1e9)
 
 
 def test_a_price_has_every_number_and_the_objective_of_them() -> None:

@@ -12,6 +12,7 @@ from odyssey.errors import UsageError
 from odyssey.plan import parse_layout
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
+from strategies.building import compose
 from strategies.building.compose import assign, moves
 from strategies.building.draft import realise
 from strategies.building.layouts import Shape, Shapes, distribute, layouts
@@ -210,9 +211,10 @@ def test_a_layout_that_does_not_fit_the_memory_says_so() -> None:
 # -- who goes where ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("most_single", [1, 200], ids=["by classes", "one by one"])
 @settings(deadline=None)
 @given(data=st.data(), n_workers=st.integers(1, 5))
-def test_survivors_go_where_the_fewest_bytes_move(data: st.DataObject, n_workers: int) -> None:
+def test_survivors_go_where_the_fewest_bytes_move(most_single: int, data: st.DataObject, n_workers: int) -> None:
     n_layers = 4
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=n_layers, max_size=n_layers))
     ranges = st.tuples(st.integers(0, n_layers), st.integers(0, n_layers)).map(lambda ab: (min(ab), max(ab)))
@@ -229,7 +231,9 @@ def test_survivors_go_where_the_fewest_bytes_move(data: st.DataObject, n_workers
     def every(left: list[int], n: int) -> list[list[int]]:
         return [[w, *rest] for w in left for rest in every([x for x in left if x != w], n - 1)] if n else [[]]
 
-    got = assign(state, [(a, b, None) for a, b in wants], list(range(n_workers)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compose, "MOST_SINGLE", most_single)
+        got = assign(state, [(a, b, None) for a, b in wants], list(range(n_workers)))
     assert len(set(got)) == len(wants)
     assert lacking(got) == min(lacking(workers) for workers in every(list(range(n_workers)), len(wants)))
 

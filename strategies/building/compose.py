@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, count, islice
 
 from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Schedule, Stage, StateFrom
 from perfmodel.costs import Costs
 from strategies.situation import Situation
 
-LARGE_ASSIGNMENT = 2000
-"""Beyond this many workers without an exact place the assignment is greedy: the matrix would take seconds."""
+MOST_SINGLE = 200
+"""Up to this many workers without an exact place they are assigned one by one, which is quicker than by classes."""
 
 Slot = tuple[int, int, int | None]
 """Layers `[first, stop)` of a stage, and the worker that should have it if it holds them all."""
+Span = tuple[int, int]
+"""Layers `[first, stop)`."""
 
 
 def batch_of(situation: Situation) -> tuple[int, int]:
@@ -183,53 +185,63 @@ def assign(situation: Situation, slots: Sequence[Slot], workers: Sequence[int]) 
 
 
 def _fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequence[int]) -> dict[int, int]:
-    sums = [0]
-    for size in Costs(situation.profile).move_bytes:
-        sums.append(sums[-1] + size)
-    spans = {worker: _span(situation.held.get(worker, frozenset())) for worker in workers}
-    lacks: dict[tuple[int, int, tuple[int, int]], int] = {}
-
-    def lacking(slot: Slot, worker: int) -> int:
-        first, stop, _ = slot
-        key = (first, stop, spans[worker])
-        if key not in lacks:
-            low, high = max(first, key[2][0]), min(stop, key[2][1])
-            lacks[key] = sums[stop] - sums[first] - (sums[high] - sums[low] if low < high else 0)
-        return lacks[key]
-
-    if len(workers) == 1:
-        return {next(iter(slots)): workers[0]}
-    if len(workers) > LARGE_ASSIGNMENT:
-        return _class_by_class(slots, spans, lacking)
-    from scipy.optimize import linear_sum_assignment
-
-    matrix = [[lacking(slot, worker) for worker in workers] for slot in slots.values()]
-    rows, columns = linear_sum_assignment(matrix)
-    numbers = list(slots)
-    return {numbers[int(row)]: workers[int(column)] for row, column in zip(rows, columns, strict=True)}
-
-
-def _class_by_class(
-    slots: Mapping[int, Slot], spans: Mapping[int, tuple[int, int]], lacking: Callable[[Slot, int], int]
-) -> dict[int, int]:
-    """Greedy: slots of equal layers to workers that hold equal layers, the pair that lacks least first."""
-    slots_of: dict[tuple[int, int], list[int]] = {}
+    """Slots of equal layers and workers that hold equal layers are classes: how many of each go to each is all there is to
+    decide, and the matrix has one row and one column for each class (a transportation problem), however many workers there are.
+    """
+    slots_of: dict[Span, list[int]] = {}
     for i, (first, stop, _) in slots.items():
         slots_of.setdefault((first, stop), []).append(i)
-    workers_of: dict[tuple[int, int], list[int]] = {}
-    for worker in sorted(spans, reverse=True):
-        workers_of.setdefault(spans[worker], []).append(worker)
-    pairs = sorted(
-        (lacking((*layers, None), workers[0]), layers, span) for layers in slots_of for span, workers in workers_of.items()
-    )
+    workers_of: dict[Span, list[int]] = {}
+    for worker in workers:
+        workers_of.setdefault(_span(situation.held.get(worker, frozenset())), []).append(worker)
+    sums = [0, *accumulate(Costs(situation.profile).move_bytes)]
+    lacking = [[_lacking(sums, layers, span) for span in workers_of] for layers in slots_of]
+    shares = _transported(lacking, [len(row) for row in slots_of.values()], [len(column) for column in workers_of.values()])
     chosen: dict[int, int] = {}
-    for _, layers, span in pairs:
-        while slots_of[layers] and workers_of[span]:
-            chosen[slots_of[layers].pop(0)] = workers_of[span].pop()
+    taken = dict.fromkeys(workers_of, 0)
+    for row, own in zip(shares, slots_of.values(), strict=True):
+        places = iter(own)
+        for n, (span, candidates) in zip(row, workers_of.items(), strict=True):
+            chosen.update(zip(islice(places, n), candidates[taken[span] : taken[span] + n], strict=True))
+            taken[span] += n
     return chosen
 
 
-def _span(layers: frozenset[int]) -> tuple[int, int]:
+def _lacking(sums: Sequence[int], layers: Span, span: Span) -> int:
+    """Bytes of `layers` that are not in `span`."""
+    (first, stop), low, high = layers, max(layers[0], span[0]), min(layers[1], span[1])
+    return sums[stop] - sums[first] - (sums[high] - sums[low] if low < high else 0)
+
+
+def _transported(cost: Sequence[Sequence[int]], rows: Sequence[int], columns: Sequence[int]) -> list[list[int]]:
+    """How many of each row go to each column at the least cost: all of a row, at most what a column has.
+
+    Few in all: the Hungarian method on single ones. Else the linear program, whose vertices are whole numbers.
+    """
+    if len(columns) == 1:
+        return [[n] for n in rows]
+    import numpy
+
+    if sum(columns) <= MOST_SINGLE:
+        from scipy.optimize import linear_sum_assignment
+
+        row_of, column_of = (numpy.repeat(numpy.arange(len(sizes)), sizes) for sizes in (rows, columns))
+        chosen = linear_sum_assignment(numpy.array(cost, dtype=float)[row_of][:, column_of])
+        shares = numpy.zeros((len(rows), len(columns)), dtype=int)
+        numpy.add.at(shares, (row_of[chosen[0]], column_of[chosen[1]]), 1)
+        return [[int(n) for n in row] for row in shares]
+    from scipy.optimize import linprog
+
+    eye, scale = numpy.eye, max(1, max(map(max, cost)))
+    all_of_row = numpy.kron(eye(len(rows)), numpy.ones(len(columns)))
+    most_of_column = numpy.kron(numpy.ones(len(rows)), eye(len(columns)))
+    flat = numpy.array(cost, dtype=float).ravel() / scale
+    solved = linprog(flat, most_of_column, columns, all_of_row, rows, method="highs-ds")
+    assert solved.x is not None, solved.message
+    return [[round(n) for n in row] for row in solved.x.reshape(len(rows), len(columns))]
+
+
+def _span(layers: frozenset[int]) -> Span:
     """The range that a worker holds; workers hold contiguous ranges, of anything else the part from its first layer on."""
     if not layers:
         return (0, 0)

@@ -1,31 +1,37 @@
 """Routing: the micro-batches of stages without a worker run on workers of other pipelines, and fill their bubbles.
 
-`B` may be split in `I` on the critical path and a deferred `W`; orders come from list scheduling with measured durations
-under caps of memory: twice what 1F1B keeps, and all that is left on the worker. The fastest is proposed.
+They go to the fewest hosts whose bubbles take them in: pipelines that exchange micro-batches wait for each other, and the fewer
+do, the less a loss touches and the less there is to order and to price. A pipeline of S stages has room for about S - 1 more
+micro-batches at each stage (ReCycle); from there on more hosts are tried for as long as that is faster.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from odyssey.errors import PlanError
-from odyssey.plan import Pipeline, Plan, Route, Schedule, Stage
+from odyssey.plan import Pipeline, Plan, Route, Stage
+from perfmodel.cell_cost import cell_cost
+from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
-from perfmodel.memory import most_message_bytes
 from strategies.building.compose import compose
-from strategies.building.ordering import Ordered, order
+from strategies.building.exchange import ordered
+from strategies.building.ordering import Ordered
 from strategies.situation import Proposal, Situation
 
-WAYS = ((True, 2.0), (True, math.inf), (False, 2.0), (False, math.inf))
-"""Whether B is split, and the cap in multiples of the activations that 1F1B keeps, best expectation first."""
-MANY_TASKS = 400
-"""Beyond this many computations only the split ways are tried, and only until one is `CLOSE` to what no order can beat."""
-CLOSE = 1.1
-WORTH = 0.99
-"""A later way is taken only if it is faster than this part of an earlier one: it keeps more, or splits less."""
+NEARLY_ALL = 3
+"""All hosts are taken if there are not more than this many times the fewest."""
+ALIKE_TURNS = 2.0
+"""Hosts that differ by less than so many micro-batches have equally much to do: it counts more which joins fewer pipelines."""
+WIDER = 1.5
+"""So many times the hosts are tried next."""
+WORTH = 0.995
+"""More hosts are taken only if that is faster than this part of the time with fewer."""
 
 
 def routed(
@@ -36,76 +42,180 @@ def routed(
     assert before is not None
     shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
     costs = Costs(situation.profile, situation.node_of)
-    routes, problem = _routes(before.pipelines, stages, costs)
-    if problem:
-        return [Proposal(strategy, None, problem)]
+    routing = _Routing(before, stages, costs)
+    if routing.problem:
+        return [Proposal(strategy, None, routing.problem)]
+    routes, ways = _narrowest(routing, before, costs) if routing.lost else ([], [])
     try:
         draft = compose(situation, strategy, stages, shares, routes=routes, spawned=spawned)
     except PlanError as error:
         return [Proposal(strategy, None, error.what)]
     if not routes:
         return [Proposal(strategy, draft, "")]
-    n_tasks = sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in draft.pipelines)
-    fastest: dict[bool, Ordered] = {}
-    for split, factor in WAYS if n_tasks <= MANY_TASKS else WAYS[:2]:
-        way = order(draft, costs, split=split, caps=_caps(draft, costs, factor))
-        if split not in fastest or way.makespan_s < fastest[split].makespan_s * WORTH:
-            fastest[split] = way
-        if n_tasks > MANY_TASKS and way.makespan_s < CLOSE * way.busiest_s:
-            break
-    chosen = list(fastest.values())
-    if costs.profile.cluster.cores is None and len(chosen) > 1:
-        chosen = [chosen[0] if chosen[0].makespan_s <= chosen[1].makespan_s else chosen[1]]
-    return [
-        Proposal(strategy, msgspec.structs.replace(draft, schedule=Schedule(draft.schedule.rule, way.orders)), "")
-        for way in chosen
-    ]
+    schedules = [msgspec.structs.replace(draft.schedule, orders=way.orders) for way in ways]
+    return [Proposal(strategy, msgspec.structs.replace(draft, schedule=schedule), "") for schedule in schedules]
 
 
-def _routes(pipelines: Sequence[Pipeline], stages: Sequence[Sequence[Stage]], costs: Costs) -> tuple[list[Route], str]:
-    """Each micro-batch of a stage without a worker to the holder of its layers that has least to do; or why not."""
-    owners = [(stage.worker, p, stage) for p, row in enumerate(stages) for stage in row if stage.worker is not None]
-    micro_batch = costs.profile.micro_batch
+@dataclass(frozen=True)
+class _Host:
+    """A worker that holds the layers of a lost stage. `distance`: of its pipeline from that of the stage, going round."""
 
-    def turn_s(stage: Stage) -> float:
-        return costs.compute_s("F", stage.first, stage.stop, micro_batch) + costs.compute_s(
-            "B", stage.first, stage.stop, micro_batch
-        )
-
-    load = {worker: turn_s(stage) * len(pipelines[p].micro_batches) for worker, p, stage in owners}
-    routes = []
-    for p, row in enumerate(stages):
-        for s, stage in enumerate(row):
-            if stage.worker is not None:
-                continue
-            hosts = [
-                (worker, costs.host(worker), (q - p) % len(stages))
-                for worker, q, other in owners
-                if other.first <= stage.first and stage.stop <= other.stop
-            ]
-            if not hosts:
-                return [], f"no other worker holds layers {stage.first} to {stage.stop - 1} of pipeline {p} stage {s}"
-            turn = turn_s(stage)
-            for k in pipelines[p].micro_batches:
-                worker, _, _ = min(hosts, key=lambda host: (round(load[host[0]] / turn, 6), host[2]))
-                load[worker] += turn
-                routes.append(Route(k, s, worker))
-    return routes, ""
+    worker: int
+    pipeline: int
+    distance: int
 
 
-def _caps(plan: Plan, costs: Costs, factor: float) -> dict[int, float]:
-    """Bytes of activations that each worker may keep: `factor` times those of 1F1B, within the memory that is left."""
-    profile = costs.profile
-    activations = costs.sums(lambda layer: layer.activation_bytes)
-    states = costs.sums(lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes)
-    messages = most_message_bytes(profile)
-    caps = {}
-    for pipeline in plan.pipelines:
-        for s, stage in enumerate(pipeline.stages):
-            if stage.worker is not None:
-                one = activations[stage.stop] - activations[stage.first]
-                state = states[stage.stop] - states[stage.first]
-                left = profile.cluster.memory_bytes - profile.runtime_bytes - state - messages
-                most = factor * (len(pipeline.stages) - s) * one * (1 + 1e-9)
-                caps[stage.worker] = max(min(most, left), one)
-    return caps
+class _Routing:
+    """Where the micro-batches of each lost stage may go. `problem`: why some may go nowhere, or empty.
+
+    `lost`: (pipeline, stage) -> workers that hold its layers, nearest pipeline first.
+    """
+
+    def __init__(self, before: Plan, stages: Sequence[Sequence[Stage]], costs: Costs) -> None:
+        self.pipelines, self.stages = before.pipelines, stages
+        self.problem = ""
+        self.lost: dict[tuple[int, int], list[_Host]] = {}
+        self._seconds: dict[tuple[int, int], float] = {}
+        self._costs = costs
+        had: dict[tuple[int, int], set[int]] = {}
+        for route in before.routes:
+            had.setdefault((before.home[route.micro_batch], route.stage), set()).add(route.worker)
+        owners: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for p, row in enumerate(stages):
+            for stage in row:
+                if stage.worker is not None:
+                    owners.setdefault((stage.first, stage.stop), []).append((stage.worker, p))
+        for p, row in enumerate(stages):
+            for s, stage in enumerate(row):
+                if stage.worker is None:
+                    hosts = [
+                        _Host(worker, q, (q - p) % len(stages))
+                        for (first, stop), its in owners.items()
+                        if first <= stage.first and stage.stop <= stop
+                        for worker, q in its
+                    ]
+                    self.lost[p, s] = sorted(hosts, key=lambda host: host.distance)
+                    if not hosts and not self.problem:
+                        layers = f"layers {stage.first} to {stage.stop - 1}"
+                        self.problem = f"no other worker holds {layers} of pipeline {p} stage {s}"
+        self._had = {place: had.get(place, set()) for place in self.lost}
+
+    def turn_s(self, stage: Stage) -> float:
+        """Forward and backward of one micro-batch."""
+        layers = (stage.first, stage.stop)
+        if layers not in self._seconds:
+            micro_batch = self._costs.profile.micro_batch
+            self._seconds[layers] = sum(self._costs.compute_s(kind, *layers, micro_batch) for kind in "FB")
+        return self._seconds[layers]
+
+    def fewest(self) -> dict[tuple[int, int], int]:
+        """So many hosts for each lost stage have room in their bubbles, or as many as it has; all where that is not far."""
+        n_hosts = {}
+        for (p, s), hosts in self.lost.items():
+            n = len(self._had[p, s])
+            if not n:
+                n = -(-len(self.pipelines[p].micro_batches) // max(1, len(self.stages[p]) - 1))
+            n_hosts[p, s] = n if NEARLY_ALL * n < len(hosts) else len(hosts)
+        return n_hosts
+
+    def routes(self, n_hosts: Mapping[tuple[int, int], int]) -> list[Route]:
+        """To so many hosts of each lost stage; each micro-batch goes to the one that has least to do by then."""
+        load: dict[int, float] = {}
+        for p, row in enumerate(self.stages):
+            for stage in row:
+                if stage.worker is not None:
+                    load[stage.worker] = self.turn_s(stage) * len(self.pipelines[p].micro_batches)
+        cells = _Cells()
+        routes = []
+        for p, s in sorted(self.lost, key=lambda place: not self._had[place]):  # what goes on as it is comes first
+            turn = self.turn_s(self.stages[p][s])
+            chosen = self._chosen((p, s), n_hosts[p, s], load, cells)
+            for k in self.pipelines[p].micro_batches:
+                host = min(chosen, key=lambda host: round(load[host.worker] / turn, 6))
+                load[host.worker] += turn
+                routes.append(Route(k, s, host.worker))
+                cells.join(p, host.pipeline)
+        return routes
+
+    def _chosen(self, place: tuple[int, int], n: int, load: Mapping[int, float], cells: _Cells) -> list[_Host]:
+        """The hosts of a lost stage, nearest first: of those with about as little to do as any the ones that it has, then
+        those that exchange with its pipeline anyway, then with nobody yet, then with few others."""
+        turn = self.turn_s(self.stages[place[0]][place[1]])
+        hosts, had, own = self.lost[place], self._had[place], cells.of(place[0])
+        least = min(load[host.worker] for host in hosts)
+
+        def rank(host: _Host) -> tuple[float, ...]:
+            about = int((load[host.worker] - least) / (ALIKE_TURNS * turn) + 1e-6)
+            cell = cells.of(host.pipeline)
+            if host.worker in had:
+                kind = (0, 0)
+            elif cell == own:
+                kind = (1, 0)
+            else:
+                kind = (1 + cells.size(cell), cell)
+            return (about, *kind, round(load[host.worker] / turn, 6), host.distance)
+
+        return sorted(heapq.nsmallest(n, hosts, key=rank), key=lambda host: host.distance)
+
+
+class _Cells:
+    """Which pipelines exchange micro-batches with each other; one that does with nobody is alone."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}
+        self._members: dict[int, list[int]] = {}
+
+    def of(self, pipeline: int) -> int:
+        return self._of.get(pipeline, pipeline)
+
+    def size(self, cell: int) -> int:
+        return len(self._members.get(cell, (cell,)))
+
+    def join(self, a: int, b: int) -> None:
+        one, other = self.of(a), self.of(b)
+        if one != other:
+            members = self._members.pop(one, [one]) + self._members.pop(other, [other])
+            self._members[one] = members
+            self._of.update(dict.fromkeys(members, one))
+
+
+def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Route], list[Ordered]]:
+    """The routes with the fewest hosts that are as fast as can be, with orders."""
+    pipelines = tuple(
+        Pipeline(tuple(row), its.first_micro_batch, its.stop_micro_batch)
+        for row, its in zip(routing.stages, before.pipelines, strict=True)
+    )
+    whole = msgspec.structs.replace(before, routes=(), schedule=msgspec.structs.replace(before.schedule, orders=()))
+    enough_s = _whole_s(whole, costs) / WORTH
+    n_hosts = routing.fewest()
+    best: tuple[float, list[Route], list[Ordered]] | None = None
+    while True:
+        routes = routing.routes(n_hosts)
+        plan = msgspec.structs.replace(whole, pipelines=pipelines, routes=tuple(routes))
+        ways, slow = ordered(plan, costs, enough_s)
+        slowest_s = min(way.makespan_s for way in ways)
+        if best is None or slowest_s < WORTH * best[0]:
+            best = slowest_s, routes, ways
+        wider = {
+            (p, s): min(len(hosts), math.ceil(WIDER * n_hosts[p, s])) if p in slow else n_hosts[p, s]
+            for (p, s), hosts in routing.lost.items()
+        }
+        if wider == n_hosts:
+            return best[1], best[2]
+        n_hosts = wider
+
+
+def _whole_s(before: Plan, costs: Costs) -> float:
+    """The time of the slowest pipeline as it was before it lost or took anything: to be faster than that is no aim.
+
+    0 where no pipeline is whole, or ranks share cores, so that there are no bubbles.
+    """
+    if costs.profile.cluster.cores is not None:
+        return 0.0
+    alike: dict[object, int] = {}
+    for p, its in enumerate(before.pipelines):
+        if its.is_complete:
+            kind = (len(its.micro_batches), tuple((stage.first, stage.stop) for stage in its.stages))
+            alike.setdefault(kind, p)
+    found = [cell_cost(before, costs, plain_cell(before, p, costs)) for p in alike.values()]
+    return max((max(cost.computed_s) for cost in found), default=0.0)

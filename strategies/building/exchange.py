@@ -1,0 +1,170 @@
+"""Orders for pipelines that exchange micro-batches, worked out once for those that are alike.
+
+Orders come from list scheduling with measured durations under caps of memory: twice what 1F1B keeps, and all that is left on
+the worker; `B` may be split in `I` on the critical path and a deferred `W`. Losses of one stage in pipelines that are copies
+of each other have one answer, in other numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from odyssey.plan import ComputeOrder, Plan
+from odyssey.schedule import Compute, parse
+from perfmodel.cells import joined
+from perfmodel.costs import Costs
+from perfmodel.memory import most_message_bytes
+from perfmodel.profile import Profile
+from strategies.building.ordering import Ordered, order
+
+WAYS = ((True, 2.0), (True, math.inf), (False, 2.0), (False, math.inf))
+"""Whether B is split, and the cap in multiples of the activations that 1F1B keeps, best expectation first."""
+MANY_TASKS = 400
+"""Beyond this many computations only the split ways are tried, and only until one is `CLOSE` to what no order can beat."""
+CLOSE = 1.1
+WORTH = 0.99
+"""A later way is taken only if it is faster than this part of an earlier one: it keeps more, or splits less."""
+MOST_KNOWN = 256
+"""Orders that are remembered for a profile."""
+
+
+def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], set[int]]:
+    """Orders for all pipelines that exchange micro-batches by `plan.routes`, and those pipelines that take longer than
+    `enough_s` for it, and so might gain by more hosts.
+
+    Where ranks share cores there may be two answers, with B split and whole: what is best then is the price's to say.
+    """
+    chosen: dict[bool, list[Ordered]] = {True: [], False: []}
+    slow: set[int] = set()
+    n_cells = 0
+    routed = {plan.home[route.micro_batch] for route in plan.routes}
+    for members in joined(plan, together=False):
+        if not routed.intersection(members):
+            continue
+        n_cells += 1
+        fastest = _fastest(_Exchange(plan, members, costs), enough_s)
+        best = min(fastest.values(), key=lambda way: way.makespan_s)
+        if best.makespan_s > enough_s:
+            slow.update(members)
+        if costs.profile.cluster.cores is None:
+            fastest = {True: best}
+        for split, way in fastest.items():
+            chosen[split].append(way)
+    return [_together(ways) for ways in chosen.values() if len(ways) == n_cells], slow
+
+
+def _together(ways: Sequence[Ordered]) -> Ordered:
+    orders = sorted((order for way in ways for order in way.orders), key=lambda order: order.worker)
+    return Ordered(tuple(orders), max(way.makespan_s for way in ways), max(way.busiest_s for way in ways))
+
+
+def _fastest(exchange: _Exchange, enough_s: float) -> dict[bool, Ordered]:
+    """Whether B is split -> the fastest way."""
+    fastest: dict[bool, Ordered] = {}
+    are_many = exchange.n_tasks > MANY_TASKS
+    for split, factor in WAYS[:2] if are_many else WAYS:
+        way = exchange.order(split, factor)
+        if split not in fastest or way.makespan_s < fastest[split].makespan_s * WORTH:
+            fastest[split] = way
+        if are_many and way.makespan_s < max(CLOSE * way.busiest_s, enough_s):
+            break
+    return fastest
+
+
+@dataclass(frozen=True)
+class _Known:
+    """An answer, and in whose numbers it is."""
+
+    way: Ordered
+    workers: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+
+
+class _Exchange:
+    """Pipelines that exchange micro-batches. `n_tasks`: micro-batches at stages."""
+
+    def __init__(self, plan: Plan, members: Sequence[int], costs: Costs) -> None:
+        pipelines = tuple(plan.pipelines[p] for p in members)
+        routes = tuple(route for route in plan.routes if plan.home[route.micro_batch] in set(members))
+        self._plan = msgspec.structs.replace(plan, pipelines=pipelines, routes=routes)
+        self._costs = costs
+        self.n_tasks = sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in pipelines)
+        self._workers = tuple(stage.worker for its in pipelines for stage in its.stages if stage.worker is not None)
+        self._micro_batches = tuple(k for pipeline in pipelines for k in pipeline.micro_batches)
+        self._key = self._kind()
+
+    def order(self, split: bool, factor: float) -> Ordered:
+        """The orders under caps of `factor` times what 1F1B keeps."""
+        known = _known(self._costs.profile)
+        key = (*self._key, split, factor)
+        found = known.get(key)
+        if found is None:
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            way = order(self._plan, self._costs, split=split, caps=_caps(self._plan, self._costs, factor))
+            found = known[key] = _Known(way, self._workers, self._micro_batches)
+        return self._in_own_numbers(found)
+
+    def _kind(self) -> tuple[object, ...]:
+        """Equal for all that differ in numbers of workers and micro-batches only."""
+        plan, costs = self._plan, self._costs
+        worker_of = {worker: i for i, worker in enumerate(self._workers)}
+        number_of = {k: i for i, k in enumerate(self._micro_batches)}
+        hosts: dict[int, int] = {}
+        return (
+            tuple(
+                (len(its.micro_batches), tuple((stage.first, stage.stop, stage.worker is None) for stage in its.stages))
+                for its in plan.pipelines
+            ),
+            plan.micro_batch,
+            plan.n_samples(self._micro_batches[-1]),
+            tuple((number_of[route.micro_batch], route.stage, worker_of[route.worker]) for route in plan.routes),
+            tuple(hosts.setdefault(costs.host(worker), len(hosts)) for worker in self._workers),
+        )
+
+    def _in_own_numbers(self, known: _Known) -> Ordered:
+        if (known.workers, known.micro_batches) == (self._workers, self._micro_batches):
+            return known.way
+        worker_of = dict(zip(known.workers, self._workers, strict=True))
+        number_of = dict(zip(known.micro_batches, self._micro_batches, strict=True))
+        orders = [
+            ComputeOrder(worker_of[order.worker], tuple(_renumbered(text, number_of) for text in order.ops))
+            for order in known.way.orders
+        ]
+        return dataclasses.replace(known.way, orders=tuple(sorted(orders, key=lambda order: order.worker)))
+
+
+def _renumbered(text: str, number_of: Mapping[int, int]) -> str:
+    op = parse(text)
+    assert isinstance(op, Compute)
+    return f"{op.stage}{op.kind}{number_of[op.micro_batch]}"
+
+
+@lru_cache(maxsize=4)
+def _known(profile: Profile) -> dict[object, _Known]:
+    """The answers for a profile. `profile` is the key: another one knows nothing of these."""
+    return {}
+
+
+def _caps(plan: Plan, costs: Costs, factor: float) -> dict[int, float]:
+    """Bytes of activations that each worker may keep: `factor` times those of 1F1B, within the memory that is left."""
+    profile = costs.profile
+    activations = costs.sums(lambda layer: layer.activation_bytes)
+    states = costs.sums(lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes)
+    messages = most_message_bytes(profile)
+    caps = {}
+    for pipeline in plan.pipelines:
+        for s, stage in enumerate(pipeline.stages):
+            if stage.worker is not None:
+                one = activations[stage.stop] - activations[stage.first]
+                state = states[stage.stop] - states[stage.first]
+                left = profile.cluster.memory_bytes - profile.runtime_bytes - state - messages
+                most = factor * (len(pipeline.stages) - s) * one * (1 + 1e-9)
+                caps[stage.worker] = max(min(most, left), one)
+    return caps
