@@ -50,7 +50,7 @@ def main() -> None:
     if options.only != "rehearsal":
         _replay(options.models, options.seed, options.results)
     if options.only != "replay":
-        paper_rehearsal.publish(options.models, N_WORKERS, options.results)
+        paper_rehearsal.publish(N_WORKERS, options.results)
 
 
 def _replay(models: Sequence[str], seed: int, results: Path) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from launcher.agent.drills import parse as parse_drill
 from launcher.coordinator.replay import replay
-from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
+from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
 from odyssey.messages import Result
-from odyssey.plan import Estimate, Transition
+from odyssey.plan import Estimate, StateFrom, Transition
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from odyssey_cli.rehearsal.rehearse import losses, losses_of
 from odyssey_cli.rehearsal.report import generations
@@ -50,6 +50,7 @@ def rehearse(scene: Scene, *arguments: str) -> tuple[list[dict], list[Event]]:
 def test_a_loss_is_recovered_from_and_compared_with_what_was_predicted(scene: Scene) -> None:
     ((found,), events) = rehearse(scene, "--steps=6", "--drill=step=2 lose=1", "--jitter=0.1", "--slow=0=1.2")
     assert found["code"] == 0 and found["asked"] == "auto"
+    assert found["generations"][1]["change"][0].startswith("rank 1 is lost: stage 1 of pipeline 0, ")
     first, second = found["generations"]
     assert first["layout"] == "2x2" and first["n_workers"] == 4 and first["transition"] == {}
     assert second["n_workers"] <= 3 and first["n_steps"] + second["n_steps"] == 6
@@ -183,7 +184,9 @@ def test_the_losses_of_a_trace_by_hand() -> None:
 def test_the_report_by_hand() -> None:
     plan = first_plan(load_job("gpt3-medium-a100-32").profile, "2x2", 4)
     plans = [
-        msgspec.structs.replace(plan, generation=number, estimate=Estimate(step_s, Transition(pause_s=1.0), 0, 0.0))
+        msgspec.structs.replace(
+            plan, generation=number, state_from=StateFrom.HOLDERS, estimate=Estimate(step_s, Transition(pause_s=1.0), 0, 0.0)
+        )
         for number, step_s in ((1, 2.0), (2, 3.0))
     ]
     events: list[Event] = []
@@ -199,6 +202,7 @@ def test_the_report_by_hand() -> None:
     add(1, 1, GenerationStarted(None, None, None, 0.5, 0.0, None))
     for step, time in enumerate((4.0, 6.0, 9.0, 11.0)):
         commit(time, 1, step)
+    add(11.5, 1, RankLost(3, Cause(CauseKind.SIGNAL, "SIGKILL", -9), True))
     add(12, 2, PlanChosen(plans[1], "", ()))
     add(14, 2, GenerationStarted(0.25, 0.5, 0.125, 0.25, 0.5, 1.5, None, 0.125))
     for step, time in enumerate((21.0, 25.0), start=4):
@@ -209,3 +213,6 @@ def test_the_report_by_hand() -> None:
     assert second.predicted_transition["pause"] == 2.0 == second.predicted_transition_s
     shown = {"detect": 0.5, "pause": 1.0, "search": 0.25, "groups": 0.5, "moves": 1.0, "warm_up": 6.0, "rest": 0.25}
     assert second.transition == shown
+    lost = plan.pipelines[1].stages[1]
+    told = (f"rank 3 is lost: stage 1 of pipeline 1, layers {lost.first}-{lost.stop - 1}", "no layer moves")
+    assert (first.change, second.change) == ((), told)
