@@ -142,4 +142,4 @@ def test_plan_tells_and_draws_the_change(folder: Path, capfd: pytest.CaptureFixt
     assert "written to a.svg" in err
     assert "without rank 3: layout 2x2 -1, reroute" in texts_of((folder / "a.svg").read_text())
     assert main(["plan", "--change", "no/a.svg"]) == 2
-    assert "--change: no folder no" in capfd.readouterr().err
+    assert "--change: no directory no" in capfd.readouterr().err
