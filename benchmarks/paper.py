@@ -1,7 +1,8 @@
-"""The published evaluations by replay: `python -m benchmarks.paper` (a few minutes on one core).
+"""The published evaluations, by replay and by rehearsal: `python -m benchmarks.paper` (a few minutes each on two cores).
 
 32 workers that fail as in ReCycle's and Oobleck's evaluations; the adaptive choice against policies like theirs, next to what
-they published. docs/replay.md says what the policies assume, and where differences come from.
+they published. docs/replay.md says what the policies assume, and where differences come from. `--only replay` or
+`--only rehearsal` (paper_rehearsal.py) runs that part alone; each has its own result.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import paper_rehearsal, report
 from benchmarks.report import Cell
 from odyssey_cli.planning import source
 from odyssey_cli.replay.ask import Answer, ask
@@ -46,19 +47,26 @@ ABOUT = (
 
 def main() -> None:
     options = _parse_arguments()
+    if options.only != "rehearsal":
+        _replay(options.models, options.seed, options.results)
+    if options.only != "replay":
+        paper_rehearsal.publish(N_WORKERS, options.results)
+
+
+def _replay(models: Sequence[str], seed: int, results: Path) -> None:
     machine = report.this_machine()
     rows: list[dict[str, Cell]] = []
     answers: list[tuple[str, Answer]] = []
-    for model in options.models:
+    for model in models:
         for interval, interval_h in enumerate(INTERVALS_H):
             for name, trace in (
-                ("falling", falling(interval_h * HOUR_S, options.seed)),
-                ("returning", returning(interval_h * HOUR_S, options.seed)),
+                ("falling", falling(interval_h * HOUR_S, seed)),
+                ("returning", returning(interval_h * HOUR_S, seed)),
             ):
                 answers.append((name, _answer(model, trace)))
                 rows.append(row(model, name, interval, answers[-1][1].outcomes))
                 print(f"{model}, {name}, every {interval_h:g} h", flush=True)
-    report.publish(report.Report("paper", ABOUT, machine, summarise(answers), rows), options.results)
+    report.publish(report.Report("paper", ABOUT, machine, summarise(answers), rows), results)
 
 
 def falling(interval_s: float, seed: int) -> Trace:
@@ -117,7 +125,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--models", nargs="*", default=MODELS, choices=MODELS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=("replay", "rehearsal"), help="this part alone")
+    parser.add_argument("--seed", type=int, default=0, help="of the replayed traces")
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     return parser.parse_args()
 

@@ -68,6 +68,11 @@ MEANINGS = {
     "replayed_over_recycle_best": "replayed, 32 workers: the adaptive choice over a policy like ReCycle's, the best case",
     "replayed_over_recycle_worst": "the worst case",
     "replayed_after_one_loss_worst": "throughput after the loss of one of 32 workers over that without failures, the worst",
+    "rehearsed_over_oobleck_best": "rehearsed, 32 workers: the adaptive choice over `repartition`, the best case",
+    "rehearsed_over_oobleck_worst": "the worst case",
+    "rehearsed_over_recycle_best": "rehearsed, 32 workers: the adaptive choice over `reroute`, the best case",
+    "rehearsed_over_recycle_worst": "the worst case",
+    "replayed_over_rehearsed_most_off": "useful throughput replayed against rehearsed, same losses, largest relative error",
     "resumed_loss_error": "last loss after two restarts against the undisturbed run's, relative",
 }
 AIMS = {

@@ -49,6 +49,10 @@ TraceFile = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Write the timeline as a trace for ui.perfetto.dev.")
 ]
 
+ChangeFile = Annotated[
+    str | None, typer.Option("--change", metavar="FILE", help="Draw the layouts before and after each loss.")
+]
+
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes. Default: as in SOURCE.")]
 RanksPerNode = Annotated[
     int | None, typer.Option("--nproc-per-node", metavar="N", help="Ranks of a node. Default: as in SOURCE.")
@@ -111,6 +115,7 @@ def plan(
     ] = False,
     svg: SvgFile = None,
     trace: TraceFile = None,
+    change: ChangeFile = None,
 ) -> None:
     """Say what would be done if ranks were lost, without starting any."""
     from odyssey_cli.planning import plan as command
@@ -129,6 +134,7 @@ def plan(
             with_timeline=timeline,
             svg=svg,
             trace=trace,
+            change=change,
         )
     )
 
@@ -351,11 +357,14 @@ def timeline(
     no_prediction: Annotated[bool, typer.Option("--no-prediction", help="Leave out what was predicted.")] = False,
     svg: SvgFile = None,
     trace: TraceFile = None,
+    change: ChangeFile = None,
 ) -> None:
     """Show what every rank did during a step of each generation, below what was predicted."""
     from odyssey_cli.jobs import timeline as command
 
-    raise typer.Exit(command.timeline(job, generation=generation, with_prediction=not no_prediction, svg=svg, trace=trace))
+    raise typer.Exit(
+        command.timeline(job, generation=generation, with_prediction=not no_prediction, svg=svg, trace=trace, change=change)
+    )
 
 
 def execute(argv: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ tick, store, broken 1, stop                              pass 60         seconds
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -30,6 +31,7 @@ from launcher.coordinator.actions import (
 )
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, PlainState, State
+from launcher.joblog import reader
 from launcher.joblog.events import (
     Body,
     Cause,
@@ -57,6 +59,7 @@ from launcher.joblog.events import (
     StoreLost,
     Tick,
     UnitCommitted,
+    encode,
 )
 from odyssey.messages import Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
 from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage, StateFrom
@@ -131,6 +134,8 @@ class Talk:
     def __init__(self) -> None:
         self.state: State = PlainState()
         self.events: list[Event] = []
+        self.log: list[Event] = []
+        """As the agent writes it: each event, and behind it what was decided."""
         self.actions: list[Action] = []
         self.asked: Propose | None = None
         self.now = 0.0
@@ -140,11 +145,19 @@ class Talk:
         event = Event(self.now, self.state.world.generation if generation is None else generation, "test", body)
         self.events.append(event)
         self.state, actions = step(self.state, event)
+        generation = self.state.world.generation
+        decided = [Event(self.now, generation, "coordinator", action.body) for action in actions if isinstance(action, Record)]
+        self.log += [event, *decided]
         self.actions += actions
         for action in actions:
             if isinstance(action, Propose):
                 self.asked = action
         return actions
+
+    def write_log(self, folder: Path) -> None:
+        """The log of the job so far, into a folder of its own."""
+        folder.mkdir()
+        (folder / reader.NAME).write_bytes(b"".join(map(encode, self.log)))
 
     def say(self, line: str) -> str:
         """One line of the words above; answers what was done, one action a line."""

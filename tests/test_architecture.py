@@ -289,7 +289,7 @@ COMMANDS = {
     "profile": {"--help"},
     "plan": {
         "--fail", "--fail-ranks", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--strategy",
-        "--svg", "--timeline", "--trace",
+        "--svg", "--timeline", "--trace", "--change",
     },
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
@@ -305,7 +305,7 @@ COMMANDS = {
     "stop": {"--help", "--now"},
     "logs": {"--follow", "--help", "--rank"},
     "stacks": {"--help", "--whole"},
-    "timeline": {"--generation", "--help", "--no-prediction", "--svg", "--trace"},
+    "timeline": {"--generation", "--help", "--no-prediction", "--svg", "--trace", "--change"},
 }  # fmt: skip
 """The command lines of `run` and `profile` are not typer's, see LAUNCH_OPTIONS."""
 

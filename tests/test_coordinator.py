@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from odyssey_cli.replay.recorded import compare
 from tests.coordinator_talk import Talk
 
 CONVERSATIONS = sorted((Path(__file__).parent / "conversations").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", CONVERSATIONS, ids=lambda path: path.stem)
-def test_conversation(path: Path) -> None:
+def test_conversation(path: Path, tmp_path: Path) -> None:
     expected = path.read_text()
     talk = Talk()
     lines: list[str] = []
@@ -27,3 +28,6 @@ def test_conversation(path: Path) -> None:
         path.write_text(got)
     else:
         assert got == expected
+    talk.write_log(tmp_path / "job")
+    n_decisions, difference = compare(tmp_path / "job")
+    assert difference is None and n_decisions == sum(line.startswith("  decide: ") for line in got.splitlines())

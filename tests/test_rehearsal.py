@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from launcher.agent.drills import parse as parse_drill
 from launcher.coordinator.replay import replay
-from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
+from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
 from odyssey.messages import Result
-from odyssey.plan import Estimate, Transition
-from odyssey_cli.rehearsal.network import Interfaces, Network
+from odyssey.plan import Estimate, Move, StateFrom, Transition
+from odyssey_cli.rehearsal.network import Interfaces, Network, reduced_bytes, shared_move_ends
 from odyssey_cli.rehearsal.rehearse import losses, losses_of
 from odyssey_cli.rehearsal.report import generations
 from odyssey_cli.replay.traces import parse
@@ -24,6 +24,7 @@ from perfmodel.catalog import load_job
 from perfmodel.costs import Costs
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile, scaled, write
+from perfmodel.transition import move_ends
 from tests.launchers import Launcher, Scene, scene
 from tests.planning import first_plan
 
@@ -50,6 +51,7 @@ def rehearse(scene: Scene, *arguments: str) -> tuple[list[dict], list[Event]]:
 def test_a_loss_is_recovered_from_and_compared_with_what_was_predicted(scene: Scene) -> None:
     ((found,), events) = rehearse(scene, "--steps=6", "--drill=step=2 lose=1", "--jitter=0.1", "--slow=0=1.2")
     assert found["code"] == 0 and found["asked"] == "auto"
+    assert found["generations"][1]["change"][0].startswith("rank 1 is lost: stage 1 of pipeline 0, ")
     first, second = found["generations"]
     assert first["layout"] == "2x2" and first["n_workers"] == 4 and first["transition"] == {}
     assert second["n_workers"] <= 3 and first["n_steps"] + second["n_steps"] == 6
@@ -150,6 +152,31 @@ def test_the_ranks_of_a_host_share_its_interface(tmp_path: Path) -> None:
     assert second.leave(0, 100.0, 0.0) == 1.0 + 1.0, "not within the host"
 
 
+def test_a_reduction_takes_the_interfaces_of_its_hosts(tmp_path: Path) -> None:
+    """Two groups over the same three hosts: 2 * 2/3 of 15 bytes in and out of each, 5 bytes a second, one after the other."""
+    path = str(tmp_path / "interfaces")
+    Interfaces.make(path, 3)
+    interfaces = Interfaces.at(path, 3, 5.0)
+    assert reduced_bytes(3, 15.0) == 20.0 and reduced_bytes(1, 15.0) == 0.0
+    assert [interfaces.exchange(host, 20.0, 1.0) for host in range(3)] == [5.0] * 3
+    assert [interfaces.exchange(host, 20.0, 2.0) for host in range(3)] == [9.0] * 3
+    assert interfaces.carry(0, 1, 5.0, 0.0) == 10.0, "messages wait for it"
+
+
+def test_moves_of_state_share_the_interfaces_of_their_hosts() -> None:
+    """Ranks 0 and 1 of a host each send a layer of S bytes to another host: one after the other through the interface."""
+    costs = Costs(profile_with(5.0))
+    size = costs.move_bytes[1]
+    assert size == costs.move_bytes[2] > 0
+    moves = (Move(1, 0, 2), Move(2, 1, 4), Move(1, 2, 3))
+    layer_s = costs.profile.recovery.move_layer_s
+    ends = shared_move_ends(moves, costs, 5.0)
+    assert ends[0] == pytest.approx(size / 5.0 + 2.0 + layer_s), "the interface is slower than the link"
+    assert ends[1] == ends[4] == pytest.approx(2 * size / 5.0 + 2.0 + layer_s), "and busy"
+    assert ends[2] == ends[3] == pytest.approx(ends[0] + size / 100.0 + 1.0 + layer_s), "not within the host"
+    assert shared_move_ends(moves, costs, 1e30) == pytest.approx(move_ends(moves, costs)), "as the model without any"
+
+
 @given(st.floats(0.01, 100))
 @settings(max_examples=20, deadline=None)
 def test_at_another_speed_everything_takes_as_many_times_longer(speed: float) -> None:
@@ -183,7 +210,9 @@ def test_the_losses_of_a_trace_by_hand() -> None:
 def test_the_report_by_hand() -> None:
     plan = first_plan(load_job("gpt3-medium-a100-32").profile, "2x2", 4)
     plans = [
-        msgspec.structs.replace(plan, generation=number, estimate=Estimate(step_s, Transition(pause_s=1.0), 0, 0.0))
+        msgspec.structs.replace(
+            plan, generation=number, state_from=StateFrom.HOLDERS, estimate=Estimate(step_s, Transition(pause_s=1.0), 0, 0.0)
+        )
         for number, step_s in ((1, 2.0), (2, 3.0))
     ]
     events: list[Event] = []
@@ -199,6 +228,7 @@ def test_the_report_by_hand() -> None:
     add(1, 1, GenerationStarted(None, None, None, 0.5, 0.0, None))
     for step, time in enumerate((4.0, 6.0, 9.0, 11.0)):
         commit(time, 1, step)
+    add(11.5, 1, RankLost(3, Cause(CauseKind.SIGNAL, "SIGKILL", -9), True))
     add(12, 2, PlanChosen(plans[1], "", ()))
     add(14, 2, GenerationStarted(0.25, 0.5, 0.125, 0.25, 0.5, 1.5, None, 0.125))
     for step, time in enumerate((21.0, 25.0), start=4):
@@ -209,3 +239,6 @@ def test_the_report_by_hand() -> None:
     assert second.predicted_transition["pause"] == 2.0 == second.predicted_transition_s
     shown = {"detect": 0.5, "pause": 1.0, "search": 0.25, "groups": 0.5, "moves": 1.0, "warm_up": 6.0, "rest": 0.25}
     assert second.transition == shown
+    lost = plan.pipelines[1].stages[1]
+    told = (f"rank 3 is lost: stage 1 of pipeline 1, layers {lost.first}-{lost.stop - 1}", "no layer moves")
+    assert (first.change, second.change) == ((), told)

@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import paper
-from launcher.coordinator.actions import Record
-from launcher.joblog.events import Event, encode
 from odyssey_cli.__main__ import main
 from odyssey_cli.replay.generators import GENERATORS, Failures
 from odyssey_cli.replay.job import Setup
@@ -302,16 +300,11 @@ def test_what_cannot_be_meant_is_one_error(
 
 def record(folder: Path) -> Path:
     """The log of a coordinator that has lost a rank, written as the agent does."""
-    talk, lines = Talk(), []
+    talk = Talk()
     words = "start 2|join 0 1|profile|plan 0:0-4 / 1:0-4|ready 0 1|commit 0|lost 1 signal slot|paused 0 1|plan 0:0-4|ready 0"
     for said in words.split("|"):
-        n_events, n_actions = len(talk.events), len(talk.actions)
         talk.say(said)
-        lines += talk.events[n_events:]
-        decided = [action.body for action in talk.actions[n_actions:] if isinstance(action, Record)]
-        lines += [Event(talk.now, talk.state.world.generation, "agent", body) for body in decided]
-    (folder / "job").mkdir()
-    (folder / "job" / "events.jsonl").write_bytes(b"".join(map(encode, lines)))
+    talk.write_log(folder / "job")
     return folder / "job"
 
 

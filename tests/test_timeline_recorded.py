@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -189,6 +190,19 @@ def test_one_generation_can_be_asked_for(folder: Path, capfd: pytest.CaptureFixt
     assert "generation 2 after the loss of rank 3, measured at step 2" in out
     assert "generation 1" not in out and "predicted" not in out
     assert f"written to {folder}/a.svg" in err
+
+
+def test_the_layouts_of_a_job_are_drawn_with_the_one_before(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["timeline", str(folder), "--generation", "2", "--change", str(folder / "a.svg")]) == 0
+
+    capfd.readouterr()
+    root = ElementTree.fromstring((folder / "a.svg").read_text())
+    texts = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if text.startswith("generation ")] == [
+        "generation 1: layout 2x2",
+        "generation 2 after the loss of rank 3: layout 2x2 -1, reroute",
+    ]
+    assert "rank 3 is lost: stage 1 of pipeline 1, layers 4-7" in texts
 
 
 def test_a_generation_that_did_not_run_is_one_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

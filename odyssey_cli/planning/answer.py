@@ -15,6 +15,7 @@ from odyssey_cli.display.page import page
 from odyssey_cli.display.rank_state import RankState
 from odyssey_cli.display.render import WIDE
 from odyssey_cli.planning.ask import Answer
+from odyssey_cli.timeline.change import sentences
 from strategies.search import best
 from strategies.search.dryrun import Outcome
 
@@ -61,6 +62,8 @@ def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableTyp
         parts = [title, plan_grid(chosen.plan, states, width, ascii_only=ascii_only)]
         outside = idle_line(chosen.plan, states, ascii_only=ascii_only)
         parts += [outside] if outside is not None else []
+        told = sentences(answer.now, chosen.plan, outcome.ranks)
+        parts += ["", *(Text(line, style="dim") for line in told)]
     if outcome.candidates:
         now_rate = answer.now.global_batch / answer.step_s
 
@@ -70,8 +73,8 @@ def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableTyp
         wide = width >= WIDE  # else the reasons that the numbers don't tell stand below
         table = candidate_table(outcome.candidates, is_chosen, now_rate, with_reasons=wide, ascii_only=ascii_only)
         parts += ["", table]
-        told = [candidate for candidate in outcome.candidates if candidate is chosen or candidate.plan is None]
-        parts += ["", reasons(told, is_chosen)] if not wide else []
+        explained = [candidate for candidate in outcome.candidates if candidate is chosen or candidate.plan is None]
+        parts += ["", reasons(explained, is_chosen)] if not wide else []
     return parts
 
 

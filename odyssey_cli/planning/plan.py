@@ -12,7 +12,7 @@ from odyssey_cli.command_line import values
 from odyssey_cli.planning import source
 from odyssey_cli.planning.answer import show
 from odyssey_cli.planning.ask import ask
-from odyssey_cli.planning.predicted import timeline
+from odyssey_cli.planning.predicted import stands, timeline
 from odyssey_cli.timeline import save, terminal
 
 
@@ -30,6 +30,7 @@ def plan(
     with_timeline: bool,
     svg: str | None,
     trace: str | None,
+    change: str | None,
 ) -> int:
     """Answer on stdout; returns the exit code: FAILED if training survives none of the losses."""
     if as_json and with_timeline:
@@ -46,6 +47,7 @@ def plan(
             values.count(value, option, 1)
     only = None if values.strategy(strategy) == "auto" else strategy
     svg_file, trace_file = files.check_if_given(svg, "--svg"), files.check_if_given(trace, "--trace")
+    change_file = files.check_if_given(change, "--change")
     found = source.find(source_text).resized(nodes, nproc_per_node)
     answer = ask(found, lost, layout, mtbf_s, only)
     if as_json:
@@ -58,4 +60,6 @@ def plan(
             print()
             terminal.show(drawn)
         save.save(drawn, svg_file, trace_file)
+    if change_file is not None:
+        save.save_change(f"{answer.source}: the layout before and after the loss", stands(answer), change_file)
     return ExitCode.OK if answer.chosen is not None else ExitCode.FAILED

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from odyssey.messages import Boundary, ModelSpec, OpTime, TensorSpec
 from odyssey.model.model import Model
-from odyssey.plan import Plan
+from odyssey.plan import Plan, ReduceGroup
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.clock import Clock
@@ -25,8 +25,8 @@ from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.schedule import Compute, Receive, Send
-from odyssey_cli.rehearsal.device import Device, sleep_until
-from odyssey_cli.rehearsal.network import Interfaces, Network
+from odyssey_cli.rehearsal.device import LEAD_S, Device, sleep_until
+from odyssey_cli.rehearsal.network import Interfaces, Network, reduced_bytes, shared_move_ends
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile, layer_specs
 from perfmodel.transition import group_members, move_ends
@@ -67,6 +67,7 @@ class Waits(Computation):
         self.clock = _NoClock(model.device)
         self._costs = emulated.costs
         self._device = emulated.device
+        self._interfaces = emulated.interfaces
         self._network = Network(worker, emulated.costs, emulated.interfaces)
         self._has_run = False
         self._issued: list[tuple[int, int, float]] = []
@@ -118,11 +119,26 @@ class Waits(Computation):
             groups.wait(groups.all_reduce(ready, groups.by_subset[group.workers]).wait)
             size_bytes = sum(costs.gradient_bytes[layer] for layer in group.layers)
             size_bytes += sum(profile.tie_bytes[tie] for tie in group.ties)
-            free = float(ready.max()) + costs.all_reduce_s(group.workers, size_bytes)
+            free = self._reduction_end(groups, group, size_bytes, float(ready.max()))
         self._device.wait(free)
         if len(self.plan.workers) > 1:
             self._device.wait(self._device.until + profile.commit_s)
         self._device.finish()
+
+    def _reduction_end(self, groups: Groups, group: ReduceGroup, size_bytes: float, start: float) -> float:
+        """Where hosts share interfaces, the first member of each takes its host's for what leaves and reaches it."""
+        costs, interfaces = self._costs, self._interfaces
+        end = start + costs.all_reduce_s(group.workers, size_bytes)
+        hosts = {costs.host(worker): worker for worker in reversed(group.workers)}
+        if interfaces is None or len(hosts) < 2:
+            return end
+        ends = torch.zeros(len(group.workers), dtype=torch.float64)
+        if self.worker in hosts.values():
+            sleep_until(start - LEAD_S)  # what leaves before is to find them free
+            own = interfaces.exchange(costs.host(self.worker), reduced_bytes(len(hosts), size_bytes), start)
+            ends[group.workers.index(self.worker)] = own
+        groups.wait(groups.all_reduce(ends, groups.by_subset[group.workers]).wait)
+        return max(end, float(ends.max()))
 
     def step(self, step: int) -> None:
         super().step(step)
@@ -165,5 +181,7 @@ class Emulated(Backend):
         sleep_until(since_s + recovery.groups_base_s + recovery.groups_member_s * group_members(plan))
 
     def moved(self, plan: Plan, worker: int, since_s: float) -> None:
-        end_s = move_ends(plan.moves, self.costs).get(worker, 0.0)
+        rate = self.costs.profile.cluster.interface_bandwidth
+        ends = move_ends(plan.moves, self.costs) if rate is None else shared_move_ends(plan.moves, self.costs, rate)
+        end_s = ends.get(worker, 0.0)
         sleep_until(since_s + self.costs.profile.recovery.moves_scale * end_s)

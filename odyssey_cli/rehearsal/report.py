@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.joblog.events import Event, GenerationStarted, PlanChosen, UnitCommitted
+from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
+from odyssey_cli.timeline.change import sentences
 
 PARTS = ("detect", "pause", "search", "spawn", "groups", "moves", "warm_up")
 """Of a transition, as the performance model has them; what is rehearsed has `rest` as well."""
@@ -35,6 +36,8 @@ class Generation(msgspec.Struct, frozen=True):
     n_steps: int
     predicted_transition: dict[str, float]
     transition: dict[str, float]
+    change: tuple[str, ...] = ()
+    """Of the layout, in sentences."""
 
     @property
     def predicted_transition_s(self) -> float:
@@ -51,6 +54,8 @@ def generations(events: Iterable[Event], speed: float) -> list[Generation]:
     plans: dict[int, Plan] = {}
     went: dict[int, tuple[float, GenerationStarted]] = {}
     committed: dict[int, list[float]] = {}
+    lost: dict[int, set[int]] = {}
+    lost_since_go: set[int] = set()
     last = (-1, -1)
     for event in events:
         match event.body:
@@ -59,14 +64,25 @@ def generations(events: Iterable[Event], speed: float) -> list[Generation]:
             case GenerationStarted() as body:
                 went[event.generation] = (event.time, body)
                 committed[event.generation] = []
+                lost[event.generation], lost_since_go = lost_since_go, set()
+            case RankLost(rank=rank):
+                lost_since_go.add(rank)
             case UnitCommitted(result=result) if result.kind == "step" and result.position > last:
                 last = result.position
                 if event.generation in committed:
                     committed[event.generation].append(event.time)
-    return [_generation(plans[number], *went[number], committed[number], speed) for number in sorted(went)]
+    found: list[Generation] = []
+    before: Plan | None = None
+    for number in sorted(went):
+        change = sentences(before, plans[number], lost[number]) if before is not None else ()
+        found.append(_generation(plans[number], *went[number], committed[number], speed, change))
+        before = plans[number]
+    return found
 
 
-def _generation(plan: Plan, go_at: float, body: GenerationStarted, times: list[float], speed: float) -> Generation:
+def _generation(
+    plan: Plan, go_at: float, body: GenerationStarted, times: list[float], speed: float, change: tuple[str, ...]
+) -> Generation:
     assert plan.estimate is not None
     between = [b - a for a, b in pairwise(times)]
     step_s = median(between) if between else None
@@ -95,6 +111,7 @@ def _generation(plan: Plan, go_at: float, body: GenerationStarted, times: list[f
         len(times),
         predicted,
         rehearsed,
+        change,
     )
 
 
@@ -108,12 +125,13 @@ class Rehearsal(msgspec.Struct, frozen=True):
 
 
 def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
-    """Two tables: a line for each plan that ran, and one for each transition by part."""
+    """Two tables: a line for each plan that ran, and one for each transition by part; then what became of the layout."""
     steps, transitions = _table("STEPS", "strategy", "plan", "layout"), _table("TRANSITIONS", "strategy", "")
     for name in ("predicted", "rehearsed", "differs", "samples/s"):
         steps.add_column(name, justify="right", no_wrap=True)
     for name in (*PARTS, "rest", "total"):
         transitions.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
+    changes: list[Text] = []
     for rehearsal in rehearsals:
         for i, found in enumerate(rehearsal.generations):
             asked = "" if i else rehearsal.asked
@@ -121,6 +139,9 @@ def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
             if found.transition:
                 transitions.add_row(found.strategy, "predicted", *_parts(found.predicted_transition))
                 transitions.add_row("", "rehearsed", *_parts(found.transition))
+            if found.change:
+                changes.append(Text.assemble((found.layout, "bold"), f"  {found.strategy}"))
+                changes += [Text(f"  {told}") for told in found.change]
         if rehearsal.code:
             steps.add_row(rehearsal.asked, Text(f"ended with exit code {rehearsal.code}", "red"))
     console.print()
@@ -128,6 +149,10 @@ def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
     if transitions.row_count:
         console.print()
         console.print(transitions)
+    if changes:
+        console.print()
+        console.print(Text("CHANGES", "bold"))
+        console.print(Text("\n").join(changes))
 
 
 def _table(title: str, *names: str) -> Table:

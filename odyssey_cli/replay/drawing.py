@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape
-
 from odyssey_cli.display import quantities
 from odyssey_cli.replay.answer import share
 from odyssey_cli.replay.ask import Answer
 from odyssey_cli.replay.outcome import Outcome
+from odyssey_cli.timeline.card import escaped
 
 _WIDTH, _LABEL, _BAND, _GAP, _TOP, _RIGHT = 960, 130, 44, 14, 58, 66
 _N_BINS = 380
@@ -24,7 +23,7 @@ def drawn(answer: Answer) -> str:
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {height}' {_FONT} font-size='13'>",
         f"<rect width='{_WIDTH}' height='{height}' fill='#ffffff'/>",
-        f"<text x='16' y='28' font-size='15' fill='#111827'>{escape(title)}</text>",
+        f"<text x='16' y='28' font-size='15' fill='#111827'>{escaped(title)}</text>",
         "<text x='16' y='46' fill='#6b7280'>full height: all nodes without failures</text>",
     ]
     for i, outcome in enumerate(outcomes):
@@ -48,7 +47,7 @@ def _band(outcome: Outcome, top: float) -> list[str]:
     path.append(f"L{_WIDTH - _RIGHT},{bottom}Z")
     middle = top + _BAND / 2 + 4
     return [
-        f"<text x='16' y='{middle}' fill='#111827'>{escape(outcome.policy)}</text>",
+        f"<text x='16' y='{middle}' fill='#111827'>{escaped(outcome.policy)}</text>",
         f"<rect x='{_LABEL}' y='{top}' width='{_WIDTH - _LABEL - _RIGHT}' height='{_BAND}' fill='#f3f4f6'/>",
         f"<path d='{''.join(path)}' fill='#15803d'/>",
         f"<text x='{_WIDTH - _RIGHT + 8}' y='{middle}' fill='#111827'>{share(outcome.useful)}</text>",

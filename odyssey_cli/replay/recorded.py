@@ -23,16 +23,22 @@ def folder_of(text: str) -> Path | None:
 
 def check(folder: Path) -> int:
     """Replay its log, and say on stdout what comes out; returns the exit code. Raises UsageError, OSError."""
+    n_decisions, difference = compare(folder)
+    if difference is not None:
+        print_error(f"{folder}: {difference}", "the log is of another version of Odyssey, or the coordinator has changed")
+        return ExitCode.FAILED
+    print(f"{folder}: {plural(n_decisions, 'decision')} came out the same", file=sys.stdout)
+    return ExitCode.OK
+
+
+def compare(folder: Path) -> tuple[int, str | None]:
+    """How many decisions there are, and the first that comes out otherwise, for people. Raises UsageError, OSError."""
     pairs = replay(folder / reader.NAME)
     for number, (logged, taken) in enumerate(pairs, 1):
         if logged != taken:
-            print_error(
-                f"{folder}: decision {number} of {len(pairs)} comes out otherwise: logged {_text(logged)}, now {_text(taken)}",
-                "the log is of another version of Odyssey, or the coordinator has changed",
-            )
-            return ExitCode.FAILED
-    print(f"{folder}: {plural(len(pairs), 'decision')} came out the same", file=sys.stdout)
-    return ExitCode.OK
+            what = f"decision {number} of {len(pairs)} comes out otherwise"
+            return len(pairs), f"{what}: logged {_text(logged)}, now {_text(taken)}"
+    return len(pairs), None
 
 
 def _text(decision: object) -> str:

@@ -21,6 +21,7 @@ from launcher.joblog.events import (
 from launcher.joblog.wording import ranks_alike, ranks_text
 from odyssey.plan import Plan
 from odyssey.schedule import program
+from odyssey_cli.timeline.change import Stand
 from odyssey_cli.timeline.picture import (
     Choice,
     Panel,
@@ -41,13 +42,15 @@ Places = dict[int, tuple[int, int] | None]
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """One that has run. `change`: after what; empty for the first. `profile`: with which its plan was chosen.
+    """One that has run. `change`: after what; empty for the first. `newly_lost`: since the one before it.
 
+    `profile`: with which its plan was chosen.
     `lost`: ranks that are gone, with the (pipeline, stage) of each that still has none. `times`: what each rank has recorded.
     """
 
     number: int
     change: str
+    newly_lost: tuple[int, ...]
     plan: Plan
     profile: Profile | None
     lost: Places
@@ -64,6 +67,7 @@ def generations(events: Iterable[Event]) -> list[Generation]:
     plan: Plan | None = None
     lost: Places = {}
     newly_lost: set[int] = set()
+    lost_since_go: set[int] = set()
     node_of: dict[int, int] = {}
     host_of: dict[int, str] = {}
     for event in events:
@@ -74,15 +78,26 @@ def generations(events: Iterable[Event]) -> list[Generation]:
                 node_of[rank], host_of[rank] = node, host
             case RankLost(rank=rank):
                 newly_lost.add(rank)
+                lost_since_go.add(rank)
             case PlanChosen(plan=after):
                 lost = _places(lost, newly_lost, plan, after)
                 change = f"after the loss of {ranks_text(newly_lost)}" if newly_lost else "after a change"
-                newly_lost, change, plan = set(), change if chosen else "", after
+                change, plan = change if chosen else "", after
                 chosen[event.generation] = Generation(
-                    event.generation, change, plan, profile, lost, dict(node_of), dict(host_of), {}
+                    event.generation,
+                    change,
+                    tuple(sorted(lost_since_go)),
+                    plan,
+                    profile,
+                    lost,
+                    dict(node_of),
+                    dict(host_of),
+                    {},
                 )
+                newly_lost = set()
             case GenerationStarted():
                 started.add(event.generation)
+                lost_since_go = set()
             case StepTimed(rank=rank) as times if event.generation in chosen:
                 chosen[event.generation].times[rank] = times
     return [generation for number, generation in chosen.items() if number in started]
@@ -107,6 +122,11 @@ def picture(
     """
     panels = (found for generation in shown for found in _panels(generation, how, with_prediction))
     return Picture(title, tuple(slowed(found, speed) for found in panels))
+
+
+def stands(shown: Iterable[Generation]) -> list[Stand]:
+    """Their layouts, for a picture of what has changed."""
+    return [Stand(_title(f"generation {of.number} {of.change}".rstrip(), of), of.plan, of.newly_lost) for of in shown]
 
 
 def _panels(generation: Generation, how: str, with_prediction: bool) -> list[Panel]:

@@ -1,22 +1,17 @@
-"""The picture of a step as SVG: one file that needs no font, script or style of elsewhere, on a card of its own colour, so that
-it reads the same on a white and a dark page.
-"""
+"""The picture of a step as SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from xml.sax.saxutils import escape
 
-from odyssey.codec import for_people
-from odyssey.text import as_unicode
 from odyssey_cli.display import quantities
+from odyssey_cli.timeline.card import WIDTH, card, text
 from odyssey_cli.timeline.legend import REROUTED, has_rerouted, kinds_in, tick_label, ticks
 from odyssey_cli.timeline.picture import COMPUTATIONS, Bar, Kind, Panel, Picture, Row
 
-_WIDTH = 1000
 _LEFT, _RIGHT = 128, 16
 """Beside the bars: labels, margin."""
-_ROOM = _WIDTH - _LEFT - _RIGHT
+_ROOM = WIDTH - _LEFT - _RIGHT
 _ROW, _GAP = 15, 5
 """Pixels of a row, and between two pipelines."""
 _BAR = 13
@@ -24,8 +19,6 @@ _LETTER = 6.0
 """About the width of a letter of 11 px, for the legend."""
 _DIGIT = 5.2
 """About the width of a digit of 8.5 px, to know whether a number fits its bar."""
-_MOST = 2000
-"""Characters of a text that was written elsewhere."""
 
 _CLASSES: Mapping[Kind, str] = {
     Kind.FORWARD: "f",
@@ -36,10 +29,6 @@ _CLASSES: Mapping[Kind, str] = {
     Kind.OPTIMIZER: "s",
 }
 _STYLE = """
-text { font: 11px -apple-system, "Segoe UI", "Noto Sans", Helvetica, Arial, sans-serif; fill: #1f2328 }
-.title { font-size: 15px; font-weight: 600 }
-.head { font-size: 12px; font-weight: 600 }
-.dim { fill: #59636e }
 .n text { font-size: 8.5px; text-anchor: middle }
 .label { text-anchor: end; font-size: 10px; fill: #59636e }
 .mark { text-anchor: end; font-size: 10px; fill: #59636e }
@@ -57,7 +46,7 @@ def render(picture: Picture) -> str:
     """The whole file. Rows are groups of class `row`, one a worker."""
     scale = _ROOM / picture.longest_s
     y = 26.0
-    parts = [_text(16, y, picture.title, "title")]
+    parts = [text(16, y, picture.title, "title")]
     y += 22
     legend, y = _legend(picture, y)
     parts += legend
@@ -65,21 +54,13 @@ def render(picture: Picture) -> str:
         before = picture.panels[number - 1] if number else None
         drawn, y = _panel(panel, before, y + 10, scale, picture.longest_s)
         parts += drawn
-    height = round(y + 8)
-    size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n'
-        f"<title>{_escaped(picture.title)}</title>\n<style>\n{_STYLE}\n</style>\n"
-        f'<rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="8" fill="#ffffff" stroke="#d0d7de"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    return card(picture.title, _STYLE, parts, round(y + 8))
 
 
 def _panel(panel: Panel, before: Panel | None, top: float, scale: float, longest_s: float) -> tuple[list[str], float]:
     """Its parts, and where the next one may begin. `before`: the panel above, the end of whose step is marked in this one."""
-    parts = [_text(16, top + 12, f"{panel.title}, {quantities.seconds(panel.step_s)} a step", "head")]
-    parts.append(_text(16, top + 28, "pipeline.stage", "dim") + _text(_LEFT - 6, top + 28, "rank", "label"))
+    parts = [text(16, top + 12, f"{panel.title}, {quantities.seconds(panel.step_s)} a step", "head")]
+    parts.append(text(16, top + 28, "pipeline.stage", "dim") + text(_LEFT - 6, top + 28, "rank", "label"))
     y = first = top + 34
     rows = []
     pipeline = panel.rows[0].pipeline if panel.rows else ""
@@ -93,17 +74,17 @@ def _panel(panel: Panel, before: Panel | None, top: float, scale: float, longest
     for at in marks:
         x = _LEFT + at * scale
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{first - 2:.1f}" y2="{y + 3:.1f}"/>')
-        if x < _WIDTH - 40:
-            parts.append(_text(x + (2 if at else 0), y + 13, tick_label(at, marks), "dim"))
+        if x < WIDTH - 40:
+            parts.append(text(x + (2 if at else 0), y + 13, tick_label(at, marks), "dim"))
     parts += rows
     if before is not None and before.step_s != panel.step_s:
         parts.append(_end(before.step_s, "above", first, y, scale))
-        parts.append(_text(_LEFT + before.step_s * scale - 3, first - 6, "end of the step above", "mark"))
+        parts.append(text(_LEFT + before.step_s * scale - 3, first - 6, "end of the step above", "mark"))
     parts.append(_end(panel.step_s, "end", first, y, scale))
     y += 18
     for note in panel.notes:
         y += 14
-        parts.append(_text(_LEFT, y, note, "dim"))
+        parts.append(text(_LEFT, y, note, "dim"))
     return parts, y + 6
 
 
@@ -113,13 +94,13 @@ def _end(step_s: float, name: str, top: float, bottom: float, scale: float) -> s
 
 
 def _row(row: Row, y: float, step_s: float, scale: float) -> str:
-    label = _text(16, _BAR - 3, row.place, "gone" if row.lost else "dim")
-    label += _text(_LEFT - 6, _BAR - 3, str(row.rank), "label gone" if row.lost else "label")
+    label = text(16, _BAR - 3, row.place, "gone" if row.lost else "dim")
+    label += text(_LEFT - 6, _BAR - 3, str(row.rank), "label gone" if row.lost else "label")
     width = step_s * scale
     if row.lost:
         strike = f'<line class="strike" x1="14" x2="{_LEFT - 4}" y1="{_BAR / 2}" y2="{_BAR / 2}"/>'
         back = f'<rect class="lost" x="{_LEFT}" y="0" width="{width:.1f}" height="{_BAR}"/>'
-        content = back + label + strike + _text(_LEFT + 8, _BAR - 3, row.lost, "gone")
+        content = back + label + strike + text(_LEFT + 8, _BAR - 3, row.lost, "gone")
     else:
         back = f'<rect class="idle" x="{_LEFT}" y="0" width="{width:.1f}" height="{_BAR}"/>'
         content = back + label + "".join(_bars(row, scale))
@@ -140,7 +121,7 @@ def _bars(row: Row, scale: float) -> Iterator[str]:
         yield f'<rect class="{_class(bar)}" x="{x:.1f}" y="0" width="{shown:.2f}" height="{_BAR}"/>'
         number = "" if bar.micro_batch is None else str(bar.micro_batch)
         if number and len(number) * _DIGIT + 1 < shown:
-            numbers.append(_text(x + shown / 2, _BAR - 3.5, number, "r" if bar.is_rerouted else ""))
+            numbers.append(text(x + shown / 2, _BAR - 3.5, number, "r" if bar.is_rerouted else ""))
     if numbers:
         yield f'<g class="n">{"".join(numbers)}</g>'
 
@@ -157,15 +138,15 @@ def _legend(picture: Picture, y: float) -> tuple[list[str], float]:
         entries.append((" ".join(f"r.{name}" for name in classes), REROUTED))
     entries.append(("idle", "waits"))
     parts, x = [], 16.0
-    for classes_text, text in entries:
+    for classes_text, words in entries:
         names = [name.replace(".", " ") for name in classes_text.split()]
-        length = 16 * len(names) + len(text) * _LETTER + 16
-        if x + length > _WIDTH - 16:
+        length = 16 * len(names) + len(words) * _LETTER + 16
+        if x + length > WIDTH - 16:
             x, y = 16.0, y + 18
         for name in names:
             parts.append(_swatch(name, x, y))
             x += 15
-        parts.append(_text(x + 3, y, text))
+        parts.append(text(x + 3, y, words))
         x += length - 15 * len(names)
     return parts, y
 
@@ -173,12 +154,3 @@ def _legend(picture: Picture, y: float) -> tuple[list[str], float]:
 def _swatch(name: str, x: float, y: float) -> str:
     top, height = (y - 4, 3) if name == "g" else (y - 9, 10)
     return f'<rect class="{name}" x="{x:.1f}" y="{top:.1f}" width="13" height="{height}"/>'
-
-
-def _text(x: float, y: float, text: str, name: str = "") -> str:
-    attribute = f' class="{name}"' if name else ""
-    return f'<text{attribute} x="{x:.1f}" y="{y:.1f}">{_escaped(text)}</text>'
-
-
-def _escaped(text: str) -> str:
-    return escape(for_people(as_unicode(text), _MOST))

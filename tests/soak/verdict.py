@@ -14,7 +14,6 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 import odyssey
-from launcher.coordinator import replay
 from launcher.joblog import reader
 from launcher.joblog.events import (
     CauseKind,
@@ -29,6 +28,7 @@ from launcher.joblog.events import (
     RankReady,
     UnitCommitted,
 )
+from odyssey_cli.replay import recorded
 from tests import reference
 from tests.soak import recipe
 from tests.soak.case import FORWARDED, Case
@@ -48,9 +48,9 @@ def judge(case: Case, folder: Path, code: int, struck: list[dict[str, Any]]) -> 
     """`exact` or `stopped`, and the log. Raises Broken for anything else."""
     (log_file,) = (folder / "log").glob("*/events.jsonl")
     log = list(reader.events(log_file))
-    for logged, taken in replay.replay(log_file):
-        if logged != taken:
-            raise Broken("wrong", f"the log does not replay: {logged} was {taken}")
+    n_decisions, difference = recorded.compare(log_file.parent)
+    if difference is not None or n_decisions == 0:
+        raise Broken("wrong", f"the log does not replay: {difference}")
     ended = log[-1].body
     if not isinstance(ended, JobEnded) or ended.code != code:
         raise Broken("wrong", f"exit code {code}, and the log ends with {ended}")

@@ -1,0 +1,45 @@
+"""What our SVG pictures lie on: a card of its own colour, so that they read the same on a white and a dark page; and its text.
+
+A picture needs no font, script or style of elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from xml.sax.saxutils import escape
+
+from odyssey.codec import for_people
+from odyssey.text import as_unicode
+
+WIDTH = 1000
+_MOST = 2000
+"""Characters of a text that was written elsewhere."""
+_STYLE = """
+text { font: 11px -apple-system, "Segoe UI", "Noto Sans", Helvetica, Arial, sans-serif; fill: #1f2328 }
+.title { font-size: 15px; font-weight: 600 }
+.head { font-size: 12px; font-weight: 600 }
+.dim { fill: #59636e }
+""".strip()
+
+
+def card(title: str, style: str, parts: Iterable[str], height: int) -> str:
+    """The whole file. `style`: of what lies on it, besides `title`, `head` and `dim`."""
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n'
+        f"<title>{escaped(title)}</title>\n<style>\n{_STYLE}\n{style}\n</style>\n"
+        f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8" fill="#ffffff" stroke="#d0d7de"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def text(x: float, y: float, words: str, name: str = "") -> str:
+    """`name`: its class."""
+    attribute = f' class="{name}"' if name else ""
+    return f'<text{attribute} x="{x:.1f}" y="{y:.1f}">{escaped(words)}</text>'
+
+
+def escaped(words: str) -> str:
+    """Whatever was written elsewhere, as the text of an XML file."""
+    return escape(for_people(as_unicode(words), _MOST))

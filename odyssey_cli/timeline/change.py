@@ -1,0 +1,202 @@
+"""What a change of plan does to the layout: who holds which layers before and after it, who is gone, moved, helps or waits.
+
+`layouts` makes a panel of each plan with what differs from the one before it, `sentences` say the same in words.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+
+import msgspec
+
+from launcher.joblog.wording import ranks_alike, ranks_text
+from odyssey.plan import Plan, Stage, StateFrom
+from odyssey_cli.display import quantities
+
+MOST_ROWS = 16
+"""Pipelines of a panel: those that change come first."""
+MOST_SENTENCES = 6
+"""Of one kind."""
+
+
+class Look(enum.StrEnum):
+    """What is to be seen of a cell; the words are those of the legend."""
+
+    KEPT = "goes on as it was"
+    CHANGED = "holds other layers"
+    STARTED = "started again"
+    HELPS = "also runs micro-batches of a lost rank"
+    DOOMED = "lost next"
+    HOLE = "no rank: others run its micro-batches"
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """A stage. `new`: layers that its rank did not hold before, as ranges. `runners`: of its micro-batches, without a rank."""
+
+    rank: int | None
+    first: int
+    stop: int
+    look: Look
+    new: tuple[tuple[int, int], ...] = ()
+    runners: tuple[int, ...] = ()
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A pipeline."""
+
+    pipeline: int
+    n_micro_batches: int
+    cells: tuple[Cell, ...]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """A panel. `told`: what has changed, in sentences. `gone`: lost by now; `idle`: alive without work."""
+
+    title: str
+    n_layers: int
+    rows: tuple[Row, ...]
+    n_left_out: int
+    idle: tuple[int, ...]
+    gone: tuple[int, ...]
+    told: tuple[str, ...]
+
+
+class Stand(msgspec.Struct, frozen=True):
+    """A plan that runs, or would. `lost`: the ranks whose loss it answers."""
+
+    title: str
+    plan: Plan
+    lost: tuple[int, ...] = ()
+
+
+def layouts(stands: Sequence[Stand]) -> tuple[Layout, ...]:
+    """A panel of each, one after the other in time."""
+    found = []
+    gone: set[int] = set()
+    before: Plan | None = None
+    for i, stand in enumerate(stands):
+        doomed = set(stands[i + 1].lost) if i + 1 < len(stands) else set()
+        gone = (gone | set(stand.lost)) - set(stand.plan.workers) - set(stand.plan.idle)
+        rows = _rows(before, stand.plan, doomed)
+        shown = _most_changed(rows)
+        told = sentences(before, stand.plan, stand.lost) if before is not None else ()
+        found.append(
+            Layout(
+                stand.title,
+                stand.plan.n_layers,
+                shown,
+                len(rows) - len(shown),
+                stand.plan.idle,
+                tuple(sorted(gone)),
+                told,
+            )
+        )
+        before = stand.plan
+    return tuple(found)
+
+
+def _rows(before: Plan | None, plan: Plan, doomed: Collection[int]) -> list[Row]:
+    held = before.held if before is not None else plan.held
+    rows = []
+    for p, pipeline in enumerate(plan.pipelines):
+        cells = tuple(_cell(plan, p, s, stage, held, doomed) for s, stage in enumerate(pipeline.stages))
+        rows.append(Row(p, len(pipeline.micro_batches), cells))
+    return rows
+
+
+def _cell(plan: Plan, p: int, s: int, stage: Stage, held: Mapping[int, frozenset[int]], doomed: Collection[int]) -> Cell:
+    rank, first, stop = stage.worker, stage.first, stage.stop
+    if rank is None:
+        return Cell(None, first, stop, Look.HOLE, runners=_runners(plan, p, s))
+    had = frozenset() if rank in plan.spawned else held.get(rank, frozenset())
+    new = tuple(_ranges(set(stage.layers) - had))
+    if rank in doomed:
+        look = Look.DOOMED
+    elif rank in plan.spawned:
+        look = Look.STARTED
+    elif rank in plan.routed_to:
+        look = Look.HELPS
+    else:
+        look = Look.KEPT if had == frozenset(stage.layers) else Look.CHANGED
+    return Cell(rank, first, stop, look, new)
+
+
+def _runners(plan: Plan, p: int, s: int) -> tuple[int, ...]:
+    return tuple(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
+
+
+def _ranges(layers: Iterable[int]) -> list[tuple[int, int]]:
+    """As [first, stop)."""
+    runs = groupby(enumerate(sorted(layers)), lambda pair: pair[1] - pair[0])
+    found = [[layer for _, layer in run] for _, run in runs]
+    return [(run[0], run[-1] + 1) for run in found]
+
+
+def _most_changed(rows: Sequence[Row]) -> tuple[Row, ...]:
+    def is_calm(row: Row) -> bool:
+        return all(cell.look is Look.KEPT for cell in row.cells)
+
+    return tuple(sorted(sorted(rows, key=is_calm)[:MOST_ROWS], key=lambda row: row.pipeline))
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def sentences(before: Plan, after: Plan, lost: Collection[int]) -> tuple[str, ...]:
+    """What becomes of the lost ranks' layers and micro-batches, who moves what, and who has no work."""
+    told = [_loss(before, rank) for rank in sorted(lost)]
+    if after.spawned:
+        told.append(f"{ranks_alike(after.spawned)} started again")
+    told += _few([_hole(after, p, s) for p, s in _holes(after)], "more stages")
+    if after.state_from is StateFrom.SCRIPT:
+        told.append("all ranks build their layers anew: no step is final yet")
+    elif after.moves:
+        told += _few(_moves(after), "more ranks take layers over")
+    else:
+        told.append("no layer moves")
+    if newly_idle := set(after.idle) - set(before.idle):
+        told.append(f"{ranks_alike(newly_idle)} without work")
+    return tuple(told)
+
+
+def _loss(before: Plan, rank: int) -> str:
+    if rank not in before.place:
+        return f"rank {rank} is lost: it had no work"
+    p, s = before.place[rank]
+    stage = before.pipelines[p].stages[s]
+    return f"rank {rank} is lost: stage {s} of pipeline {p}, {_layers(stage.first, stage.stop)}"
+
+
+def _holes(plan: Plan) -> list[tuple[int, int]]:
+    return [
+        (p, s) for p, pipeline in enumerate(plan.pipelines) for s, stage in enumerate(pipeline.stages) if stage.worker is None
+    ]
+
+
+def _hole(plan: Plan, p: int, s: int) -> str:
+    runners = _runners(plan, p, s)
+    return f"{ranks_text(runners)} {'runs' if len(runners) == 1 else 'run'} the micro-batches of stage {s} of pipeline {p}"
+
+
+def _moves(plan: Plan) -> list[str]:
+    """Per rank that takes layers over, from whom."""
+    taken: dict[int, dict[int, list[int]]] = {}
+    for move in plan.moves:
+        taken.setdefault(move.target, {}).setdefault(move.source, []).append(move.layer)
+    found = []
+    for target, by_source in sorted(taken.items()):
+        parts = [
+            f"{' and '.join(_layers(*of) for of in _ranges(layers))} from rank {source}" for source, layers in by_source.items()
+        ]
+        found.append(f"rank {target} takes {', '.join(parts)}")
+    return found
+
+
+def _few(told: list[str], rest: str) -> list[str]:
+    return told if len(told) <= MOST_SENTENCES else [*told[: MOST_SENTENCES - 1], f"{len(told) - MOST_SENTENCES + 1} {rest}"]
+
+
+def _layers(first: int, stop: int) -> str:
+    return f"{'layer' if stop == first + 1 else 'layers'} {quantities.layers(first, stop)}"
