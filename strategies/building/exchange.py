@@ -28,6 +28,8 @@ WAYS = ((True, 2.0), (True, math.inf), (False, 2.0), (False, math.inf))
 MANY_TASKS = 400
 """Beyond this many computations only the split ways are tried, and only until one is `CLOSE` to what no order can beat."""
 CLOSE = 1.1
+MOST_TASKS = 20_000
+"""Beyond this many the first way is taken as it is: it takes a second to find, and most of the job is in it already."""
 WORTH = 0.99
 """A later way is taken only if it is faster than this part of an earlier one: it keeps more, or splits less."""
 MOST_KNOWN = 256
@@ -36,7 +38,7 @@ MOST_KNOWN = 256
 
 def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], set[int]]:
     """Orders for all pipelines that exchange micro-batches by `plan.routes`, and those pipelines that take longer than
-    `enough_s` for it, and so might gain by more hosts.
+    `enough_s` for it, and so might gain by more hosts (if they are not most of a large job already).
 
     Where ranks share cores there may be two answers, with B split and whole: what is best then is the price's to say.
     """
@@ -48,9 +50,10 @@ def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], s
         if not routed.intersection(members):
             continue
         n_cells += 1
-        fastest = _fastest(_Exchange(plan, members, costs), enough_s)
+        exchange = _Exchange(plan, members, costs)
+        fastest = _fastest(exchange, enough_s)
         best = min(fastest.values(), key=lambda way: way.makespan_s)
-        if best.makespan_s > enough_s:
+        if best.makespan_s > enough_s and exchange.n_tasks <= MOST_TASKS:
             slow.update(members)
         if costs.profile.cluster.cores is None:
             fastest = {True: best}
@@ -72,7 +75,7 @@ def _fastest(exchange: _Exchange, enough_s: float) -> dict[bool, Ordered]:
         way = exchange.order(split, factor)
         if split not in fastest or way.makespan_s < fastest[split].makespan_s * WORTH:
             fastest[split] = way
-        if are_many and way.makespan_s < max(CLOSE * way.busiest_s, enough_s):
+        if are_many and (way.makespan_s < max(CLOSE * way.busiest_s, enough_s) or exchange.n_tasks > MOST_TASKS):
             break
     return fastest
 
