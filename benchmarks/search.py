@@ -1,0 +1,162 @@
+"""What a search costs as jobs grow: `python -m benchmarks.search`.
+
+A search after a loss, as a job makes it that has nothing prepared: in a process that has found the first layout and nothing
+else. Two models, 8 stages and 32, for 8 to 16,384 workers, one loss and eight at once. Time is processor time of one thread;
+memory is the process's high-water mark; the plan is the chosen one as it is sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import resource
+import time
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import report
+from benchmarks.report import Cell
+from odyssey.errors import StateLost
+from odyssey.plan import encode
+from perfmodel.catalog import ClusterFile, ModelFile, analytic
+from perfmodel.profile import Link, Profile, Recovery
+from strategies.search import best, initial_plan, search, warm_up
+from strategies.situation import Situation
+
+SIZES = (8, 64, 256, 1024, 4096, 16384)
+RANKS_PER_NODE = 8
+D_S = 6 * 3600.0
+A100 = ClusterFile(
+    name="a100",
+    n_ranks=RANKS_PER_NODE,
+    ranks_per_node=RANKS_PER_NODE,
+    memory_gb=80,
+    flops=312e12,
+    efficiency=0.45,
+    memory_bandwidth=1.9e12,
+    intra_host=Link(8e-6, 200e9),
+    inter_host=Link(20e-6, 22e9),
+    recovery=Recovery(0.1, 0.5, 15.0, 0.5, 0.002, 0.5),
+)
+"""That of configs/, of any size."""
+
+
+class Config(msgspec.Struct, frozen=True):
+    """A model, its stages, and micro-batches a rank."""
+
+    model: ModelFile
+    n_stages: int
+    per_rank: int
+
+
+CONFIGS = {
+    "6.7b": Config(ModelFile("gpt3-6.7b", 32, 4096, 2048, 50257), 8, 4),
+    "65b": Config(ModelFile("llama-65b", 80, 8192, 2048, 32000), 32, 2),
+}
+"""GPT-3 6.7B (Brown et al. 2020) and LLaMA 65B (Touvron et al. 2023)."""
+ABOUT = (
+    "One search after losses, with nothing prepared: processor seconds of one thread, the process's largest memory, the "
+    "chosen plan as JSON. 4 micro-batches a rank in 8 stages (6.7B) and 2 in 32 stages (65B). Growth is the exponent n^x from 1,024 "
+    "to 16,384 workers. Fewer workers than stages, or losses that leave a layer without holder, are left out."
+)
+
+
+def main() -> None:
+    options = _parse_arguments()
+    machine = report.this_machine()
+    warm_up()
+    rows: list[dict[str, Cell]] = []
+    seconds: dict[tuple[str, int, int], float] = {}
+    for name in CONFIGS:
+        for n_workers in options.sizes:
+            for n_lost in (1, 8):
+                with multiprocessing.get_context("fork").Pool(1) as fresh:
+                    row = fresh.apply(measure, (name, n_workers, n_lost))
+                if row is not None:
+                    rows.append(row)
+                    seconds[name, n_workers, n_lost] = float(row["cpu s"] or 0.0)
+    report.publish(report.Report("search", ABOUT, machine, summary(rows, seconds), rows), options.results)
+
+
+def summary(rows: list[dict[str, Cell]], seconds: dict[tuple[str, int, int], float]) -> dict[str, float]:
+    """The worse of both models after one loss, at two sizes; how it grows between the larger ones."""
+    result: dict[str, float] = {}
+    for size in (64, 16384):
+        if worst := [s for (_, n, lost), s in seconds.items() if (n, lost) == (size, 1)]:
+            result[f"search_cpu_s_{size}"] = max(worst)
+    if sizes := [float(row["plan kB"] or 0.0) for row in rows if row["workers"] == 16384]:
+        result["plan_kb_16384"] = max(sizes)
+    few = [seconds[name, 1024, 1] for name in CONFIGS if (name, 1024, 1) in seconds]
+    if few and "search_cpu_s_16384" in result:
+        result["search_growth"] = math.log(result["search_cpu_s_16384"] / max(few)) / math.log(16)
+    return result
+
+
+def measure(name: str, n_workers: int, n_lost: int) -> dict[str, Cell] | None:
+    """One search; None where there is nothing to search."""
+    config = CONFIGS[name]
+    if n_workers < 2 * config.n_stages and n_workers < config.n_stages + n_lost:
+        return None
+    profile = analytic(config.model, A100, config.per_rank * n_workers, 1)
+    chosen = best(initial_plan(_situation(profile, n_workers), f"{n_workers // config.n_stages}x{config.n_stages}"))
+    if chosen is None or chosen.plan is None:
+        return None
+    plan = chosen.plan
+    step = max(1, n_workers // n_lost)
+    lost = {(3 + i * step + i) % n_workers for i in range(n_lost)}
+    situation = _situation(profile, n_workers)
+    situation = msgspec.structs.replace(
+        situation,
+        generation=1,
+        plan=plan,
+        alive=tuple(worker for worker in range(n_workers) if worker not in lost),
+        lost=tuple(sorted(lost)),
+        held={worker: plan.held.get(worker, frozenset()) for worker in range(n_workers) if worker not in lost},
+    )
+    before_s = time.process_time()
+    try:
+        table = search(situation)
+    except StateLost:
+        return None
+    cpu_s = time.process_time() - before_s
+    taken = best(table)
+    return {
+        "model": name,
+        "workers": n_workers,
+        "lost": n_lost,
+        "cpu s": cpu_s,
+        "MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "plan kB": len(encode(taken.plan)) / 1000 if taken is not None and taken.plan is not None else None,
+        "taken": taken.strategy if taken is not None else None,
+        "candidates": len(table),
+    }
+
+
+def _situation(profile: Profile, n_workers: int) -> Situation:
+    """Of a job that starts."""
+    return Situation(
+        generation=0,
+        step=0,
+        plan=None,
+        alive=tuple(range(n_workers)),
+        lost=(),
+        respawnable=(),
+        held={},
+        node_of={worker: worker // RANKS_PER_NODE for worker in range(n_workers)},
+        profile=profile,
+        seconds_to_change=D_S,
+    )
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of workers")
+    parser.add_argument("--results", type=Path, default=report.RESULTS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
