@@ -20,46 +20,29 @@ from benchmarks import report
 from benchmarks.report import Cell
 from odyssey.errors import StateLost
 from odyssey.plan import encode
-from perfmodel.catalog import ClusterFile, ModelFile, analytic
-from perfmodel.profile import Link, Profile, Recovery
+from perfmodel.catalog import load_job
+from perfmodel.profile import Profile
 from strategies.search import best, initial_plan, search, warm_up
 from strategies.situation import Situation
 
 SIZES = (8, 64, 256, 1024, 4096, 16384)
 RANKS_PER_NODE = 8
 D_S = 6 * 3600.0
-A100 = ClusterFile(
-    name="a100",
-    n_ranks=RANKS_PER_NODE,
-    ranks_per_node=RANKS_PER_NODE,
-    memory_gb=80,
-    flops=312e12,
-    efficiency=0.45,
-    memory_bandwidth=1.9e12,
-    intra_host=Link(8e-6, 200e9),
-    inter_host=Link(20e-6, 22e9),
-    recovery=Recovery(0.1, 0.5, 15.0, 0.5, 0.002, 0.5),
-)
-"""That of configs/, of any size."""
 
 
 class Config(msgspec.Struct, frozen=True):
-    """A model, its stages, and micro-batches a rank."""
+    """A job of `configs/`, on more and fewer workers; its stages, and micro-batches a rank."""
 
-    model: ModelFile
+    job: str
     n_stages: int
     per_rank: int
 
 
-CONFIGS = {
-    "6.7b": Config(ModelFile("gpt3-6.7b", 32, 4096, 2048, 50257), 8, 4),
-    "65b": Config(ModelFile("llama-65b", 80, 8192, 2048, 32000), 32, 2),
-}
-"""GPT-3 6.7B (Brown et al. 2020) and LLaMA 65B (Touvron et al. 2023)."""
+CONFIGS = {"6.7b": Config("gpt3-6.7b@a100-32", 8, 4), "65b": Config("llama-65b@a100-32", 32, 2)}
 ABOUT = (
     "One search after losses, with nothing prepared: processor seconds of one thread, the process's largest memory, the "
-    "chosen plan as JSON. 4 micro-batches a rank in 8 stages (6.7B) and 2 in 32 stages (65B). Growth is the exponent n^x from 1,024 "
-    "to 16,384 workers. Fewer workers than stages, or losses that leave a layer without holder, are left out."
+    "chosen plan as JSON. 4 micro-batches a rank in 8 stages (6.7B) and 2 in 32 stages (65B). Growth is the exponent x of n^x "
+    "from 1,024 to 16,384 workers. Fewer workers than stages, or losses that leave a layer without holder, are left out."
 )
 
 
@@ -99,7 +82,7 @@ def measure(name: str, n_workers: int, n_lost: int) -> dict[str, Cell] | None:
     config = CONFIGS[name]
     if n_workers < 2 * config.n_stages and n_workers < config.n_stages + n_lost:
         return None
-    profile = analytic(config.model, A100, config.per_rank * n_workers, 1)
+    profile = msgspec.structs.replace(load_job(config.job).profile, global_batch=config.per_rank * n_workers)
     chosen = best(initial_plan(_situation(profile, n_workers), f"{n_workers // config.n_stages}x{config.n_stages}"))
     if chosen is None or chosen.plan is None:
         return None

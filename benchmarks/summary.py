@@ -73,6 +73,10 @@ MEANINGS = {
     "rehearsed_over_recycle_best": "rehearsed, 32 workers: the adaptive choice over `reroute`, the best case",
     "rehearsed_over_recycle_worst": "the worst case",
     "replayed_over_rehearsed_most_off": "useful throughput replayed against rehearsed, same losses, largest relative error",
+    "search_cpu_s_64": "64 workers, one lost, nothing prepared: processor time of the search, seconds, the worse of two models",
+    "search_cpu_s_16384": "16,384 workers: the same",
+    "search_growth": "exponent x of its growth n^x from 1,024 to 16,384 workers",
+    "plan_kb_16384": "16,384 workers: the largest plan that was chosen, as JSON, kB",
     "resumed_loss_error": "last loss after two restarts against the undisturbed run's, relative",
 }
 AIMS = {
@@ -81,6 +85,8 @@ AIMS = {
     "launch_ratio_4": 0.40,
     "launch_ratio_16": 0.12,
     "help_s": 0.2,
+    "search_cpu_s_64": 0.05,
+    "search_cpu_s_16384": 1.0,
     "restart_ratio_4": 0.15,
     "restart_ratio_8": 0.15,
     "resume_ratio_4": 0.15,
