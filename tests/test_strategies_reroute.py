@@ -128,6 +128,29 @@ def test_the_lost_micro_batches_are_shared_evenly_among_the_hosts() -> None:
     assert sorted(Counter(route.worker for route in after.routes).values()) == [1, 1, 2]
 
 
+@pytest.mark.parametrize("stage", [0, 3, 7])
+def test_a_loss_goes_to_few_hosts_where_few_absorb_it(stage: int) -> None:
+    """16 micro-batches, and bubbles for 7 of them on each host: 3 or some more hosts of 39, and no step is longer for it."""
+    of = profile(8, 40 * 16)
+    plan = first_plan(of, "40x8", 320)
+    after = rerouted(plan, situation(of, plan, without(plan, 8 + stage)))
+    check_exact(after, plan)
+    assert len({route.worker for route in after.routes}) <= 5
+    assert simulate(after, of).step_s <= simulate(plan, of).step_s * 1.006
+
+
+def test_losses_of_one_stage_are_routed_alike_and_each_in_its_own_pipelines() -> None:
+    of = profile(8, 40 * 16)
+    plan = first_plan(of, "40x8", 320)
+    for lost in (11, 163):
+        before, plan = plan, rerouted(plan, situation(of, plan, without(plan, lost)))
+        check_exact(plan, before)
+    routes_of = {p: [route for route in plan.routes if plan.home[route.micro_batch] == p] for p in (1, 20)}
+    hosts = {p: {plan.place[route.worker][0] for route in routes} for p, routes in routes_of.items()}
+    assert len(hosts[1]) == len(hosts[20]) and not hosts[1] & hosts[20]
+    assert price(plan, of, seconds_to_change=1e9).step_s == simulate(plan, of).step_s
+
+
 def test_a_stage_that_nobody_else_holds_is_the_reason() -> None:
     of = profile(4, 8)
     plan = first_plan(of, "2+2", 4)
