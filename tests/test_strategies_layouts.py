@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
@@ -64,6 +64,7 @@ def test_a_split_has_the_least_bottleneck_of_all_splits(seconds: list[float], n_
     n_stages=st.integers(1, 5),
     memory=st.integers(20, 400),
 )
+@example(sizes=[(1.0, 0, 0), (1.0, 0, 0), (1.0, 0, 0), (1.0, 0, 11), (1.0, 0, 0)], n_stages=4, memory=20)
 def test_a_split_fits_the_memory_and_is_found_whenever_one_does(
     sizes: list[tuple[float, int, int]], n_stages: int, memory: int
 ) -> None:

@@ -123,7 +123,8 @@ class Shapes:
     def _best(self, n_stages: int) -> Shape | None:
         """Bisection on the bottleneck; packing each stage as full as it goes decides whether a bottleneck is reachable.
 
-        This gives the optimum of the dynamic program over (stage, layer), as any part of a feasible range is feasible.
+        This gives the optimum of the dynamic program over (stage, layer), as any part of a feasible range is feasible, and
+        any layer by itself is; where one is not, for want of memory, the dynamic program decides.
         """
         n_layers = len(self.profile.layers)
         if not 1 <= n_stages <= n_layers:
@@ -167,13 +168,46 @@ class Shapes:
         return self._needs[n_in_flight]
 
     def _packed(self, n_stages: int, bound_s: float) -> list[int] | None:
+        """Cuts of stages within the bound and the memory, each as late as can be; None if there are none."""
         cuts = [0]
         for stage in range(n_stages):
             stop = self._reach(stage, n_stages, cuts[-1], bound_s)
             if stop <= cuts[-1]:
-                return None
+                return None if self._all_fit(n_stages) else self._searched(n_stages, bound_s)
             cuts.append(stop)
-        return cuts if cuts[-1] == len(self.profile.layers) else None
+        if cuts[-1] == len(self.profile.layers):
+            return cuts
+        return None if self._all_fit(n_stages) else self._searched(n_stages, bound_s)
+
+    def _all_fit(self, n_stages: int) -> bool:
+        """Whether each layer fits by itself into any stage."""
+        needs = self._needs_of(min(n_stages, self.n_micro_batches))
+        room = self._room - (self._messages if n_stages > 1 else 0)
+        return max(b - a for a, b in pairwise(needs)) <= room
+
+    def _searched(self, n_stages: int, bound_s: float) -> list[int] | None:
+        """The same where some layer fits only into late stages, which keep less: as full as it goes may end before it.
+
+        By dynamic programming over (stage, cut); of the cuts before a stage the latest one reaches farthest.
+        """
+        n_layers = len(self.profile.layers)
+        before: list[dict[int, int]] = [{0: 0}]
+        for stage in range(n_stages):
+            found: dict[int, int] = {}
+            latest = iter([*before[-1], n_layers + 1])
+            first, after = -1, next(latest)
+            for stop in range(stage + 1, n_layers + 1):
+                while after < stop:
+                    first, after = after, next(latest)
+                if first >= 0 and stop <= self._reach(stage, n_stages, first, bound_s):
+                    found[stop] = first
+            before.append(found)
+        if n_layers not in before[-1]:
+            return None
+        cuts = [n_layers]
+        for found in reversed(before[1:]):
+            cuts.append(found[cuts[-1]])
+        return cuts[::-1]
 
     def _evened(self, n_stages: int, latest: Sequence[int], bound_s: float) -> list[int]:
         """Of the splits within the bound, one whose cuts are near the ideal ones: slack is spread, not left to the last."""
