@@ -6,12 +6,21 @@ import os
 import sys
 from pathlib import Path
 
+from odyssey.codec import for_people
 from odyssey.errors import OdysseyError, UsageError
+from odyssey.text import as_unicode
 
 
 def check(given: Path | str, option: str) -> Path:
     """The file to write. Raises UsageError if it cannot be written."""
     path = Path(given)
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # too long a name, a file for a directory, a NUL
+        why = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(f"{option}: {for_people(as_unicode(str(path)), 200)}: {(why or str(error)).lower()}") from None
     if path.is_dir():
         raise UsageError(f"{option}: {path} is a directory", f"name a file in it, for example {path / 'file'}")
     if not path.parent.is_dir():

@@ -274,4 +274,5 @@ def _read(path_or_name: str, folder: str, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise ProfileError(f"{path}: {field_first(str(error))}", help) from None
     except msgspec.DecodeError as error:
-        raise ProfileError(f"{path}: not YAML: {error}", help) from None
+        why = " ".join(str(error).replace('in "<byte string>",', "at").split())  # PyYAML takes several lines for it
+        raise ProfileError(f"{path}: not YAML: {why}", help) from None

@@ -7,12 +7,13 @@ thread on a CPU, so that sharing cores is the timeline's business, not the measu
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from odyssey.codec import Json, Malformed, to_json
+from odyssey.codec import Json, Malformed, field_first, to_json
 from odyssey.errors import ProfileError
 from odyssey.messages import Boundary, LayerSpec
 
@@ -163,12 +164,32 @@ def write(profile: Profile, path: Path) -> None:
     temporary.replace(path)
 
 
+LEAST, MOST_COUNTED = 1e-30, 10**18
+"""What a file may have besides 0: seconds and rates from LEAST to 1 / LEAST, and so many bytes. No quotient overflows then."""
+_AGAIN = "measure it again with `odyssey profile train.py`"
+
+
 def read(path: Path) -> Profile:
     """Read a profile. Raises ProfileError that names file and field."""
     try:
         profile: Profile = Json(Profile).decode(path.read_bytes())
-        return profile
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}", "measure one with `odyssey profile train.py`") from None
     except Malformed as error:
-        raise ProfileError(f"{path}: {error}", "measure it again with `odyssey profile train.py`") from None
+        raise ProfileError(f"{path}: {field_first(str(error))}", _AGAIN) from None
+    for field, value in _numbers(msgspec.to_builtins(profile), ""):
+        if value != 0 and not LEAST <= abs(value) <= (MOST_COUNTED if isinstance(value, int) else 1 / LEAST):
+            raise ProfileError(f"{path}: {field}: no cluster has {value:g}", _AGAIN)
+    return profile
+
+
+def _numbers(value: object, path: str) -> Iterator[tuple[str, int | float]]:
+    """All of a file, each with the path of its field."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _numbers(child, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for i, child in enumerate(value):
+            yield from _numbers(child, f"{path}[{i}]")
+    elif isinstance(value, int | float):
+        yield path, value

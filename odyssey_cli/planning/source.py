@@ -92,8 +92,11 @@ def _named(text: str) -> Source:
 
 
 def of_profile(path: Path) -> Source:
-    """A measured profile; as many ranks as it was measured for."""
-    profile = read(path)
+    """A measured profile; as many ranks as it was measured for. Raises UsageError."""
+    try:
+        profile = read(path)
+    except ProfileError as error:
+        raise UsageError(error.what, error.help) from None
     cluster = profile.cluster
     return Source(str(path), profile, cluster.nodes_per_host, cluster.ranks_per_node)
 

@@ -1,0 +1,223 @@
+"""Profiles, job files and flags of `odyssey rehearse` and `replay`, each changed a little: an answer, or one clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher.joblog.exit_codes import ExitCode
+from odyssey.codec import to_json
+from odyssey_cli.__main__ import main
+from tests import job_events
+
+pytestmark = pytest.mark.timeout(120)
+
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    0.5,
+    3,
+    1e-300,
+    1e308,
+    math.nan,
+    math.inf,
+    10**30,
+    1 << 62,
+    "",
+    "three",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+]
+JOB = "model: MODEL\ncluster: CLUSTER\nlayout: 2x2\nglobal_batch: 16\nmicro_batch: 1\n"
+MODEL = "name: small\nn_blocks: 4\nhidden: 64\nsequence: 32\nvocabulary: 100\n"
+CLUSTER = (
+    "name: four\nn_ranks: 4\nranks_per_node: 2\nmemory_gb: 8\nflops: {bf16: 1.0e+12}\nefficiency: 0.5\n"
+    "memory_bandwidth: 1.0e+11\nintra_host: {latency_s: 1.0e-5, bandwidth: 1.0e+10}\n"
+    "inter_host: {latency_s: 1.0e-5, bandwidth: 1.0e+9}\nrecovery: {detect_s: 0.1, pause_s: 0.5}\n"
+)
+WITHIN = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "trace.csv").write_text("3600,1,lost\n7200,1,returned\n9000,0,lost\n")
+    (tmp_path / "good.json").write_bytes(to_json(job_events.profile()))
+    return tmp_path
+
+
+def told(*arguments: str) -> tuple[int, str]:
+    """Exit code, and the error if there is one: one line, perhaps with help, and no traceback."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(arguments))
+    lines = err.getvalue().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert "Traceback" not in err.getvalue(), err.getvalue()
+    assert len(errors) == (code != ExitCode.OK), err.getvalue()
+    assert code in (ExitCode.OK, ExitCode.FAILED, ExitCode.USAGE), err.getvalue()
+    assert all(line.startswith(("error: ", "help: ", "odyssey: ")) for line in lines), err.getvalue()
+    return code, errors[0].removeprefix("error: ") if errors else ""
+
+
+def is_about(source: str) -> tuple[int, str]:
+    """What both commands say of a source: nothing is rehearsed, as the drill names a rank that no job has."""
+    replayed = told("replay", "trace.csv", source, "--policy", "shrink", "--policy", "torchrun")
+    code, error = told("rehearse", source, "--slow", "1000000000=2")
+    assert code != ExitCode.OK
+    if replayed[0] == ExitCode.USAGE and source in replayed[1]:
+        assert error == replayed[1], "the same file, the same error"
+    return replayed
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Of everything within a JSON value."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield (*path, key)
+        yield from places(child, (*path, key))
+
+
+def with_change(value: Any, path: tuple[str | int, ...], other: Any, how: str) -> Any:
+    """A copy in which what stands at `path` is replaced, left out, or has an unknown neighbour."""
+    changed = json.loads(json.dumps(value))
+    at = changed
+    for key in path[:-1]:
+        at = at[key]
+    if how == "left out":
+        del at[path[-1]]
+    elif how == "with a neighbour" and isinstance(at, dict):
+        at["unknown"] = other
+    else:
+        at[path[-1]] = other
+    return changed
+
+
+@WITHIN
+@given(data=st.data())
+def test_a_changed_profile_is_a_profile_or_one_error(folder: Path, data: st.DataObject) -> None:
+    good = json.loads((folder / "good.json").read_text())
+    path = data.draw(st.sampled_from(list(places(good))))
+    how = data.draw(st.sampled_from(["replaced", "replaced", "replaced", "left out", "with a neighbour"]))
+    changed = with_change(good, path, data.draw(st.sampled_from(ODD)), how)
+    (folder / "p.json").write_text(json.dumps(changed))
+    code, error = is_about("p.json")
+    if code == ExitCode.USAGE:
+        assert error.startswith("p.json: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "other", "error"),
+    [
+        (("layers", 1, "forward_s"), -0.2, "p.json: layers[1].forward_s: expected `float` > 0.0"),
+        (("cluster", "intra_host", "bandwidth"), "fast", "p.json: cluster.intra_host.bandwidth: expected `float`, got `str`"),
+        (("micro_batch",), 0, "p.json: micro_batch: "),
+        (("recovery", "pause_s"), None, "p.json: recovery.pause_s: "),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_path(folder: Path, path: tuple[str | int, ...], other: object, error: str) -> None:
+    good = json.loads((folder / "good.json").read_text())
+    (folder / "p.json").write_text(json.dumps(with_change(good, path, other, "replaced")))
+    code, found = is_about("p.json")
+    assert code == ExitCode.USAGE and found.startswith(error), found
+
+
+@WITHIN
+@given(data=st.data())
+def test_a_changed_job_file_is_a_job_or_one_error(folder: Path, data: st.DataObject) -> None:
+    texts = {"model.yaml": MODEL, "cluster.yaml": CLUSTER, "job.yaml": JOB}
+    name = data.draw(st.sampled_from(sorted(texts)))
+    text = texts[name]
+    at = data.draw(st.integers(0, len(text)))
+    junk = ["", "0", "-", ":", "\n", "\t", "~", "99999999999", "e9", "{", "[", "&", "*a", "nan", "\x00", "é", ": :"]
+    texts[name] = text[:at] + data.draw(st.sampled_from(junk)) + text[at + data.draw(st.integers(0, 6)) :]
+    for file, content in texts.items():
+        (folder / file).write_text(content.replace("MODEL", "model.yaml").replace("CLUSTER", "cluster.yaml"))
+    is_about("job.yaml")
+
+
+@WITHIN
+@given(data=st.data())
+def test_odd_flags_are_answered_or_one_error(folder: Path, data: st.DataObject) -> None:
+    flags = [
+        *("--nodes", "--nproc-per-node", "--layout", "--mtbf", "--repair", "--transient", "--days", "--seed"),
+        *("--trace-nodes", "--save", "--restart", "--checkpoint-every", "--json", "--svg"),
+    ]
+    values = [
+        "",
+        "0",
+        "-1",
+        "1",
+        "3",
+        "0.5",
+        "1e308",
+        "nan",
+        "inf",
+        "1h",
+        "0s",
+        "-3s",
+        "2x2",
+        "9x9",
+        "auto",
+        "/",
+        "\x00",
+        "é" * 300,
+    ]
+    given_flags = data.draw(st.lists(st.tuples(st.sampled_from(flags), st.sampled_from(values)), min_size=1, max_size=2))
+    trace = data.draw(st.sampled_from(["trace.csv", "exponential", "weibull"]))
+    extra = ["--mtbf", "2h", "--days", "1"] if trace != "trace.csv" else []
+    told("replay", trace, "good.json", "--policy", "shrink", *extra, *(word for flag in given_flags for word in flag))
+
+
+@WITHIN
+@given(data=st.data())
+def test_odd_flags_of_a_rehearsal_are_one_error(folder: Path, data: st.DataObject) -> None:
+    flags = [
+        "--nodes",
+        "--nproc-per-node",
+        "--layout",
+        "--mtbf",
+        "--seed",
+        "--steps",
+        "--speed",
+        "--jitter",
+        "--slow",
+        "--drill",
+    ]
+    flags += ["--trace", "--strategy", "--max-restarts"]
+    values = [
+        "",
+        "0",
+        "-1",
+        "0.5",
+        "1e308",
+        "nan",
+        "inf",
+        "-3s",
+        "9x9",
+        "/",
+        "\x00",
+        "7=2",
+        "0=nan",
+        "step=1",
+        "kill=0",
+        "hope",
+    ]
+    given_flags = data.draw(st.lists(st.tuples(st.sampled_from(flags), st.sampled_from(values)), min_size=1, max_size=2))
+    words = [word for flag in given_flags for word in flag]
+    code, _ = told("rehearse", "good.json", *words, "--slow", "1000000000=2")
+    assert code != ExitCode.OK, "nothing was started"
