@@ -185,3 +185,20 @@ def test_a_job_is_planned_recovered_and_seen_from_inside_such_a_project(python: 
     assert "train.py" in seen.stdout
     planned = scene.start_command([*odyssey, "plan", "gpt-tiny-two-cores", "--fail-ranks=3"], env=here).succeed()
     assert planned.stdout.startswith("now  layout")
+
+
+def test_a_cluster_is_rehearsed_and_its_log_replayed_from_inside_such_a_project(python: Path, scene: Scene) -> None:
+    make_project(scene, 2)
+    here = {"PYTHONPATH": ".", **cache_of(scene)}
+    odyssey = [str(python), "-m", "odyssey_cli"]
+    small = ["--nodes=1", "--nproc-per-node=2", "--layout=2x1", "--speed=50", "--steps=4", "--drill=step=2 lose=1"]
+    run = scene.start_command([*odyssey, "rehearse", "gpt3-medium-a100-32", "--no-display", *small], env=here).succeed()
+    assert "(rehearsed)" in run.stderr and "rank 1 is lost: stage 0 of pipeline 1" in run.stdout
+    scene.assert_nothing_left()
+
+    (job,) = (path for path in (scene.cwd / "odyssey-logs").iterdir() if path.is_dir())
+    again = scene.start_command([*odyssey, "replay", str(job)], env=here).succeed()
+    assert "decisions came out the same" in again.stdout
+    drawn = ["exponential", "gpt-tiny-two-cores", "--mtbf=6h", "--days=1", "--policy=shrink"]
+    replayed = scene.start_command([*odyssey, "replay", *drawn], env=here).succeed()
+    assert replayed.stdout.startswith("trace  exponential: ")
