@@ -25,7 +25,9 @@ from odyssey.errors import ProfileError
 from perfmodel.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery, read
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Few = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+"""Of what there is a value each of in memory: layers and ranks."""
 T = TypeVar("T")
 
 
@@ -53,7 +55,7 @@ class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    n_blocks: Count
+    n_blocks: Few
     hidden: Count
     sequence: Count
     vocabulary: Count
@@ -70,15 +72,15 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal devices. `flops`: peak rate of a device by precision, `efficiency`: the part of it that a block reaches."""
 
     name: str
-    n_ranks: Count
-    ranks_per_node: Count
+    n_ranks: Few
+    ranks_per_node: Few
     memory_gb: Positive
     flops: dict[Literal["bf16", "fp16", "fp32"], Positive]
     efficiency: Annotated[float, msgspec.Meta(gt=0, le=1)]
     memory_bandwidth: Positive
     intra_host: Link
     inter_host: Link
-    nodes_per_host: Count = 1
+    nodes_per_host: Few = 1
     interface_bandwidth: Positive | None = None
     cores: Count | None = None
     runtime_gb: Annotated[float, msgspec.Meta(ge=0)] = 2.0

@@ -150,6 +150,19 @@ def test_a_changed_job_file_is_a_job_or_one_error(folder: Path, data: st.DataObj
     is_about("job.yaml")
 
 
+@pytest.mark.parametrize(("file", "text", "field"), [("model.yaml", MODEL, "n_blocks"), ("cluster.yaml", CLUSTER, "n_ranks")])
+def test_more_than_fits_in_memory_is_refused(folder: Path, file: str, text: str, field: str) -> None:
+    for name, content in {
+        "model.yaml": MODEL,
+        "cluster.yaml": CLUSTER,
+        "job.yaml": JOB,
+        file: text.replace(": 4", ": 99999999"),
+    }.items():
+        (folder / name).write_text(content.replace("MODEL", "model.yaml").replace("CLUSTER", "cluster.yaml"))
+    code, error = is_about("job.yaml")
+    assert code == ExitCode.USAGE and error == f"{file}: {field}: expected `int` <= 1000000"
+
+
 @WITHIN
 @given(data=st.data())
 def test_odd_flags_are_answered_or_one_error(folder: Path, data: st.DataObject) -> None:
