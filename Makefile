@@ -5,7 +5,7 @@
 #   make soak      the long tests: a thousand random faults in random jobs (half an hour)
 #   make lint      ruff and mypy
 #   make bench     the benchmarks, written to docs/benchmarks.md
-#   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs
+#   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs, docs/change.svg
 #   make gpu-test  the tests that need a GPU
 
 PYTHON ?= python3
@@ -51,6 +51,7 @@ picture: $(READY)
 	$(BIN)/odyssey rehearse gpt3-3.35b-a100-32-batch-128 --strategy reroute --drill 'step=4 lose=10' --steps 8 --speed 0.25 \
 		--no-display --log-dir build/timeline
 	$(BIN)/odyssey timeline build/timeline/*/ --no-prediction --svg docs/timeline.svg
+	$(BIN)/odyssey plan gpt3-medium-a100-32 --layout 4x8 --fail-ranks 6 --strategy reroute --change docs/change.svg
 
 # One `make` installs, another waits for it: two at once would break each other's. What was interrupted is made anew.
 $(READY): pyproject.toml
