@@ -5,5 +5,5 @@ compose.py  from ranges of layers to a validated Plan
 draft.py    from a layout to a Plan: which worker gets which layers
 routing.py  others do what a lost worker did
 exchange.py their orders, worked out once for those that are alike
-ordering.py explicit orders by list scheduling
+ordering.py explicit orders of pipelines that exchange micro-batches
 """
