@@ -1,9 +1,13 @@
 """List scheduling: a simulation in which every free worker starts the most urgent thing that is ready.
 
 Backwards go first (they free memory and the stages before wait for them), then forwards as long as the worker's
-activations stay under its cap, then deferred weight-gradients. 1F1B is what this gives where nothing is lost. The orders are
-the ones of a run that came to its end, so the workers can never wait for each other in a circle. Where caps would
-stop everybody, the least overdraft is allowed and the memory model judges the result.
+activations stay under its cap, then deferred weight-gradients. The orders are the ones of a run that came to its end, so the
+workers can never wait for each other in a circle. Where caps would stop everybody, the least overdraft is allowed and the
+memory model judges the result.
+
+A backward is split in I and a deferred W where there is room for what the W needs; where there is none a deferred W goes
+first, or else B runs whole. So that there is room, forwards beyond the number that 1F1B has in flight start only if the halves
+of all fit. At the cap of 1F1B this comes to 1F1B; with memory to spare the W fill the bubbles (zero bubble, Qi et al. 2024).
 """
 
 from __future__ import annotations
@@ -15,35 +19,44 @@ from typing import Literal
 
 FINISH, ARRIVE = 0, 1
 Kind = Literal["F", "B", "I", "W"]
+KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 
 @dataclass
 class Tasks:
     """What is to be done: a task is one micro-batch at one stage of its home pipeline.
 
-    The tasks of a micro-batch follow each other, stage by stage. `split`: B as I and a deferred W. By task: its worker, its
-    (stage, micro-batch), its urgency, less is sooner; the seconds of its computations by kind (`FB`, or `FIW`), how long its
-    input, and the gradient by it, are on their way; the bytes that it keeps from F on, and those that it defers from I to W.
+    The tasks of a micro-batch follow each other, stage by stage. By task: its worker, its (stage, micro-batch), its urgency,
+    less is sooner; whether its B may be split; the time of F, B, I and W, how long its input, and the gradient by it, are on
+    their way; the bytes that it keeps from F on, and those that an I adds until its W. Integers give the same orders everywhere.
     """
 
-    split: bool
     worker: list[int] = field(default_factory=list)
     name: list[tuple[int, int]] = field(default_factory=list)
     urgency: list[tuple[int, int]] = field(default_factory=list)
     is_last: list[bool] = field(default_factory=list)
-    seconds: list[tuple[float, ...]] = field(default_factory=list)
-    way_s: list[float] = field(default_factory=list)
+    splits: list[bool] = field(default_factory=list)
+    times: list[tuple[float, float, float, float]] = field(default_factory=list)
+    way: list[float] = field(default_factory=list)
     keeps: list[float] = field(default_factory=list)
     defers: list[float] = field(default_factory=list)
 
 
 @dataclass
 class Row:
-    """A worker of the simulation: what it has done, in order, and for how long; what it keeps; what is ready."""
+    """A worker of the simulation: what it has done, in order, and for how long; what is ready.
 
+    `live`: the bytes that it keeps; `promised`: with what the halves of all in flight will add. `at_once`: as many as 1F1B has
+    in flight.
+    """
+
+    cap: float
+    at_once: int
     order: list[tuple[Kind, int, int]] = field(default_factory=list)
-    worked_s: float = 0.0
+    worked: float = 0.0
     live: float = 0.0
+    promised: float = 0.0
+    in_flight: int = 0
     busy: bool = False
     forwards: list[tuple[tuple[int, int], int]] = field(default_factory=list)
     backwards: list[tuple[tuple[int, int], int]] = field(default_factory=list)
@@ -51,14 +64,16 @@ class Row:
 
 
 class Run:
-    """One simulation. `rows`: by worker. `now`: seconds; when it has played, the makespan."""
+    """One simulation. `rows`: by worker. `now`: when it has played, the makespan.
 
-    def __init__(self, tasks: Tasks, caps: Mapping[int, float]) -> None:
-        self.tasks, self.caps = tasks, caps
-        self.rows = {worker: Row() for worker in sorted(set(tasks.worker))}
-        self.now = 0.0
+    By worker, `caps`: the most bytes that it may keep; `at_once`: the micro-batches that it has in flight under 1F1B.
+    """
+
+    def __init__(self, tasks: Tasks, caps: Mapping[int, float], at_once: Mapping[int, int]) -> None:
+        self.tasks = tasks
+        self.rows = {worker: Row(caps[worker], at_once[worker]) for worker in sorted(set(tasks.worker))}
+        self.now: float = 0
         self._events: list[tuple[float, int, int, str]] = []
-        self._kinds: tuple[Kind, ...] = ("F", "I", "W") if tasks.split else ("F", "B")
 
     def play(self) -> None:
         """Run to the end."""
@@ -86,25 +101,47 @@ class Run:
                     self._finish(task, kind, touched)
 
     def _start(self, worker: int) -> None:
-        row = self.rows[worker]
+        row, tasks = self.rows[worker], self.tasks
         if row.backwards:
-            self._run(row, heapq.heappop(row.backwards)[1], self._kinds[1])
-        elif row.forwards and row.live + self.tasks.keeps[row.forwards[0][1]] <= self.caps[worker]:
-            self._run(row, heapq.heappop(row.forwards)[1], "F")
+            task = row.backwards[0][1]
+            if not tasks.splits[task]:
+                self._run(row, row.backwards, "B")
+            elif row.live + tasks.defers[task] <= row.cap:
+                self._run(row, row.backwards, "I")
+            elif row.deferred:
+                self._run(row, row.deferred, "W")
+            else:
+                self._run(row, row.backwards, "B")
+        elif row.forwards and self._has_room(row, row.forwards[0][1]):
+            self._run(row, row.forwards, "F")
         elif row.deferred:
-            self._run(row, heapq.heappop(row.deferred)[1], "W")
+            self._run(row, row.deferred, "W")
 
-    def _run(self, row: Row, task: int, kind: Kind) -> None:
+    def _has_room(self, row: Row, task: int) -> bool:
+        keeps = self.tasks.keeps[task]
+        if row.live + keeps > row.cap:
+            return False
+        return row.in_flight < row.at_once or row.promised + keeps + self._adds(task) <= row.cap
+
+    def _adds(self, task: int) -> float:
+        """What an I of this task would add, if it may be split."""
+        return self.tasks.defers[task] if self.tasks.splits[task] else 0
+
+    def _run(self, row: Row, ready: list[tuple[tuple[int, int], int]], kind: Kind) -> None:
+        """Start `kind` of the most urgent task of `ready`."""
         tasks = self.tasks
+        _, task = heapq.heappop(ready)
         row.order.append((kind, *tasks.name[task]))
         row.busy = True
         if kind == "F":
+            row.in_flight += 1
             row.live += tasks.keeps[task]
+            row.promised += tasks.keeps[task] + self._adds(task)
         elif kind == "I":
             row.live += tasks.defers[task]
-        seconds = tasks.seconds[task][self._kinds.index(kind)]
-        row.worked_s += seconds
-        heapq.heappush(self._events, (self.now + seconds, FINISH, task, kind))
+        time = tasks.times[task][KINDS.index(kind)]
+        row.worked += time
+        heapq.heappush(self._events, (self.now + time, FINISH, task, kind))
 
     def _finish(self, task: int, kind: str, touched: set[int]) -> None:
         tasks = self.tasks
@@ -114,20 +151,20 @@ class Run:
             if tasks.is_last[task]:
                 self._ready(task, "B")
             else:
-                self._arrive(task + 1, "F", tasks.way_s[task + 1], touched)
+                self._arrive(task + 1, "F", tasks.way[task + 1], touched)
             return
         if kind != "W" and tasks.name[task][0] > 0:
-            self._arrive(task - 1, "B", tasks.way_s[task], touched)
+            self._arrive(task - 1, "B", tasks.way[task], touched)
         if kind == "I":
             heapq.heappush(row.deferred, (tasks.urgency[task], task))
-        elif kind == "B":
-            row.live -= tasks.keeps[task]
         else:
-            row.live -= tasks.keeps[task] + tasks.defers[task]
+            row.in_flight -= 1
+            row.live -= tasks.keeps[task] + (tasks.defers[task] if kind == "W" else 0)
+            row.promised -= tasks.keeps[task] + self._adds(task)
 
-    def _arrive(self, task: int, kind: str, delay_s: float, touched: set[int]) -> None:
-        if delay_s > 0:
-            heapq.heappush(self._events, (self.now + delay_s, ARRIVE, task, kind))
+    def _arrive(self, task: int, kind: str, delay: float, touched: set[int]) -> None:
+        if delay > 0:
+            heapq.heappush(self._events, (self.now + delay, ARRIVE, task, kind))
             return
         touched.add(self.tasks.worker[task])
         self._ready(task, kind)
@@ -139,9 +176,9 @@ class Run:
     def _overdraw(self) -> bool:
         """Everybody waits for memory: let the forward run that needs the least above its cap. False if all is done."""
         keeps = self.tasks.keeps
-        waiting = [(row.live + keeps[row.forwards[0][1]] - self.caps[w], w) for w, row in self.rows.items() if row.forwards]
+        waiting = [(row.live + keeps[row.forwards[0][1]] - row.cap, w) for w, row in self.rows.items() if row.forwards]
         if not waiting:
             return False
         row = self.rows[min(waiting)[1]]
-        self._run(row, heapq.heappop(row.forwards)[1], "F")
+        self._run(row, row.forwards, "F")
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from odyssey.ordering import Run, Tasks
+from odyssey.ordering import KINDS, Run, Tasks
 from odyssey.plan import ComputeOrder, Plan
 from perfmodel.cells import joined
 from perfmodel.costs import Costs
@@ -33,10 +33,11 @@ def order(plan: Plan, costs: Costs, *, split: bool, caps: Mapping[int, float]) -
     touched = {plan.place[route.worker][0] for route in plan.routes} | {plan.home[route.micro_batch] for route in plan.routes}
     for members in joined(plan, together=False):
         if touched.intersection(members):
-            run = Run(_tasks(plan, costs, members, split), caps)
+            at_once = {w: len(plan.pipelines[p].stages) - s for w, (p, s) in plan.place.items()}
+            run = Run(_tasks(plan, costs, members, split), caps, at_once)
             run.play()
             makespan = max(makespan, run.now)
-            busiest = max(busiest, *(row.worked_s for row in run.rows.values()))
+            busiest = max(busiest, *(row.worked for row in run.rows.values()))
             for worker, row in run.rows.items():
                 orders.append(ComputeOrder(worker, tuple(f"{stage}{kind}{k}" for kind, stage, k in row.order)))
     return Ordered(tuple(sorted(orders, key=lambda order: order.worker)), makespan, busiest)
@@ -48,10 +49,9 @@ def _tasks(plan: Plan, costs: Costs, members: list[int], split: bool) -> Tasks:
     activations = costs.sums(lambda layer: layer.activation_bytes)
     outputs = costs.sums(lambda layer: layer.output_bytes)
     route_of = plan.route_of
-    known: dict[tuple[int, int, int], tuple[float, ...]] = {}
+    known: dict[tuple[int, int, int], tuple[float, float, float, float]] = {}
     links: dict[tuple[int, int, int], float] = {}
-    kinds = ("F", "I", "W") if split else ("F", "B")
-    tasks = Tasks(split)
+    tasks = Tasks()
 
     def hop(a: int, b: int, size: int) -> float:
         key = (a, b, size)
@@ -72,14 +72,16 @@ def _tasks(plan: Plan, costs: Costs, members: list[int], split: bool) -> Tasks:
                 assert worker is not None
                 key = (p, s, samples)
                 if key not in known:
-                    known[key] = tuple(costs.compute_s(kind, stage.first, stage.stop, samples) for kind in kinds)
+                    f, b, i, w = (costs.compute_s(kind, stage.first, stage.stop, samples) for kind in KINDS)
+                    known[key] = (f, b, i, w)
                 tasks.worker.append(worker)
                 tasks.name.append((s, k))
                 tasks.urgency.append((j, k))
                 tasks.is_last.append(s == len(stages) - 1)
-                tasks.seconds.append(known[key])
+                tasks.splits.append(split)
+                tasks.times.append(known[key])
                 size = round(layers[stage.first - 1].output_bytes * share) if s else 0
-                tasks.way_s.append(0.0 if previous is None else hop(previous, worker, size))
+                tasks.way.append(0.0 if previous is None else hop(previous, worker, size))
                 tasks.keeps.append((activations[stage.stop] - activations[stage.first]) * share)
                 tasks.defers.append((outputs[stage.stop] - outputs[stage.first]) * share)
                 previous = worker
