@@ -8,7 +8,7 @@ In reading order:
 
 job.py        what a script hands over, and the loop that it gets back
 plan.py       who holds which layers and runs which micro-batch; schedule.py: the ops of it, worker by worker;
-              ordering.py: the list scheduler
+              split.py: with the backward in halves; ordering.py: the list scheduler
 messages.py   what a rank and its agent say to each other; codec.py: bytes from outside; link.py: the rank's end
 runtime       one rank at work: transactions, the engine, communication that can be cut
 model         the layers that it holds, and their state

@@ -28,7 +28,7 @@ class Tasks:
 
     The tasks of a micro-batch follow each other, stage by stage. By task: its worker, its (stage, micro-batch), its urgency,
     less is sooner; whether its B may be split; the time of F, B, I and W, how long its input, and the gradient by it, are on
-    their way; the bytes that it keeps from F on, and those that an I adds until its W. Integers give the same orders everywhere.
+    their way; the bytes that it keeps from F on, and those that an I adds until its W.
     """
 
     worker: list[int] = field(default_factory=list)

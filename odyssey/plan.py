@@ -11,6 +11,7 @@ distributes these numbers among pipelines; it cannot change, invent or drop a sa
 from __future__ import annotations
 
 import enum
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
@@ -72,11 +73,64 @@ class ComputeOrder(msgspec.Struct, frozen=True, gc=False):
     ops: tuple[str, ...]
 
 
+class LayerWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one micro-batch costs at each of `n` layers in a row: whole microseconds, bytes.
+
+    `transfer_us`: of the output to another worker. Both halves of the backward are 0 where it cannot be split; the
+    input-gradient alone is 0 where the layer's input has none. `state_bytes`: what the layer takes beside activations.
+    """
+
+    n: int
+    forward_us: int
+    backward_us: int
+    input_gradient_us: int
+    weight_gradient_us: int
+    transfer_us: int
+    activation_bytes: int
+    output_bytes: int
+    state_bytes: int
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What the rule `split` orders by. Integers, so that the agent and all ranks get the same order of them.
+
+    `op_us`: what an op costs beside its computation. `room_bytes`: what a worker may take for states and activations.
+    """
+
+    layers: tuple[LayerWork, ...]
+    op_us: int
+    room_bytes: int
+
+
 class Schedule(msgspec.Struct, frozen=True):
-    """The rule that orders computations (`1f1b`), and the workers that follow an order of their own."""
+    """The rule that orders computations, and the workers that follow an order of their own.
+
+    `1f1b`: one forward, one backward in turn. `split`: the backward in halves, ordered by `work` (odyssey/split.py), with
+    at most `cap` times the activations that 1F1B keeps; None: as many as there is room for.
+    """
 
     rule: str = "1f1b"
+    cap: float | None = None
+    work: Work | None = None
     orders: tuple[ComputeOrder, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For people: `1f1b`, `split 1.5x`, `split max`."""
+        if self.rule == "1f1b":
+            return self.rule
+        return f"{self.rule} max" if self.cap is None else f"{self.rule} {self.cap:g}x"
+
+    def problems(self, n_layers: int) -> Iterator[str]:
+        """What is wrong with it, for a model of so many layers."""
+        if self.rule == "split":
+            n_known = sum(layer.n for layer in self.work.layers) if self.work is not None else 0
+            if n_known != n_layers:
+                yield f"schedule.work knows {n_known} layers, the model has {n_layers}"
+            if self.cap is not None and not 1 <= self.cap < math.inf:
+                yield f"schedule.cap must be at least 1, got {self.cap:g}"
+        elif self.rule != "1f1b":
+            yield f"schedule.rule: unknown rule {self.rule!r}, expected '1f1b' or 'split'"
 
 
 class ReduceGroup(msgspec.Struct, frozen=True):
@@ -272,6 +326,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             text = "+".join(f"{n}x{length}" if n > 2 else "+".join([str(length)] * n) for length, n in runs)
         return f"{text} -{lost}" if lost else text
 
+    def form(self) -> str:
+        """The layout, and the schedule where it is not plain 1F1B: `2x4 split 1.5x`."""
+        return self.layout() if self.schedule.rule == "1f1b" else f"{self.layout()} {self.schedule.name}"
+
     # -- proof ---------------------------------------------------------------------------------------------------------
 
     def validate(self, held_before: Mapping[int, Collection[int]] | None = None) -> Plan:
@@ -329,6 +387,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
                 yield f"layer {layer} has no holder"
         yield from self._route_problems()
         yield from self._reduce_problems()
+        yield from self.schedule.problems(self.n_layers)
 
     def _route_problems(self) -> Iterator[str]:
         if len(self.route_of) != len(self.routes):

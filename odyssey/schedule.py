@@ -25,6 +25,7 @@ import msgspec
 
 from odyssey.errors import PlanError
 from odyssey.plan import Plan
+from odyssey.split import split_orders
 
 ComputeKind = Literal["F", "B", "I", "W"]
 TransferKind = Literal["F", "B"]
@@ -143,7 +144,7 @@ def program(plan: Plan, worker: int) -> list[Op]:
 
 
 def compute_order(plan: Plan, worker: int) -> list[Compute]:
-    """The explicit order of the plan where there is one, else the plan's rule (1F1B) over the worker's own stage."""
+    """The explicit order of the plan where there is one, else the plan's rule over the worker's own pipeline."""
     known: dict[int, list[Compute]] = _memory(plan, "compute_order")
     if worker not in known:
         known[worker] = _ordered(plan, worker)
@@ -159,13 +160,16 @@ def _memory(plan: Plan, name: str) -> dict[Any, Any]:
 def _ordered(plan: Plan, worker: int) -> list[Compute]:
     if worker in plan.order_of:
         return _explicit(plan, worker, plan.order_of[worker].ops)
-    if plan.schedule.rule != "1f1b":
-        raise PlanError(f"unknown schedule rule {plan.schedule.rule!r}")
+    for problem in plan.schedule.problems(plan.n_layers):
+        raise PlanError(problem)
     if worker in plan.routed_to:
         raise PlanError(f"worker {worker} runs micro-batches of other pipelines and has no explicit order")
     if worker not in plan.place:
         return []
     p, s = plan.place[worker]
+    if plan.schedule.rule == "split":
+        first = plan.pipelines[p].first_micro_batch
+        return [Compute(kind, s, first + j) for kind, j in split_orders(plan, p)[s]]
     own = [k for k in plan.pipelines[p].micro_batches if (k, s) not in plan.route_of]
     return one_forward_one_backward(s, len(plan.pipelines[p].stages), own)
 

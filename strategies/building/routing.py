@@ -48,13 +48,14 @@ def routed(
     if routing.problem:
         return [Proposal(strategy, None, routing.problem)]
     routes, ways = _narrowest(routing, before, costs) if routing.lost else ([], [])
+    rule = msgspec.structs.replace(before.schedule, orders=())
     try:
-        draft = compose(situation, strategy, stages, shares, routes=routes, spawned=spawned)
+        draft = compose(situation, strategy, stages, shares, routes=routes, schedule=rule, spawned=spawned)
     except PlanError as error:
         return [Proposal(strategy, None, error.what)]
     if not routes:
         return [Proposal(strategy, draft, "")]
-    schedules = [msgspec.structs.replace(draft.schedule, orders=way.orders) for way in ways]
+    schedules = [msgspec.structs.replace(rule, orders=way.orders) for way in ways]
     return [Proposal(strategy, msgspec.structs.replace(draft, schedule=schedule), "") for schedule in schedules]
 
 

@@ -1,0 +1,103 @@
+"""The rule `split`: pipelines whose backward runs in halves, ordered by list scheduling under a cap of memory.
+
+A pipeline is expanded as a whole, from the integers of the plan's `work`, so that its ranks and whoever prices the plan get the
+same order. Pipelines that are alike share one expansion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from odyssey.errors import PlanError
+from odyssey.ordering import Kind, Run, Tasks
+from odyssey.plan import LayerWork, Plan, Work
+
+Orders = tuple[tuple[tuple[Kind, int], ...], ...]
+"""For each stage, its computations: kind, and position of the micro-batch among the pipeline's own."""
+Ranges = tuple[tuple[int, int], ...]
+
+
+def split_orders(plan: Plan, pipeline: int) -> Orders:
+    """The orders of one whole pipeline. Raises PlanError if some of its micro-batches are routed elsewhere."""
+    known: dict[int, Orders] = plan.__dict__.setdefault("_split_orders", {})
+    if pipeline not in known:
+        its = plan.pipelines[pipeline]
+        work = plan.schedule.work
+        assert work is not None, "the rule `split` has its work, see Schedule.problems"
+        if not its.is_complete or any(plan.home[k] == pipeline for k, _ in plan.route_of):
+            raise PlanError(f"pipeline {pipeline} is routed elsewhere in part and has no explicit order")
+        ranges = tuple((stage.first, stage.stop) for stage in its.stages)
+        last = plan.n_samples(its.stop_micro_batch - 1)
+        known[pipeline] = _expanded(work, plan.schedule.cap, ranges, len(its.micro_batches), last, plan.micro_batch)
+    return known[pipeline]
+
+
+@lru_cache(maxsize=256)
+def _expanded(
+    work: Work, cap: float | None, ranges: Ranges, n_micro_batches: int, last_samples: int, micro_batch: int
+) -> Orders:
+    """`last_samples`: of the last micro-batch; all others have `micro_batch`."""
+    tasks = Tasks()
+    layers = [layer for layer in work.layers for _ in range(layer.n)]
+    stages = [_stage(layers[first:stop]) for first, stop in ranges]
+    for j in range(n_micro_batches):
+        samples = last_samples if j == n_micro_batches - 1 else micro_batch
+        for s, stage in enumerate(stages):
+
+            def part(whole: int, samples: int = samples) -> int:
+                return -(-whole * samples // micro_batch)
+
+            tasks.worker.append(s)
+            tasks.name.append((s, j))
+            tasks.urgency.append((j, j))
+            tasks.is_last.append(s == len(ranges) - 1)
+            tasks.splits.append(stage.splits)
+            forward, backward, of_input, of_weight = (work.op_us + part(time) for time in stage.times_us)
+            tasks.times.append((forward, backward, of_input, of_weight))
+            tasks.way.append(part(stages[s - 1].transfer_us) if s else 0)
+            tasks.keeps.append(part(stage.activation_bytes))
+            tasks.defers.append(part(stage.output_bytes))
+    at_once = {s: min(len(ranges) - s, n_micro_batches) for s in range(len(ranges))}
+    run = Run(tasks, {s: stage.most_bytes(cap, at_once[s], work.room_bytes) for s, stage in enumerate(stages)}, at_once)
+    run.play()
+    return tuple(tuple((kind, j) for kind, _, j in row.order) for row in run.rows.values())
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Sums over the layers of a stage. `times_us`: of F, B, I and W; `transfer_us`: of its last layer's output."""
+
+    splits: bool
+    times_us: tuple[int, int, int, int]
+    transfer_us: int
+    activation_bytes: int
+    output_bytes: int
+    state_bytes: int
+
+    def most_bytes(self, cap: float | None, at_once: int, room_bytes: int) -> int:
+        """What it may keep: `cap` times what 1F1B keeps, within the room that its states leave, at least one micro-batch."""
+        room = room_bytes - self.state_bytes
+        if cap is not None:
+            room = min(room, int(cap * at_once * self.activation_bytes))
+        return max(room, self.activation_bytes)
+
+
+def _stage(layers: Sequence[LayerWork]) -> _Stage:
+    """Where the stage's input has no gradient (the model's own input has none) all of the backward is left to W."""
+    forward = sum(layer.forward_us for layer in layers)
+    backward = sum(layer.backward_us for layer in layers)
+    of_input = sum(layer.input_gradient_us for layer in layers)
+    of_weight = sum(layer.weight_gradient_us for layer in layers)
+    can_be_split = all(layer.input_gradient_us + layer.weight_gradient_us > 0 for layer in layers if layer.backward_us)
+    if layers[0].input_gradient_us == 0:
+        of_input, of_weight = 0, backward
+    return _Stage(
+        splits=can_be_split and of_weight > 0,
+        times_us=(forward, backward, of_input, of_weight),
+        transfer_us=layers[-1].transfer_us,
+        activation_bytes=sum(layer.activation_bytes for layer in layers),
+        output_bytes=sum(layer.output_bytes for layer in layers),
+        state_bytes=sum(layer.state_bytes for layer in layers),
+    )
