@@ -89,10 +89,11 @@ def situation(
 
 
 def first_plan(of: Profile, layout: str, n_workers: int) -> Plan:
-    """The first plan of a job with this layout."""
-    chosen = initial_plan(situation(of, None, range(n_workers)), layout)[0]
-    assert chosen.plan is not None, chosen.reason
-    return chosen.plan
+    """The first plan of a job with this layout, in plain 1F1B."""
+    table = initial_plan(situation(of, None, range(n_workers)), layout)
+    plain = [c.plan for c in table if c.plan is not None and c.plan.schedule.rule == "1f1b"]
+    assert plain, table[0].reason
+    return plain[0]
 
 
 def without(plan: Plan, *lost: int) -> list[int]:

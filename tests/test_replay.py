@@ -25,7 +25,7 @@ from odyssey_cli.replay.traces import Change, Kind, Trace
 from perfmodel.profile import Recovery, write
 from tests import job_events
 from tests.coordinator_talk import Talk
-from tests.planning import profile
+from tests.planning import layer, profile
 
 RECOVERY = Recovery(
     detect_s=0.5, pause_s=0.25, spawn_s=4.0, groups_base_s=0.25, groups_member_s=0.0, warm_up_s=1.0, move_layer_s=0.0
@@ -34,8 +34,9 @@ NEVER = 1e9
 
 
 def outcome(policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, terms: Terms, n_layers: int = 4) -> Outcome:
-    """Layers take one second forward and two backward; nothing else costs anything but a recovery."""
-    setup = Setup(profile(n_layers, batch, ranks_per_node=1, recovery=RECOVERY), 1, layout)
+    """Layers take one second forward and two backward, which is not split; nothing else costs anything but a recovery."""
+    layers = [layer(str(i), 1.0, 2.0, 0.0) for i in range(n_layers)]
+    setup = Setup(profile(layers, batch, ranks_per_node=1, recovery=RECOVERY), 1, layout)
     starts = Starts(setup, n_nodes)
     with_all = starts.on(n_nodes)
     assert with_all is not None

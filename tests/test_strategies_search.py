@@ -115,7 +115,7 @@ def test_a_forced_strategy_is_the_only_one_in_the_table() -> None:
     of = job()
     plan = first_plan(of, "2x4", 8)
     table = search(situation(of, plan, without(plan, 5), respawnable=[5]), "respawn")
-    assert [c.strategy for c in table] == ["respawn"]
+    assert {c.strategy for c in table} == {"respawn"}
     with pytest.raises(UsageError, match="unknown strategy 'magic'"):
         search(situation(of, plan, without(plan, 5)), "magic")
 
@@ -177,6 +177,10 @@ def test_a_longer_transition_wins_exactly_above_the_break_even() -> None:
     assert winner(tie * 1.001).strategy == "respawn"
 
 
+def is_plain(candidate: Candidate) -> bool:
+    return candidate.plan is None or candidate.plan.schedule.rule == "1f1b"
+
+
 def test_a_table_made_ahead_is_ranked_anew_with_todays_expectation() -> None:
     of = job(recovery=Recovery(spawn_s=60.0))
     plan = first_plan(of, "2x4", 8)
@@ -188,7 +192,8 @@ def test_a_table_made_ahead_is_ranked_anew_with_todays_expectation() -> None:
     assert today[0].estimate is not None and today[0].estimate.transition.search_s == 0.25
     assert today[0].plan is not None and today[0].plan.estimate == today[0].estimate
     asked = search(msgspec.structs.replace(state, seconds_to_change=65.0, search_s=0.25))
-    assert [c.strategy for c in asked] == [c.strategy for c in today]
+    assert asked[0].strategy == today[0].strategy
+    assert [c.strategy for c in asked if is_plain(c)] == [c.strategy for c in today if is_plain(c)]
 
 
 def test_where_nothing_pays_the_shortest_transition_is_taken() -> None:

@@ -264,13 +264,13 @@ class Board:
         for rank in self.plan.idle:
             if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
                 self.ranks[rank] = RankState.IDLE
-        what = f"{self.plan.strategy}, layout {self.plan.layout()}"
+        what = f"{self.plan.strategy}, layout {self.plan.form()}"
         if self.recovering and self.recovery is not None:
             self.recovery.went, self.recovery.ended = body, time
             took = body.total_s if body.total_s is not None else time - self.recovery.began
             self._say(time, f"recovered in {quantities.seconds(took)}: {what}", "green")
         else:
-            self._say(time, f"started: layout {self.plan.layout()}")
+            self._say(time, f"started: layout {self.plan.form()}")
 
     def _committed(self, time: float, body: UnitCommitted) -> None:
         if body.result.kind != "step":

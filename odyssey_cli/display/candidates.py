@@ -53,14 +53,14 @@ def reasons(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bo
     table.add_column(no_wrap=True)
     table.add_column()
     for candidate in candidates:
-        name = candidate.strategy if candidate.plan is None else f"{candidate.strategy} {candidate.plan.layout()}"
+        name = candidate.strategy if candidate.plan is None else f"{candidate.strategy} {candidate.plan.form()}"
         table.add_row(Text(name, style="green" if is_chosen(candidate) else ""), Text(candidate.reason, style="dim"))
     return table
 
 
 def _numbers(candidate: Candidate, now_samples_per_s: float | None) -> list[str]:
     """Layout, step time, rate, transition, memory, score; `-` where there is nothing to price."""
-    layout = candidate.plan.layout() if candidate.plan is not None else "-"
+    layout = candidate.plan.form() if candidate.plan is not None else "-"
     estimate = candidate.estimate
     if estimate is None:
         return [layout, "-", "-", "-", "-", "-"]

@@ -109,7 +109,7 @@ def _text(event: Event) -> str:
             source = proposed.seconds_to_change_source
             return f"generation {event.generation}: {n_candidates}, next change expected in {change} ({source})"
         case PlanChosen(plan=plan, reason=reason):
-            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.layout()}: {reason}"
+            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.form()}: {reason}"
         case GenerationStarted() as went:
             return _went(event.generation, went)
         case StoreLost(reason=reason):

@@ -57,7 +57,7 @@ def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableTyp
     else:
         rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
         step = quantities.seconds(chosen.estimate.step_s)
-        title.append(f"{chosen.strategy}, layout {chosen.plan.layout()}, {step} a step, {rate} of now")
+        title.append(f"{chosen.strategy}, layout {chosen.plan.form()}, {step} a step, {rate} of now")
         states = dict.fromkeys(outcome.ranks, RankState.LOST)
         parts = [title, plan_grid(chosen.plan, states, width, ascii_only=ascii_only)]
         outside = idle_line(chosen.plan, states, ascii_only=ascii_only)
@@ -104,12 +104,12 @@ def _outcome_cells(answer: Answer, outcome: Outcome) -> list[str]:
         return [ranks, str(outcome.n_alike), "cannot go on", "-", "-", "-", "-"]
     rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
     transition = quantities.seconds(chosen.estimate.transition.total_s)
-    layout = chosen.plan.layout()
+    layout = chosen.plan.form()
     return [ranks, str(outcome.n_alike), chosen.strategy, layout, quantities.seconds(chosen.estimate.step_s), rate, transition]
 
 
 def _facts(plan: Plan) -> str:
-    facts = [f"layout {plan.layout()}"]
+    facts = [f"layout {plan.form()}"]
     if plan.estimate is not None:
         facts.append(f"{quantities.seconds(plan.estimate.step_s)} a step")
         facts.append(f"{quantities.rate(plan.global_batch / plan.estimate.step_s)} samples/s")

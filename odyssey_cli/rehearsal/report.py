@@ -104,7 +104,7 @@ def _generation(
     return Generation(
         plan.generation,
         plan.strategy,
-        plan.layout(),
+        plan.form(),
         len(plan.workers),
         plan.estimate.step_s * speed,
         None if step_s is None else step_s * speed,

@@ -112,7 +112,7 @@ class ElasticLife:
             self._missed = (self._missed[0], running_s)
             busy = job.nodes
             self._nodes.use((node for node, number in self._members.items() if number in busy), at_s)
-            self._decide(running_s, f"{job.plan.strategy} {job.plan.layout()}", len(job.plan.workers), self._ledger.step_s)
+            self._decide(running_s, f"{job.plan.strategy} {job.plan.form()}", len(job.plan.workers), self._ledger.step_s)
 
     def _prepare_start(self, at_s: float, why: str) -> None:
         """On all nodes that are there, or when more are."""

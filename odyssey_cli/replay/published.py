@@ -26,7 +26,7 @@ class _Restarting:
     """What the systems share: a job, how it starts, and what a restart takes."""
 
     def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
-        self._setup, self._starts, self._terms = setup, starts, terms
+        self._setup, self._starts, self._terms = setup, starts.plain(), terms
         self._used: frozenset[int] = frozenset()
 
     def start(self, there: frozenset[int]) -> Response:

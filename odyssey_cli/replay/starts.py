@@ -5,16 +5,18 @@ from __future__ import annotations
 from odyssey.plan import Plan
 from odyssey_cli.replay.job import Setup
 from perfmodel.reliability import PRIOR_MEAN_S
-from strategies.search import best, initial_plan
+from strategies.search import initial_plan
 from strategies.situation import Situation
 
 
 class Starts:
     """Of one job, on any number of its nodes."""
 
-    def __init__(self, setup: Setup, n_nodes: int) -> None:
-        """`n_nodes`: for which the layout was asked for; other numbers of nodes get the best one."""
+    def __init__(self, setup: Setup, n_nodes: int, *, only_1f1b: bool = False) -> None:
+        """`n_nodes`: for which the layout was asked for; other numbers of nodes get the best one. `only_1f1b`: as systems start
+        that do not split the backward."""
         self._setup = setup
+        self._only_1f1b = only_1f1b
         self.n_nodes = n_nodes
         self._known: dict[tuple[int, str], Plan | None] = {}
 
@@ -46,8 +48,12 @@ class Starts:
             profile=setup.profile,
             seconds_to_change=setup.mtbf_s if setup.mtbf_s is not None else PRIOR_MEAN_S,
         )
-        chosen = best(initial_plan(situation, layout))
-        return None if chosen is None else chosen.plan
+        plans = [candidate.plan for candidate in initial_plan(situation, layout) if candidate.plan is not None]
+        return next((plan for plan in plans if plan.schedule.rule == "1f1b" or not self._only_1f1b), None)
+
+    def plain(self) -> Starts:
+        """The same job by systems that do not split the backward."""
+        return Starts(self._setup, self.n_nodes, only_1f1b=True)
 
 
 def step_s(plan: Plan) -> float:

@@ -126,7 +126,7 @@ def bars(plan: Plan, worker: int, spans: Sequence[Span]) -> tuple[Bar, ...]:
 
 def headline(when: str, plan: Plan, strategy: str = "") -> str:
     """`after: layout 4x8 -1, reroute`; of a panel. Every part but the layout may be missing."""
-    return (f"{when}: " if when else "") + f"layout {plan.layout()}" + (f", {strategy}" if strategy else "")
+    return (f"{when}: " if when else "") + f"layout {plan.form()}" + (f", {strategy}" if strategy else "")
 
 
 def predicted(

@@ -2,6 +2,7 @@
 
 table.py     every strategy's candidates for a change, best first
 initial.py   how a job starts
+split.py     the best once more with the backward in halves
 unchanged.py how it goes on where no worker of its plan is lost
 dryrun.py    the same for losses that have not happened
 page.py      docs/strategies.md

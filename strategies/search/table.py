@@ -18,6 +18,7 @@ from perfmodel.costs import Costs
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
 from strategies.search import initial, unchanged
+from strategies.search.split import split
 from strategies.situation import Candidate, Proposal, Situation
 
 
@@ -110,7 +111,13 @@ def check_holders(situation: Situation) -> None:
 
 def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candidate]:
     costs = Costs(situation.profile, situation.node_of)
-    return _with_reasons([_priced(situation, costs, proposal) for proposal in proposals])
+
+    def priced(proposal: Proposal) -> Candidate:
+        return _priced(situation, costs, proposal)
+
+    candidates = [priced(proposal) for proposal in proposals]
+    changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
+    return _with_reasons(candidates + split(situation, costs, changes, priced))
 
 
 def _priced(situation: Situation, costs: Costs, proposal: Proposal) -> Candidate:

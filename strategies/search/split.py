@@ -1,0 +1,86 @@
+"""Zero bubbles: the best plain plans once more with their backward in halves, where that is worth its memory.
+
+The halves that can wait fill the bubbles of the pipelines (odyssey/split.py orders them, under a cap of memory), so there is
+nothing to gain where there are hardly any, or where ranks share cores that are busy anyway. Each cap that is tried is priced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from odyssey.plan import Plan, Schedule
+from perfmodel.costs import Costs
+from perfmodel.objective import objective
+from perfmodel.work import work_of
+from strategies.situation import Candidate, Proposal, Situation
+
+LADDER = (None, 2.0, 1.5, 1.25, 1.0)
+"""Caps in multiples of the activations that 1F1B keeps; None: all memory that is left."""
+WORTH = 0.99
+"""More memory is taken only for less than this part of the step time."""
+N_AT_START = 2
+"""So many layouts are tried when a job starts; when it goes on, of each strategy the best one."""
+
+
+def split(
+    situation: Situation, costs: Costs, candidates: Iterable[Candidate], priced: Callable[[Proposal], Candidate]
+) -> list[Candidate]:
+    """The best plain plans of each strategy under `split`, at the least cap that is about as fast as the fastest; of those
+    that gain by it. A plan is not tried if no order of it can beat the best candidate."""
+    work = work_of(situation.profile)
+    if not any(layer.input_gradient_us and layer.weight_gradient_us for layer in work.layers):
+        return []
+    found: list[Candidate] = []
+    taken = [(c, c.plan, c.estimate) for c in candidates if c.plan is not None and c.estimate is not None]
+    taken.sort(key=lambda row: -row[2].objective)
+    n_tried: Counter[str] = Counter()
+    for candidate, plan, estimate in taken:
+        if not _is_plain(plan) or n_tried[candidate.strategy] == (N_AT_START if situation.plan is None else 1):
+            continue
+        n_tried[candidate.strategy] += 1
+        best = max(c.estimate.objective for c in (taken[0][0], *found) if c.estimate is not None)
+        least_s = _least_s(plan, costs)
+        hoped = objective(plan.global_batch, least_s, estimate.transition.total_s, situation.seconds_to_change)
+        enough_s = estimate.step_s * WORTH
+        if least_s >= enough_s or hoped <= best:
+            continue
+        chosen: Candidate | None = None
+        for cap in LADDER:
+            schedule = Schedule("split", cap, work)
+            rung = priced(Proposal(candidate.strategy, msgspec.structs.replace(plan, schedule=schedule), ""))
+            if rung.plan is None or rung.estimate is None or rung.estimate.step_s >= enough_s:
+                break
+            if chosen is None:
+                enough_s = min(enough_s, rung.estimate.step_s / WORTH)
+            chosen = rung
+        if chosen is not None:
+            found.append(chosen)
+    return found
+
+
+def _is_plain(plan: Plan) -> bool:
+    """1F1B in pipelines, and no exceptions."""
+    is_1f1b = plan.schedule.rule == "1f1b" and not plan.schedule.orders and not plan.routes
+    return is_1f1b and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
+
+
+def _least_s(plan: Plan, costs: Costs) -> float:
+    """Seconds that no order can beat: the computations of the busiest worker, or those of a host over its cores."""
+    cores = costs.profile.cluster.cores
+    known: dict[tuple[int, int, int], float] = {}
+    of_host: dict[int, float] = {}
+    for pipeline in plan.pipelines:
+        n_samples = min(pipeline.stop_micro_batch * plan.micro_batch, plan.global_batch)
+        n_samples -= pipeline.first_micro_batch * plan.micro_batch
+        for stage in pipeline.stages:
+            key = (stage.first, stage.stop, n_samples)
+            if key not in known:
+                known[key] = costs.compute_s("F", *key) + costs.compute_s("B", *key)
+            if cores is not None and stage.worker is not None:
+                host = costs.host(stage.worker)
+                of_host[host] = of_host.get(host, 0.0) + known[key]
+    shared_s = max(of_host.values(), default=0.0) / cores if cores is not None else 0.0
+    return max(shared_s, *known.values()) * costs.profile.step_scale
