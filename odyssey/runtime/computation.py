@@ -146,6 +146,7 @@ class Computation:
         stage = self.plan.layer_range(op.micro_batch, op.stage)
         gradients = self._output_gradients(op, attempt, live)
         live.split = backward_input(live.outputs, gradients, live.inputs, self._weights(stage.layers))
+        live.outputs = []
         self._hand_back(op, attempt, live)
 
     def _weight_gradient(self, op: Compute, attempt: Try) -> None:

@@ -122,7 +122,8 @@ def backward_input(
     needing = [leaf for leaf in inputs if leaf.requires_grad]
     if not needing or not pairs:
         return [([output for output, _ in pairs], [gradient for _, gradient in pairs])]
-    kept_outputs = [output for output, _ in pairs]
+    # it ends by detaching them in place, which a view (of a Linear on sequences, say) refuses
+    kept_outputs = [output.clone() if output._is_view() else output for output, _ in pairs]
     _, weight_work = stage_backward_input(kept_outputs, [g for _, g in pairs], needing, iter(weights))
     return weight_work
 
