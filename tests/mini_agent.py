@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from launcher.coordinator.state import with_result
@@ -36,11 +37,12 @@ from odyssey.messages import (
     Result,
     frame,
 )
-from odyssey.plan import Plan, Stage
+from odyssey.plan import Plan, Schedule, Stage
 from odyssey.zygote import protocol
 from odyssey.zygote.protocol import ForkStore
 from perfmodel.merge import merge
 from perfmodel.profile import Profile
+from perfmodel.work import work_of
 from strategies.search import best, initial_plan, search
 from strategies.situation import Situation
 
@@ -144,6 +146,21 @@ class MiniAgent:
 
     def start(self, layout: str) -> dict[int, Ready]:
         """Measure, plan `layout` over all ranks, prepare them: everything of the first generation but its Go."""
+        self.measure()
+        return self.prepare(self.first_plan(layout))
+
+    def first_plan(self, layout: str) -> Plan:
+        """In plain 1F1B."""
+        table = initial_plan(self._situation({}, ()), layout)
+        return next(c.plan for c in table if c.plan is not None and c.plan.schedule.rule == "1f1b")
+
+    def split(self, plan: Plan, cap: float | None) -> Plan:
+        """The plan with its backward split, whether that pays or not."""
+        assert self._profile is not None
+        return msgspec.structs.replace(plan, schedule=Schedule("split", cap, work_of(self._profile))).validate()
+
+    def measure(self) -> None:
+        """The profile, by all ranks."""
         hellos = self.wait(Hello)
         model = hellos[0].model
         workers = range(min(self._n_ranks, len(model.layers)))
@@ -153,9 +170,6 @@ class MiniAgent:
         self._profile = merge(
             model, [measured[i] for i in workers], ranks_per_node=1, nodes_per_host=8, cores=None, model_name="train"
         )
-        chosen = best(initial_plan(self._situation({}, ()), layout))
-        assert chosen is not None and chosen.plan is not None
-        return self.prepare(chosen.plan)
 
     def pause(self) -> dict[int, Paused]:
         """The next generation: nobody communicates any more."""

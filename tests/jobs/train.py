@@ -37,6 +37,9 @@ def main() -> None:
         autocast=torch.bfloat16 if options.autocast else None,
     )
     losses: dict[int, float] = {}
+    kept = Kept()
+    if options.keeps is not None:
+        kept.__enter__()
     for step in job.steps(options.steps):
         losses[step.index] = step.loss
         if job.is_leader:
@@ -51,6 +54,9 @@ def main() -> None:
             with options.hold.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
 
+    if options.keeps is not None:
+        (options.keeps / os.environ["RANK"]).write_text(str(kept.most))
+
     def write(state):
         if options.out is not None:
             temporary = options.out.with_name(f".{options.out.name}.{os.getpid()}")
@@ -60,6 +66,29 @@ def main() -> None:
             options.hold_once.read_bytes()  # ended by the test
 
     job.once_with_state(write)
+
+
+class Kept(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the bytes that autograd's graphs keep for backward, as long as they do. `most`: at once."""
+
+    def __init__(self):
+        self.now = self.most = 0
+        super().__init__(self.pack, lambda one: one.tensor)
+
+    def pack(self, tensor):
+        self.now += tensor.nbytes
+        self.most = max(self.most, self.now)
+        return One(self, tensor.detach())  # an output would keep its own graph
+
+
+class One:
+    """A tensor that is kept."""
+
+    def __init__(self, kept, tensor):
+        self.kept, self.tensor = kept, tensor
+
+    def __del__(self):
+        self.kept.now -= self.tensor.nbytes
 
 
 def make_optimizer(params):
@@ -90,6 +119,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--hold-after", type=int, default=0)
     parser.add_argument("--hold-once", type=Path, help="a pipe: wait for its end in the action that writes --out")
     parser.add_argument("--eval-every", type=int, default=0)
+    parser.add_argument("--keeps", type=Path, help="a folder: each rank writes there how many bytes its graphs kept at most")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
