@@ -26,8 +26,9 @@ from odyssey_cli.rehearsal.rehearse import Wanted, rehearse
 from odyssey_cli.rehearsal.report import Generation, Rehearsal, generations
 from perfmodel.objective import objective
 
-STEP_S = 0.8
-"""What a step is to take here: the speed of a rehearsal is set by it."""
+STEP_S, OP_S = 0.8, 0.6e-3
+"""What a step is to take here at least, and for each of its computations and messages, as all ranks share two cores: the
+speed of a rehearsal is set by it."""
 N_STEPS = 12
 SECONDS_TO_CHANGE = 6 * 3600.0
 CLOSE = 0.03
@@ -103,13 +104,13 @@ def _rehearsed(
     """A job for each strategy that has a plan for this loss, and for the model's own choice."""
     of = source.find(case.source).resized(*case.shape)
     n_ranks = case.shape[0] * case.shape[1]
-    estimate = plan_now(of, case.layout, SECONDS_TO_CHANGE).estimate
-    assert estimate is not None
+    plan = plan_now(of, case.layout, SECONDS_TO_CHANGE)
+    assert plan.estimate is not None
+    n_ops = 2 * sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in plan.pipelines)
+    speed = plan.estimate.step_s / max(STEP_S, OP_S * n_ops)
     found = []
     for strategy in asked:
-        wanted = Wanted(
-            case.layout, (strategy,), (case.drill,), N_STEPS, estimate.step_s / STEP_S, SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder
-        )
+        wanted = Wanted(case.layout, (strategy,), (case.drill,), N_STEPS, speed, SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder)
         began, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
         (one,) = rehearse(of, wanted, display=False)
         used = resource.getrusage(resource.RUSAGE_SELF)
