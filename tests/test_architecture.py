@@ -74,8 +74,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "perfmodel": (
         *(
             "profile",
-            "costs catalog merge reliability objective",
-            "cells running memory transition walk",
+            "costs catalog merge reliability checkpointing",
+            "cells running memory transition walk objective",
             "sharing",
             "timeline",
         ),
