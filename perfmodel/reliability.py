@@ -3,8 +3,8 @@
 Losses of a job are a Poisson process whose rate is proportional to its nodes. Rates differ fifty-fold between clusters
 (0.0008 to 0.04 losses per node-day: TPUv4, NSDI 2024; Alibaba Aegis), and machines that may be taken away fail a
 thousand times as often (14 per node-day: Parcae's p3 trace). So the prior is a mixture of exponential densities whose means
-grow by `STEP` from one to the next and whose weights fall as the means to the power of -1.5: its tail is that of a power law,
-and a few losses outweigh it, however far off it was.
+grow by `STEP` from one to the next and whose weights fall as much: its tail is that of a power law, the heaviest that has a
+mean within its range, and a few losses outweigh it, however far off it was.
 
 A Gamma is conjugate to Poisson losses: with n losses in T node-seconds the density with mean 1/b becomes Gamma(1 + n, b + T),
 and its weight changes by the factor b n! / (b + T)^(n + 1). D is one over the mean rate of all of it, and the Gamma with the
@@ -63,7 +63,7 @@ def seconds_to_change(
     if mtbf_s is not None:
         return ExpectedChange(mtbf_s, f"--mtbf {mtbf_s:g} s")
     prior = PRIOR_PER_NODE_DAY if per_node_day is None else per_node_day
-    weights = [STEP ** (-1.5 * k) for k in range(N_RATES)]
+    weights = [STEP**-k for k in range(N_RATES)]
     lowest = prior / _DAY_S * sum(weights) / sum(weight * STEP**k for k, weight in enumerate(weights))
     means_s = [1 / (lowest * STEP**k) for k in range(N_RATES)]
     logs = [

@@ -37,7 +37,7 @@ Then = tuple[float | None, float, float]
 def outlooks(situation: Situation, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates with what their plans leave for the next loss."""
     shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
-    ahead = _Ahead(situation, shapes, _scale(situation, shapes, candidates))
+    ahead = _Ahead(situation, shapes)
     return [ahead.with_outlook(candidate) for candidate in candidates]
 
 
@@ -62,11 +62,10 @@ def worth(candidate: Candidate, transition_s: float, change: ExpectedChange) -> 
     return expected_rate(plan.global_batch, estimate.step_s, transition_s, change, _after(outlook.next_losses, change))
 
 
-def cost_s(estimate: Estimate, outlook: Outlook, change: ExpectedChange) -> float:
+def cost_s(step_s: float, next_losses: Iterable[NextLoss], change: ExpectedChange) -> float:
     """Seconds that the next loss takes from training in the mean: half a step, the transition, and of a job that ends the
     restart and the steps to be redone."""
-    pauses = sum(after.share * after.pause_s for after in _after(outlook.next_losses, change))
-    return estimate.step_s / 2 + pauses
+    return step_s / 2 + sum(after.share * after.pause_s for after in _after(next_losses, change))
 
 
 def _after(next_losses: Iterable[NextLoss], change: ExpectedChange) -> list[After]:
@@ -80,20 +79,12 @@ def _after(next_losses: Iterable[NextLoss], change: ExpectedChange) -> list[Afte
     ]
 
 
-def _scale(situation: Situation, shapes: Shapes, candidates: Sequence[Candidate]) -> float:
-    """Priced over closed form, of the fastest candidate: what the closed form leaves out is much the same for all."""
-    fastest = min((c.estimate.step_s for c in candidates if c.plan is not None and c.estimate is not None), default=0.0)
-    closed_s = quick_best_s(shapes, len(situation.alive))
-    return fastest / closed_s if 0 < closed_s < math.inf and fastest > 0 else situation.profile.step_scale
-
-
 class _Ahead:
     """One situation, whatever the plan."""
 
-    def __init__(self, situation: Situation, shapes: Shapes, scale: float) -> None:
+    def __init__(self, situation: Situation, shapes: Shapes) -> None:
         self._situation = situation
         self._shapes = shapes
-        self._scale = scale
         self._costs = Costs(situation.profile, situation.node_of)
         self._best_s: dict[int, float | None] = {}
 
@@ -157,7 +148,7 @@ class _Ahead:
         """Step time of the best layout for so many workers, None if there is none."""
         if n_left not in self._best_s:
             closed_s = quick_best_s(self._shapes, n_left) if n_left > 0 else math.inf
-            self._best_s[n_left] = closed_s * self._scale if closed_s < math.inf else None
+            self._best_s[n_left] = closed_s * self._situation.profile.step_scale if closed_s < math.inf else None
         return self._best_s[n_left]
 
 

@@ -68,8 +68,8 @@ def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     candidates = _ranked(situation, initial.propose(situation, layout))
     chosen, aim = best(candidates), situation.aim
     if chosen is not None and chosen.outlook is not None and (missing := _missing(chosen.outlook, aim)):
-        of = f"layout {layout}" if layout != "auto" else f"a layout of {len(situation.alive)} ranks"
-        raise UsageError(f"{missing[0]} is asked for, and no loss of that many is survived by {of}: {missing[1]}", missing[2])
+        who = f"layout {layout} does not" if layout != "auto" else f"no layout of {len(situation.alive)} ranks does"
+        raise UsageError(f"{missing[0]}: {who}: {missing[1]}", missing[2])
     return candidates
 
 
@@ -102,7 +102,7 @@ def rescore(candidates: Sequence[Candidate], change: ExpectedChange, aim: Aim, *
             parts = replace(candidate.estimate.transition, search_s=search_s)
             candidate = _valued(candidate, parts, change, aim)
         rescored.append(candidate)
-    return _with_reasons(rescored, change, aim)
+    return _with_reasons(rescored, aim)
 
 
 def warm_up() -> None:
@@ -151,7 +151,7 @@ def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candida
         else candidate
         for candidate in priced
     ]
-    return _with_reasons(valued, change, aim)
+    return _with_reasons(valued, aim)
 
 
 def _priced(situation: Situation, costs: Costs, proposal: Proposal) -> Candidate:
@@ -179,19 +179,22 @@ def _valued(candidate: Candidate, parts: Transition, change: ExpectedChange, aim
     plan, estimate = candidate.plan, candidate.estimate
     assert plan is not None and estimate is not None
     if aim.objective is Objective.AHEAD:
+        assert candidate.outlook is not None
         value = worth(candidate, parts.total_s, change)
+        seen = cost_s(estimate.step_s, candidate.outlook.next_losses, change)
+        candidate = replace(candidate, outlook=replace(candidate.outlook, cost_s=seen))
     else:
         value = objective(plan.global_batch, estimate.step_s, parts.total_s, change.seconds)
     estimate = replace(estimate, transition=parts, objective=value)
     return replace(candidate, estimate=estimate, plan=replace(plan, estimate=estimate))
 
 
-def _with_reasons(candidates: Sequence[Candidate], change: ExpectedChange, aim: Aim) -> list[Candidate]:
+def _with_reasons(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
     ranked = sorted(candidates, key=lambda candidate: _rank(candidate, aim))
     winner = best(ranked)
     if winner is None:
         return ranked
-    return [_explained(candidate, winner, change, aim) for candidate in ranked]
+    return [_explained(candidate, winner, aim) for candidate in ranked]
 
 
 def _rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, float, int, str]:
@@ -221,35 +224,27 @@ def _weighed(candidate: Candidate, aim: Aim) -> float:
     return estimate.objective * (1 - NODE_PRICE if on_one_node else 1.0)
 
 
-def _explained(candidate: Candidate, winner: Candidate, change: ExpectedChange, aim: Aim) -> Candidate:
-    mine, its = candidate.estimate, winner.estimate
-    if candidate.plan is None or mine is None or its is None:
+def _explained(candidate: Candidate, winner: Candidate, aim: Aim) -> Candidate:
+    mine, its, outlook = candidate.estimate, winner.estimate, candidate.outlook
+    if candidate.plan is None or mine is None or its is None or outlook is None:
         return candidate
+    ends = f"ends the job in {outlook.share_of_ends * 100:.0f} % of cases" if outlook.share_of_ends >= 0.005 else ""
+    against = f"objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
     if candidate is winner:
-        reason = (
-            f"best objective: {mine.objective:.4g} samples/s, step {_seconds(mine.step_s)}, "
-            f"transition {_seconds(mine.transition.total_s)}{_next(candidate, change)}"
-        )
-    elif (exposed := _exposed(candidate, aim)) > _exposed(winner, aim) and mine.objective >= its.objective:
-        losses = "the next loss" if exposed == 1 and aim.survive in (None, 1) else "losses that are to be survived"
-        reason = f"{losses} may end the job; objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
-    elif mine.objective > its.objective:
-        reason = f"the loss of a node may end the job; objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
+        step, transition = _seconds(mine.step_s), _seconds(mine.transition.total_s)
+        reason = f"best objective: {mine.objective:.4g} samples/s, step {step}, transition {transition}"
+        if outlook.next_losses:
+            reason += f"; the next loss takes {_seconds(outlook.cost_s)}" + (f" and {ends}" if ends else "")
+        return replace(candidate, reason=reason)
+    if _exposed(candidate, aim) > _exposed(winner, aim):
+        few = "one rank alone holds" if outlook.n_holders == 1 else f"only {outlook.n_holders} ranks hold"
+        nodes = "one node" if outlook.n_nodes == 1 else f"{outlook.n_nodes} nodes"
+        reason = f"{few} some layer, on {nodes}; {against}"
     elif mine.objective == its.objective:
         reason = f"as good as {winner.strategy}, and moves more" if mine.objective > 0 else "its transition is longer"
     else:
-        reason = f"objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
-    return replace(candidate, reason=reason)
-
-
-def _next(candidate: Candidate, change: ExpectedChange) -> str:
-    """What the next loss takes, in words."""
-    outlook, estimate = candidate.outlook, candidate.estimate
-    if outlook is None or estimate is None or not outlook.next_losses:
-        return ""
-    text = f"; the next loss takes {_seconds(cost_s(estimate, outlook, change))}"
-    ends = outlook.share_of_ends
-    return f"{text} and ends the job in {ends:.0%} of cases" if ends >= 0.005 else text
+        reason = against
+    return replace(candidate, reason=f"{reason}; the next loss {ends}" if ends else reason)
 
 
 def _sizes(a: int, b: int) -> tuple[str, str]:
