@@ -77,6 +77,12 @@ MEANINGS = {
     "search_cpu_s_16384": "16,384 workers: the same",
     "search_growth": "exponent x of its growth n^x from 1,024 to 16,384 workers",
     "plan_kb_16384": "16,384 workers: the largest plan that was chosen, as JSON, kB",
+    "jobs_ended_paper": "jobs ended in seeded sequences of losses, by the paper's objective",
+    "jobs_ended_lookahead": "the same, looking ahead to the next loss",
+    "jobs_ended_that_could_be_kept_paper": "of them those that another plan would have kept",
+    "jobs_ended_that_could_be_kept_lookahead": "the same, looking ahead",
+    "useful_work_gain": "useful work looking ahead, over that by the paper's objective: geometric mean",
+    "useful_work_gain_worst": "the worst job and interval",
     "resumed_loss_error": "last loss after two restarts against the undisturbed run's, relative",
 }
 AIMS = {

@@ -1,4 +1,4 @@
-"""What the end of a job costs: a restart from a checkpoint, and the steps since it was written, that are to be redone.
+"""What a restart from a checkpoint costs, of processes or of a job that has ended, and the steps that are to be redone.
 
 The interval between checkpoints is the first-order best one, sqrt(2 * save * M) for a mean time M between returns to a
 checkpoint (Young 1974; Daly 2006); a return redoes half of it in the mean.
@@ -12,6 +12,10 @@ from bisect import bisect_right
 RESTART_S = ((32, 80.0), (128, 190.0), (256, 230.0), (512, 260.0), (1024, 300.0), (8192, 388.0))
 """(ranks, seconds): Megatron's restart as TrainMover measured it (arXiv 2412.12636); at 8,192 its sum of stop, schedule, load,
 NCCL and warm-up."""
+RESUBMIT_S = 23 * 60.0
+"""Of a job that has ended: 9 minutes until it is scheduled again and 14 of set-up (Unicron, arXiv 2401.00134, without its 30
+of noticing and 15 of redone steps). Others: requeued in 7.6 minutes on 2,048 GPUs (ByteRobust, arXiv 2509.16293), resubmitted
+in 10 (DLRover), loaded from a shared store in 33 (504 B200, arXiv 2605.09370)."""
 SAVE_S = 10.0
 """Guessed: between a blocking write to a store (11 to 120 s in Oobleck's artifact) and a copy to memory (0.2 s, DLRover)."""
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from odyssey.plan import Estimate, Plan
-from perfmodel.checkpointing import redone_s, restart_s
+from perfmodel.checkpointing import RESUBMIT_S, redone_s
 from perfmodel.costs import Costs
 from perfmodel.objective import After, expected_rate, useful_rate
 from perfmodel.reliability import ExpectedChange
@@ -138,7 +138,7 @@ class _Ahead:
         return step_s, self._pause_s(estimate, profile.recovery.moves_scale * (transfer_s + layers_s)), 0.0
 
     def _ended(self, estimate: Estimate, n_left: int) -> Then:
-        return self._of(n_left), self._pause_s(estimate, 0.0), restart_s(max(1, n_left))
+        return self._of(n_left), self._pause_s(estimate, 0.0), RESUBMIT_S
 
     def _pause_s(self, estimate: Estimate, moves_s: float) -> float:
         recovery = self._situation.profile.recovery
