@@ -24,7 +24,7 @@ from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Candidate, Objective, Situation
 
 CASES = (
-    ("gpt3-medium-a100-32", 17, 1),
+    ("gpt3-2.7b@a100-32", 18, 1),
     ("gpt3-3.35b-a100-32", 18, 1),
     ("gpt3-6.7b-a100-32", 18, 1),
     ("gpt3-6.7b-a100-32", 2, 8),
@@ -41,9 +41,9 @@ ABOUT = (
     "nodes, at a given mean time between losses of all ranks. A job ends when every holder of some layer is lost, or too few "
     "ranks are left, and starts again from its last checkpoint, written at the best interval, when it has been scheduled and "
     "set up once more (23 minutes, as in Unicron). Where there are returns, what was lost is back after twelve intervals in "
-    "the mean; the user restarts for what waits as soon as that has cost as much as a restart. `kept`: of the jobs ended, "
-    "those that another plan of the last table would have kept. Step times and transitions are those of the performance model; D is "
-    "given."
+    "the mean; the user restarts for what waits as soon as that has cost as much as a restart. `kept`: of the jobs ended "
+    "by the loss of a rank, or of a node, those that another plan of the last table would have kept. Step times and "
+    "transitions are the performance model's; D is given."
 )
 
 
@@ -74,11 +74,13 @@ def changes(n_nodes: int, per_node: int, interval_s: float, seed: int, *, return
 
 @dataclass
 class Outcome:
-    """`samples`: useful ones. `n_kept`: of `n_ended` jobs, those that another candidate of the last table would have kept."""
+    """`samples`: useful ones. Of `n_ended` jobs, those that another candidate of the last table would have kept: ended by the
+    loss of one rank, or of a node."""
 
     samples: float = 0.0
     n_ended: int = 0
-    n_kept: int = 0
+    n_kept_rank: int = 0
+    n_kept_node: int = 0
 
 
 class Life:
@@ -153,16 +155,18 @@ class Life:
         except StateLost:
             chosen = None
         if chosen is None or chosen.plan is None or chosen.estimate is None:
-            self._end(plan)
+            self._end(plan, is_node=len(ranks) > 1)
             return
         self._table, self._next = table, chosen.plan
         self._ready_s = self._now_s + chosen.estimate.transition.total_s
 
-    def _end(self, plan: Plan) -> None:
+    def _end(self, plan: Plan, *, is_node: bool) -> None:
         outcome = self.outcome
         outcome.n_ended += 1
         others = [candidate.plan for candidate in self._table if candidate.plan is not None]
-        outcome.n_kept += any(self._would_keep(other) for other in others) if self._next is plan else 0
+        if self._next is plan and any(self._would_keep(other) for other in others):
+            outcome.n_kept_node += is_node
+            outcome.n_kept_rank += not is_node
         outcome.samples -= self._unsaved
         self._start(RESUBMIT_S)
 
@@ -223,7 +227,8 @@ def row(name: str, n_nodes: int, per_node: int, interval_s: float, n_seeds: int,
             outcome = life.run(upcoming, N_LOSSES * interval_s)
             total.samples += outcome.samples
             total.n_ended += outcome.n_ended
-            total.n_kept += outcome.n_kept
+            total.n_kept_rank += outcome.n_kept_rank
+            total.n_kept_node += outcome.n_kept_node
     papers, ours = totals[Objective.PAPER], totals[Objective.AHEAD]
     print(f"{name}, {n_nodes}x{per_node}, every {interval_s:g} s", flush=True)
     return {
@@ -235,8 +240,10 @@ def row(name: str, n_nodes: int, per_node: int, interval_s: float, n_seeds: int,
         "sequences": n_seeds,
         "ended, paper": papers.n_ended,
         "ended, lookahead": ours.n_ended,
-        "kept, paper": papers.n_kept,
-        "kept, lookahead": ours.n_kept,
+        "kept of a rank, paper": papers.n_kept_rank,
+        "kept of a rank, lookahead": ours.n_kept_rank,
+        "kept of a node, paper": papers.n_kept_node,
+        "kept of a node, lookahead": ours.n_kept_node,
         "useful work gain": ours.samples / papers.samples,
     }
 
@@ -251,8 +258,10 @@ def summarise(rows: Sequence[dict[str, Cell]]) -> dict[str, float]:
     return {
         "jobs_ended_paper": sum(column("ended, paper")),
         "jobs_ended_lookahead": sum(column("ended, lookahead")),
-        "jobs_ended_that_could_be_kept_paper": sum(column("kept, paper")),
-        "jobs_ended_that_could_be_kept_lookahead": sum(column("kept, lookahead")),
+        "jobs_ended_by_a_rank_and_avoidable_paper": sum(column("kept of a rank, paper")),
+        "jobs_ended_by_a_rank_and_avoidable_lookahead": sum(column("kept of a rank, lookahead")),
+        "jobs_ended_by_a_node_and_avoidable_paper": sum(column("kept of a node, paper")),
+        "jobs_ended_by_a_node_and_avoidable_lookahead": sum(column("kept of a node, lookahead")),
         "useful_work_gain": math.exp(sum(map(math.log, gains)) / len(gains)),
         "useful_work_gain_worst": min(gains),
     }
