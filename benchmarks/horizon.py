@@ -18,8 +18,8 @@ from benchmarks.report import Cell
 from odyssey.errors import StateLost
 from odyssey.plan import Plan
 from odyssey_cli.planning import source
-from perfmodel.checkpointing import RESUBMIT_S, SAVE_S, best_interval_s, restart_s
-from perfmodel.profile import Profile
+from perfmodel.checkpointing import best_interval_s, restart_s
+from perfmodel.profile import Profile, Recovery
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Candidate, Objective, Situation
 
@@ -31,6 +31,7 @@ CASES = (
 )
 """Job of configs/, nodes, ranks a node."""
 INTERVALS_S = (600.0, 3600.0, 21600.0)
+RESUBMIT_S, SAVE_S = Recovery().resubmit_s, Recovery().save_s
 N_LOSSES = 24
 """That a sequence is long, in mean intervals; of them a part hits what is lost already."""
 NODE_SHARE = 0.25
@@ -98,7 +99,7 @@ class Life:
         self._trained_s = self._unsaved = 0.0
         self._missed_s = 0.0
         """Of training, by ranks that wait."""
-        self._save_every_s = best_interval_s(interval_s)
+        self._save_every_s = best_interval_s(interval_s, SAVE_S)
         self.outcome = Outcome()
         self._start(0.0)
 

@@ -12,12 +12,6 @@ from bisect import bisect_right
 RESTART_S = ((32, 80.0), (128, 190.0), (256, 230.0), (512, 260.0), (1024, 300.0), (8192, 388.0))
 """(ranks, seconds): Megatron's restart as TrainMover measured it (arXiv 2412.12636); at 8,192 its sum of stop, schedule, load,
 NCCL and warm-up."""
-RESUBMIT_S = 23 * 60.0
-"""Of a job that has ended: 9 minutes until it is scheduled again and 14 of set-up (Unicron, arXiv 2401.00134, without its 30
-of noticing and 15 of redone steps). Others: requeued in 7.6 minutes on 2,048 GPUs (ByteRobust, arXiv 2509.16293), resubmitted
-in 10 (DLRover), loaded from a shared store in 33 (504 B200, arXiv 2605.09370)."""
-SAVE_S = 10.0
-"""Guessed: between a blocking write to a store (11 to 120 s in Oobleck's artifact) and a copy to memory (0.2 s, DLRover)."""
 
 
 def restart_s(n_ranks: int) -> float:
@@ -30,14 +24,14 @@ def restart_s(n_ranks: int) -> float:
     return low_s + (high_s - low_s) * math.log(n_ranks / n_low) / math.log(n_high / n_low)
 
 
-def best_interval_s(mean_s: float, save_s: float = SAVE_S) -> float:
-    """Seconds of training between two checkpoints, where a job returns to one every `mean_s` in the mean."""
+def best_interval_s(mean_s: float, save_s: float) -> float:
+    """Seconds of training between two checkpoints that take `save_s`, where a job returns to one every `mean_s` in the mean."""
     return math.sqrt(2 * save_s * mean_s)
 
 
-def redone_s(seconds_to_change: float) -> float:
+def redone_s(seconds_to_change: float, save_s: float) -> float:
     """Training that a return to a checkpoint redoes, if these are written as often as is best for a return every D.
 
     Rarer ends would make rarer checkpoints best, so this is the least that it costs.
     """
-    return best_interval_s(seconds_to_change) / 2
+    return best_interval_s(seconds_to_change, save_s) / 2

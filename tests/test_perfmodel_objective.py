@@ -87,4 +87,4 @@ def test_the_best_interval_wastes_least() -> None:
 
     best = best_interval_s(3600, save_s=10)
     assert wasted(best) < min(wasted(best * 0.9), wasted(best * 1.1))
-    assert redone_s(3600) == pytest.approx(best / 2)
+    assert redone_s(3600, save_s=10) == pytest.approx(best / 2)

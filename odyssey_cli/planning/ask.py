@@ -76,7 +76,7 @@ def ask(
     here = msgspec.structs.replace(start, plan=now, alive=tuple(sorted((*now.workers, *now.idle))))
     outlook = outlooks(here, [Candidate(now.strategy, now, now.estimate, "")])[0].outlook
     assert outlook is not None
-    outlook = msgspec.structs.replace(outlook, cost_s=cost_s(now.estimate.step_s, outlook.next_losses, change))
+    outlook = msgspec.structs.replace(outlook, cost_s=cost_s(now.estimate.step_s, outlook.next_losses))
     if isinstance(lost, Losses):
         run = fail_any(
             found.profile,

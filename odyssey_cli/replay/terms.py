@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from perfmodel.checkpointing import SAVE_S, best_interval_s, restart_s
+from perfmodel.checkpointing import best_interval_s, restart_s
+from perfmodel.profile import Recovery
 
-__all__ = ["SAVE_S", "Terms"]
-
+SAVE_S = Recovery().save_s
 _FIRST_MEAN_S = 24 * 3600.0
 """Between returns to a checkpoint, with the weight of one, before there is any."""
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from odyssey.plan import Estimate, Plan
-from perfmodel.checkpointing import RESUBMIT_S, redone_s
+from perfmodel.checkpointing import redone_s
 from perfmodel.costs import Costs
 from perfmodel.objective import After, expected_rate, useful_rate
 from perfmodel.reliability import ExpectedChange
@@ -59,21 +59,21 @@ def worth(candidate: Candidate, transition_s: float, change: ExpectedChange) -> 
     """Expected useful samples per second of a candidate with an outlook."""
     plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
     assert plan is not None and estimate is not None and outlook is not None
-    return expected_rate(plan.global_batch, estimate.step_s, transition_s, change, _after(outlook.next_losses, change))
+    return expected_rate(plan.global_batch, estimate.step_s, transition_s, change, _after(outlook.next_losses))
 
 
-def cost_s(step_s: float, next_losses: Iterable[NextLoss], change: ExpectedChange) -> float:
+def cost_s(step_s: float, next_losses: Iterable[NextLoss]) -> float:
     """Seconds that the next loss takes from training in the mean: half a step, the transition, and of a job that ends the
     restart and the steps to be redone."""
-    return step_s / 2 + sum(after.share * after.pause_s for after in _after(next_losses, change))
+    return step_s / 2 + sum(after.share * after.pause_s for after in _after(next_losses))
 
 
-def _after(next_losses: Iterable[NextLoss], change: ExpectedChange) -> list[After]:
+def _after(next_losses: Iterable[NextLoss]) -> list[After]:
     return [
         After(
             loss.share,
             math.inf if loss.step_s is None else loss.step_s,
-            loss.pause_s + (loss.restart_s + redone_s(change.seconds) if loss.restart_s > 0 else 0.0),
+            loss.pause_s + loss.restart_s,
         )
         for loss in next_losses
     ]
@@ -138,7 +138,8 @@ class _Ahead:
         return step_s, self._pause_s(estimate, profile.recovery.moves_scale * (transfer_s + layers_s)), 0.0
 
     def _ended(self, estimate: Estimate, n_left: int) -> Then:
-        return self._of(n_left), self._pause_s(estimate, 0.0), RESUBMIT_S
+        recovery, change_s = self._situation.profile.recovery, self._situation.seconds_to_change
+        return self._of(n_left), self._pause_s(estimate, 0.0), recovery.resubmit_s + redone_s(change_s, recovery.save_s)
 
     def _pause_s(self, estimate: Estimate, moves_s: float) -> float:
         recovery = self._situation.profile.recovery

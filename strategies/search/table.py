@@ -181,7 +181,7 @@ def _valued(candidate: Candidate, parts: Transition, change: ExpectedChange, aim
     if aim.objective is Objective.AHEAD:
         assert candidate.outlook is not None
         value = worth(candidate, parts.total_s, change)
-        seen = cost_s(estimate.step_s, candidate.outlook.next_losses, change)
+        seen = cost_s(estimate.step_s, candidate.outlook.next_losses)
         candidate = replace(candidate, outlook=replace(candidate.outlook, cost_s=seen))
     else:
         value = objective(plan.global_batch, estimate.step_s, parts.total_s, change.seconds)

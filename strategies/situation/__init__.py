@@ -86,7 +86,7 @@ class NextLoss(msgspec.Struct, frozen=True):
     """What may be lost next under a plan: after `share` of the next losses a step takes `step_s`, from `pause_s` after it on.
 
     `step_s` is None where nothing is left that could train. `restart_s`: where it takes the last holder of a layer and ends the
-    job, of the restart from a checkpoint, without the steps that are to be redone; else 0.
+    job, of the start from a checkpoint and the steps that are to be redone; else 0.
     """
 
     share: float
