@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("coordinator", "launch", "restart", "recovery", "accuracy", "overhead", "rehearsal", "paper", "search")
+NAMES = ("coordinator", "launch", "restart", "recovery", "accuracy", "overhead", "rehearsal", "paper", "search", "horizon")
 
 
 def main() -> None:

@@ -77,6 +77,14 @@ MEANINGS = {
     "search_cpu_s_16384": "16,384 workers: the same",
     "search_growth": "exponent x of its growth n^x from 1,024 to 16,384 workers",
     "plan_kb_16384": "16,384 workers: the largest plan that was chosen, as JSON, kB",
+    "jobs_ended_paper": "jobs ended in seeded sequences of losses, by the paper's objective",
+    "jobs_ended_lookahead": "the same, looking ahead to the next loss",
+    "jobs_ended_by_a_rank_and_avoidable_paper": "of them by the loss of one rank, where another plan would have kept the job",
+    "jobs_ended_by_a_rank_and_avoidable_lookahead": "the same, looking ahead",
+    "jobs_ended_by_a_node_and_avoidable_paper": "of them by the loss of one node, where another plan would have kept the job",
+    "jobs_ended_by_a_node_and_avoidable_lookahead": "the same, looking ahead",
+    "useful_work_gain": "useful work looking ahead, over that by the paper's objective: geometric mean",
+    "useful_work_gain_worst": "the worst job and interval",
     "resumed_loss_error": "last loss after two restarts against the undisturbed run's, relative",
 }
 AIMS = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from odyssey.errors import UsageError
+from strategies.situation import Aim
 
 
 class Entry(enum.StrEnum):
@@ -72,7 +73,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     pass in one of ours.
 
     `drills`: as given to `--drill`. `write_profile`: measure, write the profile there, and stop. `layout`: `auto`, `2x4` or
-    `3+2+3`. `strategy`: `auto` or a strategy's name.
+    `3+2+3`. `strategy`: `auto` or a strategy's name. `aim`: what the best plan is. `mtbf_s`: expected time to the next loss;
+    `failure_rate`: the prior of that, in losses per node-day. None where nothing is said.
     """
 
     script: str
@@ -127,7 +129,9 @@ class RunOptions(msgspec.Struct, frozen=True):
 
     layout: str = "auto"
     strategy: str = "auto"
+    aim: Aim = Aim()
     mtbf_s: float | None = None
+    failure_rate: float | None = None
     drills: tuple[str, ...] = ()
     profile: Path | None = None
     write_profile: Path | None = None

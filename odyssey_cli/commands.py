@@ -44,6 +44,17 @@ Mtbf = Annotated[
     str | None,
     typer.Option("--mtbf", metavar="TIME", help="Expected time to the next change: 3600, 90s, 6h. Default: estimated."),
 ]
+FailureRate = Annotated[
+    float | None,
+    typer.Option("--failure-rate", metavar="RATE", help="What that estimate begins with: losses per node-day."),
+]
+ObjectiveName = Annotated[
+    str | None, typer.Option("--objective", metavar="NAME", help="ahead, up to the loss after the next; or paper, eq. 8.")
+]
+Survive = Annotated[
+    int | None, typer.Option("--survive", metavar="F", help="Any F ranks may be lost, and every layer has a holder.")
+]
+SurviveNodes = Annotated[int | None, typer.Option("--survive-nodes", metavar="F", help="The same for whole nodes.")]
 SvgFile = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write the timeline as a picture.")]
 TraceFile = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Write the timeline as a trace for ui.perfetto.dev.")
@@ -104,10 +115,15 @@ def plan(
     ] = None,
     fail: Annotated[int | None, typer.Option("--fail", metavar="N", help="Lose any N ranks: the worst case.")] = None,
     fail_ranks: Annotated[str | None, typer.Option("--fail-ranks", metavar="RANKS", help="Lose these: 1,5 or 4-7.")] = None,
+    fail_nodes: Annotated[int | None, typer.Option("--fail-nodes", metavar="N", help="Lose any N whole nodes.")] = None,
     layout: Layout = "auto",
     nodes: Nodes = None,
     nproc_per_node: RanksPerNode = None,
     mtbf: Mtbf = None,
+    failure_rate: FailureRate = None,
+    objective: ObjectiveName = None,
+    survive: Survive = None,
+    survive_nodes: SurviveNodes = None,
     strategy: Annotated[str, typer.Option("--strategy", metavar="NAME", help="Only this one may propose a plan.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     timeline: Annotated[
@@ -125,10 +141,15 @@ def plan(
             source,
             fail=fail,
             fail_ranks=fail_ranks,
+            fail_nodes=fail_nodes,
             layout=layout,
             nodes=nodes,
             nproc_per_node=nproc_per_node,
             mtbf=mtbf,
+            failure_rate=failure_rate,
+            objective=objective,
+            survive=survive,
+            survive_nodes=survive_nodes,
             strategy=strategy,
             as_json=json,
             with_timeline=timeline,
@@ -167,6 +188,7 @@ def rehearse(
     nodes: Nodes = None,
     nproc_per_node: RanksPerNode = None,
     mtbf: Losses = None,
+    objective: ObjectiveName = None,
     jitter: Annotated[float, typer.Option(metavar="SIGMA", help="Noise: standard deviation of the logarithm of an op.")] = 0.0,
     slow: Slow = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of noise and losses.")] = 0,
@@ -190,6 +212,7 @@ def rehearse(
             nodes=nodes,
             nproc_per_node=nproc_per_node,
             mtbf=mtbf,
+            objective=objective,
             jitter=jitter,
             slow=tuple(slow or ()),
             seed=seed,
@@ -237,6 +260,7 @@ def replay(
         float | None, typer.Option("--days", metavar="DAYS", help="How long. Default: the whole trace, or 30 drawn ones.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all that is drawn.")] = 0,
+    objective: ObjectiveName = None,
     trace_nodes: Annotated[
         int | None,
         typer.Option("--trace-nodes", metavar="N", help="Nodes of the traced cluster, where only those that failed are named."),
@@ -269,6 +293,7 @@ def replay(
                 nproc_per_node=nproc_per_node,
                 layout=layout,
                 mtbf=mtbf,
+                objective=objective,
                 repair=repair,
                 transient=transient,
                 days=days,

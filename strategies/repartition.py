@@ -35,10 +35,12 @@ def propose(situation: Situation) -> list[Proposal]:
     repaired = _repair(situation, plan, shapes)
     if repaired is not None:
         drafts.append(repaired)
-    for lengths in layouts(shapes, len(situation.alive), N_RENEWED):
+    n_holders = situation.aim.n_ranks + 1
+    for lengths in layouts(shapes, len(situation.alive), N_RENEWED, also=lambda lengths: len(lengths) >= n_holders):
         renewed = _renew(situation, plan, shapes, lengths)
         few = len(situation.alive) <= EXHAUSTIVE_WORKERS
-        if few or repaired is None or _closed_s(shapes, renewed) < _closed_s(shapes, repaired):
+        is_safer = repaired is not None and len(repaired) < n_holders <= len(renewed)
+        if few or is_safer or repaired is None or _closed_s(shapes, renewed) < _closed_s(shapes, repaired):
             drafts.append(renewed)
     if not drafts:
         return [Proposal(NAME, None, no_layout(situation, len(situation.alive)))]

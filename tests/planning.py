@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from odyssey.plan import Estimate, Plan
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.search import initial_plan
-from strategies.situation import Situation
+from strategies.situation import Aim, Situation
 
 FREE = Link(0.0, 1e30)
 
@@ -70,6 +70,7 @@ def situation(
     respawnable: Sequence[int] = (),
     seconds_to_change: float = 3600.0,
     held: Mapping[int, frozenset[int]] | None = None,
+    aim: Aim | None = None,
 ) -> Situation:
     """`alive` are left of the workers of `plan`, each with the layers that it holds there."""
     known = () if plan is None else (*plan.workers, *plan.idle)
@@ -85,6 +86,7 @@ def situation(
         node_of={worker: worker // of.cluster.ranks_per_node for worker in alive},
         profile=of,
         seconds_to_change=seconds_to_change,
+        aim=aim or Aim(),
     )
 
 

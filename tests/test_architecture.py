@@ -83,8 +83,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "perfmodel": (
         *(
             "profile",
-            "costs catalog merge reliability objective",
-            "cells running memory transition walk",
+            "costs catalog merge reliability checkpointing",
+            "cells running memory transition walk objective",
             "sharing work",
             "timeline",
         ),
@@ -297,16 +297,18 @@ COMMANDS = {
     "run": {"--help"},
     "profile": {"--help"},
     "plan": {
-        "--fail", "--fail-ranks", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--strategy",
-        "--svg", "--timeline", "--trace", "--change",
+        "--fail", "--fail-nodes", "--fail-ranks", "--failure-rate", "--help", "--json", "--layout", "--mtbf", "--nodes",
+        "--nproc-per-node", "--objective", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
+        "--change",
     },
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
-        "--nodes", "--nproc-per-node", "--seed", "--slow", "--speed", "--steps", "--strategy",
+        "--nodes", "--nproc-per-node", "--objective", "--seed", "--slow", "--speed", "--steps", "--strategy",
         "--trace",
     },
     "replay": {
-        "--checkpoint-every", "--days", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--policy",
+        "--checkpoint-every", "--days", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--objective",
+        "--policy",
         "--repair", "--restart", "--save", "--seed", "--svg", "--trace-nodes", "--transient",
     },
     "ps": {"--all", "--help", "--json"},
@@ -333,9 +335,9 @@ def test_commands_and_options_are_these() -> None:
 
 
 OWN_OPTIONS = {
-    "--drill", "--end-stalled", "--forward-signals", "--json-report", "--layout", "--mtbf", "--never-retry", "--no-display",
-    "--nodes", "--profile", "--restart-backoff", "--restart-limit", "--retry-same-failure", "--stall-timeout",
-    "--stdin-rank", "--strategy", "--verbose",
+    "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout", "--mtbf", "--never-retry",
+    "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit", "--retry-same-failure",
+    "--stall-timeout", "--stdin-rank", "--strategy", "--survive", "--survive-nodes", "--verbose",
 }  # fmt: skip
 """What `odyssey run` has beside torchrun's options, which tests/test_launch_arguments.py holds against torchrun's parser."""
 PROFILE_OPTIONS = {"--log-dir", "--master-addr", "--master-port", "--nodes", "--nproc-per-node", "--output"}

@@ -53,7 +53,9 @@ def test_without_a_profile_it_takes_the_newest_job(folder: Path) -> None:
     assert found.name == str(job.relative_to(folder))
     assert found.profile == job_events.profile()
     assert found.plan is not None and found.plan.strategy == "reroute"
-    assert found.n_losses == 1 and found.observed_s == pytest.approx(4.4)
+    change = found.expected_change(None, None)
+    node_h = (4 * 2.98 + 3 * 1.42) / 3600  # four nodes of one rank until the loss, three after it
+    assert change.source == f"1 loss in {node_h:.3g} node-h, prior 0.0065 per node-day"
 
 
 @pytest.mark.parametrize("text", ["last", "20261121-09", "20261121-0900_cafe"])
@@ -143,7 +145,7 @@ def test_json_holds_everything(folder: Path, capfd: pytest.CaptureFixture[str]) 
     answer = json.loads(capfd.readouterr().out)
     assert code == 0
     assert answer["n_placements"] == 4
-    assert {"strategy", "plan", "estimate", "reason"} == set(answer["outcomes"][0]["candidates"][0])
+    assert {"strategy", "plan", "estimate", "reason", "outlook"} == set(answer["outcomes"][0]["candidates"][0])
 
 
 def test_a_job_of_configs_can_be_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -165,3 +167,51 @@ def test_it_answers_without_torch(folder: Path) -> None:
     )
     root = str(Path(__file__).parents[1])
     subprocess.run([sys.executable, "-c", statement], check=True, capture_output=True, env={"PYTHONPATH": root})
+
+
+def test_it_says_what_to_start_with_and_what_failures_cost(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "gpt3-6.7b-a100-32", "--nodes", "2", "--fail-nodes", "1", "--mtbf", "2h"]) == 0
+
+    out = capfd.readouterr().out
+    starts = out[out.index("layouts to start with") : out.index("without ranks 0, 1, 2, 3, 4, 5, 6 and 7")]
+    assert "any 1 node" in next(line for line in starts.splitlines() if "▸" in line)
+    exposed = next(line for line in starts.splitlines() if line.startswith("   11+5 "))
+    assert exposed.rstrip().endswith("any 1 rank")
+    assert "a loss takes " in out and " of every hour" in out
+    assert "score: useful samples a second until the loss after the next" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (
+            ["--survive", "4"],
+            "error: --survive 4: no layout of 4 ranks does: some layer has 4 of the 5 holders that it takes\n",
+        ),
+        (
+            ["--survive-nodes", "4"],
+            "error: --survive-nodes 4: no layout of 4 ranks does: some layer has its holders on 4 of the 5",
+        ),
+        (["--layout", "1x4", "--survive", "1"], "error: --survive 1: layout 1x4 does not: some layer has 1 of the 2 holders"),
+        (["--objective", "best"], "error: --objective: unknown value 'best'\nhelp: one of: ahead, paper"),
+        (["--failure-rate", "0"], "error: --failure-rate: expected losses per node-day, got 0\n"),
+        (["--fail", "1", "--fail-nodes", "1"], "error: --fail and --fail-nodes exclude each other\n"),
+    ],
+)
+def test_what_cannot_be_survived_or_meant_is_an_error(
+    options: list[str], error: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    assert main(["plan", *options]) == 2
+    assert capfd.readouterr().err.startswith(error)
+
+
+def test_the_papers_objective_looks_at_no_loss_but_the_next(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    assert main(["plan", "--fail-ranks", "3", "--objective", "paper"]) == 0
+
+    out = capfd.readouterr().out
+    assert "until the next loss (eq. 8)" in out
+    assert not [line for line in out.splitlines() if line.startswith("   strategy") and "next loss" in line]

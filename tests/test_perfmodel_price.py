@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -17,7 +15,6 @@ from perfmodel.memory import peaks
 from perfmodel.objective import objective
 from perfmodel.price import price
 from perfmodel.profile import Link, Recovery
-from perfmodel.reliability import seconds_to_change
 from perfmodel.timeline import simulate
 from perfmodel.transition import group_members, moved_bytes, moves_s, transition
 from tests.planning import break_even, first_plan, layer, profile
@@ -114,30 +111,6 @@ def test_the_better_plan_changes_at_the_break_even_and_only_there(sa: float, ta:
 def test_the_faster_step_wins_above_the_break_even_computed_by_hand() -> None:
     """Steps of 1 s and 2 s, transitions of 10 s and 1 s: (D - 10)/1 = (D - 1)/2 at D = 19."""
     assert break_even(estimate(1, 10), estimate(2, 1)) == pytest.approx(19.0)
-
-
-# -- reliability -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n", "observed"), [(0, 0.0), (0, 5000.0), (2, 341.0), (7, 1e6)])
-def test_d_is_one_over_the_mean_of_the_posterior_rate_by_numeric_integration(n: int, observed: float) -> None:
-    mean, strength = 3600.0, 1.5
-    top, cells_ = 60 / mean, 60_000
-    if observed:
-        top = max(60 * (n + 2) / (observed + strength * mean), 1e-9)
-    rates = [(i + 0.5) * top / cells_ for i in range(cells_)]
-    # prior Gamma(strength, strength * mean) times the Poisson likelihood of n in `observed` seconds, unnormalised
-    weights = [math.exp((strength - 1 + n) * math.log(rate) - rate * (strength * mean + observed)) for rate in rates]
-    expected_rate = sum(r * w for r, w in zip(rates, weights, strict=True)) / sum(weights)
-    got = seconds_to_change(n, observed, prior_mean_s=mean, prior_losses=strength)
-    assert got.seconds == pytest.approx(1 / expected_rate, rel=1e-3)
-
-
-def test_d_says_where_it_comes_from() -> None:
-    assert seconds_to_change(5, 10.0, mtbf_s=3600).source == "--mtbf 3600 s"
-    assert seconds_to_change(5, 10.0, mtbf_s=3600).seconds == 3600
-    assert seconds_to_change(2, 341.2).source == "2 losses in 341 s, prior 1 per 24 h"
-    assert seconds_to_change(1, 341.2, prior_mean_s=90).source == "1 loss in 341 s, prior 1 per 1.5 min"
 
 
 @settings(deadline=None, max_examples=60)

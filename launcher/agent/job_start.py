@@ -49,6 +49,8 @@ def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo,
         run_id=folder.run_id,
         rehearsed=options.rehearsed,
         speed=options.speed,
+        aim=options.aim,
+        failure_rate=options.failure_rate,
     )
 
 

@@ -37,10 +37,9 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
         name = type(body).__name__
         text = f"dropped {name} of generation {event.generation} from {event.origin}, now at generation {world.generation}"
         return state, (Record(Note(text)),)
-    world.now = event.time
-    world.n_losses += isinstance(body, AgentLost) or (
-        isinstance(body, RankLost) and body.rank in world.alive and is_from_outside(body.cause)
-    )
+    world.pass_time(event.time)
+    if isinstance(body, AgentLost) or (isinstance(body, RankLost) and body.rank in world.alive and is_from_outside(body.cause)):
+        world.count_loss()
     match body:
         case JobStarted():
             return state, _started(state, body)

@@ -6,6 +6,7 @@ Both are changed in place, by `machine.step` only: a message costs the same howe
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from launcher.joblog.events import AgentInfo, JobStarted, RankPaused, RankReady
 from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
+from perfmodel.reliability import WINDOW_S
 
 
 class Status(enum.StrEnum):
@@ -36,6 +38,17 @@ class Status(enum.StrEnum):
 
 
 @dataclass(slots=True)
+class Losses:
+    """Of ranks and agents, by something else than the script: `n_events`, as those within a window of one another are one, the
+    newest loss at `last_at`; in `rank_s` seconds of living ranks together.
+    """
+
+    n_events: int = 0
+    last_at: float = -math.inf
+    rank_s: float = 0.0
+
+
+@dataclass(slots=True)
 class World:
     """Who is there, and what has become of the others: the same for every script.
 
@@ -43,7 +56,7 @@ class World:
     again. `exited`: with exit code 0. `ends`: that ranks have come to in this attempt, or since the last generation that ran.
     `agents`: where there are several, in the order of their ranks; `homes`: rank -> number of its agent. `attempt`: how often
     all ranks of a plain script have been started again; `last_failure`: why. `first_failure`: what was noticed first, and ends
-    the attempt or the job. `n_losses`: of ranks and agents, by something else than the script. `now`: of the newest event.
+    the attempt or the job. `now`: of the newest event.
     """
 
     started: JobStarted | None = None
@@ -58,9 +71,27 @@ class World:
     attempt: int = 0
     last_failure: str = ""
     first_failure: str = ""
-    n_losses: int = 0
+    losses: Losses = field(default_factory=Losses)
     started_at: float = 0.0
     now: float = 0.0
+
+    def pass_time(self, now: float) -> None:
+        """Up to the next event."""
+        self.losses.rank_s += len(self.alive) * max(0.0, now - self.now)
+        self.now = now
+
+    def count_loss(self) -> None:
+        """Something was lost now; of `WINDOW_S` as much as passes in a rehearsal."""
+        speed = self.started.speed if self.started is not None else 1.0
+        self.losses.n_events += self.now - self.losses.last_at > WINDOW_S / speed
+        self.losses.last_at = self.now
+
+    def exposure(self, now: float) -> tuple[float, float]:
+        """Node-seconds up to `now`, and the nodes that are there: a node that has lost half of its ranks counts half."""
+        if self.started is None or not self.n_ranks:
+            return 0.0, 0.0
+        per_node = self.n_ranks / self.started.n_nodes
+        return (self.losses.rank_s + len(self.alive) * max(0.0, now - self.now)) / per_node, len(self.alive) / per_node
 
     @property
     def n_ranks(self) -> int:

@@ -14,7 +14,7 @@ from odyssey.codec import Json, Name, Pid, to_json
 from odyssey.messages import ModelSpec, Position, Result
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
-from strategies.situation import Candidate
+from strategies.situation import Aim, Candidate
 
 
 class AgentInfo(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     ranks; empty where there is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in
     seconds after the boot of its `host`, so that nobody takes another process of this number for it. `folder`: the job's own;
     empty for none. `rehearsed`: what its ranks stand in for; empty for a real job. `speed`: how many seconds of that pass
-    in one of ours, which all times of the log are in.
+    in one of ours, which all times of the log are in. `failure_rate`: as asked for, losses per node-day.
     """
 
     script: str
@@ -113,6 +113,8 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     retries_same_failure: bool = False
     rehearsed: str = ""
     speed: float = 1.0
+    aim: Aim = Aim()
+    failure_rate: float | None = None
 
     @property
     def what(self) -> str:

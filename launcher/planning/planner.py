@@ -11,10 +11,10 @@ from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import Body, Event, GenerationStarted, Profiled, ProfileRefined, Proposed, UnitCommitted
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
-from launcher.planning.situations import PlanSearch
+from launcher.planning.situations import PlanSearch, expected_change
 from odyssey.messages import Measured
 from perfmodel.profile import Profile
-from perfmodel.reliability import ExpectedChange, seconds_to_change
+from perfmodel.reliability import ExpectedChange
 
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 60.0
 """After a Go, plans for the next loss are made anew at the costs that real steps have shown: soon, then ever more rarely."""
@@ -111,8 +111,8 @@ class Planner:
         generation = state.world.generation
         self.live_profile.rescale(state.plan, self._node_of)
         profile = self._in_force()
-        seconds = self._expected_change().seconds
-        self._search.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, profile, seconds)
+        expected = self._expected_change()
+        self._search.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, profile, expected)
 
         def look() -> None:
             if self._state().world.generation == generation:
@@ -121,5 +121,4 @@ class Planner:
         self._loop.later(look_again_s, look)
 
     def _expected_change(self) -> ExpectedChange:
-        world = self._state().world
-        return seconds_to_change(world.n_losses, self._now() - world.started_at, mtbf_s=self._options.mtbf_s)
+        return expected_change(self._state().world, self._now(), self._options.mtbf_s, self._options.failure_rate)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher.coordinator.actions import Propose
+from launcher.coordinator.state import World
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop
 from launcher.host.orphans import kill
@@ -19,11 +20,19 @@ from odyssey.codec import Malformed
 from odyssey.errors import StateLost
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
-from perfmodel.reliability import ExpectedChange
-from strategies.situation import Candidate, Situation
+from perfmodel.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
+from strategies.situation import Aim, Candidate, Situation
 
 
-def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], seconds_to_change: float) -> Situation:
+def expected_change(world: World, now: float, mtbf_s: float | None, failure_rate: float | None) -> ExpectedChange:
+    """D, from what a user says of the job or has its log say. `failure_rate`: losses per node-day; None for what is usual."""
+    node_s, n_nodes = world.exposure(now)
+    speed = world.started.speed if world.started is not None else 1.0
+    per_node_day = (PRIOR_PER_NODE_DAY if failure_rate is None else failure_rate) * speed
+    return seconds_to_change(world.losses.n_events, node_s, n_nodes, mtbf_s=mtbf_s, per_node_day=per_node_day)
+
+
+def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], expected: ExpectedChange, aim: Aim) -> Situation:
     return Situation(
         generation=ask.generation,
         step=ask.step,
@@ -34,15 +43,23 @@ def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], second
         held=ask.held,
         node_of=node_of,
         profile=profile,
-        seconds_to_change=seconds_to_change,
+        seconds_to_change=expected.seconds,
         untrained=ask.untrained,
+        n_behind=expected.n_behind,
+        aim=aim,
     )
 
 
 def proposed(
-    ask: Propose, profile: Profile, node_of: dict[int, int], expected: ExpectedChange, strategy: str, layout: str
+    ask: Propose,
+    profile: Profile,
+    node_of: dict[int, int],
+    expected: ExpectedChange,
+    strategy: str,
+    layout: str,
+    aim: Aim,
 ) -> Proposed:
-    """The answer of a search that takes no time. `strategy`, `layout`: as asked for on the command line.
+    """The answer of a search that takes no time. `strategy`, `layout`, `aim`: as asked for on the command line.
 
     Raises OdysseyError if nothing can be proposed at all.
     """
@@ -53,7 +70,7 @@ def proposed(
     candidates: list[Candidate] = []
     why_not = help = ""
     try:
-        candidates = answer(situation_of(ask, profile, node_of, expected.seconds), only(strategy), wanted)
+        candidates = answer(situation_of(ask, profile, node_of, expected, aim), only(strategy), wanted)
     except StateLost as error:
         why_not, help = error.what, error.help
     return Proposed(tuple(candidates), expected.seconds, expected.source, 0.0, False, why_not, help)
@@ -96,13 +113,16 @@ class PlanSearch:
         started = time.perf_counter()
         known = self._look_up(ask)
         if known is None:
-            found = proposed(ask, profile, self._node_of, expected, self._options.strategy, self._options.layout)
+            options = self._options
+            found = proposed(ask, profile, self._node_of, expected, options.strategy, options.layout, options.aim)
             return replace(found, search_s=time.perf_counter() - started)
         search_s = time.perf_counter() - started
-        candidates = rescore(known, seconds_to_change=expected.seconds, search_s=search_s)
+        candidates = rescore(known, expected, self._options.aim, search_s=search_s)
         return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead=True)
 
-    def plan_ahead(self, plan: Plan, members: frozenset[int], can_respawn: bool, profile: Profile, seconds: float) -> None:
+    def plan_ahead(
+        self, plan: Plan, members: frozenset[int], can_respawn: bool, profile: Profile, expected: ExpectedChange
+    ) -> None:
         """Have a plan ready for the loss of each one rank. Answers for an earlier plan are dropped; those for the same
         plan at older costs stay until the new ones are there."""
         asked = single_losses(plan, tuple(sorted(members)), can_respawn)
@@ -111,7 +131,7 @@ class PlanSearch:
         self._asked = asked
         self._number += 1
         self._due = set(range(len(asked)))
-        situations = tuple(situation_of(ask, profile, self._node_of, seconds) for ask in self._asked)
+        situations = tuple(situation_of(ask, profile, self._node_of, expected, self._options.aim) for ask in self._asked)
         if self._process is None:
             self._process = precompute.Process()
         self._process.ask(precompute.Ask(self._number, self._only, situations))

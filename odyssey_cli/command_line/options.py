@@ -174,6 +174,17 @@ OPTIONS: tuple[Option, ...] = (
         default="auto", values=_strategies,
     ),
     Option(("--mtbf",), "TIME", "Expected time to the next loss: 3600, 90s, 6h. Default: estimated.", Group.LOSS),
+    Option(
+        ("--failure-rate",), "RATE", "What that estimate begins with: losses per node-day. Default: 0.0065.", Group.LOSS,
+    ),
+    Option(
+        ("--objective",), "NAME", "Of plans: ahead, up to the loss after the next; or paper, Odyssey's eq. 8.", Group.LOSS,
+        default="ahead",
+    ),
+    Option(
+        ("--survive",), "F", "Any F ranks may be lost, and every layer has a holder. Default: 1 where that can be.", Group.LOSS,
+    ),
+    Option(("--survive-nodes",), "F", "Any F whole nodes may be lost, and every layer has a holder.", Group.LOSS),
     Option(("--profile",), "FILE", "Use these measurements instead of measuring at the start.", Group.LOSS),
     Option(("--drill",), "DRILL", "Lose ranks on purpose: 'step=20 kill=2'. May be repeated.", Group.LOSS, repeats=True),
     # When ranks stall

@@ -16,6 +16,7 @@ from odyssey_cli.command_line import values as text
 from odyssey_cli.command_line.options import NUMA_BINDINGS, START_METHODS, Command
 from odyssey_cli.command_line.parser import Given, parse
 from odyssey_cli.command_line.rendezvous import RendezvousOptions, meeting
+from strategies.situation import Aim
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         layout=text.layout(given.value("layout").text),
         strategy=text.strategy(given.value("strategy").text),
         mtbf_s=_optional_duration_s(given, "mtbf"),
+        failure_rate=_failure_rate(given),
+        aim=_aim(given),
         drills=given.texts.get("drill", ()),
         profile=_profile(given),
         write_profile=Path(output.text) if command is Command.PROFILE else None,
@@ -201,6 +204,23 @@ def _check_drills(given: Given, nodes: int, ranks_per_node: int) -> None:
         from launcher.agent.drills import parse as parse_drill
 
         parse_drill(drill, n_nodes=nodes, n_ranks_per_node=ranks_per_node)
+
+
+def _failure_rate(given: Given) -> float | None:
+    value = given.value("failure_rate")
+    if not value.is_given:
+        return None
+    try:
+        return text.failure_rate(float(value.text))
+    except ValueError:
+        raise UsageError(f"{value.name}: expected losses per node-day, got {value.text!r}", "for example 0.0065") from None
+
+
+def _aim(given: Given) -> Aim:
+    survive, survive_nodes = (
+        _whole(given, name, 0) if given.value(name).is_given else None for name in ("survive", "survive_nodes")
+    )
+    return text.aim(Aim(), given.value("objective").text, survive, survive_nodes)
 
 
 def _never_retry(given: Given) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import signal
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import strategies
 from launcher.options import Std
 from odyssey.errors import UsageError
 from odyssey.plan import parse_layout
+from strategies.situation import Aim, Objective
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -58,6 +60,25 @@ def strategy(text: str) -> str:
         hint = f"did you mean {near[0]}? " if near else ""
         raise UsageError(f"--strategy: unknown strategy {text!r}", f"{hint}one of: {', '.join(known)}")
     return text
+
+
+def aim(told: Aim, objective: str | None, survive: int | None, survive_nodes: int | None) -> Aim:
+    """What the best plan is: as asked for, or else as `told` before."""
+    return Aim(
+        told.objective if objective is None else Objective(choice(objective, "--objective", tuple(Objective))),
+        told.survive if survive is None else count(survive, "--survive", 0),
+        told.survive_nodes if survive_nodes is None else count(survive_nodes, "--survive-nodes", 0),
+    )
+
+
+def failure_rate(number: float) -> float:
+    """Losses per node-day."""
+    if not 0 < number < math.inf:
+        raise UsageError(
+            f"--failure-rate: expected losses per node-day, got {number:g}",
+            "measured are 0.0008 to 0.04; the default is 0.0065",
+        )
+    return number
 
 
 def count(number: int, option: str, least: int) -> int:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from odyssey_cli.display import quantities
-from strategies.situation import Candidate
+from strategies.situation import Candidate, Outlook
 
 
 def candidate_table(
@@ -25,11 +25,12 @@ def candidate_table(
     `now_samples_per_s`: the throughput before the loss, to which `rate` is relative. `with_reasons`: a last column with
     the reasons, cut to the width; `reasons` gives them whole.
     """
+    looks_ahead = any(next_loss(candidate.outlook) != "-" for candidate in candidates)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
     table.add_column("", width=1)
     table.add_column("strategy", no_wrap=True)
     table.add_column("layout", no_wrap=True)
-    for name in ("step", "rate", "transition", "memory", "score"):
+    for name in ("step", "rate", "transition", "memory", "score", *(("next loss",) if looks_ahead else ())):
         table.add_column(name, justify="right", no_wrap=True)
     if with_reasons:
         table.add_column("")
@@ -39,6 +40,8 @@ def candidate_table(
         row_style = "" if chosen else "dim"
         cells = [mark, Text(candidate.strategy, style="bold green" if chosen else row_style)]
         cells += [Text(cell, style=row_style) for cell in _numbers(candidate, now_samples_per_s)]
+        if looks_ahead:
+            cells.append(Text(next_loss(candidate.outlook), style=row_style))
         if with_reasons:
             cells.append(Text(candidate.reason, style="dim", no_wrap=True, overflow="ellipsis"))
         table.add_row(*cells)
@@ -75,3 +78,8 @@ def _numbers(candidate: Candidate, now_samples_per_s: float | None) -> list[str]
         quantities.size(estimate.peak_bytes),
         quantities.rate(estimate.objective) if candidate.plan is not None else "-",
     ]
+
+
+def next_loss(outlook: Outlook | None) -> str:
+    """What the next loss takes from training; `-` where nobody looked ahead."""
+    return quantities.seconds(outlook.cost_s) if outlook is not None and outlook.next_losses else "-"

@@ -9,7 +9,7 @@ from rich.text import Text
 from launcher.joblog.wording import ranks_text
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
-from odyssey_cli.display.candidates import candidate_table, reasons
+from odyssey_cli.display.candidates import candidate_table, next_loss, reasons
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
 from odyssey_cli.display.page import page
 from odyssey_cli.display.rank_state import RankState
@@ -18,6 +18,7 @@ from odyssey_cli.planning.ask import Answer
 from odyssey_cli.timeline.change import sentences
 from strategies.search import best
 from strategies.search.dryrun import Outcome
+from strategies.situation import Objective, Outlook
 
 _MOST_OUTCOMES = 12
 
@@ -37,13 +38,61 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
     ]
     if answer.now.idle and (idle := idle_line(answer.now, {}, ascii_only=ascii_only)):
         parts.append(idle)
+    if len(answer.starts) > 1:
+        parts += ["", Text("layouts to start with", style="dim"), start_table(answer, ascii_only)]
     if len(answer.outcomes) > 1:
         parts += ["", Text(f"losses  {answer.method}", style="dim"), outcome_table(answer)]
     parts += ["", *_outcome(answer, width, ascii_only)]
     change = answer.expected_change
-    footer = f"next change expected in {quantities.seconds(change.seconds)} ({change.source})"
-    parts += ["", Text(f"{footer}\nscore: useful samples a second until then; {_searched(answer)}", style="dim")]
+    footer = f"next change expected in {quantities.seconds(change.seconds)} ({change.source})\n{_cost(answer)}"
+    parts += ["", Text(f"{footer}\n{_score(answer)}; {_searched(answer)}", style="dim")]
     return Group(*parts)
+
+
+def _cost(answer: Answer) -> str:
+    """What failures cost, as the layout now stands."""
+    each_s, change_s = answer.outlook.cost_s, answer.expected_change.seconds
+    hourly_s = 3600 * min(1.0, each_s / (each_s + change_s))
+    ends = answer.outlook.share_of_ends
+    text = f"a loss takes {quantities.seconds(each_s)} from training, {quantities.seconds(hourly_s)} of every hour"
+    return f"{text}; {quantities.percent(ends)} of losses end the job" if ends >= 0.005 else text
+
+
+def _score(answer: Answer) -> str:
+    until = "the loss after the next" if answer.aim.objective is Objective.AHEAD else "the next loss (eq. 8)"
+    return f"score: useful samples a second until {until}"
+
+
+def start_table(answer: Answer, ascii_only: bool) -> Table:
+    """What a job could start with, best first: what it survives, and its expected useful throughput."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("", width=1)
+    table.add_column("layout", no_wrap=True)
+    for name in ("step", "samples/s", "score", "next loss"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("survives", no_wrap=True)
+    for candidate in answer.starts:
+        if candidate.plan is None or candidate.estimate is None or candidate.outlook is None:
+            continue
+        chosen = candidate.plan is answer.now
+        table.add_row(
+            Text((">" if ascii_only else "▸") if chosen else "", style="green"),
+            candidate.plan.layout(),
+            quantities.seconds(candidate.estimate.step_s),
+            quantities.rate(candidate.plan.global_batch / candidate.estimate.step_s),
+            quantities.rate(candidate.estimate.objective),
+            next_loss(candidate.outlook),
+            _survives(candidate.outlook),
+            style="bold" if chosen else "",
+        )
+    return table
+
+
+def _survives(outlook: Outlook) -> str:
+    """The losses after which every layer has a holder, wherever they hit."""
+    ranks, nodes = outlook.n_holders - 1, outlook.n_nodes - 1
+    text = f"any {quantities.plural(ranks, 'rank')}" if ranks else "no loss"
+    return f"{text}, any {quantities.plural(nodes, 'node')}" if nodes else text
 
 
 def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableType]:

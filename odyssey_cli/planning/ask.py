@@ -1,4 +1,4 @@
-"""The question of `odyssey plan` and its answer: what would be done if ranks were lost."""
+"""The question of `odyssey plan` and its answer: how to start, and what would be done if ranks were lost."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ from odyssey.errors import OdysseyError
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
-from perfmodel.reliability import ExpectedChange, seconds_to_change
+from perfmodel.reliability import ExpectedChange
 from strategies.search import best, initial_plan
 from strategies.search.dryrun import Outcome, fail_any, fail_ranks
-from strategies.situation import Candidate, Situation
+from strategies.search.outlook import cost_s, outlooks
+from strategies.situation import Aim, Candidate, Outlook, Situation
+
+
+class Losses(msgspec.Struct, frozen=True):
+    """Of any `n` ranks, or of any `n` whole nodes."""
+
+    n: int
+    nodes: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True):
     """What `odyssey plan` says: the layout now, and every kind of loss that was asked for, the fastest outcome first.
 
-    `method`: which of the `n_placements` ways to lose ranks were looked at. `step_s`, `seconds_to_change`: seconds.
+    `starts`: the layouts that a job could start with, best first; empty for a job that runs. `outlook`: what the layout now
+    leaves for the next loss. `method`: which of the `n_placements` ways to lose ranks were looked at.
     """
 
     source: str
@@ -28,6 +37,9 @@ class Answer(msgspec.Struct, frozen=True):
     now: Plan
     step_s: float
     expected_change: ExpectedChange
+    aim: Aim
+    starts: tuple[Candidate, ...]
+    outlook: Outlook
     n_placements: int
     method: str
     outcomes: tuple[Outcome, ...]
@@ -46,29 +58,69 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(
-    found: source.Source, lost: int | tuple[int, ...], layout: str, mtbf_s: float | None, strategy: str | None = None
+    found: source.Source,
+    lost: Losses | tuple[int, ...],
+    layout: str,
+    change: ExpectedChange,
+    strategy: str | None = None,
+    aim: Aim | None = None,
 ) -> Answer:
     """Search for the answer: after the loss of these ranks, or of any so many. `strategy`: the only one that may propose."""
     began = time.perf_counter()
-    change = seconds_to_change(found.n_losses, found.observed_s, mtbf_s=mtbf_s if mtbf_s is not None else found.mtbf_s)
-    now = plan_now(found, layout, change.seconds)
+    aim = found.aim if aim is None else aim
+    start = _at_start(found, change, aim)
+    runs = found.plan is not None and found.plan.estimate is not None and layout == "auto"
+    starts = [] if runs else initial_plan(start, layout if layout != "auto" else found.layout)
+    now = found.plan if runs and found.plan is not None else _chosen(starts, len(start.alive))
     assert now.estimate is not None
-    if isinstance(lost, int):
-        run = fail_any(found.profile, now, lost, seconds_to_change=change.seconds, only=strategy)
+    here = msgspec.structs.replace(start, plan=now, alive=tuple(sorted((*now.workers, *now.idle))))
+    outlook = outlooks(here, [Candidate(now.strategy, now, now.estimate, "")])[0].outlook
+    assert outlook is not None
+    outlook = msgspec.structs.replace(outlook, cost_s=cost_s(now.estimate.step_s, outlook.next_losses))
+    if isinstance(lost, Losses):
+        run = fail_any(
+            found.profile,
+            now,
+            lost.n,
+            seconds_to_change=change.seconds,
+            only=strategy,
+            nodes=lost.nodes,
+            n_behind=change.n_behind,
+            aim=aim,
+        )
         n_placements, method, outcomes = run.n_placements, run.method, run.outcomes
     else:
-        outcomes = (fail_ranks(found.profile, now, lost, seconds_to_change=change.seconds, only=strategy),)
-        n_placements, method = 1, ranks_text(lost)
-    took = time.perf_counter() - began
-    return Answer(found.title, found.profile.model, now, now.estimate.step_s, change, n_placements, method, outcomes, took)
+        one = fail_ranks(
+            found.profile, now, lost, seconds_to_change=change.seconds, only=strategy, n_behind=change.n_behind, aim=aim
+        )
+        n_placements, method, outcomes = 1, ranks_text(lost), (one,)
+    return Answer(
+        source=found.title,
+        model=found.profile.model,
+        now=now,
+        step_s=now.estimate.step_s,
+        expected_change=change,
+        aim=aim,
+        starts=tuple(starts),
+        outlook=outlook,
+        n_placements=n_placements,
+        method=method,
+        outcomes=outcomes,
+        search_s=time.perf_counter() - began,
+    )
 
 
-def plan_now(found: source.Source, layout: str, change_s: float) -> Plan:
-    """The job's own plan, or else the one that a job would start with."""
+def plan_now(found: source.Source, layout: str, change_s: float, aim: Aim | None = None) -> Plan:
+    """The job's own plan, or else the one that a job would start with, where D is known to be `change_s`."""
     if found.plan is not None and found.plan.estimate is not None and layout == "auto":
         return found.plan
+    start = _at_start(found, ExpectedChange(change_s), found.aim if aim is None else aim)
+    return _chosen(initial_plan(start, layout if layout != "auto" else found.layout), len(start.alive))
+
+
+def _at_start(found: source.Source, change: ExpectedChange, aim: Aim) -> Situation:
     ranks = range(found.n_nodes * found.ranks_per_node)
-    situation = Situation(
+    return Situation(
         generation=1,
         step=0,
         plan=None,
@@ -78,11 +130,15 @@ def plan_now(found: source.Source, layout: str, change_s: float) -> Plan:
         held={},
         node_of={rank: rank // found.ranks_per_node for rank in ranks},
         profile=found.profile,
-        seconds_to_change=change_s,
+        seconds_to_change=change.seconds,
+        n_behind=change.n_behind,
+        aim=aim,
     )
-    candidates = initial_plan(situation, layout if layout != "auto" else found.layout)
+
+
+def _chosen(candidates: list[Candidate], n_ranks: int) -> Plan:
     chosen = best(candidates)
     if chosen is None or chosen.plan is None:
         why = candidates[0].reason if candidates else "no layout"
-        raise OdysseyError(f"no layout for {quantities.plural(len(ranks), 'rank')}: {why}", "try other --nodes or --layout")
+        raise OdysseyError(f"no layout for {quantities.plural(n_ranks, 'rank')}: {why}", "try other --nodes or --layout")
     return chosen.plan

@@ -11,7 +11,7 @@ from odyssey_cli import files
 from odyssey_cli.command_line import values
 from odyssey_cli.planning import source
 from odyssey_cli.planning.answer import show
-from odyssey_cli.planning.ask import ask
+from odyssey_cli.planning.ask import Losses, ask
 from odyssey_cli.planning.predicted import stands, timeline
 from odyssey_cli.timeline import save, terminal
 
@@ -21,10 +21,15 @@ def plan(
     *,
     fail: int | None,
     fail_ranks: str | None,
+    fail_nodes: int | None,
     layout: str,
     nodes: int | None,
     nproc_per_node: int | None,
     mtbf: str | None,
+    failure_rate: float | None,
+    objective: str | None,
+    survive: int | None,
+    survive_nodes: int | None,
     strategy: str,
     as_json: bool,
     with_timeline: bool,
@@ -35,11 +40,7 @@ def plan(
     """Answer on stdout; returns the exit code: FAILED if training survives none of the losses."""
     if as_json and with_timeline:
         raise UsageError("--json and --timeline exclude each other", "--trace FILE writes the timeline as JSON")
-    if fail is not None and fail_ranks is not None:
-        raise UsageError("--fail and --fail-ranks exclude each other", "give one of them")
-    lost: int | tuple[int, ...] = values.count(fail, "--fail", 1) if fail is not None else 1
-    if fail_ranks is not None:
-        lost = values.ranks(fail_ranks, "--fail-ranks")
+    lost = _losses(fail, fail_ranks, fail_nodes)
     values.layout(layout)
     mtbf_s = values.duration_s(mtbf, "--mtbf") if mtbf is not None else None
     for value, option in ((nodes, "--nodes"), (nproc_per_node, "--nproc-per-node")):
@@ -49,13 +50,15 @@ def plan(
     svg_file, trace_file = files.check_if_given(svg, "--svg"), files.check_if_given(trace, "--trace")
     change_file = files.check_if_given(change, "--change")
     found = source.find(source_text).resized(nodes, nproc_per_node)
-    answer = ask(found, lost, layout, mtbf_s, only)
+    rate = None if failure_rate is None else values.failure_rate(failure_rate)
+    aim = values.aim(found.aim, objective, survive, survive_nodes)
+    answer = ask(found, lost, layout, found.expected_change(mtbf_s, rate), only, aim)
     if as_json:
         sys.stdout.buffer.write(to_json(answer) + b"\n")
     else:
         show(answer)
     if with_timeline or svg_file is not None or trace_file is not None:
-        drawn = timeline(answer, found.profile, with_loss=fail is not None or fail_ranks is not None)
+        drawn = timeline(answer, found.profile, with_loss=(fail, fail_ranks, fail_nodes) != (None, None, None))
         if with_timeline:
             print()
             terminal.show(drawn)
@@ -63,3 +66,18 @@ def plan(
     if change_file is not None:
         save.save_change(f"{answer.source}: the layout before and after the loss", stands(answer), change_file)
     return ExitCode.OK if answer.chosen is not None else ExitCode.FAILED
+
+
+def _losses(fail: int | None, fail_ranks: str | None, fail_nodes: int | None) -> Losses | tuple[int, ...]:
+    given = [
+        option
+        for option, value in (("--fail", fail), ("--fail-ranks", fail_ranks), ("--fail-nodes", fail_nodes))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} exclude each other", "give one of them")
+    if fail_ranks is not None:
+        return values.ranks(fail_ranks, "--fail-ranks")
+    if fail_nodes is not None:
+        return Losses(values.count(fail_nodes, "--fail-nodes", 1), nodes=True)
+    return Losses(values.count(fail, "--fail", 1) if fail is not None else 1)

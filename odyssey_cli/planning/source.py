@@ -7,23 +7,26 @@ from pathlib import Path
 import msgspec
 
 from launcher.coordinator.machine import step
-from launcher.coordinator.state import JobState, PlainState, State
+from launcher.coordinator.state import JobState, PlainState, State, World
 from launcher.joblog import reader
 from launcher.joblog.events import PlanChosen
+from launcher.planning.situations import expected_change
 from odyssey.errors import ProfileError, UsageError
 from odyssey.plan import Plan
 from odyssey_cli.jobs import find as jobs
 from perfmodel import catalog
 from perfmodel.profile import Profile, read
+from perfmodel.reliability import ExpectedChange, seconds_to_change
+from strategies.situation import Aim
 
 LOGS = Path("odyssey-logs")
 _HOW = "measure one with `odyssey profile train.py`, or name a job's log directory or a model of configs/"
 
 
 class Source(msgspec.Struct, frozen=True):
-    """`plan`: the newest one of the job, None for a mere profile. `mtbf_s`: as the job was told, if it was.
+    """`plan`: the newest one of the job, None for a mere profile.
 
-    `layout`: the one to start with where none is asked for. `n_losses` in `observed_s` seconds: what the log knows of changes.
+    `layout`: the one to start with where none is asked for. `world`: at the end of the job's log, None for a mere profile.
     """
 
     name: str
@@ -31,10 +34,8 @@ class Source(msgspec.Struct, frozen=True):
     n_nodes: int
     ranks_per_node: int
     plan: Plan | None = None
-    mtbf_s: float | None = None
     layout: str = "auto"
-    n_losses: int = 0
-    observed_s: float = 0.0
+    world: World | None = None
 
     @property
     def title(self) -> str:
@@ -54,6 +55,24 @@ class Source(msgspec.Struct, frozen=True):
             profile=msgspec.structs.replace(self.profile, cluster=cluster),
             plan=None,
             layout="auto",
+            world=None,
+        )
+
+    @property
+    def aim(self) -> Aim:
+        """As the job was told."""
+        return self.world.started.aim if self.world is not None and self.world.started is not None else Aim()
+
+    def expected_change(self, mtbf_s: float | None, failure_rate: float | None) -> ExpectedChange:
+        """Of the next loss: as asked for, or as the job was told and its log says."""
+        if self.world is None or self.world.started is None:
+            return seconds_to_change(0, 0.0, self.n_nodes, mtbf_s=mtbf_s, per_node_day=failure_rate)
+        told = self.world.started
+        return expected_change(
+            self.world,
+            self.world.now,
+            mtbf_s if mtbf_s is not None or failure_rate is not None else told.mtbf_s,
+            failure_rate if failure_rate is not None else told.failure_rate,
         )
 
 
@@ -107,8 +126,9 @@ def of_job(folder: Path) -> Source:
     plan, last = None, 0.0
     for event in reader.events(folder / reader.NAME):
         state, _ = step(state, event)
-        last = event.time
         plan = event.body.plan if isinstance(event.body, PlanChosen) else plan
+        last = event.time
+    state.world.pass_time(last)
     started = state.world.started
     if not isinstance(state, JobState) or started is None or state.profile is None:
         raise UsageError(f"{folder}: the job ended before its model was measured", _HOW)
@@ -118,10 +138,8 @@ def of_job(folder: Path) -> Source:
         started.n_nodes,
         started.n_ranks_per_node,
         plan,
-        started.mtbf_s,
         started.layout,
-        state.world.n_losses,
-        last - state.world.started_at,
+        state.world,
     )
 
 

@@ -28,6 +28,7 @@ from odyssey_cli.replay import traces
 from odyssey_cli.replay.traces import Kind, Trace
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile, scaled
+from strategies.situation import Aim
 
 _SIGNALS = 128
 """Exit codes above say that a signal has ended the job."""
@@ -52,6 +53,7 @@ class Wanted(msgspec.Struct, frozen=True):
     seed: int
     max_restarts: int
     log_dir: Path
+    aim: Aim = Aim()
 
 
 def rehearse(found: Source, wanted: Wanted, *, display: bool) -> list[Rehearsal]:
@@ -104,6 +106,7 @@ def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: P
         log_dir=wanted.log_dir,
         layout=wanted.layout,
         strategy=strategy,
+        aim=wanted.aim,
         mtbf_s=None if wanted.mtbf_s is None else wanted.mtbf_s / wanted.speed,
         drills=wanted.drills,
         profile=path,
@@ -157,6 +160,7 @@ def command(
     nodes: int | None,
     nproc_per_node: int | None,
     mtbf: str | None,
+    objective: str | None,
     jitter: float,
     slow: Sequence[str],
     seed: int,
@@ -197,6 +201,7 @@ def command(
         seed=seed,
         max_restarts=max_restarts,
         log_dir=log_dir,
+        aim=values.aim(found.aim, objective, None, None),
     )
     rehearsals = rehearse(found, wanted, display=display)
     show(rehearsals, page())

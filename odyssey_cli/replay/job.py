@@ -37,11 +37,11 @@ from launcher.joblog.events import (
     Tick,
     UnitCommitted,
 )
-from launcher.planning.situations import proposed
+from launcher.planning.situations import expected_change, proposed
 from odyssey.messages import ModelSpec, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
 from perfmodel.profile import Profile, layer_specs
-from perfmodel.reliability import seconds_to_change
+from strategies.situation import Aim
 
 RESTARTS = 1 << 20
 """Of --max-restarts: as many as it takes."""
@@ -58,6 +58,7 @@ class Setup(msgspec.Struct, frozen=True):
     layout: str = "auto"
     strategy: str = "auto"
     mtbf_s: float | None = None
+    aim: Aim = Aim()
 
 
 class Job:
@@ -84,7 +85,7 @@ class Job:
         self._agents = tuple(AgentInfo(node, f"node{node}", 1, setup.ranks_per_node) for node in range(n_nodes))
         self._node_of = {rank: rank // setup.ranks_per_node for rank in range(n_nodes * setup.ranks_per_node)}
         words = ("replay", (), n_nodes, setup.ranks_per_node, RESTARTS, setup.layout, setup.strategy, setup.mtbf_s, "replay", 1)
-        self._feed(JobStarted(*words, agents=self._agents))
+        self._feed(JobStarted(*words, agents=self._agents, aim=setup.aim))
         model = _model(setup.profile)
         for rank in self._node_of:
             self._feed(RankJoined(rank, model))
@@ -182,8 +183,8 @@ class Job:
 
     def _search(self, ask: Propose) -> None:
         world, setup = self._state.world, self._setup
-        expected = seconds_to_change(world.n_losses, self._now_s - world.started_at, mtbf_s=setup.mtbf_s)
-        self._feed(proposed(ask, setup.profile, self._node_of, expected, setup.strategy, setup.layout))
+        expected = expected_change(world, self._now_s, setup.mtbf_s, None)
+        self._feed(proposed(ask, setup.profile, self._node_of, expected, setup.strategy, setup.layout, setup.aim))
 
     def _spawn(self, rank: int) -> None:
         self._held.pop(rank, None)

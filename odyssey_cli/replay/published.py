@@ -15,11 +15,11 @@ from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.published_life import Response
 from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.terms import Terms
+from odyssey_cli.replay.traces import DAY_S
 from perfmodel.profile import Profile
-from perfmodel.reliability import PRIOR_MEAN_S
 from strategies.building.layouts import shapes_of
 from strategies.search import best, search
-from strategies.situation import Situation
+from strategies.situation import Aim, Objective, Situation
 
 
 class _Restarting:
@@ -253,7 +253,8 @@ class Recycle(_Restarting):
             held={worker: plan.held.get(worker, frozenset()) for worker in alive},
             node_of={worker: worker // setup.ranks_per_node for worker in places},
             profile=setup.profile,
-            seconds_to_change=PRIOR_MEAN_S,
+            seconds_to_change=DAY_S,
+            aim=Aim(Objective.PAPER),
         )
         try:
             chosen = best(search(situation, "reroute"))

@@ -39,6 +39,7 @@ class Request(msgspec.Struct, frozen=True):
     nproc_per_node: int | None = None
     layout: str = "auto"
     mtbf: str | None = None
+    objective: str | None = None
     repair: str | None = None
     transient: float = 0.0
     days: float | None = None
@@ -75,7 +76,9 @@ def replay(request: Request) -> int:
     found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
     layout = request.layout if request.layout != "auto" else found.layout
     mtbf_s = _seconds(request.mtbf, "--mtbf")
-    setup = Setup(found.profile, found.ranks_per_node, layout, "auto", mtbf_s)
+    setup = Setup(
+        found.profile, found.ranks_per_node, layout, "auto", mtbf_s, values.aim(found.aim, request.objective, None, None)
+    )
     trace = _trace(request, found.n_nodes, mtbf_s)
     answer = _ask(found.title, trace, setup, terms, policies)
     show(answer)

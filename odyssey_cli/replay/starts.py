@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from odyssey.plan import Plan
 from odyssey_cli.replay.job import Setup
-from perfmodel.reliability import PRIOR_MEAN_S
+from perfmodel.reliability import seconds_to_change
 from strategies.search import initial_plan
 from strategies.situation import Situation
 
@@ -36,6 +36,7 @@ class Starts:
 
     def _search(self, n_ranks: int, layout: str) -> Plan | None:
         setup = self._setup
+        change = seconds_to_change(0, 0.0, n_ranks / setup.ranks_per_node, mtbf_s=setup.mtbf_s)
         situation = Situation(
             generation=1,
             step=0,
@@ -46,7 +47,9 @@ class Starts:
             held={},
             node_of={rank: rank // setup.ranks_per_node for rank in range(n_ranks)},
             profile=setup.profile,
-            seconds_to_change=setup.mtbf_s if setup.mtbf_s is not None else PRIOR_MEAN_S,
+            seconds_to_change=change.seconds,
+            n_behind=change.n_behind,
+            aim=setup.aim,
         )
         plans = [candidate.plan for candidate in initial_plan(situation, layout) if candidate.plan is not None]
         return next((plan for plan in plans if plan.schedule.rule == "1f1b" or not self._only_1f1b), None)

@@ -11,7 +11,7 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -28,6 +28,8 @@ MANY = 4000
 """Beyond this many pairs of lengths only neighbouring lengths are tried."""
 EXHAUSTIVE_WORKERS = 10
 """Up to this many workers every partition is tried."""
+N_LOOKED_AT = 500
+"""Layouts among which one with a property that was asked for is looked for."""
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -287,11 +289,18 @@ def _fluid_s(pipelines: Mapping[Shape, int], n_micro_batches: int) -> float:
 # -- layouts -----------------------------------------------------------------------------------------------------------
 
 
-def layouts(shapes: Shapes, n_workers: int, n_best: int, min_pipelines: int = 1) -> list[tuple[int, ...]]:
+def layouts(
+    shapes: Shapes,
+    n_workers: int,
+    n_best: int,
+    min_pipelines: int = 1,
+    also: Callable[[tuple[int, ...]], bool] | None = None,
+) -> list[tuple[int, ...]]:
     """Lengths of pipelines for at most `n_workers` workers, best closed form first; longest pipeline first in each.
 
     The few are unlike each other: of layouts that mix the same lengths in other numbers (for many workers: that have the
-    same most frequent length) only the best is given.
+    same most frequent length) only the best is given. Where `also` holds for none of them, the best for which it does
+    comes last, if it is among the first `N_LOOKED_AT`.
     """
     n_micro_batches = shapes.n_micro_batches
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
@@ -300,16 +309,38 @@ def layouts(shapes: Shapes, n_workers: int, n_best: int, min_pipelines: int = 1)
     for lengths in candidates:
         seconds = shapes.closed_s(shapes.count(lengths))
         scored.append((max(seconds, _cores_s(shapes, n_workers)), seconds, lengths))
+    scored.sort()
     chosen: list[tuple[int, ...]] = []
     seen: set[object] = set()
-    for _, _, lengths in sorted(scored):
+    for _, _, lengths in scored:
         kind = frozenset(lengths) if n_workers <= EXHAUSTIVE_WORKERS else max(lengths, key=lengths.count)
         if kind not in seen:
             seen.add(kind)
             chosen.append(lengths)
             if len(chosen) == n_best:
                 break
+    if also is not None and not any(map(also, chosen)):
+        chosen += next(([lengths] for _, _, lengths in scored[:N_LOOKED_AT] if also(lengths)), [])
     return chosen
+
+
+def quick_best_s(shapes: Shapes, n_workers: int) -> float:
+    """About the step time of the best layout for at most `n_workers`, in well under a millisecond; infinite if none fits.
+
+    By closed form, of pipelines of one length, the first of them one stage longer while workers are left.
+    """
+    best = math.inf
+    for n_stages in range(1, min(n_workers, len(shapes.profile.layers)) + 1):
+        shape = shapes.of(n_stages)
+        if shape is None:
+            continue
+        n = min(n_workers // n_stages, shapes.n_micro_batches)
+        n_longer = min(n_workers - n * n_stages, n)
+        longer = shapes.of(n_stages + 1) if n_longer else None
+        best = min(best, shapes.closed_s({shape: n}))
+        if longer is not None:
+            best = min(best, shapes.closed_s({shape: n - n_longer, longer: n_longer} if n > n_longer else {longer: n}))
+    return max(best, _cores_s(shapes, n_workers))
 
 
 def _lengths(usable: Sequence[int], n_workers: int, n_micro_batches: int) -> Iterator[tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """All strategies together: asked, priced, ranked.
 
 table.py     every strategy's candidates for a change, best first
+outlook.py   what a plan leaves for the next loss
 initial.py   how a job starts
 split.py     the best once more with the backward in halves
 unchanged.py how it goes on where no worker of its plan is lost

@@ -7,9 +7,10 @@ placements stands for all, and the result says so.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, combinations, pairwise
 from math import comb
 
 import msgspec
@@ -18,12 +19,13 @@ from odyssey.errors import StateLost, UsageError
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
 from strategies.search.table import best, search
-from strategies.situation import Candidate, Situation
+from strategies.situation import Aim, Candidate, Situation
 
 MOST_PLACEMENTS = 20_000
 """Placements that are sorted into classes; beyond it they are sampled."""
 MOST_SEARCHES = 24
 """Classes that are searched; beyond it they are sampled."""
+_AIM = Aim()
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -80,6 +82,8 @@ def fail_ranks(
     seconds_to_change: float,
     respawnable: Collection[int] = (),
     only: str | None = None,
+    n_behind: float = math.inf,
+    aim: Aim = _AIM,
 ) -> Outcome:
     """The loss of these ranks at once."""
     known = set(plan.workers) | set(plan.idle)
@@ -98,6 +102,8 @@ def fail_ranks(
         node_of=node_of or {worker: worker // profile.cluster.ranks_per_node for worker in known},
         profile=profile,
         seconds_to_change=seconds_to_change,
+        n_behind=n_behind,
+        aim=aim,
     )
     try:
         return Outcome(tuple(sorted(ranks)), 1, tuple(search(situation, only)), "")
@@ -114,19 +120,23 @@ def fail_any(
     seconds_to_change: float,
     only: str | None = None,
     seed: int = 0,
+    nodes: bool = False,
+    n_behind: float = math.inf,
+    aim: Aim = _AIM,
 ) -> DryRun:
-    """Every way to lose `n_lost` ranks at once."""
-    workers = sorted({*plan.workers, *plan.idle})
-    if not 0 < n_lost <= len(workers):
-        raise UsageError(f"cannot lose {n_lost} of {len(workers)} ranks", f"give 1 to {len(workers)}")
-    n_placements = comb(len(workers), n_lost)
+    """Every way to lose `n_lost` ranks at once; with `nodes` so many whole nodes, with all of their ranks."""
+    units = _units(profile, plan, node_of, nodes)
+    if not 0 < n_lost <= len(units):
+        raise UsageError(f"cannot lose {n_lost} of {len(units)} {'nodes' if nodes else 'ranks'}", f"give 1 to {len(units)}")
+    n_placements = comb(len(units), n_lost)
     draw = random.Random(seed)
     if n_placements <= MOST_PLACEMENTS:
-        placements: Sequence[tuple[int, ...]] = list(combinations(workers, n_lost))
+        drawn: Iterable[Sequence[tuple[int, ...]]] = combinations(units, n_lost)
         method = "every placement"
     else:
-        placements = [tuple(sorted(draw.sample(workers, n_lost))) for _ in range(MOST_PLACEMENTS)]
+        drawn = (draw.sample(units, n_lost) for _ in range(MOST_PLACEMENTS))
         method = f"{MOST_PLACEMENTS} placements drawn with seed {seed}"
+    placements = [tuple(sorted(chain.from_iterable(lost))) for lost in drawn]
     kinds = _kinds(profile, plan, node_of)
     classes: dict[object, list[tuple[int, ...]]] = {}
     for placement in placements:
@@ -139,10 +149,30 @@ def fail_any(
         method += f", in {len(chosen)} kinds"
     outcomes = []
     for alike in chosen:
-        outcome = fail_ranks(profile, plan, alike[0], node_of=node_of, seconds_to_change=seconds_to_change, only=only)
+        outcome = fail_ranks(
+            profile,
+            plan,
+            alike[0],
+            node_of=node_of,
+            seconds_to_change=seconds_to_change,
+            only=only,
+            n_behind=n_behind,
+            aim=aim,
+        )
         outcomes.append(msgspec.structs.replace(outcome, n_alike=len(alike)))
     outcomes.sort(key=lambda outcome: (outcome.step_s is None, outcome.step_s or 0.0, outcome.ranks))
     return DryRun(n_lost, n_placements, method, tuple(outcomes))
+
+
+def _units(profile: Profile, plan: Plan, node_of: Mapping[int, int] | None, nodes: bool) -> list[tuple[int, ...]]:
+    """What is lost as a whole: ranks, or nodes with those of their ranks that live."""
+    workers = sorted({*plan.workers, *plan.idle})
+    if not nodes:
+        return [(worker,) for worker in workers]
+    on: dict[int, list[int]] = {}
+    for worker in workers:
+        on.setdefault((node_of or {}).get(worker, worker // profile.cluster.ranks_per_node), []).append(worker)
+    return [tuple(ranks) for _, ranks in sorted(on.items())]
 
 
 def _kinds(profile: Profile, plan: Plan, node_of: Mapping[int, int] | None) -> dict[int, tuple[int, object, int]]:

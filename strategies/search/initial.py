@@ -1,7 +1,8 @@
 """The first layout of a job: the one the user asks for, or the fastest among those that survive a loss.
 
 Consecutive workers form a pipeline, so that the copies of a stage sit on different nodes wherever they can. A single
-pipeline keeps one copy of each layer; `auto` takes it only where no other layout exists.
+pipeline keeps one copy of each layer; `auto` takes it only where no other layout exists. One of the layouts that are priced
+survives the loss of any node, where there is one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from odyssey.errors import UsageError
 from odyssey.plan import parse_layout
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.layouts import layouts, shapes_of
+from strategies.building.layouts import Shapes, layouts, shapes_of
 from strategies.situation import Proposal, Situation
 
 NAME = "initial"
@@ -24,7 +25,12 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
     shapes = shapes_of(situation.profile, n_micro_batches)
     lengths = parse_layout(layout)
     if lengths is None:
-        chosen = layouts(shapes, n_workers, N_PRICED, min_pipelines=2) or layouts(shapes, n_workers, N_PRICED)
+        at_least = max(2, situation.aim.n_ranks + 1)
+
+        def is_safe(row: tuple[int, ...]) -> bool:
+            return _n_nodes(situation, shapes, row) > max(1, situation.aim.n_nodes)
+
+        chosen = layouts(shapes, n_workers, N_PRICED, at_least, also=is_safe) or layouts(shapes, n_workers, N_PRICED)
     else:
         if sum(lengths) > n_workers:
             raise UsageError(
@@ -52,3 +58,17 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
         else:
             proposals.append(realise(situation, NAME, shapes, draft))
     return proposals or [Proposal(NAME, None, no_layout(situation, n_workers))]
+
+
+def _n_nodes(situation: Situation, shapes: Shapes, lengths: tuple[int, ...]) -> int:
+    """The nodes that hold a layer, of the layer that has fewest, where consecutive workers form a pipeline."""
+    workers = iter(situation.alive)
+    nodes: list[set[int]] = [set() for _ in situation.profile.layers]
+    for length in lengths:
+        shape = shapes.of(length)
+        assert shape is not None, "layouts are made of shapes that fit"
+        for first, stop in shape.ranges:
+            node = situation.node_of[next(workers)]
+            for layer in range(first, stop):
+                nodes[layer].add(node)
+    return min(map(len, nodes))

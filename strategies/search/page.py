@@ -11,8 +11,8 @@ ABOUT = """\
 # Strategies
 
 What can be done when ranks are lost: each strategy proposes Plans, the [performance model](performance-model.md) prices
-them all, and the best one is taken. `--strategy NAME` asks one strategy, and the others only where that one has no Plan. What
-each would do, and at what price, is the answer of `odyssey plan --fail 1`.
+them all, and the best one is taken, what it leaves for the next loss included. `--strategy NAME` asks one strategy, and the
+others only where that one has no Plan. What each would do, and at what price, is the answer of `odyssey plan --fail 1`.
 """
 
 HOW_TO_ADD_ONE = """\

@@ -1,7 +1,9 @@
 """The search: every strategy proposes, the performance model prices, the whole table comes back, best first.
 
 A candidate whose `plan` is None cannot be taken: its strategy has none, or it needs more memory than there is (then it
-still has an estimate). Equal objectives: fewer bytes moved, then the name.
+still has an estimate). Plans that survive what they have to (`--survive`; looking ahead, the loss of any one rank) come before
+those that do not; then the objective decides, `NODE_PRICE` less where the loss of one node would end the job. Equal
+objectives: fewer bytes moved, then the name.
 """
 
 from __future__ import annotations
@@ -9,17 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-import msgspec
+from msgspec.structs import replace
 
 import strategies
-from odyssey.errors import PlanError, StateLost
-from odyssey.plan import Estimate, Transition
+from odyssey.errors import PlanError, StateLost, UsageError
+from odyssey.plan import Transition
 from perfmodel.costs import Costs
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
+from perfmodel.reliability import ExpectedChange
 from strategies.search import initial, unchanged
+from strategies.search.outlook import cost_s, holders, outlooks, worth
 from strategies.search.split import split
-from strategies.situation import Candidate, Proposal, Situation
+from strategies.situation import Aim, Candidate, Objective, Outlook, Proposal, Situation
+
+NODE_PRICE = 0.05
+"""The part of its worth that a plan may lose to another one that survives the loss of any node."""
 
 
 def answer(situation: Situation, forced: str | None = None, layout: str = "auto") -> list[Candidate]:
@@ -31,7 +38,7 @@ def answer(situation: Situation, forced: str | None = None, layout: str = "auto"
     if situation.plan is None:
         return initial_plan(situation, layout)
     if situation.untrained and layers_without_holder(situation):
-        anew = msgspec.structs.replace(situation, plan=None, lost=(), respawnable=(), held={})
+        anew = replace(situation, plan=None, lost=(), respawnable=(), held={})
         return initial_plan(anew, layout)
     if not situation.lost:  # a connection was, or the store
         check_holders(situation)
@@ -54,9 +61,33 @@ def search(situation: Situation, only: str | None = None) -> list[Candidate]:
 
 
 def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
-    """The candidates for the first plan of a job, best first. Raises UsageError for a layout that cannot be meant."""
+    """The candidates for the first plan of a job, best first.
+
+    Raises UsageError for a layout that cannot be meant, and where no plan survives what was asked for.
+    """
     strategies.load_all()  # a file that is no strategy ends a job when it starts, and not when it loses a rank
-    return _ranked(situation, initial.propose(situation, layout))
+    candidates = _ranked(situation, initial.propose(situation, layout))
+    chosen, aim = best(candidates), situation.aim
+    if chosen is not None and chosen.outlook is not None and (missing := _missing(chosen.outlook, aim)):
+        who = f"layout {layout} does not" if layout != "auto" else f"no layout of {len(situation.alive)} ranks does"
+        raise UsageError(f"{missing[0]}: {who}: {missing[1]}", missing[2])
+    return candidates
+
+
+def _missing(outlook: Outlook, aim: Aim) -> tuple[str, str, str] | None:
+    """What of that which was asked for a plan does not survive: the option, why, and what to do."""
+    if aim.survive is not None and outlook.n_holders <= aim.survive:
+        why = f"some layer has {outlook.n_holders} of the {aim.survive + 1} holders that it takes"
+        return (
+            f"--survive {aim.survive}",
+            why,
+            "start more ranks, or leave more memory: each holder needs a pipeline of its own",
+        )
+    if aim.survive_nodes is not None and outlook.n_nodes <= aim.survive_nodes:
+        why = f"some layer has its holders on {outlook.n_nodes} of the {aim.survive_nodes + 1} nodes that it takes"
+        help = "start more nodes, or give a --layout whose pipelines end where nodes do"
+        return f"--survive-nodes {aim.survive_nodes}", why, help
+    return None
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -64,20 +95,15 @@ def best(candidates: Sequence[Candidate]) -> Candidate | None:
     return candidates[0] if candidates and candidates[0].plan is not None else None
 
 
-def rescore(candidates: Sequence[Candidate], *, seconds_to_change: float, search_s: float) -> list[Candidate]:
+def rescore(candidates: Sequence[Candidate], change: ExpectedChange, aim: Aim, *, search_s: float) -> list[Candidate]:
     """A table that was computed ahead, ranked anew with today's D and with the time that the look-up took."""
     rescored = []
     for candidate in candidates:
-        estimate = candidate.estimate
-        if estimate is not None and candidate.plan is not None:
-            parts = msgspec.structs.replace(estimate.transition, search_s=search_s)
-            value = objective(candidate.plan.global_batch, estimate.step_s, parts.total_s, seconds_to_change)
-            estimate = msgspec.structs.replace(estimate, transition=parts, objective=value)
-            candidate = msgspec.structs.replace(
-                candidate, estimate=estimate, plan=msgspec.structs.replace(candidate.plan, estimate=estimate)
-            )
+        if candidate.estimate is not None and candidate.plan is not None:
+            parts = replace(candidate.estimate.transition, search_s=search_s)
+            candidate = _valued(candidate, parts, change, aim)
         rescored.append(candidate)
-    return _with_reasons(rescored)
+    return _with_reasons(rescored, aim)
 
 
 def warm_up() -> None:
@@ -117,7 +143,22 @@ def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candida
 
     candidates = [priced(proposal) for proposal in proposals]
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
-    return _with_reasons(candidates + split(situation, costs, changes, priced))
+    candidates += split(situation, costs, changes, priced)
+    if situation.aim.objective is Objective.AHEAD:
+        candidates = outlooks(situation, candidates)
+    else:
+        candidates = [
+            candidate if candidate.plan is None else replace(candidate, outlook=holders(situation, candidate.plan))
+            for candidate in candidates
+        ]
+    change, aim = situation.change, situation.aim
+    valued = [
+        _valued(candidate, candidate.estimate.transition, change, aim)
+        if candidate.plan is not None and candidate.estimate is not None
+        else candidate
+        for candidate in candidates
+    ]
+    return _with_reasons(valued, aim)
 
 
 def _priced(situation: Situation, costs: Costs, proposal: Proposal) -> Candidate:
@@ -129,55 +170,88 @@ def _priced(situation: Situation, costs: Costs, proposal: Proposal) -> Candidate
     except PlanError as error:
         return Candidate(proposal.strategy, None, None, error.what)
     estimate = priced.estimate
-    if situation.plan is None:
-        estimate = _at_start(estimate, plan.global_batch, situation.seconds_to_change)
+    if situation.plan is None:  # nothing was lost, so nothing is detected, paused or searched: only groups are built
+        parts = Transition(groups_s=estimate.transition.groups_s, warm_up_s=estimate.transition.warm_up_s)
+        estimate = replace(estimate, transition=parts)
     limit = situation.profile.cluster.memory_bytes
     if estimate.peak_bytes > limit:
         needs, may_take = _sizes(estimate.peak_bytes, limit)
         reason = f"needs {needs} on worker {priced.peak_worker}, it may take {may_take}"
         return Candidate(proposal.strategy, None, estimate, reason)
-    return Candidate(proposal.strategy, msgspec.structs.replace(plan, estimate=estimate), estimate, "")
+    return Candidate(proposal.strategy, plan, estimate, "")
 
 
-def _at_start(estimate: Estimate, global_batch: int, seconds_to_change: float) -> Estimate:
-    """Nothing was lost, so nothing is detected, paused or searched: only groups are built."""
-    parts = Transition(groups_s=estimate.transition.groups_s, warm_up_s=estimate.transition.warm_up_s)
-    value = objective(global_batch, estimate.step_s, parts.total_s, seconds_to_change)
-    return msgspec.structs.replace(estimate, transition=parts, objective=value)
+def _valued(candidate: Candidate, parts: Transition, change: ExpectedChange, aim: Aim) -> Candidate:
+    """With the objective, at this transition."""
+    plan, estimate = candidate.plan, candidate.estimate
+    assert plan is not None and estimate is not None
+    if aim.objective is Objective.AHEAD:
+        assert candidate.outlook is not None
+        value = worth(candidate, parts.total_s, change)
+        seen = cost_s(estimate.step_s, candidate.outlook.next_losses)
+        candidate = replace(candidate, outlook=replace(candidate.outlook, cost_s=seen))
+    else:
+        value = objective(plan.global_batch, estimate.step_s, parts.total_s, change.seconds)
+    estimate = replace(estimate, transition=parts, objective=value)
+    return replace(candidate, estimate=estimate, plan=replace(plan, estimate=estimate))
 
 
-def _with_reasons(candidates: Sequence[Candidate]) -> list[Candidate]:
-    ranked = sorted(candidates, key=_rank)
+def _with_reasons(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
+    ranked = sorted(candidates, key=lambda candidate: _rank(candidate, aim))
     winner = best(ranked)
     if winner is None:
         return ranked
-    return [_explained(candidate, winner) for candidate in ranked]
+    return [_explained(candidate, winner, aim) for candidate in ranked]
 
 
-def _rank(candidate: Candidate) -> tuple[bool, float, float, float, int, str]:
+def _rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, float, int, str]:
     """Best first. Where nothing is worth anything before the next change, the shortest transition is the best there is."""
     plan, estimate = candidate.plan, candidate.estimate
     if estimate is None:
-        return (True, 1.0, 0.0, 0.0, 0, candidate.strategy)
+        return (True, 0, 1.0, 0.0, 0.0, 0, candidate.strategy)
     wait_s = estimate.transition.total_s if estimate.objective == 0 else 0.0
     moves_s, n_moves = estimate.transition.moves_s, len(plan.moves) if plan else 0
-    return (plan is None, -estimate.objective, wait_s, moves_s, n_moves, candidate.strategy)
+    exposed = _exposed(candidate, aim)
+    return (plan is None, exposed, -_weighed(candidate, aim), wait_s, moves_s, n_moves, candidate.strategy)
 
 
-def _explained(candidate: Candidate, winner: Candidate) -> Candidate:
-    mine, its = candidate.estimate, winner.estimate
-    if candidate.plan is None or mine is None or its is None:
+def _exposed(candidate: Candidate, aim: Aim) -> int:
+    """How many losses short a plan is of those that it has to survive."""
+    outlook = candidate.outlook
+    if outlook is None:
+        return 0
+    return max(0, aim.n_ranks + 1 - outlook.n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
+
+
+def _weighed(candidate: Candidate, aim: Aim) -> float:
+    """The objective, less what a plan that survives the loss of any node may cost."""
+    estimate, outlook = candidate.estimate, candidate.outlook
+    assert estimate is not None
+    on_one_node = aim.objective is Objective.AHEAD and outlook is not None and outlook.n_nodes == 1
+    return estimate.objective * (1 - NODE_PRICE if on_one_node else 1.0)
+
+
+def _explained(candidate: Candidate, winner: Candidate, aim: Aim) -> Candidate:
+    mine, its, outlook = candidate.estimate, winner.estimate, candidate.outlook
+    if candidate.plan is None or mine is None or its is None or outlook is None:
         return candidate
+    ends = f"ends the job in {outlook.share_of_ends * 100:.0f} % of cases" if outlook.share_of_ends >= 0.005 else ""
+    against = f"objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
     if candidate is winner:
-        reason = (
-            f"best objective: {mine.objective:.4g} samples/s, step {_seconds(mine.step_s)}, "
-            f"transition {_seconds(mine.transition.total_s)}"
-        )
+        step, transition = _seconds(mine.step_s), _seconds(mine.transition.total_s)
+        reason = f"best objective: {mine.objective:.4g} samples/s, step {step}, transition {transition}"
+        if outlook.next_losses:
+            reason += f"; the next loss takes {_seconds(outlook.cost_s)}" + (f" and {ends}" if ends else "")
+        return replace(candidate, reason=reason)
+    if _exposed(candidate, aim) > _exposed(winner, aim):
+        few = "one rank alone holds" if outlook.n_holders == 1 else f"only {outlook.n_holders} ranks hold"
+        nodes = "one node" if outlook.n_nodes == 1 else f"{outlook.n_nodes} nodes"
+        reason = f"{few} some layer, on {nodes}; {against}"
     elif mine.objective == its.objective:
         reason = f"as good as {winner.strategy}, and moves more" if mine.objective > 0 else "its transition is longer"
     else:
-        reason = f"objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
-    return msgspec.structs.replace(candidate, reason=reason)
+        reason = against
+    return replace(candidate, reason=f"{reason}; the next loss {ends}" if ends else reason)
 
 
 def _sizes(a: int, b: int) -> tuple[str, str]:

@@ -1,13 +1,45 @@
-"""What a strategy is given (Situation) and what it answers (Proposal); what the search makes of it (Candidate)."""
+"""What a strategy is given (Situation) and answers (Proposal); what the search makes of it (Candidate), and for what (Aim)."""
 
 from __future__ import annotations
 
+import enum
+import math
 from collections.abc import Mapping
 
 import msgspec
 
 from odyssey.plan import Estimate, Plan
 from perfmodel.profile import Profile
+from perfmodel.reliability import ExpectedChange
+
+
+class Objective(enum.StrEnum):
+    """What a plan is worth, see perfmodel/objective.py."""
+
+    AHEAD = "ahead"
+    """What is expected up to the loss after the next."""
+    PAPER = "paper"
+    """Odyssey, eq. 8: up to the next loss, as if that came in just D seconds."""
+
+
+class Aim(msgspec.Struct, frozen=True):
+    """What the best plan is. `survive`: any so many ranks may be lost, and every layer still has a holder; `survive_nodes`: any
+    so many nodes. None where nothing was asked for: then looking ahead keeps a second holder of every layer where it can.
+    """
+
+    objective: Objective = Objective.AHEAD
+    survive: int | None = None
+    survive_nodes: int | None = None
+
+    @property
+    def n_ranks(self) -> int:
+        """Losses of ranks that a plan has to survive if any plan does."""
+        return (1 if self.objective is Objective.AHEAD else 0) if self.survive is None else self.survive
+
+    @property
+    def n_nodes(self) -> int:
+        """And of nodes."""
+        return self.survive_nodes or 0
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -16,8 +48,9 @@ class Situation(msgspec.Struct, frozen=True):
     `plan` is None at the start of a job: then every worker of `alive` is free and holds whatever it is told to.
     `held`: worker -> layers with full state, survivors only. `respawnable`: lost workers whose slot is healthy and has
     restarts left. `node_of`: worker -> node. `step`: next step to run. `generation`: of the plan to be written.
-    `seconds_to_change`: D, the expected time to the next change. `search_s`: time the search takes now, 0 if it was done ahead.
-    `untrained`: no unit is final yet, so that lost layers are as the script builds them.
+    `seconds_to_change`: D, the expected time to the next change; `n_behind`: how sure it is, see ExpectedChange. `search_s`:
+    time the search takes now, 0 if it was done ahead. `untrained`: no unit is final yet, so that lost layers are as the
+    script builds them.
     """
 
     generation: int
@@ -32,6 +65,13 @@ class Situation(msgspec.Struct, frozen=True):
     seconds_to_change: float
     search_s: float = 0.0
     untrained: bool = False
+    n_behind: float = math.inf
+    aim: Aim = Aim()
+
+    @property
+    def change(self) -> ExpectedChange:
+        """D and how sure it is."""
+        return ExpectedChange(self.seconds_to_change, n_behind=self.n_behind)
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -42,13 +82,44 @@ class Proposal(msgspec.Struct, frozen=True):
     reason: str
 
 
+class NextLoss(msgspec.Struct, frozen=True):
+    """What may be lost next under a plan: after `share` of the next losses a step takes `step_s`, from `pause_s` after it on.
+
+    `step_s` is None where nothing is left that could train. `restart_s`: where it takes the last holder of a layer and ends the
+    job, of the start from a checkpoint and the steps that are to be redone; else 0.
+    """
+
+    share: float
+    step_s: float | None
+    pause_s: float
+    restart_s: float = 0.0
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """What a plan leaves for the next loss. `n_holders`: ranks that hold a layer, of the layer that has fewest; `n_nodes`: the
+    nodes that they are on. `next_losses`: their shares are 1 together; empty where nobody looks ahead. `cost_s`: seconds that
+    the next loss takes from training in the mean.
+    """
+
+    n_holders: int
+    n_nodes: int
+    next_losses: tuple[NextLoss, ...] = ()
+    cost_s: float = 0.0
+
+    @property
+    def share_of_ends(self) -> float:
+        """Of the next losses, those that end the job."""
+        return sum(loss.share for loss in self.next_losses if loss.restart_s > 0)
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """One row of the table: a proposal with its price. `estimate` is None where there is nothing to price.
 
-    `reason` says why it lost or is infeasible; of the chosen one, why it won.
+    `reason` says why it lost or is infeasible; of the chosen one, why it won. `outlook`: of a plan.
     """
 
     strategy: str
     plan: Plan | None
     estimate: Estimate | None
     reason: str
+    outlook: Outlook | None = None

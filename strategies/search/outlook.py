@@ -1,0 +1,165 @@
+"""What a plan leaves for the next loss: who may be lost, whether that ends the job, and how fast a step is afterwards.
+
+No search: the loss of one rank or of one whole node, each by the few kinds of what follows, at closed-form prices.
+
+    a rank that idles      nothing changes but a generation
+    the only holder        of some layer, or all of them are on one node: the job ends, and starts again from a checkpoint
+    any other              the micro-batches of its stage run on other pipelines (ReCycle; Odyssey, eqs. 12 and 13), or the
+                           survivors regroup, which takes moves: whichever is worth more
+
+A quarter of the losses are taken to be of a whole node: of others 73 % (Unicron, arXiv 2401.00134) and 75 % (DLRover) are
+cured by a process restart on the same node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from odyssey.plan import Estimate, Plan
+from perfmodel.checkpointing import redone_s
+from perfmodel.costs import Costs
+from perfmodel.objective import After, expected_rate, useful_rate
+from perfmodel.reliability import ExpectedChange
+from strategies.building.compose import n_micro_batches_of
+from strategies.building.layouts import Shapes, quick_best_s, shapes_of
+from strategies.situation import Candidate, NextLoss, Outlook, Situation
+
+NODE_SHARE = 0.25
+
+Then = tuple[float | None, float, float]
+"""Of a NextLoss: step, pause and restart."""
+
+
+def outlooks(situation: Situation, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with what their plans leave for the next loss."""
+    shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
+    ahead = _Ahead(situation, shapes)
+    return [ahead.with_outlook(candidate) for candidate in candidates]
+
+
+def holders(situation: Situation, plan: Plan) -> Outlook:
+    """Only how many hold each layer, without what the next loss would cost."""
+    groups = [group.workers for group in plan.reduce if group.layers]
+    fewest = min(len(workers) for workers in groups)
+    node_of = _node_of(situation, plan)
+    return Outlook(fewest, min(len({node_of[worker] for worker in workers}) for workers in groups))
+
+
+def _node_of(situation: Situation, plan: Plan) -> dict[int, int]:
+    """Of all ranks of a plan, those too that it spawns."""
+    per_node = situation.profile.cluster.ranks_per_node
+    return {worker: situation.node_of.get(worker, worker // per_node) for worker in (*plan.workers, *plan.idle)}
+
+
+def worth(candidate: Candidate, transition_s: float, change: ExpectedChange) -> float:
+    """Expected useful samples per second of a candidate with an outlook."""
+    plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
+    assert plan is not None and estimate is not None and outlook is not None
+    return expected_rate(plan.global_batch, estimate.step_s, transition_s, change, _after(outlook.next_losses))
+
+
+def cost_s(step_s: float, next_losses: Iterable[NextLoss]) -> float:
+    """Seconds that the next loss takes from training in the mean: half a step, the transition, and of a job that ends the
+    restart and the steps to be redone."""
+    return step_s / 2 + sum(after.share * after.pause_s for after in _after(next_losses))
+
+
+def _after(next_losses: Iterable[NextLoss]) -> list[After]:
+    return [
+        After(
+            loss.share,
+            math.inf if loss.step_s is None else loss.step_s,
+            loss.pause_s + loss.restart_s,
+        )
+        for loss in next_losses
+    ]
+
+
+class _Ahead:
+    """One situation, whatever the plan."""
+
+    def __init__(self, situation: Situation, shapes: Shapes) -> None:
+        self._situation = situation
+        self._shapes = shapes
+        self._costs = Costs(situation.profile, situation.node_of)
+        self._best_s: dict[int, float | None] = {}
+
+    def with_outlook(self, candidate: Candidate) -> Candidate:
+        plan, estimate = candidate.plan, candidate.estimate
+        if plan is None or estimate is None:
+            return candidate
+        node_of = _node_of(self._situation, plan)
+        last_holders, last_nodes = _last(plan, node_of)
+        everyone = (*plan.workers, *plan.idle)
+        n = len(everyone)
+        rank = (1 - NODE_SHARE) / n
+        losses = [
+            (rank * len(plan.idle), (estimate.step_s, self._pause_s(estimate, 0.0), 0.0)),
+            (rank * (len(plan.workers) - len(last_holders)), self._survived(plan, estimate)),
+            (rank * len(last_holders), self._ended(estimate, n - 1)),
+        ]
+        sizes = Counter(node_of[worker] for worker in everyone)
+        kinds = Counter((size, node in last_nodes) for node, size in sizes.items())
+        for (size, is_last), count in sorted(kinds.items()):
+            then = self._ended(estimate, n - size) if is_last else self._regrouped(plan, estimate, n - size)
+            losses.append((NODE_SHARE * count / len(sizes), then))
+        next_losses = tuple(NextLoss(share, *then) for share, then in losses if share > 0)
+        return replace(candidate, outlook=replace(holders(self._situation, plan), next_losses=next_losses))
+
+    def _survived(self, plan: Plan, estimate: Estimate) -> Then:
+        """The better of routing around the lost worker's stage and of regrouping."""
+        regrouped = self._regrouped(plan, estimate, len(plan.workers) + len(plan.idle) - 1)
+        n_others = len(plan.pipelines) - 1
+        if n_others == 0:
+            return regrouped
+        n_stages = sum(len(pipeline.stages) for pipeline in plan.pipelines) / len(plan.pipelines)
+        share = plan.n_micro_batches / len(plan.pipelines)
+        slower = 1 + math.ceil(share / n_others) / (n_stages + share - 1)
+        routed = (estimate.step_s * slower, self._pause_s(estimate, 0.0), 0.0)
+        return max(routed, regrouped, key=self._rate)
+
+    def _rate(self, then: Then) -> float:
+        step_s, pause_s, _ = then
+        return 0.0 if step_s is None else useful_rate(1, step_s, pause_s, self._situation.change)
+
+    def _regrouped(self, plan: Plan, estimate: Estimate, n_left: int) -> Then:
+        """In the best layout for so many, as if each of them got a stage anew."""
+        step_s = self._of(n_left)
+        if step_s is None:
+            return self._ended(estimate, n_left)
+        profile = self._situation.profile
+        part = len(plan.pipelines) / len(plan.workers)
+        transfer_s = self._costs.transfer_s(profile.cluster.inter_host, part * sum(self._costs.move_bytes))
+        layers_s = part * len(profile.layers) * profile.recovery.move_layer_s
+        return step_s, self._pause_s(estimate, profile.recovery.moves_scale * (transfer_s + layers_s)), 0.0
+
+    def _ended(self, estimate: Estimate, n_left: int) -> Then:
+        recovery, change_s = self._situation.profile.recovery, self._situation.seconds_to_change
+        return self._of(n_left), self._pause_s(estimate, 0.0), recovery.resubmit_s + redone_s(change_s, recovery.save_s)
+
+    def _pause_s(self, estimate: Estimate, moves_s: float) -> float:
+        recovery = self._situation.profile.recovery
+        return recovery.detect_s + recovery.pause_s + estimate.transition.groups_s + moves_s + recovery.warm_up_s
+
+    def _of(self, n_left: int) -> float | None:
+        """Step time of the best layout for so many workers, None if there is none."""
+        if n_left not in self._best_s:
+            closed_s = quick_best_s(self._shapes, n_left) if n_left > 0 else math.inf
+            self._best_s[n_left] = closed_s * self._situation.profile.step_scale if closed_s < math.inf else None
+        return self._best_s[n_left]
+
+
+def _last(plan: Plan, node_of: Mapping[int, int]) -> tuple[set[int], set[int]]:
+    """Workers that alone hold some layer, and nodes that do."""
+    workers: set[int] = set()
+    nodes: set[int] = set()
+    for group in plan.reduce:
+        if group.layers:
+            on = {node_of[worker] for worker in group.workers}
+            workers.update(group.workers if len(group.workers) == 1 else ())
+            nodes.update(on if len(on) == 1 else ())
+    return workers, nodes

@@ -1,0 +1,90 @@
+"""What a plan is worth: the formulas against jobs that are played out, loss by loss."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.checkpointing import best_interval_s, redone_s, restart_s
+from perfmodel.objective import After, expected_rate, objective, useful_rate
+from perfmodel.reliability import ExpectedChange
+
+
+def steps_until(loss_s: float, step_s: float, pause_s: float) -> int:
+    """Whole steps behind the pause; the one that the loss cuts off is lost."""
+    steps, at_s = 0, pause_s
+    while at_s + step_s <= loss_s:
+        steps, at_s = steps + 1, at_s + step_s
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("step_s", "pause_s", "mean_s"), [(1.0, 0.0, 30.0), (2.0, 15.0, 60.0), (5.0, 40.0, 20.0), (10.0, 3.0, 12.0)]
+)
+def test_useful_work_is_that_of_jobs_that_are_played_out(step_s: float, pause_s: float, mean_s: float) -> None:
+    draw, n = random.Random(1), 60_000
+    gaps = [draw.expovariate(1 / mean_s) for _ in range(n)]
+    drawn = 8 * sum(steps_until(gap, step_s, pause_s) for gap in gaps) / sum(gaps)
+
+    got = useful_rate(8, step_s, pause_s, ExpectedChange(mean_s))
+
+    # What the formula neglects, and four standard deviations of what is drawn
+    neglected = (step_s / mean_s) ** 2 / 24
+    assert got == pytest.approx(drawn, rel=neglected + 4 * 1.5 / math.sqrt(n * math.exp(-(pause_s + step_s) / mean_s)))
+
+
+@pytest.mark.parametrize(("mean_s", "n_behind"), [(100.0, 1.5), (50.0, 6.0)])
+def test_an_uncertain_rate_is_averaged_over_jobs_of_every_rate(mean_s: float, n_behind: float) -> None:
+    draw, n, total = random.Random(2), 6_000, 0.0
+    for _ in range(n):
+        rate = draw.gammavariate(n_behind, 1 / (n_behind * mean_s))
+        gaps = (draw.expovariate(rate) for _ in range(40))
+        total += sum(max(0, math.floor(gap - 12.0)) for gap in gaps) * rate / 40
+
+    assert useful_rate(1, 1.0, 12.0, ExpectedChange(mean_s, "", n_behind)) == pytest.approx(total / n, rel=0.02)
+
+
+def test_the_loss_after_the_next_is_reached_as_often_as_jobs_do_that_are_played_out() -> None:
+    """A third of the losses make steps slower, a third end the job, a third leave nothing that could train."""
+    mean_s, n, draw = 200.0, 40_000, random.Random(4)
+    work = 0.0
+    for _ in range(n):
+        work += steps_until(draw.expovariate(1 / mean_s), 2.0, 10.0)
+        kind, gap = draw.randrange(3), draw.expovariate(1 / mean_s)
+        work += 0 if kind == 2 else steps_until(gap, 3.0, 5.0 if kind == 0 else 90.0)
+    afterwards = [After(1 / 3, 3.0, 5.0), After(1 / 3, 3.0, 90.0), After(1 / 3, math.inf, 0.0)]
+
+    assert expected_rate(1, 2.0, 10.0, ExpectedChange(mean_s), afterwards) == pytest.approx(work / n / (2 * mean_s), rel=0.02)
+
+
+seconds = st.floats(0.1, 100.0)
+
+
+@given(seconds, seconds, st.floats(100.0, 1e6))
+def test_it_comes_to_eq_8_where_losses_are_rare(step_s: float, pause_s: float, mean_s: float) -> None:
+    """They differ by the step that is redone and by terms of second order."""
+    ours, papers = useful_rate(1, step_s, pause_s, ExpectedChange(mean_s)), objective(1, step_s, pause_s, mean_s)
+    assert ours > 0
+    assert ours * step_s == pytest.approx(papers * step_s, abs=(step_s / 2) / mean_s + ((pause_s + step_s) / mean_s) ** 2)
+
+
+@given(st.integers(1, 20_000))
+def test_a_restart_takes_as_long_as_was_measured_and_longer_with_more_ranks(n_ranks: int) -> None:
+    assert 80 <= restart_s(n_ranks) <= restart_s(n_ranks + 1)
+    assert restart_s(32) == 80 and restart_s(512) == 260 and restart_s(1024) == 300
+    assert 190 < restart_s(200) < 230
+
+
+def test_the_best_interval_wastes_least() -> None:
+    """Per second of training: the save over the interval, and half an interval over the mean time to a return."""
+
+    def wasted(interval_s: float) -> float:
+        return 10 / interval_s + interval_s / 2 / 3600
+
+    best = best_interval_s(3600, save_s=10)
+    assert wasted(best) < min(wasted(best * 0.9), wasted(best * 1.1))
+    assert redone_s(3600, save_s=10) == pytest.approx(best / 2)

@@ -1,0 +1,245 @@
+"""Plans that think of the next loss: what they leave for it against enumeration, and jobs that go on as long as they can."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from odyssey.errors import StateLost, UsageError
+from odyssey.plan import Plan
+from perfmodel import catalog
+from perfmodel.objective import useful_rate
+from perfmodel.profile import Link, Profile
+from perfmodel.reliability import ExpectedChange
+from strategies.building.layouts import layouts, quick_best_s, shapes_of
+from strategies.search import best, initial_plan, search
+from strategies.search.outlook import NODE_SHARE
+from strategies.situation import Aim, Candidate, Objective
+from tests.planning import first_plan, layer, profile, situation, without
+
+PAPER = Aim(Objective.PAPER)
+LINK = Link(1e-5, 1e9)
+
+
+def job(n_layers: int, n_fit: int, n_micro_batches: int = 16, ranks_per_node: int = 1000) -> Profile:
+    """Layers of one size, of which `n_fit` fit a worker's memory."""
+    rows = [layer(str(i), 0.01, 0.01, 0.01, parameter_bytes=10**6, gradient_bytes=10**6) for i in range(n_layers)]
+    memory = n_fit * 2 * 10**6
+    return profile(rows, n_micro_batches, intra=LINK, inter=LINK, memory_bytes=memory, ranks_per_node=ranks_per_node)
+
+
+def keeps_every_layer(plan: Plan, lost: Collection[int]) -> bool:
+    held = [layer for worker in plan.workers if worker not in lost for layer in plan.held[worker]]
+    return set(held) == set(range(plan.n_layers))
+
+
+def chosen_of(table: list[Candidate]) -> Plan:
+    chosen = best(table)
+    assert chosen is not None and chosen.plan is not None
+    return chosen.plan
+
+
+# -- what a plan leaves for the next loss ----------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    layout=st.sampled_from(["2x3", "3x2", "4x1", "3+2+1", "4+2", "1x5", "2x2"]),
+    per_node=st.sampled_from([1, 2, 3, 1000]),
+    n_workers=st.integers(6, 7),
+    lost=st.sets(st.integers(0, 5), max_size=2),
+)
+def test_holders_and_ends_are_those_of_every_loss_in_turn(layout: str, per_node: int, n_workers: int, lost: set[int]) -> None:
+    of = job(6, 6, ranks_per_node=per_node)
+    plan = first_plan(of, layout, n_workers)
+    if not keeps_every_layer(plan, lost):
+        return
+    table = search(situation(of, plan, without(plan, *lost))) if lost else initial_plan(situation(of, None, range(6)), layout)
+    for candidate in table:
+        if candidate.plan is None:
+            continue
+        outlook, its = candidate.outlook, candidate.plan
+        assert outlook is not None
+        everyone = without(its)
+        nodes: dict[int, list[int]] = {}
+        for worker in everyone:
+            nodes.setdefault(worker // per_node, []).append(worker)
+        fewest = next(n for n in range(1, 8) if not all(keeps_every_layer(its, some) for some in combinations(everyone, n)))
+        assert outlook.n_holders == fewest
+        assert (outlook.n_nodes == 1) == any(not keeps_every_layer(its, node) for node in nodes.values())
+        ranks_that_end = sum(not keeps_every_layer(its, [worker]) for worker in everyone) / len(everyone)
+        nodes_that_end = sum(not keeps_every_layer(its, node) for node in nodes.values()) / len(nodes)
+        assert outlook.share_of_ends == pytest.approx((1 - NODE_SHARE) * ranks_that_end + NODE_SHARE * nodes_that_end)
+        assert sum(loss.share for loss in outlook.next_losses) == pytest.approx(1)
+
+
+def test_a_worth_is_the_mean_of_the_rates_until_and_after_the_next_loss() -> None:
+    """Two workers with a copy each, on two nodes: whichever is lost, a single one goes on at half the speed."""
+    of = job(4, 4, n_micro_batches=8, ranks_per_node=1)
+    (candidate,) = initial_plan(situation(of, None, range(2), seconds_to_change=50.0), "2x1")
+    assert candidate.estimate is not None and candidate.outlook is not None
+    change, recovery = ExpectedChange(50.0), of.recovery
+    alone_s = 8 * 4 * 0.03
+    assert all(loss.step_s == pytest.approx(alone_s, rel=0.01) for loss in candidate.outlook.next_losses)
+    pause_s = sum(loss.share * loss.pause_s for loss in candidate.outlook.next_losses)
+    least_s = recovery.detect_s + recovery.pause_s + candidate.estimate.transition.groups_s + recovery.warm_up_s
+    assert least_s <= pause_s < least_s + 0.1  # moves, of those that regroup
+    until = useful_rate(8, candidate.estimate.step_s, candidate.estimate.transition.total_s, change)
+    after = useful_rate(8, alone_s, pause_s, change)
+    assert candidate.estimate.objective == pytest.approx((until + after) / 2, rel=0.005)
+
+
+@pytest.mark.parametrize("n_workers", [5, 9, 16, 17, 31, 32])
+def test_the_quick_best_is_near_the_best_layout(n_workers: int) -> None:
+    of = catalog.load_job("gpt3-3.35b-a100-32").profile
+    shapes = shapes_of(of, of.global_batch)
+    found = shapes.closed_s(shapes.count(layouts(shapes, n_workers, 1)[0]))
+    assert found * (1 - 1e-9) <= quick_best_s(shapes, n_workers) < 1.1 * found
+
+
+def test_where_too_few_are_left_for_any_layout_the_next_loss_leaves_nothing() -> None:
+    of = job(6, 2)
+    (candidate,) = (c for c in initial_plan(situation(of, None, range(3)), "auto") if c.plan is not None)
+    assert candidate.outlook is not None
+    assert {loss.step_s for loss in candidate.outlook.next_losses} == {None}
+
+
+# -- jobs that go on -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_layers", "n_fit", "n_workers"), [(4, 4, 5), (4, 2, 6), (6, 3, 5), (5, 5, 4), (6, 2, 7)])
+@pytest.mark.parametrize("n_micro_batches", [2, 5])
+def test_a_second_holder_is_kept_after_any_losses_as_long_as_memory_has_room_for_one(
+    n_layers: int, n_fit: int, n_workers: int, n_micro_batches: int
+) -> None:
+    """All sequences of losses of one rank. Two copies of the model fit n workers if n is twice what one needs at least."""
+    of = job(n_layers, n_fit, n_micro_batches)
+    least = -(-n_layers // n_fit)
+    seen: set[tuple[object, ...]] = set()
+
+    def go_on(plan: Plan) -> None:
+        alive = without(plan)
+        layout = tuple((stage.worker, stage.first, stage.stop) for pipeline in plan.pipelines for stage in pipeline.stages)
+        if (layout, plan.idle) in seen:
+            return
+        seen.add((layout, plan.idle))
+        for lost in alive:
+            left = without(plan, lost)
+            if not keeps_every_layer(plan, [lost]):
+                assert len(alive) < 2 * least, f"{plan.layout()} of {len(alive)} ends with rank {lost}"
+            elif len(left) >= least:
+                go_on(chosen_of(search(situation(of, plan, left))))
+
+    go_on(chosen_of(initial_plan(situation(of, None, range(n_workers)), "auto")))
+    assert len(seen) > 1
+
+
+def seventeen() -> tuple[Profile, Plan]:
+    """A model like GPT-3 2.7B (Brown et al. 2020, table 2.1) on 18 A100, one a node."""
+    cluster = catalog._read("a100-32", "clusters", catalog.ClusterFile)
+    model = catalog.ModelFile("gpt3-2.7b", n_blocks=32, hidden=2560, sequence=2048, vocabulary=50257)
+    of = catalog.analytic(model, replace(cluster, ranks_per_node=1), 128, 1)
+    return of, chosen_of(initial_plan(situation(of, None, range(18)), "auto"))
+
+
+def test_a_layout_that_the_next_loss_ends_is_not_taken_for_a_thousandth() -> None:
+    of, plan = seventeen()
+    after = situation(of, plan, without(plan, 7), seconds_to_change=86400.0)
+
+    papers, ours = best(search(replace(after, aim=PAPER))), best(search(after))
+
+    assert papers is not None and papers.plan is not None and papers.plan.layout() == "1x17"
+    assert ours is not None and ours.plan is not None and ours.outlook is not None and ours.outlook.n_holders >= 2
+    assert papers.estimate is not None and ours.estimate is not None
+    assert papers.estimate.step_s < ours.estimate.step_s < 1.01 * papers.estimate.step_s
+    exposed = [c for c in search(after) if c.plan is not None and c.plan.layout() == "1x17"]
+    assert all("one rank alone holds some layer" in c.reason and "ends the job in" in c.reason for c in exposed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_of_seventeen_goes_on_through_twelve_losses(seed: int) -> None:
+    of, plan = seventeen()
+    draw = random.Random(seed)
+    for _ in range(12):
+        plan = chosen_of(search(situation(of, plan, without(plan, draw.choice(without(plan))))))
+    assert len(without(plan)) == 6
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "n_micro_batches", "per_node", "bandwidth"), [(7, 16, 5, 1e9), (9, 20, 4, 3e7), (13, 12, 5, 1e9)]
+)
+def test_a_first_layout_survives_the_loss_of_a_node_where_that_costs_little(
+    n_layers: int, n_micro_batches: int, per_node: int, bandwidth: float
+) -> None:
+    """On two nodes, where the fastest is like 7+3 or 5+3: a layer's two holders are on one node."""
+    rows = [
+        layer(str(i), 0.01, 0.01, 0.01, parameter_bytes=10**6, gradient_bytes=10**6, output_bytes=10**4)
+        for i in range(n_layers)
+    ]
+    memory_bytes = (n_layers // 2 + 1) * 2 * 10**6 + 10**5
+    inter = Link(1e-5, bandwidth)
+    of = profile(rows, n_micro_batches, intra=LINK, inter=inter, memory_bytes=memory_bytes, ranks_per_node=per_node)
+    start = situation(of, None, range(2 * per_node))
+    nodes = (range(per_node), range(per_node, 2 * per_node))
+
+    ours, papers = chosen_of(initial_plan(start, "auto")), chosen_of(initial_plan(replace(start, aim=PAPER), "auto"))
+
+    assert not all(keeps_every_layer(papers, node) for node in nodes)
+    assert all(keeps_every_layer(ours, node) for node in nodes)
+    assert ours.estimate is not None and papers.estimate is not None
+    assert ours.estimate.step_s < 1.05 * papers.estimate.step_s
+
+
+# -- what has to be survived ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("survive", [0, 1, 2, 3])
+def test_what_is_asked_for_is_survived_wherever_it_hits(survive: int) -> None:
+    of = job(4, 4, ranks_per_node=2)
+    plan = chosen_of(initial_plan(situation(of, None, range(8), aim=Aim(survive=survive)), "auto"))
+    assert all(keeps_every_layer(plan, lost) for lost in combinations(range(8), survive))
+    nodes = [(rank, rank + 1) for rank in range(0, 8, 2)]
+    safe = chosen_of(initial_plan(situation(of, None, range(8), aim=Aim(survive_nodes=survive)), "auto"))
+    assert all(keeps_every_layer(safe, sum(lost, ())) for lost in combinations(nodes, survive))
+
+
+def test_after_losses_as_much_as_can_be_is_survived() -> None:
+    of = job(4, 2)
+    aim = Aim(survive=2)
+    plan = chosen_of(initial_plan(situation(of, None, range(6), aim=aim), "auto"))
+    assert plan.layout() == "3x2"
+    for lost in (1, 4):
+        plan = chosen_of(search(situation(of, plan, without(plan, lost), aim=aim)))
+        assert all(keeps_every_layer(plan, [rank]) for rank in without(plan)), plan.layout()
+
+
+@pytest.mark.parametrize(
+    ("aim", "layout", "error"),
+    [
+        (Aim(survive=3), "auto", "--survive 3: no layout of 6 ranks does: some layer has 3 of the 4 holders that it takes"),
+        (Aim(survive=1), "1x6", "--survive 1: layout 1x6 does not: some layer has 1 of the 2 holders that it takes"),
+        (
+            Aim(survive_nodes=2),
+            "auto",
+            "--survive-nodes 2: no layout of 6 ranks does: some layer has its holders on 2 of the 3",
+        ),
+    ],
+)
+def test_what_no_layout_survives_is_an_error(aim: Aim, layout: str, error: str) -> None:
+    of = job(6, 3, ranks_per_node=3)
+    with pytest.raises(UsageError) as caught:
+        initial_plan(situation(of, None, range(6), aim=aim), layout)
+    assert caught.value.what.startswith(error) and caught.value.help
+
+
+def test_the_loss_of_the_last_holder_is_still_an_error() -> None:
+    of = job(4, 4)
+    plan = first_plan(of, "1x2", 2)
+    with pytest.raises(StateLost):
+        search(situation(of, plan, [1]))
