@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from odyssey.plan import Estimate, Plan
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.search import initial_plan
@@ -96,6 +98,12 @@ def first_plan(of: Profile, layout: str, n_workers: int) -> Plan:
     plain = [c.plan for c in table if c.plan is not None and c.plan.schedule.rule == "1f1b"]
     assert plain, table[0].reason
     return plain[0]
+
+
+def unsplit(of: Profile) -> Profile:
+    """The same model, whose backward cannot be split."""
+    layers = (replace(layer, input_gradient_s=layer.backward_s, weight_gradient_s=0.0) for layer in of.layers)
+    return replace(of, layers=tuple(layers))
 
 
 def without(plan: Plan, *lost: int) -> list[int]:

@@ -21,7 +21,7 @@ from strategies.building.layouts import layouts, quick_best_s, shapes_of
 from strategies.search import best, initial_plan, search
 from strategies.search.outlook import NODE_SHARE
 from strategies.situation import Aim, Candidate, Objective
-from tests.planning import first_plan, layer, profile, situation, without
+from tests.planning import first_plan, layer, profile, situation, unsplit, without
 
 PAPER = Aim(Objective.PAPER)
 LINK = Link(1e-5, 1e9)
@@ -105,9 +105,9 @@ def test_the_quick_best_is_near_the_best_layout(n_workers: int) -> None:
 
 def test_where_too_few_are_left_for_any_layout_the_next_loss_leaves_nothing() -> None:
     of = job(6, 2)
-    (candidate,) = (c for c in initial_plan(situation(of, None, range(3)), "auto") if c.plan is not None)
-    assert candidate.outlook is not None
-    assert {loss.step_s for loss in candidate.outlook.next_losses} == {None}
+    found = [c for c in initial_plan(situation(of, None, range(3)), "auto") if c.plan is not None]
+    assert found
+    assert {loss.step_s for c in found if c.outlook is not None for loss in c.outlook.next_losses} == {None}
 
 
 # -- jobs that go on -------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def seventeen() -> tuple[Profile, Plan]:
     """A model like GPT-3 2.7B (Brown et al. 2020, table 2.1) on 18 A100, one a node."""
     cluster = catalog._read("a100-32", "clusters", catalog.ClusterFile)
     model = catalog.ModelFile("gpt3-2.7b", n_blocks=32, hidden=2560, sequence=2048, vocabulary=50257)
-    of = catalog.analytic(model, replace(cluster, ranks_per_node=1), 128, 1)
+    of = unsplit(catalog.analytic(model, replace(cluster, ranks_per_node=1), 128, 1))
     return of, chosen_of(initial_plan(situation(of, None, range(18)), "auto"))
 
 

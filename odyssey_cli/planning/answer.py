@@ -77,7 +77,7 @@ def start_table(answer: Answer, ascii_only: bool) -> Table:
         chosen = candidate.plan is answer.now
         table.add_row(
             Text((">" if ascii_only else "▸") if chosen else "", style="green"),
-            candidate.plan.layout(),
+            candidate.plan.form(),
             quantities.seconds(candidate.estimate.step_s),
             quantities.rate(candidate.plan.global_batch / candidate.estimate.step_s),
             quantities.rate(candidate.estimate.objective),
