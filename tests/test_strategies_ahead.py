@@ -185,6 +185,7 @@ def test_a_first_layout_survives_the_loss_of_a_node_where_that_costs_little(
     memory_bytes = (n_layers // 2 + 1) * 2 * 10**6 + 10**5
     inter = Link(1e-5, bandwidth)
     of = profile(rows, n_micro_batches, intra=LINK, inter=inter, memory_bytes=memory_bytes, ranks_per_node=per_node)
+    of = unsplit(of)
     start = situation(of, None, range(2 * per_node))
     nodes = (range(per_node), range(per_node, 2 * per_node))
 
