@@ -188,6 +188,15 @@ def read(path: Path) -> Profile:
     for field, value in _numbers(msgspec.to_builtins(profile), ""):
         if value != 0 and not LEAST <= abs(value) <= (MOST_COUNTED if isinstance(value, int) else 1 / LEAST):
             raise ProfileError(f"{path}: {field}: no cluster has {value:g}", _AGAIN)
+    n_layers = len(profile.layers)
+    for i, tie in enumerate(profile.ties):
+        if len(tie) < 2 or not all(0 <= layer < n_layers for layer in tie):
+            raise ProfileError(
+                f"{path}: ties[{i}]: expected two or more of the layers 0 to {n_layers - 1}, got {list(tie)}", _AGAIN
+            )
+    if len(profile.tie_bytes) != len(profile.ties):
+        expected, got = len(profile.ties), len(profile.tie_bytes)
+        raise ProfileError(f"{path}: tie_bytes: expected a size for each of {expected} ties, got {got}", _AGAIN)
     return profile
 
 

@@ -127,6 +127,9 @@ def test_a_changed_profile_is_a_profile_or_one_error(folder: Path, data: st.Data
         (("cluster", "intra_host", "bandwidth"), "fast", "p.json: cluster.intra_host.bandwidth: expected `float`, got `str`"),
         (("micro_batch",), 0, "p.json: micro_batch: "),
         (("recovery", "pause_s"), None, "p.json: recovery.pause_s: "),
+        (("ties",), [[0, 99]], "p.json: ties[0]: expected two or more of the layers 0 to "),
+        (("ties",), [[]], "p.json: ties[0]: "),
+        (("ties",), [[0, 1]], "p.json: tie_bytes: expected a size for each of 1 ties, got 0"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_path(folder: Path, path: tuple[str | int, ...], other: object, error: str) -> None:
