@@ -330,6 +330,13 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """The layout, and the schedule where it is not plain 1F1B: `2x4 split 1.5x`."""
         return self.layout() if self.schedule.rule == "1f1b" else f"{self.layout()} {self.schedule.name}"
 
+    def under(self, schedule: Schedule) -> Plan:
+        """The same under another schedule. What was derived of the rest is not derived again."""
+        other = msgspec.structs.replace(self, schedule=schedule)
+        for name in ("home", "route_of", "held", "workers", "place", "_holders", "routed_to", "groups_of"):
+            other.__dict__[name] = getattr(self, name)
+        return other
+
     # -- proof ---------------------------------------------------------------------------------------------------------
 
     def validate(self, held_before: Mapping[int, Collection[int]] | None = None) -> Plan:

@@ -178,6 +178,15 @@ def test_pipelines_that_are_alike_share_one_expansion() -> None:
     assert split._expanded.cache_info().misses == 1 and len(programs) == 200
 
 
+def test_a_plan_under_another_schedule_is_the_plan_with_that_schedule() -> None:
+    plan = first_plan(profile(4, 8), "2x4", 8)
+    ruled = plan.under(Schedule("split", 2.0, work_of(profile(4, 8))))
+    afresh = decode(encode(ruled))
+    assert ruled == afresh and ruled.place == afresh.place and ruled.groups_of == afresh.groups_of
+    assert [program(ruled, worker) for worker in ruled.workers] == [program(afresh, worker) for worker in afresh.workers]
+    assert program(ruled, 0) != program(plan, 0)
+
+
 def test_a_plan_under_the_rule_stays_small() -> None:
     of, _ = catalog.load("gpt3-3.35b-a100-32")
     plan = first_plan(of, "4x8", 32)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from odyssey.errors import PlanError
-from odyssey.plan import Pipeline, Plan, Route, Stage
+from odyssey.plan import Pipeline, Plan, Route, Schedule, Stage
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
@@ -188,9 +188,11 @@ def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Rout
         Pipeline(tuple(row), its.first_micro_batch, its.stop_micro_batch)
         for row, its in zip(routing.stages, before.pipelines, strict=True)
     )
-    whole = msgspec.structs.replace(before, routes=(), schedule=msgspec.structs.replace(before.schedule, orders=()))
-    whole_s = _whole_s(whole, costs)
     is_small = sum(len(its.stages) * len(its.micro_batches) for its in pipelines) <= MOST_TOGETHER
+    # where a split backward has filled the bubbles, no few hosts have room: in a large job as fast as 1F1B is enough
+    rule = msgspec.structs.replace(before.schedule, orders=()) if is_small else Schedule()
+    whole = msgspec.structs.replace(before, routes=(), schedule=rule)
+    whole_s = _whole_s(whole, costs)
     every = {place: len(hosts) for place, hosts in routing.lost.items()}
     n_hosts = routing.fewest()
     best: tuple[float, list[Route], list[Ordered]] | None = None

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from odyssey.plan import Plan, Schedule
 from perfmodel.costs import Costs
 from perfmodel.objective import objective
@@ -26,6 +24,9 @@ WORTH_ON_CPUS = 0.88
 step (measured on layers of 128 and 256 hidden, torch 2.13), which a profile does not know."""
 N_TRIED = 2
 """So many plans of each strategy are tried."""
+MANY_WORKERS = 256
+"""Beyond so many only the best one is, at the `FEW` rungs of the ladder: the prices of more would take seconds."""
+FEW = (None, 2.0)
 
 
 def split(
@@ -40,9 +41,10 @@ def split(
     taken = [(c, c.plan, c.estimate) for c in candidates if c.plan is not None and c.estimate is not None]
     taken.sort(key=lambda row: -row[2].objective)
     n_tried: Counter[str] = Counter()
+    are_many = len(situation.alive) > MANY_WORKERS
     worth = WORTH if costs.profile.cluster.cores is None else WORTH_ON_CPUS
     for candidate, plan, estimate in taken:
-        if not _is_plain(plan) or n_tried[candidate.strategy] == N_TRIED:
+        if not _is_plain(plan) or n_tried[candidate.strategy] == (1 if are_many else N_TRIED):
             continue
         n_tried[candidate.strategy] += 1
         best = max(c.estimate.objective for c in (taken[0][0], *found) if c.estimate is not None)
@@ -52,9 +54,9 @@ def split(
         if least_s >= enough_s or hoped <= best:
             continue
         chosen: Candidate | None = None
-        for cap in LADDER:
+        for cap in FEW if are_many else LADDER:
             schedule = Schedule("split", cap, work)
-            rung = priced(Proposal(candidate.strategy, msgspec.structs.replace(plan, schedule=schedule), ""))
+            rung = priced(Proposal(candidate.strategy, plan.under(schedule), ""))
             if rung.plan is None or rung.estimate is None or rung.estimate.step_s >= enough_s:
                 break
             if chosen is None:
