@@ -253,7 +253,8 @@ class MiniAgent:
             assert left_s > 0, f"no {kind.__name__} from ranks {sorted(wanted - set(found))}"
             for key, _ in self._selector.select(left_s):
                 data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-                assert data or key.data not in wanted, f"rank {key.data} ended while its {kind.__name__} was waited for"
+                missing = wanted - set(found)
+                assert data or key.data not in missing, f"rank {key.data} ended while its {kind.__name__} was waited for"
                 if data:
                     self._note(key.data, list(self._deframers[key.data].feed(data)))
                 else:

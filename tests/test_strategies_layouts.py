@@ -116,6 +116,10 @@ def test_shares_make_the_slowest_pipeline_as_fast_as_can_be(speeds: list[tuple[f
     assert slowest == pytest.approx(best)
 
 
+def test_a_pipeline_that_takes_longer_than_all_others_together_gets_one() -> None:
+    assert distribute([Shape((), 1e12, 1.0), Shape((), 1.0, 1.0)], 8) == [1, 7]
+
+
 # -- lengths -----------------------------------------------------------------------------------------------------------
 
 

@@ -250,9 +250,7 @@ def distribute(shapes: Sequence[Shape], n_micro_batches: int) -> list[int] | Non
     """
     if n_micro_batches < len(shapes):
         return None
-    rate = sum(1 / shape.bottleneck_s for shape in shapes)
-    debt = sum(shape.fill_s / shape.bottleneck_s - 1 for shape in shapes)
-    level = (n_micro_batches + debt) / rate
+    level = _level_s(shapes, n_micro_batches)
     shares = [max(1, int((level - shape.fill_s) / shape.bottleneck_s)) for shape in shapes]
     while sum(shares) > n_micro_batches:
         worst = max((p for p, share in enumerate(shares) if share > 1), key=lambda p: (shapes[p].seconds(shares[p]), p))
@@ -264,6 +262,20 @@ def distribute(shapes: Sequence[Shape], n_micro_batches: int) -> list[int] | Non
         shares[p] += 1
         heapq.heapreplace(heap, (shapes[p].seconds(shares[p] + 1), p))
     return shares
+
+
+def _level_s(shapes: Sequence[Shape], n_micro_batches: int) -> float:
+    """The fluid optimum: when all are done if micro-batches could be divided, but for pipelines that take longer for one."""
+    busy, level = list(shapes), 0.0
+    while busy:
+        rate = sum(1 / shape.bottleneck_s for shape in busy)
+        debt = sum(shape.fill_s / shape.bottleneck_s - 1 for shape in busy)
+        level = (n_micro_batches - (len(shapes) - len(busy)) + debt) / rate
+        quick = [shape for shape in busy if shape.fill_s <= level]
+        if len(quick) == len(busy):
+            break
+        busy = quick
+    return level
 
 
 def slowest_s(pipelines: Mapping[Shape, int], n_micro_batches: int) -> float:
