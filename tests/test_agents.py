@@ -130,6 +130,7 @@ def test_a_surplus_agent_waits_and_its_end_is_no_failure(start: Callable[..., Ag
     assert surplus.end() == 0, surplus.lines
 
 
+@pytest.mark.soak
 def test_a_surplus_agent_takes_the_place_of_one_that_is_lost(start: Callable[..., Agent]) -> None:
     first = start("--wait", "9", max_restarts=1)
     first.until(lambda line: "leading at" in line)

@@ -77,6 +77,7 @@ def test_a_killed_rank_changes_nothing(layout, strategy, tmp_path):
     assert strategy in ("auto", outcome.strategies[1]), "the first plan is that of the start"
 
 
+@pytest.mark.soak
 def test_the_verdict_sees_what_is_wrong(tmp_path):
     """A job's results, each changed a little: none of them passes for exact."""
     chain = (kill("step", 3, 3),)

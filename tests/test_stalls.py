@@ -249,7 +249,7 @@ def fifo(tmp_path: Path) -> Path:
     return tmp_path / "fifo"
 
 
-@pytest.mark.parametrize("has_spy", [pytest.param(True, marks=needs_spy), False])
+@pytest.mark.parametrize("has_spy", [pytest.param(True, marks=needs_spy), pytest.param(False, marks=pytest.mark.soak)])
 def test_a_rank_that_hangs_in_a_read_is_named_and_ended(
     tmp_path: Path, fifo: Path, has_spy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
