@@ -46,8 +46,8 @@ class Tasks:
 class Row:
     """A worker of the simulation: what it has done, in order, and for how long; what is ready.
 
-    `live`: the bytes that it keeps; `promised`: with what the halves of all in flight will add. `at_once`: as many as 1F1B has
-    in flight.
+    `live`: the bytes that it keeps, `most`: at any time; `promised`: with what the halves of all in flight will add. `at_once`:
+    as many as 1F1B has in flight.
     """
 
     cap: float
@@ -55,6 +55,7 @@ class Row:
     order: list[tuple[Kind, int, int]] = field(default_factory=list)
     worked: float = 0.0
     live: float = 0.0
+    most: float = 0.0
     promised: float = 0.0
     in_flight: int = 0
     busy: bool = False
@@ -139,6 +140,7 @@ class Run:
             row.promised += tasks.keeps[task] + self._adds(task)
         elif kind == "I":
             row.live += tasks.defers[task]
+        row.most = max(row.most, row.live)
         time = tasks.times[task][KINDS.index(kind)]
         row.worked += time
         heapq.heappush(self._events, (self.now + time, FINISH, task, kind))

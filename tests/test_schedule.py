@@ -147,7 +147,8 @@ def plain(splits: list[list[tuple[int, int]]], shares: list[int], lost: list[tup
 
 def with_orders(plan: Plan, split: bool = False) -> Plan:
     costs = Costs(profile(plan.n_layers, plan.global_batch, plan.micro_batch))
-    orders = order(plan, costs, split=split, caps=dict.fromkeys(plan.workers, 0.0)).orders
+    nothing = dict.fromkeys(plan.workers, 0.0)
+    orders = order(plan, costs, split=split, caps=nothing, room=nothing).orders
     return msgspec.structs.replace(plan, schedule=Schedule(orders=orders))
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -19,14 +19,15 @@ from odyssey.plan import ComputeOrder, Plan
 from odyssey.schedule import Compute, parse
 from perfmodel.cells import joined
 from perfmodel.costs import Costs
-from perfmodel.memory import most_message_bytes
+from perfmodel.memory import Memory
 from perfmodel.profile import Profile
 from strategies.building.ordering import Ordered, order
 
-WAYS = ((True, 2.0), (True, math.inf), (False, 2.0), (False, math.inf))
-"""Whether B is split, and the cap in multiples of the activations that 1F1B keeps, best expectation first."""
+CAP = 2.0
+"""Multiples of the activations that 1F1B keeps, within what is left on the worker."""
 MANY_TASKS = 400
-"""Beyond this many computations only the split ways are tried, and only until one is `CLOSE` to what no order can beat."""
+"""Beyond this many computations B is only tried in halves, and with all memory only if that is not `CLOSE` to what no order can
+beat."""
 CLOSE = 1.1
 MOST_TASKS = 20_000
 """Beyond this many the first way is taken as it is: it takes a second to find, and most of the job is in it already."""
@@ -38,7 +39,7 @@ MOST_KNOWN = 256
 
 def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], set[int]]:
     """Orders for all pipelines that exchange micro-batches by `plan.routes`, and those pipelines that take longer than
-    `enough_s` for it, and so might gain by more hosts (if they are not most of a large job already).
+    `enough_s` for it, or more memory than there is: more hosts may help (if they are not most of a large job already).
 
     Where ranks share cores there may be two answers, with B split and whole: what is best then is the price's to say.
     """
@@ -52,8 +53,8 @@ def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], s
         n_cells += 1
         exchange = _Exchange(plan, members, costs)
         fastest = _fastest(exchange, enough_s)
-        best = min(fastest.values(), key=lambda way: way.makespan_s)
-        if best.makespan_s > enough_s and exchange.n_tasks <= MOST_TASKS:
+        best = min(fastest.values(), key=lambda way: (way.over_bytes, way.makespan_s))
+        if (best.makespan_s > enough_s or best.over_bytes > 0) and exchange.n_tasks <= MOST_TASKS:
             slow.update(members)
         if costs.profile.cluster.cores is None:
             fastest = {True: best}
@@ -64,19 +65,25 @@ def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], s
 
 def _together(ways: Sequence[Ordered]) -> Ordered:
     orders = sorted((order for way in ways for order in way.orders), key=lambda order: order.worker)
-    return Ordered(tuple(orders), max(way.makespan_s for way in ways), max(way.busiest_s for way in ways))
+    return Ordered(
+        tuple(orders),
+        max(way.makespan_s for way in ways),
+        max(way.busiest_s for way in ways),
+        max(way.over_bytes for way in ways),
+    )
 
 
 def _fastest(exchange: _Exchange, enough_s: float) -> dict[bool, Ordered]:
-    """Whether B is split -> the fastest way."""
+    """Whether B is split -> the fastest way that fits, else the one that lacks least."""
     fastest: dict[bool, Ordered] = {}
     are_many = exchange.n_tasks > MANY_TASKS
-    for split, factor in WAYS[:2] if are_many else WAYS:
-        way = exchange.order(split, factor)
-        if split not in fastest or way.makespan_s < fastest[split].makespan_s * WORTH:
-            fastest[split] = way
-        if are_many and (way.makespan_s < max(CLOSE * way.busiest_s, enough_s) or exchange.n_tasks > MOST_TASKS):
-            break
+    for split in (True,) if are_many else (True, False):
+        way = fastest[split] = exchange.order(split, CAP)
+        is_enough = way.makespan_s < max(CLOSE * way.busiest_s, enough_s) or exchange.n_tasks > MOST_TASKS
+        if not (are_many and is_enough):
+            other = exchange.order(split, math.inf)
+            if (other.over_bytes, other.makespan_s / WORTH) < (way.over_bytes, way.makespan_s):
+                fastest[split] = other
     return fastest
 
 
@@ -110,9 +117,14 @@ class _Exchange:
         if found is None:
             if len(known) >= MOST_KNOWN:
                 known.clear()
-            way = order(self._plan, self._costs, split=split, caps=_caps(self._plan, self._costs, factor))
+            caps = _caps(self._plan, self._costs, self._room, factor)
+            way = order(self._plan, self._costs, split=split, caps=caps, room=self._room)
             found = known[key] = _Known(way, self._workers, self._micro_batches)
         return self._in_own_numbers(found)
+
+    @cached_property
+    def _room(self) -> dict[int, int]:
+        return _room(self._plan, self._costs)
 
     def _kind(self) -> tuple[object, ...]:
         """Equal for all that differ in numbers of workers and micro-batches only."""
@@ -155,19 +167,22 @@ def _known(profile: Profile) -> dict[object, _Known]:
     return {}
 
 
-def _caps(plan: Plan, costs: Costs, factor: float) -> dict[int, float]:
-    """Bytes of activations that each worker may keep: `factor` times those of 1F1B, within the memory that is left."""
-    profile = costs.profile
+def _room(plan: Plan, costs: Costs) -> dict[int, int]:
+    """Bytes that each worker has for activations, whichever of its messages are in flight."""
+    memory, limit = Memory(costs), costs.profile.cluster.memory_bytes
+    message = max((layer.output_bytes for layer in costs.profile.layers[:-1]), default=0)
+    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+    return {stage.worker: limit - memory.peak(stage, 0.0, message, message) for stage in stages if stage.worker is not None}
+
+
+def _caps(plan: Plan, costs: Costs, room: Mapping[int, int], factor: float) -> dict[int, float]:
+    """Bytes of activations that each worker should keep: `factor` times those of 1F1B, within its room."""
     activations = costs.sums(lambda layer: layer.activation_bytes)
-    states = costs.sums(lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes)
-    messages = most_message_bytes(profile)
     caps = {}
     for pipeline in plan.pipelines:
         for s, stage in enumerate(pipeline.stages):
             if stage.worker is not None:
                 one = activations[stage.stop] - activations[stage.first]
-                state = states[stage.stop] - states[stage.first]
-                left = profile.cluster.memory_bytes - profile.runtime_bytes - state - messages
                 most = factor * (len(pipeline.stages) - s) * one * (1 + 1e-9)
-                caps[stage.worker] = max(min(most, left), one)
+                caps[stage.worker] = max(min(most, room[stage.worker]), one)
     return caps

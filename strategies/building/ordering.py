@@ -15,21 +15,23 @@ from perfmodel.costs import Costs
 class Ordered:
     """Orders of all workers that exceptions touch, directly or through their pipeline.
 
-    `makespan_s` until the last is done; `busiest_s`: what the busiest computes, which no order can beat.
+    `makespan_s` until the last is done; `busiest_s`: what the busiest computes, which no order can beat. `over_bytes`: the most
+    that a worker keeps beyond the room that it has, 0 where all fits.
     """
 
     orders: tuple[ComputeOrder, ...]
     makespan_s: float
     busiest_s: float
+    over_bytes: float
 
 
-def order(plan: Plan, costs: Costs, *, split: bool, caps: Mapping[int, float]) -> Ordered:
+def order(plan: Plan, costs: Costs, *, split: bool, caps: Mapping[int, float], room: Mapping[int, float]) -> Ordered:
     """Orders for the pipelines that `plan.routes` join.
 
-    `split`: B as I and a deferred W. `caps`: worker -> bytes of activations.
+    `split`: B as I and a deferred W. `caps`: worker -> bytes of activations that it should keep, `room`: that it can.
     """
     orders: list[ComputeOrder] = []
-    makespan = busiest = 0.0
+    makespan = busiest = over = 0.0
     touched = {plan.place[route.worker][0] for route in plan.routes} | {plan.home[route.micro_batch] for route in plan.routes}
     for members in joined(plan, together=False):
         if touched.intersection(members):
@@ -38,9 +40,10 @@ def order(plan: Plan, costs: Costs, *, split: bool, caps: Mapping[int, float]) -
             run.play()
             makespan = max(makespan, run.now)
             busiest = max(busiest, *(row.worked for row in run.rows.values()))
+            over = max(over, *(row.most - room[worker] for worker, row in run.rows.items()))
             for worker, row in run.rows.items():
                 orders.append(ComputeOrder(worker, tuple(f"{stage}{kind}{k}" for kind, stage, k in row.order)))
-    return Ordered(tuple(sorted(orders, key=lambda order: order.worker)), makespan, busiest)
+    return Ordered(tuple(sorted(orders, key=lambda order: order.worker)), makespan, busiest, over)
 
 
 def _tasks(plan: Plan, costs: Costs, members: list[int], split: bool) -> Tasks:
