@@ -1,7 +1,8 @@
 """Reroute (ReCycle, SOSP 2024): same layers everywhere, no parameter moves.
 
 The micro-batches of a lost worker run on workers of other pipelines that hold the same layers, and fill their bubbles
-(building/routing.py). A further loss is the same question asked again: all stages without a worker are routed anew.
+(building/routing.py). Where no worker holds all of them, each part of them runs on workers that hold that part. A further
+loss is the same question asked again: all stages without a worker are routed anew.
 """
 
 from __future__ import annotations

@@ -111,6 +111,27 @@ def test_a_reroute_changes_no_survivors_state(agent_of: Callable[..., MiniAgent]
     assert_exact(tmp_path / "out.pt")
 
 
+def test_a_stage_that_is_cut_among_its_hosts_goes_on_exactly(
+    agent_of: Callable[..., MiniAgent], held: Held, tmp_path: Path
+) -> None:
+    agent = agent_of(4, *EXACT, *held.arguments, "--out", tmp_path / "out.pt")
+    agent.start("3+1")
+    agent.go()
+    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.kill(3)
+
+    plan = agent.replan("reroute", agent.pause())
+    agent.send_prepare(plan)
+    held.release()
+    agent.wait_ready()
+
+    assert [stage.worker for stage in plan.pipelines[1].stages] == [None, None, None]
+    assert {route.worker for route in plan.routes} == {0, 1, 2}
+    agent.go()
+    agent.finish()
+    assert_exact(tmp_path / "out.pt")
+
+
 def test_a_moved_layer_arrives_as_it_left(agent_of: Callable[..., MiniAgent], held: Held, tmp_path: Path) -> None:
     agent = agent_of(4, *EXACT, *held.arguments, "--out", tmp_path / "out.pt")
     before = digests(gate_after_three_steps(agent, held))

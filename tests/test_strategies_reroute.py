@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odyssey.plan import Plan
+from odyssey.plan import Plan, Stage
 from odyssey.schedule import Compute, dependency_order, program
 from perfmodel.price import price
-from perfmodel.profile import Link
+from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate
 from strategies import reroute
+from strategies.building.routing import cut
 from strategies.search import search
 from strategies.situation import Proposal, Situation
 from tests.planning import first_plan, layer, profile, situation, without
@@ -63,14 +66,89 @@ def test_rerouting_is_never_slower_than_plain_rerouting_nor_faster_than_the_busi
     assert step_s >= (n_micro_batches + extra) * (FORWARD + BACKWARD) - 1e-9
 
 
+def check_runs_once(plan: Plan) -> None:
+    """Ends, and runs every layer of every micro-batch forward and backward once, on a worker whose stage has the layer."""
+    own = {stage.worker: stage for pipeline in plan.pipelines for stage in pipeline.stages}
+    stages_of = {k: pipeline.stages for pipeline in plan.pipelines for k in pipeline.micro_batches}
+    done = dependency_order({worker: program(plan, worker) for worker in own if worker is not None})
+    ran: Counter[tuple[str, int, int]] = Counter()
+    for worker, op in done:
+        if isinstance(op, Compute):
+            for layer in stages_of[op.micro_batch][op.stage].layers:
+                assert own[worker].first <= layer < own[worker].stop
+                ran.update((kind, op.micro_batch, layer) for kind in ("IW" if op.kind == "B" else op.kind))
+    every = {(kind, k, layer) for kind in "FIW" for k in range(plan.n_micro_batches) for layer in range(plan.n_layers)}
+    assert set(ran) == every and set(ran.values()) == {1}
+
+
 def check_exact(plan: Plan, before: Plan) -> None:
-    """Ends, runs every micro-batch at every stage once, and keeps every sample where the batch puts it."""
-    plan.validate()
-    done = dependency_order({worker: program(plan, worker) for worker in plan.workers})
-    forwards = Counter((op.stage, op.micro_batch) for _, op in done if isinstance(op, Compute) and op.kind == "F")
-    assert set(forwards.values()) == {1}
-    assert len(forwards) == sum(len(p.stages) * len(p.micro_batches) for p in before.pipelines)
+    """Runs everything once, of the same batch, and moves nothing."""
+    plan.validate(before.held)
+    check_runs_once(plan)
     assert plan.global_batch == before.global_batch and plan.moves == ()
+
+
+@st.composite
+def plans_with_losses(draw: st.DrawFn) -> tuple[Profile, Plan, list[list[int]]]:
+    """Pipelines of any lengths, with as much memory as the plan takes or somewhat more, and workers to be lost, one lot after
+    the other: any, often of one stage."""
+    lengths = draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
+    seconds = st.sampled_from([0.3, 1.0, 1.7])
+    rows = [
+        layer(
+            str(i), draw(seconds), draw(seconds), draw(seconds), activation_bytes=10, output_bytes=draw(st.sampled_from([1, 5]))
+        )
+        for i in range(draw(st.integers(max(lengths), 5)))
+    ]
+    batch = len(lengths) * 2 * draw(st.integers(1, 4)) - draw(st.integers(0, 1))
+    layout, n_workers = "+".join(map(str, lengths)), sum(lengths)
+    roomy = profile(rows, batch, 2, intra=Link(0.01, 100.0))
+    plan = first_plan(roomy, layout, n_workers)
+    peak = price(plan, roomy, seconds_to_change=1e9).peak_bytes
+    of = msgspec.structs.replace(
+        roomy, cluster=msgspec.structs.replace(roomy.cluster, memory_bytes=draw(st.sampled_from([10**9, 2 * peak, peak])))
+    )
+    lots = draw(st.lists(st.lists(st.sampled_from(plan.workers), min_size=1, max_size=2), min_size=1, max_size=3))
+    return of, plan, lots
+
+
+@settings(deadline=None, max_examples=80)
+@given(plans_with_losses())
+def test_losses_of_any_stages_in_any_plans_run_everything_once_as_long_as_each_layer_has_a_holder(
+    drawn: tuple[Profile, Plan, list[list[int]]],
+) -> None:
+    of, plan, lots = drawn
+    for lot in lots:
+        left = without(plan, *lot)
+        if left == without(plan):
+            continue
+        proposals = reroute.propose(situation(of, plan, left))
+        holders = {layer for worker in left for layer in plan.held.get(worker, ())}
+        assert (proposals[0].plan is not None) == (holders == set(range(plan.n_layers))), proposals[0].reason
+        if proposals[0].plan is None:
+            return
+        before, plan = plan, proposals[0].plan
+        check_exact(plan, before)
+        assert set(plan.workers) == set(before.workers) - set(lot)
+
+
+@settings(deadline=None, max_examples=60)
+@given(plans_with_losses())
+def test_a_reroute_of_alike_pipelines_fits_where_the_plan_in_force_fits(
+    drawn: tuple[Profile, Plan, list[list[int]]],
+) -> None:
+    of, plan, lots = drawn
+    n_stages = len(plan.pipelines[0].stages)
+    rows = of.layers
+    roomy = profile(rows, of.global_batch, 2, intra=Link(0.01, 100.0))
+    plan = first_plan(roomy, f"{len(plan.pipelines)}x{n_stages}", len(plan.pipelines) * n_stages)
+    peak = price(plan, roomy, seconds_to_change=1e9).peak_bytes
+    tight = profile(rows, of.global_batch, 2, intra=Link(0.01, 100.0), memory_bytes=peak)
+    lost = {worker % len(plan.workers) for lot in lots for worker in lot}
+    left = without(plan, *lost)
+    if {layer for worker in left for layer in plan.held[worker]} == set(range(plan.n_layers)):
+        after = rerouted(plan, situation(tight, plan, left))
+        assert price(after, tight, seconds_to_change=1e9).peak_bytes <= peak
 
 
 @settings(deadline=None, max_examples=80)
@@ -93,7 +171,7 @@ def test_random_losses_one_after_the_other_never_deadlock(data: st.DataObject) -
         stage = plan.place[lost][1]
         proposals = reroute.propose(state)
         if proposals[0].plan is None:
-            assert proposals[0].reason.startswith("no other worker holds layers")
+            assert proposals[0].reason.startswith("no other worker holds layer ")
             assert all(first.place[worker][1] != stage for worker in left)
             return
         plan = proposals[0].plan
@@ -128,6 +206,14 @@ def test_the_lost_micro_batches_are_shared_evenly_among_the_hosts() -> None:
     assert sorted(Counter(route.worker for route in after.routes).values()) == [1, 1, 2]
 
 
+def test_all_pipelines_of_a_small_job_split_their_backward_also_where_hosts_outnumber_micro_batches() -> None:
+    of = profile(6, 15)
+    plan = first_plan(of, "5x6", 30)
+    after = rerouted(plan, situation(of, plan, without(plan, 13, 0)))
+    assert {order.worker for order in after.schedule.orders} == set(after.workers)
+    assert simulate(after, of).step_s < simulate(plan, of).step_s
+
+
 @pytest.mark.parametrize("stage", [0, 3, 7])
 def test_a_loss_goes_to_few_hosts_where_few_absorb_it(stage: int) -> None:
     """16 micro-batches, and bubbles for 7 of them on each host: 3 or some more hosts of 39, and no step is longer for it."""
@@ -151,14 +237,51 @@ def test_losses_of_one_stage_are_routed_alike_and_each_in_its_own_pipelines() ->
     assert price(plan, of, seconds_to_change=1e9).step_s == simulate(plan, of).step_s
 
 
-def test_a_stage_that_nobody_else_holds_is_the_reason() -> None:
+def test_a_layer_that_nobody_else_holds_is_the_reason() -> None:
     of = profile(4, 8)
     plan = first_plan(of, "2+2", 4)
-    three = first_plan(of, "2+3", 5)
-    assert reroute.propose(situation(of, three, without(three, 0))) == [
-        Proposal("reroute", None, "no other worker holds layers 0 to 1 of pipeline 0 stage 0")
-    ]
+    both = situation(of, plan, without(plan, 0, 2))
+    assert reroute.propose(both) == [Proposal("reroute", None, "no other worker holds layer 0 of pipeline 0 stage 0")]
     assert reroute.propose(situation(of, plan, without(plan)))[0].reason == "every stage has its worker"
+
+
+@pytest.mark.parametrize(
+    ("layout", "lost", "parts"),
+    [("1+2", 0, [(0, 2), (2, 4)]), ("1+4", 0, [(0, 1), (1, 2), (2, 3), (3, 4)]), ("2+3", 1, [(2, 3), (3, 4)])],
+)
+def test_a_stage_that_no_worker_holds_whole_is_cut_where_its_hosts_end(
+    layout: str, lost: int, parts: list[tuple[int, int]]
+) -> None:
+    of = profile(4, 8)
+    plan = first_plan(of, layout, sum(map(int, layout.split("+"))))
+    after = rerouted(plan, situation(of, plan, without(plan, lost)))
+    after.validate()
+    check_runs_once(after)
+    holes = [stage for stage in after.pipelines[0].stages if stage.worker is None]
+    assert [(stage.first, stage.stop) for stage in holes] == parts
+    assert price(after, of, seconds_to_change=1e9).step_s == simulate(after, of).step_s
+
+
+def test_a_stage_is_cut_in_few_parts_and_then_where_most_workers_hold_each() -> None:
+    def row(worker: int, *ends: int) -> list[Stage]:
+        return [Stage(worker + s, first, stop) for s, (first, stop) in enumerate(pairwise((0, *ends)))]
+
+    lost = [Stage(None, 0, 6), Stage(99, 6, 12)]
+    quarters = [row(10, 3, 6, 9, 12), row(20, 3, 6, 9, 12)]
+    thirds, sixths = row(30, 4, 8, 12), row(40, 2, 4, 6, 8, 10, 12)
+    assert cut([lost, *quarters, thirds, sixths])[0] == [Stage(None, 0, 3), Stage(None, 3, 6), lost[1]]
+    assert cut([lost, thirds, sixths])[0] == [Stage(None, 0, 4), Stage(None, 4, 6), lost[1]]
+    assert cut([lost, sixths])[0] == [Stage(None, 0, 2), Stage(None, 2, 4), Stage(None, 4, 6), lost[1]]
+    assert cut([lost, row(50, 6, 12), sixths])[0] == lost
+
+
+def test_a_cut_stage_is_cut_further_when_a_host_of_a_part_is_lost() -> None:
+    of = profile(4, 12)
+    plan = first_plan(of, "1+2+4", 7)
+    second = rerouted(plan, situation(of, plan, without(plan, 0)))
+    third = rerouted(second, situation(of, second, without(second, 1)))
+    check_runs_once(third)
+    assert [(stage.first, stage.stop) for stage in third.pipelines[0].stages] == [(0, 1), (1, 2), (2, 4)]
 
 
 def test_a_wider_stage_can_host_a_narrower_one() -> None:

@@ -1,14 +1,16 @@
 """Routing: the micro-batches of stages without a worker run on workers of other pipelines, and fill their bubbles.
 
-They go to the fewest hosts whose bubbles take them in: pipelines that exchange micro-batches wait for each other, and the fewer
-do, the less a loss touches and the less there is to order and to price. A pipeline of S stages has room for about S - 1 more
-micro-batches at each stage (ReCycle); from there on more hosts are tried for as long as that is faster.
+Where no worker holds all layers of such a stage, it is cut where those end that hold parts of it. The micro-batches go to the
+fewest hosts whose bubbles take them in: pipelines that exchange micro-batches wait for each other, and the fewer do, the less a
+loss touches and the less there is to order and to price. A pipeline of S stages has room for about S - 1 more micro-batches at
+each stage (ReCycle); from there on more hosts are tried for as long as that is faster.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +46,7 @@ def routed(
     assert before is not None
     shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
     costs = Costs(situation.profile, situation.node_of)
+    stages = cut(stages)
     routing = _Routing(before, stages, costs)
     if routing.problem:
         return [Proposal(strategy, None, routing.problem)]
@@ -80,9 +83,10 @@ class _Routing:
         self.lost: dict[tuple[int, int], list[_Host]] = {}
         self._seconds: dict[tuple[int, int], float] = {}
         self._costs = costs
-        had: dict[tuple[int, int], set[int]] = {}
+        had: dict[tuple[int, int, int], set[int]] = {}
         for route in before.routes:
-            had.setdefault((before.home[route.micro_batch], route.stage), set()).add(route.worker)
+            stage = before.layer_range(route.micro_batch, route.stage)
+            had.setdefault((before.home[route.micro_batch], stage.first, stage.stop), set()).add(route.worker)
         owners: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for p, row in enumerate(stages):
             for stage in row:
@@ -99,9 +103,10 @@ class _Routing:
                     ]
                     self.lost[p, s] = sorted(hosts, key=lambda host: host.distance)
                     if not hosts and not self.problem:
-                        layers = f"layers {stage.first} to {stage.stop - 1}"
-                        self.problem = f"no other worker holds {layers} of pipeline {p} stage {s}"
-        self._had = {place: had.get(place, set()) for place in self.lost}
+                        held = {layer for first, stop in owners for layer in range(first, stop)}
+                        layer = min(set(stage.layers) - held)
+                        self.problem = f"no other worker holds layer {layer} of pipeline {p} stage {s}"
+        self._had = {(p, s): had.get((p, stages[p][s].first, stages[p][s].stop), set()) for p, s in self.lost}
 
     def turn_s(self, stage: Stage) -> float:
         """Forward and backward of one micro-batch."""
@@ -161,6 +166,33 @@ class _Routing:
         return sorted(heapq.nsmallest(n, hosts, key=rank), key=lambda host: host.distance)
 
 
+def cut(stages: Sequence[Sequence[Stage]]) -> list[list[Stage]]:
+    """The stages of each pipeline, those without a worker in as few parts as there have to be for each to have holders.
+
+    Of the ways to cut that, the one in which the part with the fewest holders has most. Where a layer has none the stage stays.
+    """
+    n_holders = Counter((stage.first, stage.stop) for row in stages for stage in row if stage.worker is not None)
+    return [[part for stage in row for part in _parts(stage, n_holders)] for row in stages]
+
+
+def _parts(stage: Stage, n_holders: Mapping[tuple[int, int], int]) -> list[Stage]:
+    if stage.worker is not None or any(first <= stage.first and stage.stop <= stop for first, stop in n_holders):
+        return [stage]
+    ends = sorted({stage.first, stage.stop, *(end for its in n_holders for end in its if stage.first < end < stage.stop)})
+    best: dict[int, tuple[int, float, list[Stage]]] = {stage.stop: (0, -math.inf, [])}
+    """Layer -> how many parts are from there on, less the fewest holders of one (so both are to be small), the parts."""
+    for start in reversed(ends[:-1]):
+        ways = []
+        for stop in ends[ends.index(start) + 1 :]:
+            n = sum(n for (first, last), n in n_holders.items() if first <= start and stop <= last)
+            if n and stop in best:
+                n_parts, scarcest, parts = best[stop]
+                ways.append((n_parts + 1, max(scarcest, -n), [Stage(None, start, stop), *parts]))
+        if ways:
+            best[start] = min(ways, key=lambda way: way[:2])
+    return best[stage.first][2] if stage.first in best else [stage]
+
+
 class _Cells:
     """Which pipelines exchange micro-batches with each other; one that does with nobody is alone."""
 
@@ -195,23 +227,25 @@ def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Rout
     whole_s = _whole_s(whole, costs)
     every = {place: len(hosts) for place, hosts in routing.lost.items()}
     n_hosts = routing.fewest()
-    best: tuple[float, list[Route], list[Ordered]] | None = None
+    best: tuple[float, float, list[Route], list[Ordered]] | None = None
     while True:
         routes = routing.routes(n_hosts)
         plan = msgspec.structs.replace(whole, pipelines=pipelines, routes=tuple(routes))
         touched = {plan.home[route.micro_batch] for route in routes} | {plan.place[route.worker][0] for route in routes}
         is_all = len(touched) == len(pipelines)
         ways, slow = ordered(plan, costs, 0.0 if is_all and is_small else whole_s / WORTH)
-        step_s = max(0.0 if is_all else whole_s, min(way.makespan_s for way in ways))
-        if best is None or step_s < WORTH * best[0]:
-            best = step_s, routes, ways
+        over, makespan_s = min((way.over_bytes, way.makespan_s) for way in ways)
+        step_s = max(0.0 if is_all else whole_s, makespan_s)
+        is_better = best is None or over < best[0] or (over == best[0] and step_s < WORTH * best[1])
+        if best is None or is_better:
+            best = over, step_s, routes, ways
         wider = {
             (p, s): min(n, math.ceil(WIDER * n_hosts[p, s])) if p in slow else n_hosts[p, s] for (p, s), n in every.items()
         }
-        if wider == n_hosts and is_small:
-            wider = every
+        if wider == n_hosts or not is_better:
+            wider = every if is_small else n_hosts
         if wider == n_hosts:
-            return best[1], best[2]
+            return best[2], best[3]
         n_hosts = wider
 
 
