@@ -81,50 +81,48 @@ class _Walk:
 
     def _go_on(self, worker: int, ready: list[int]) -> None:
         """Until a message is missing; who waits for one that is sent here becomes ready."""
-        found, order, rows, arrival = self.found[worker], self.orders[worker], self.rows, self.arrival
+        found, order, rows, arrival, waiting = self.found[worker], self.orders[worker], self.rows, self.arrival, self.waiting
         i, now, live = self.position[worker], found.computed_s, self.live[worker]
-        while i < len(order):
-            kind, s, k = order[i].kind, order[i].stage, order[i].micro_batch
+        most, largest = found.live_bytes, found.message_bytes
+        n_ops = len(order)
+        while i < n_ops:
+            op = order[i]
+            kind, s, k = op.kind, op.stage, op.micro_batch
             row = rows[k]
             runners = row.runners
-            last = len(runners) - 1
-            if kind != "W":
-                is_forward = kind == "F"
-                if (s if is_forward else s < last) and runners[s - 1 if is_forward else s + 1] != worker:
-                    needed = (is_forward, k, s)
-                    arrives = arrival.get(needed)
-                    if arrives is None:
-                        self.waiting[needed] = worker
-                        break
-                    now = max(now, arrives)
-                    found.message_bytes = max(found.message_bytes, row.edges[s if is_forward else s + 1])
+            is_forward = kind == "F"
+            source, to = (s - 1, s + 1) if is_forward else (-1, -1) if kind == "W" else (s + 1, s - 1)
+            if 0 <= source < len(runners) and runners[source] != worker:
+                arrives = arrival.get((is_forward, k, s))
+                if arrives is None:
+                    waiting[is_forward, k, s] = worker
+                    break
+                if arrives > now:
+                    now = arrives
+                edge = row.edges[s if is_forward else source]
+                if edge > largest:
+                    largest = edge
             now += row.seconds[kind][s]
-            if kind == "F":
+            if is_forward:
                 live += row.activations[s]
-                found.live_bytes = max(found.live_bytes, live)
-                to = s + 1
-            elif kind == "W":
-                live -= row.activations[s] + row.outputs[s]
-                found.ended_s[row.layers[s]] = now
-                to = -1
+            elif kind == "I":
+                live += row.outputs[s]
             else:
-                to = s - 1
-                if kind == "I":
-                    live += row.outputs[s]
-                    found.live_bytes = max(found.live_bytes, live)
-                else:
-                    live -= row.activations[s]
-                    found.ended_s[row.layers[s]] = now
-            if 0 <= to <= last and (peer := runners[to]) != worker:
+                live -= row.activations[s] if kind == "B" else row.activations[s] + row.outputs[s]
+                found.ended_s[row.layers[s]] = now
+            if live > most:
+                most = live
+            if 0 <= to < len(runners) and (peer := runners[to]) != worker:
                 assert peer is not None
-                cut = max(s, to)
-                found.message_bytes = max(found.message_bytes, row.edges[cut])
-                sent = (to > s, k, to)
-                arrival[sent] = self._send(worker, peer, row.sent[cut], now)
-                if sent in self.waiting:
-                    ready.append(self.waiting.pop(sent))
+                cut = to if is_forward else s
+                if row.edges[cut] > largest:
+                    largest = row.edges[cut]
+                arrival[is_forward, k, to] = self._send(worker, peer, row.sent[cut], now)
+                if (is_forward, k, to) in waiting:
+                    ready.append(waiting.pop((is_forward, k, to)))
             i += 1
-        self.position[worker], found.computed_s, self.live[worker] = i, now, live
+        self.position[worker], self.live[worker] = i, live
+        found.computed_s, found.live_bytes, found.message_bytes = now, most, largest
 
     def _send(self, worker: int, peer: int, size: float, now: float) -> float:
         """When a message that may leave now arrives."""
@@ -132,8 +130,9 @@ class _Walk:
         if channel is None:
             link = self.costs.link(worker, peer)
             channel = self.channels[worker, peer] = _Channel(link.bandwidth, link.latency_s)
-        channel.free_s = max(now, channel.free_s) + size / channel.bandwidth
-        return channel.free_s + channel.latency_s
+        leaves = (now if now > channel.free_s else channel.free_s) + size / channel.bandwidth
+        channel.free_s = leaves
+        return leaves + channel.latency_s
 
 
 def _rows(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, _Row]:
