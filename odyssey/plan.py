@@ -13,8 +13,8 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 import msgspec
@@ -234,7 +234,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def held(self) -> Mapping[int, frozenset[int]]:
         """Worker -> the layers that it holds. Workers of stages only; idle workers hold nothing."""
         return {
-            stage.worker: frozenset(stage.layers)
+            stage.worker: _layers(stage.first, stage.stop)
             for pipeline in self.pipelines
             for stage in pipeline.stages
             if stage.worker is not None
@@ -262,12 +262,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _holders(self) -> tuple[tuple[int, ...], ...]:
-        by_layer: list[list[int]] = [[] for _ in range(self.n_layers)]
-        for worker in self.workers:
-            for layer in self.held[worker]:
-                if 0 <= layer < self.n_layers:
-                    by_layer[layer].append(worker)
-        return tuple(tuple(workers) for workers in by_layer)
+        return holders_by_layer((stage for pipeline in self.pipelines for stage in pipeline.stages), self.n_layers)
 
     def holders(self, layer: int) -> tuple[int, ...]:
         """Workers that hold `layer`, ascending."""
@@ -442,9 +437,31 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
                 yield f"layer {move.layer} is moved to worker {move.target} twice"
             arriving.add((move.layer, move.target))
         for worker, layers in self.held.items():
-            for layer in sorted(layers):
-                if layer not in held_before.get(worker, ()) and (layer, worker) not in arriving:
+            for layer in sorted(layers.difference(held_before.get(worker, ()))):
+                if (layer, worker) not in arriving:
                     yield f"worker {worker} needs layer {layer} and nobody sends it"
+
+
+def holders_by_layer(stages: Iterable[Stage], n_layers: int) -> tuple[tuple[int, ...], ...]:
+    """For each layer the workers of these stages that hold it, ascending."""
+    workers_of: dict[tuple[int, int], list[int]] = {}
+    for stage in stages:
+        if stage.worker is not None:
+            workers_of.setdefault((stage.first, stage.stop), []).append(stage.worker)
+    known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
+    result = []
+    for layer in range(n_layers):
+        spans = tuple(span for span in workers_of if span[0] <= layer < span[1])
+        if spans not in known:
+            known[spans] = tuple(sorted({worker for span in spans for worker in workers_of[span]}))
+        result.append(known[spans])
+    return tuple(result)
+
+
+@lru_cache(maxsize=1 << 14)
+def _layers(first: int, stop: int) -> frozenset[int]:
+    """Of a stage. Most of a large plan's workers hold what others hold too."""
+    return frozenset(range(first, stop))
 
 
 def encode(plan: Plan) -> bytes:

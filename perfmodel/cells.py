@@ -113,7 +113,7 @@ def _key(plan: Plan, p: int, workers: Sequence[int], costs: Costs) -> tuple[obje
         tuple((stage.first, stage.stop) for stage in pipeline.stages),
         len(pipeline.micro_batches),
         plan.n_samples(pipeline.micro_batches[-1]),
-        tuple(costs.host(a) == costs.host(b) for a, b in pairwise(workers)),
+        tuple(a == b for a, b in pairwise(costs.hosts(workers))),
     )
 
 
@@ -127,5 +127,5 @@ def _exact_key(
         tuple(plan.pipelines[p] for p in members),
         tuple(route for p in members for route in routes.get(p, ())),
         tuple(plan.order_of.get(worker) for worker in workers),
-        tuple(costs.host(worker) for worker in workers),
+        tuple(costs.hosts(workers)),
     )

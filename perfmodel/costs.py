@@ -22,6 +22,7 @@ class Costs:
     def __init__(self, profile: Profile, node_of: Mapping[int, int] | None = None) -> None:
         self.profile = profile
         self.node_of = node_of or {}
+        self._hosts = _Hosts(profile, self.node_of)
         loss = [0.0] * (len(profile.layers) - 1) + [profile.loss_s]
         self._seconds = {
             "F": _sums(layer.forward_s + loss_s for layer, loss_s in zip(profile.layers, loss, strict=True)),
@@ -58,7 +59,7 @@ class Costs:
 
     def all_reduce_s(self, workers: Iterable[int], size_bytes: float) -> float:
         """Seconds of an all-reduce of `size_bytes` among `workers`, by the quickest way that the cluster has."""
-        on_host = Counter(map(self.host, workers))
+        on_host = Counter(self.hosts(workers))
         return self.all_reduce_of_hosts_s(len(on_host), max(on_host.values()), size_bytes)
 
     def all_reduce_of_hosts_s(self, n_hosts: int, n_on_host: int, size_bytes: float) -> float:
@@ -87,8 +88,11 @@ class Costs:
 
     def host(self, worker: int) -> int:
         """The host of a worker's node."""
-        cluster = self.profile.cluster
-        return self.node_of.get(worker, worker // cluster.ranks_per_node) // cluster.nodes_per_host
+        return self._hosts[worker]
+
+    def hosts(self, workers: Iterable[int]) -> list[int]:
+        """The host of each of many workers."""
+        return list(map(self._hosts.__getitem__, workers))
 
     def link(self, a: int, b: int) -> Link:
         """The link between two workers."""
@@ -121,6 +125,19 @@ class Costs:
     def sums(self, size: Callable[[LayerProfile], int]) -> list[int]:
         """Prefix sums of a size over the layers."""
         return [0, *accumulate(size(layer) for layer in self.profile.layers)]
+
+
+class _Hosts(dict[int, int]):
+    """Worker -> host, worked out when it is first asked for: large plans ask for each worker many times."""
+
+    def __init__(self, profile: Profile, node_of: Mapping[int, int]) -> None:
+        super().__init__()
+        self._node_of, self._cluster = node_of, profile.cluster
+
+    def __missing__(self, worker: int) -> int:
+        node = self._node_of.get(worker, worker // self._cluster.ranks_per_node)
+        host = self[worker] = node // self._cluster.nodes_per_host
+        return host
 
 
 def ring_s(link: Link, n_workers: int, size_bytes: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -43,6 +43,7 @@ def price(
 def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float) -> Price:
     """As `price`, with the worker that needs the most memory."""
     found = cells(plan, costs)
+    groups_of = _groups_of(plan, {worker for cell in found for worker in cell.copies[0]})
     computed: dict[int, float] = {}
     issued: dict[int, Mapping[int, float]] = {}
     peak_of: dict[int, int] = {}
@@ -51,7 +52,8 @@ def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, searc
         workers = cell.copies[0]
         computed.update(zip(workers, walked.computed_s, strict=True))
         peak_of.update(zip(workers, walked.peak_bytes, strict=True))
-        issued.update((worker, _issued(plan, worker, ended)) for worker, ended in zip(workers, walked.ended_s, strict=True))
+        for worker, ended_s in zip(workers, walked.ended_s, strict=True):
+            issued[worker] = _issued(plan, worker, groups_of[worker], ended_s)
     step_s = finish(plan, costs, computed, issued, twins(found)).step_s * costs.profile.step_scale
     peak_worker = max(peak_of, key=lambda worker: (peak_of[worker], -worker))
     parts = transition(plan, costs, search_s)
@@ -59,9 +61,17 @@ def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, searc
     return Price(Estimate(step_s, parts, peak_of[peak_worker], value), peak_worker)
 
 
-def _issued(plan: Plan, worker: int, ended_s: Mapping[Layers, float]) -> dict[int, float]:
+def _groups_of(plan: Plan, workers: set[int]) -> dict[int, list[int]]:
+    """The reduce groups of each of some workers."""
+    groups_of: dict[int, list[int]] = {worker: [] for worker in workers}
+    for g, group in enumerate(plan.reduce):
+        for worker in workers.intersection(group.workers):
+            groups_of[worker].append(g)
+    return groups_of
+
+
+def _issued(plan: Plan, worker: int, groups: Sequence[int], ended_s: Mapping[Layers, float]) -> dict[int, float]:
     """Reduce group -> when a worker starts its reduction: right behind the last computation that adds to its gradients."""
-    groups = plan.groups_of.get(worker, ())
     p, s = plan.place[worker]
     own = plan.pipelines[p].stages[s]
     if set(ended_s) == {(own.first, own.stop)}:

@@ -130,9 +130,9 @@ def _reductions(
     """When each group's reduction is done. Of those that share a worker, the one that is ready first goes first."""
     ready = []
     for g, group in enumerate(plan.reduce):
-        kinds = {twin[worker] for worker in group.workers}
+        kinds = set(map(twin.__getitem__, group.workers))
         ready.append((max(issued[kind][g] for kind in kinds), group.round, g))
-    free: dict[int, float] = {}
+    free = dict.fromkeys(twin, 0.0)
     done: dict[int, float] = {}
     gradient_bytes = costs.gradient_bytes
     for at, _, g in sorted(ready):
@@ -142,7 +142,7 @@ def _reductions(
             continue
         size = sum(gradient_bytes[layer] for layer in group.layers)
         size += sum(costs.profile.tie_bytes[tie] for tie in group.ties)
-        start = max(at, max(free.get(worker, 0.0) for worker in group.workers))
+        start = max(at, max(map(free.__getitem__, group.workers)))
         done[g] = start + costs.all_reduce_s(group.workers, size)
         free.update(dict.fromkeys(group.workers, done[g]))
     return done

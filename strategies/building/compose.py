@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, count, islice
 
-from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Schedule, Stage, StateFrom
+from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Schedule, Stage, StateFrom, holders_by_layer
 from perfmodel.costs import Costs
 from strategies.situation import Situation
 
@@ -79,13 +79,10 @@ def compose(
 
 def reduce_groups(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[ReduceGroup, ...]:
     """One group for all layers and ties of equal holders, in rounds in which no worker is twice."""
-    holders: list[list[int]] = [[] for _ in range(n_layers)]
-    for worker in sorted(stages):
-        for layer in stages[worker].layers:
-            holders[layer].append(worker)
+    holders = holders_by_layer(stages.values(), n_layers)
     units: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for layer, workers in enumerate(holders):
-        units.setdefault(tuple(workers), ([], []))[0].append(layer)
+        units.setdefault(workers, ([], []))[0].append(layer)
     for t, tie in enumerate(ties):
         union = tuple(sorted({worker for layer in tie for worker in holders[layer]}))
         units.setdefault(union, ([], []))[1].append(t)
@@ -124,18 +121,22 @@ def moves(situation: Situation, needed: Mapping[int, Stage]) -> tuple[Move, ...]
     nothing: frozenset[int] = frozenset()
     for target in sorted(needed):
         stage, has = needed[target], held.get(target, nothing)
-        missing += [(layer, target) for layer in stage.layers if layer not in has]
+        if not has.issuperset(stage.layers):
+            missing += [(layer, target) for layer in stage.layers if layer not in has]
     if not missing:
         return ()
     wanted = {layer for layer, _ in missing}
+    hosts = {costs.host(target) for _, target in missing}
     alive = set(situation.alive)
     anywhere: dict[int, list[tuple[int, int]]] = {layer: [] for layer in wanted}
     on_host: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for worker in sorted(held):
         if worker in alive:
+            host = costs.host(worker)
             for layer in wanted & held[worker]:
                 anywhere[layer].append((0, worker))
-                on_host.setdefault((layer, costs.host(worker)), []).append((0, worker))
+                if host in hosts:
+                    on_host.setdefault((layer, host), []).append((0, worker))
     sent: dict[int, int] = {}
     result = []
     for layer, target in sorted(missing, key=lambda lack: (len(anywhere[lack[0]]), lack)):
