@@ -20,20 +20,20 @@ from typing import Literal
 FINISH, ARRIVE = 0, 1
 Kind = Literal["F", "B", "I", "W"]
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
+_INDEX = {kind: i for i, kind in enumerate(KINDS)}
 
 
 @dataclass
 class Tasks:
     """What is to be done: a task is one micro-batch at one stage of its home pipeline.
 
-    The tasks of a micro-batch follow each other, stage by stage. By task: its worker, its (stage, micro-batch), its urgency,
-    less is sooner; whether its B may be split; the time of F, B, I and W, how long its input, and the gradient by it, are on
-    their way; the bytes that it keeps from F on, and those that an I adds until its W.
+    The most urgent micro-batch comes first, and the tasks of each follow each other, stage by stage. By task: its worker, its
+    (stage, micro-batch); whether its B may be split; the time of F, B, I and W, how long its input, and the gradient by it, are
+    on their way; the bytes that it keeps from F on, and those that an I adds until its W.
     """
 
     worker: list[int] = field(default_factory=list)
     name: list[tuple[int, int]] = field(default_factory=list)
-    urgency: list[tuple[int, int]] = field(default_factory=list)
     is_last: list[bool] = field(default_factory=list)
     splits: list[bool] = field(default_factory=list)
     times: list[tuple[float, float, float, float]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Tasks:
     defers: list[float] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(slots=True)
 class Row:
     """A worker of the simulation: what it has done, in order, and for how long; what is ready.
 
@@ -59,9 +59,9 @@ class Row:
     promised: float = 0.0
     in_flight: int = 0
     busy: bool = False
-    forwards: list[tuple[tuple[int, int], int]] = field(default_factory=list)
-    backwards: list[tuple[tuple[int, int], int]] = field(default_factory=list)
-    deferred: list[tuple[tuple[int, int], int]] = field(default_factory=list)
+    forwards: list[int] = field(default_factory=list)
+    backwards: list[int] = field(default_factory=list)
+    deferred: list[int] = field(default_factory=list)
 
 
 class Run:
@@ -81,7 +81,7 @@ class Run:
         tasks, events = self.tasks, self._events
         for task, (stage, _) in enumerate(tasks.name):
             if stage == 0:
-                heapq.heappush(self.rows[tasks.worker[task]].forwards, (tasks.urgency[task], task))
+                heapq.heappush(self.rows[tasks.worker[task]].forwards, task)
         touched = set(self.rows)
         while True:
             for worker in touched:
@@ -104,7 +104,7 @@ class Run:
     def _start(self, worker: int) -> None:
         row, tasks = self.rows[worker], self.tasks
         if row.backwards:
-            task = row.backwards[0][1]
+            task = row.backwards[0]
             if not tasks.splits[task]:
                 self._run(row, row.backwards, "B")
             elif row.live + tasks.defers[task] <= row.cap:
@@ -113,7 +113,7 @@ class Run:
                 self._run(row, row.deferred, "W")
             else:
                 self._run(row, row.backwards, "B")
-        elif row.forwards and self._has_room(row, row.forwards[0][1]):
+        elif row.forwards and self._has_room(row, row.forwards[0]):
             self._run(row, row.forwards, "F")
         elif row.deferred:
             self._run(row, row.deferred, "W")
@@ -128,11 +128,12 @@ class Run:
         """What an I of this task would add, if it may be split."""
         return self.tasks.defers[task] if self.tasks.splits[task] else 0
 
-    def _run(self, row: Row, ready: list[tuple[tuple[int, int], int]], kind: Kind) -> None:
+    def _run(self, row: Row, ready: list[int], kind: Kind) -> None:
         """Start `kind` of the most urgent task of `ready`."""
         tasks = self.tasks
-        _, task = heapq.heappop(ready)
-        row.order.append((kind, *tasks.name[task]))
+        task = heapq.heappop(ready)
+        stage, micro_batch = tasks.name[task]
+        row.order.append((kind, stage, micro_batch))
         row.busy = True
         if kind == "F":
             row.in_flight += 1
@@ -140,8 +141,9 @@ class Run:
             row.promised += tasks.keeps[task] + self._adds(task)
         elif kind == "I":
             row.live += tasks.defers[task]
-        row.most = max(row.most, row.live)
-        time = tasks.times[task][KINDS.index(kind)]
+        if row.live > row.most:
+            row.most = row.live
+        time = tasks.times[task][_INDEX[kind]]
         row.worked += time
         heapq.heappush(self._events, (self.now + time, FINISH, task, kind))
 
@@ -158,7 +160,7 @@ class Run:
         if kind != "W" and tasks.name[task][0] > 0:
             self._arrive(task - 1, "B", tasks.way[task], touched)
         if kind == "I":
-            heapq.heappush(row.deferred, (tasks.urgency[task], task))
+            heapq.heappush(row.deferred, task)
         else:
             row.in_flight -= 1
             row.live -= tasks.keeps[task] + (tasks.defers[task] if kind == "W" else 0)
@@ -173,12 +175,12 @@ class Run:
 
     def _ready(self, task: int, kind: str) -> None:
         row = self.rows[self.tasks.worker[task]]
-        heapq.heappush(row.forwards if kind == "F" else row.backwards, (self.tasks.urgency[task], task))
+        heapq.heappush(row.forwards if kind == "F" else row.backwards, task)
 
     def _overdraw(self) -> bool:
         """Everybody waits for memory: let the forward run that needs the least above its cap. False if all is done."""
         keeps = self.tasks.keeps
-        waiting = [(row.live + keeps[row.forwards[0][1]] - row.cap, w) for w, row in self.rows.items() if row.forwards]
+        waiting = [(row.live + keeps[row.forwards[0]] - row.cap, w) for w, row in self.rows.items() if row.forwards]
         if not waiting:
             return False
         row = self.rows[min(waiting)[1]]

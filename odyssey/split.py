@@ -42,23 +42,19 @@ def _expanded(
     tasks = Tasks()
     layers = [layer for layer in work.layers for _ in range(layer.n)]
     stages = [_stage(layers[first:stop]) for first, stop in ranges]
+    parts_of = {n: [stage.part(n, micro_batch) for stage in stages] for n in {micro_batch, last_samples}}
     for j in range(n_micro_batches):
-        samples = last_samples if j == n_micro_batches - 1 else micro_batch
-        for s, stage in enumerate(stages):
-
-            def part(whole: int, samples: int = samples) -> int:
-                return -(-whole * samples // micro_batch)
-
+        parts = parts_of[last_samples if j == n_micro_batches - 1 else micro_batch]
+        for s, part in enumerate(parts):
+            forward, backward, of_input, of_weight = part.times_us
             tasks.worker.append(s)
             tasks.name.append((s, j))
-            tasks.urgency.append((j, j))
             tasks.is_last.append(s == len(ranges) - 1)
-            tasks.splits.append(stage.splits)
-            forward, backward, of_input, of_weight = (work.op_us + part(time) for time in stage.times_us)
-            tasks.times.append((forward, backward, of_input, of_weight))
-            tasks.way.append(part(stages[s - 1].transfer_us) if s else 0)
-            tasks.keeps.append(part(stage.activation_bytes))
-            tasks.defers.append(part(stage.output_bytes))
+            tasks.splits.append(part.splits)
+            tasks.times.append((work.op_us + forward, work.op_us + backward, work.op_us + of_input, work.op_us + of_weight))
+            tasks.way.append(parts[s - 1].transfer_us if s else 0)
+            tasks.keeps.append(part.activation_bytes)
+            tasks.defers.append(part.output_bytes)
     at_once = {s: min(len(ranges) - s, n_micro_batches) for s in range(len(ranges))}
     run = Run(tasks, {s: stage.most_bytes(cap, at_once[s], work.room_bytes) for s, stage in enumerate(stages)}, at_once)
     run.play()
@@ -75,6 +71,22 @@ class _Stage:
     activation_bytes: int
     output_bytes: int
     state_bytes: int
+
+    def part(self, n_samples: int, micro_batch: int) -> _Stage:
+        """What `n_samples` of a micro-batch cost, rounded up."""
+
+        def part(whole: int) -> int:
+            return -(-whole * n_samples // micro_batch)
+
+        forward, backward, of_input, of_weight = map(part, self.times_us)
+        return _Stage(
+            splits=self.splits,
+            times_us=(forward, backward, of_input, of_weight),
+            transfer_us=part(self.transfer_us),
+            activation_bytes=part(self.activation_bytes),
+            output_bytes=part(self.output_bytes),
+            state_bytes=self.state_bytes,
+        )
 
     def most_bytes(self, cap: float | None, at_once: int, room_bytes: int) -> int:
         """What it may keep: `cap` times what 1F1B keeps, within the room that its states leave, at least one micro-batch."""

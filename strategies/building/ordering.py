@@ -47,7 +47,7 @@ def order(plan: Plan, costs: Costs, *, split: bool, caps: Mapping[int, float], r
 
 
 def _tasks(plan: Plan, costs: Costs, members: list[int], split: bool) -> Tasks:
-    """Of the pipelines `members`, in their order."""
+    """Of the pipelines `members`: the first micro-batch of each, the second of each, and so on."""
     layers = costs.profile.layers
     activations = costs.sums(lambda layer: layer.activation_bytes)
     outputs = costs.sums(lambda layer: layer.output_bytes)
@@ -62,30 +62,29 @@ def _tasks(plan: Plan, costs: Costs, members: list[int], split: bool) -> Tasks:
             links[key] = 0.0 if a == b else costs.transfer_s(costs.link(a, b), size)
         return links[key]
 
-    for p in members:
-        pipeline = plan.pipelines[p]
-        stages = pipeline.stages
-        for j, k in enumerate(pipeline.micro_batches):
-            samples = plan.n_samples(k)
-            share = samples / costs.profile.micro_batch
-            previous = None
-            for s, stage in enumerate(stages):
-                routed = route_of.get((k, s))
-                worker = stage.worker if routed is None else routed
-                assert worker is not None
-                key = (p, s, samples)
-                if key not in known:
-                    f, b, i, w = (costs.compute_s(kind, stage.first, stage.stop, samples) for kind in KINDS)
-                    known[key] = (f, b, i, w)
-                tasks.worker.append(worker)
-                tasks.name.append((s, k))
-                tasks.urgency.append((j, k))
-                tasks.is_last.append(s == len(stages) - 1)
-                tasks.splits.append(split)
-                tasks.times.append(known[key])
-                size = round(layers[stage.first - 1].output_bytes * share) if s else 0
-                tasks.way.append(0.0 if previous is None else hop(previous, worker, size))
-                tasks.keeps.append((activations[stage.stop] - activations[stage.first]) * share)
-                tasks.defers.append((outputs[stage.stop] - outputs[stage.first]) * share)
-                previous = worker
+    by_urgency = sorted((j, k) for p in members for j, k in enumerate(plan.pipelines[p].micro_batches))
+    for _, k in by_urgency:
+        p = plan.home[k]
+        stages = plan.pipelines[p].stages
+        samples = plan.n_samples(k)
+        share = samples / costs.profile.micro_batch
+        previous = None
+        for s, stage in enumerate(stages):
+            routed = route_of.get((k, s))
+            worker = stage.worker if routed is None else routed
+            assert worker is not None
+            key = (p, s, samples)
+            if key not in known:
+                f, b, i, w = (costs.compute_s(kind, stage.first, stage.stop, samples) for kind in KINDS)
+                known[key] = (f, b, i, w)
+            tasks.worker.append(worker)
+            tasks.name.append((s, k))
+            tasks.is_last.append(s == len(stages) - 1)
+            tasks.splits.append(split)
+            tasks.times.append(known[key])
+            size = round(layers[stage.first - 1].output_bytes * share) if s else 0
+            tasks.way.append(0.0 if previous is None else hop(previous, worker, size))
+            tasks.keeps.append((activations[stage.stop] - activations[stage.first]) * share)
+            tasks.defers.append((outputs[stage.stop] - outputs[stage.first]) * share)
+            previous = worker
     return tasks
