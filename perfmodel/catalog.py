@@ -202,7 +202,8 @@ class _Layers:
     def embedding(self) -> LayerProfile:
         model = self._model
         n_parameters = (0 if model.tied else model.vocabulary) + (model.sequence if model.positions else 0)
-        return self._layer("embedding", n_parameters * model.hidden, 0, 0, 2 * self._message, 8 * self._tokens)
+        found = self._layer("embedding", n_parameters * model.hidden, 0, 0, 2 * self._message, 8 * self._tokens)
+        return replace(found, input_gradient_s=0.0)  # of whole numbers there is none
 
     def block(self) -> LayerProfile:
         """Two norms, attention of four matrices, a feed-forward of two or three, and biases where it has two."""

@@ -9,6 +9,7 @@ import pytest
 from odyssey.errors import ProfileError
 from odyssey_cli.planning.source import find
 from perfmodel.catalog import load, load_job, names
+from perfmodel.costs import has_input_gradient
 from perfmodel.profile import Profile
 from tests.planning import first_plan, profile
 
@@ -83,6 +84,10 @@ def test_a_block_takes_its_arithmetic_at_the_stated_efficiency() -> None:
     gated = load_job("llama2-7b@a100-32").profile.layers[5]
     matrices = 4 * 4096**2 + 3 * 4096 * 11008
     assert gated.forward_s == pytest.approx((2 * 4096 * matrices + 4 * 4096**2 * 4096) / (312e12 * 0.45))
+
+
+def test_tokens_have_no_gradient() -> None:
+    assert not has_input_gradient(load("gpt3-6.7b-a100-32")[0])
 
 
 def _with(tmp_path: Path, **options: str) -> Profile:
