@@ -15,7 +15,7 @@ from perfmodel.profile import Link, Profile
 from strategies.building import compose
 from strategies.building.compose import assign, moves
 from strategies.building.draft import realise
-from strategies.building.layouts import Shape, Shapes, distribute, layouts
+from strategies.building.layouts import Shape, Shapes, distribute, layouts, slowest_s
 from strategies.search import initial_plan, search
 from tests.planning import first_plan, layer, profile, situation, without
 
@@ -118,6 +118,23 @@ def test_shares_make_the_slowest_pipeline_as_fast_as_can_be(speeds: list[tuple[f
 
 def test_a_pipeline_that_takes_longer_than_all_others_together_gets_one() -> None:
     assert distribute([Shape((), 1e12, 1.0), Shape((), 1.0, 1.0)], 8) == [1, 7]
+
+
+def test_a_turn_that_is_lost_in_rounding_ends_no_search() -> None:
+    shape = Shape(((0, 1),), 8296.724779090593, 1.3682150212064019e-06)
+    assert slowest_s({shape: 4}, 8) == pytest.approx(shape.fill_s)
+
+
+@given(st.lists(st.tuples(st.floats(1e-9, 1e9), st.floats(1e-9, 1e9)), min_size=1, max_size=4), st.integers(1, 30))
+def test_the_slowest_pipeline_is_known_in_closed_form_whatever_the_numbers(
+    costs: list[tuple[float, float]], n_micro_batches: int
+) -> None:
+    shapes = [Shape(((0, i + 1),), fill + turn, turn) for i, (fill, turn) in enumerate(costs)]
+    shares = distribute(shapes, n_micro_batches)
+    if shares is None:
+        return
+    slowest = max(shape.seconds(share) for shape, share in zip(shapes, shares, strict=True))
+    assert slowest_s(dict.fromkeys(shapes, 1), n_micro_batches) == pytest.approx(slowest)
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------

@@ -288,7 +288,8 @@ def slowest_s(pipelines: Mapping[Shape, int], n_micro_batches: int) -> float:
         turns = {shape: math.floor((at - shape.fill_s) / shape.bottleneck_s + 1e-9) for shape in pipelines}
         if sum((turns[shape] + 1) * n for shape, n in pipelines.items()) >= n_micro_batches:
             return at
-        at = min(shape.fill_s + (turns[shape] + 1) * shape.bottleneck_s for shape in pipelines)
+        later = min(shape.fill_s + (turns[shape] + 1) * shape.bottleneck_s for shape in pipelines)
+        at = max(later, math.nextafter(at, math.inf))  # a turn can be too short to make a difference to a long time
 
 
 def _fluid_s(pipelines: Mapping[Shape, int], n_micro_batches: int) -> float:
