@@ -217,6 +217,7 @@ def _finished(job: JobState, body: RankFinished) -> Actions:
     if body.rank not in job.world.alive:
         return ()
     interrupted = job.status in (Status.PAUSING, Status.PLANNING, Status.MOVING) and job.plan is not None
+    was_moving = job.status is Status.MOVING
     job.status, job.next_plan = Status.FINISHING, None
     job.finished.add(body.rank)
     # Who was spawned for a generation that will not run has nothing to join any more.
@@ -224,9 +225,13 @@ def _finished(job: JobState, body: RankFinished) -> Actions:
     for rank in unwanted:
         transition.forget(job, rank)
     job.recovery.arriving.clear()
+    pauses: Actions = ()
     if interrupted:
         job.stranded = set(job.joined)
-    return SetDeadline(None), *(Kill(rank, None) for rank in unwanted), *_release_stranded(job)
+    if interrupted and was_moving:  # the others are on their way to meet it, and would wait for it in C++
+        job.world.generation += 1
+        pauses = tuple(SendOrder(rank, Pause(job.world.generation)) for rank in sorted(job.joined - job.finished))
+    return *pauses, SetDeadline(None), *(Kill(rank, None) for rank in unwanted), *_release_stranded(job)
 
 
 def _release_stranded(job: JobState) -> Actions:

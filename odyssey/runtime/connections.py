@@ -1,4 +1,8 @@
-"""The sockets of a generation's groups, and how to shut them: a transport that waits in C++ comes back by nothing else."""
+"""The sockets of a generation's groups, and how to shut them: a transport that waits in C++ comes back by nothing else.
+
+Shut for reading: Gloo then closes the connection itself, so the other end is told too. Were it shut for writing first, a
+send in between would fail in a way that Gloo keeps to itself, and who waits for that send would wait on.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +77,6 @@ def _shut(descriptor: int) -> None:
         if _is_connection(descriptor):
             view = socket.socket(fileno=os.dup(descriptor))
             with view:
-                view.shutdown(socket.SHUT_RDWR)
+                view.shutdown(socket.SHUT_RD)
     except OSError:
         pass  # closed, or never connected: nobody waits on it

@@ -8,6 +8,7 @@ A cut generation is abandoned: its thread and groups end on their own in the bac
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -24,7 +25,7 @@ from odyssey.runtime.connections import Connections, shut_all_to
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""
-# A group that is cut in the middle of a wait may, rarely, wait on until this: nobody waits for it any more.
+# A group that is cut in the middle of a send may wait on until this: nobody waits for it any more.
 TIMEOUT = timedelta(seconds=60)
 CONNECT_S = 10.0
 """The store's client connects in C++, again and again for so long. In between it is seen whether that is still wanted."""
@@ -32,6 +33,8 @@ NO_LIMIT = timedelta(days=365)
 """For a wait on what another rank does for as long as it takes: writes a file, runs the script's own code."""
 END_S = 5.0
 """Beyond that, for threads to come back from C++ at the end."""
+END_OF_WAIT_S = 0.5
+"""The same for a thread that waits for a send that was cut: what does not come back soon stays until TIMEOUT."""
 _living: set[Groups] = set()
 """Generations of this process whose threads may be in C++: there, the end of the interpreter would end them badly."""
 
@@ -76,6 +79,7 @@ class Groups:
         self._has_device_groups = _has_own_device(device)
         self._on_device: dict[Way, Any] = {}
         self._moving: Any = None
+        self._is_built = False
         self._lock = threading.Lock()
         self._connections = Connections()
         self._cut: str | None = None
@@ -166,17 +170,28 @@ class Groups:
         self._requests.put(None)
 
     def close(self) -> None:
-        """Release, and give the groups a moment to end, those of generations that were cut as well: none must outlive the
-        interpreter."""
+        """Release, and give the groups a moment to end, those of generations that were cut as well: the end of the
+        interpreter must meet none that is still being built, and destroy none that still waits."""
         self.release()
-        end = time.monotonic() + CONNECT_S + END_S
+        began = time.monotonic()
         over = [groups for groups in _living if groups._cut is not None]
         for groups in over:
             groups.release()
-        while (left := [groups for groups in over if groups._thread.is_alive()]) and time.monotonic() < end:
+        while left := [groups for groups in over if groups._is_coming_back(time.monotonic() - began)]:
             left[0]._thread.join(0.1)
             if left[0]._thread.is_alive():
                 left[0]._leave_store()
+        for groups in over:
+            if groups._thread.is_alive():
+                groups._outlive()
+
+    def _is_coming_back(self, waited_s: float) -> bool:
+        return self._thread.is_alive() and waited_s < (END_OF_WAIT_S if self._is_built else CONNECT_S + END_S)
+
+    def _outlive(self) -> None:
+        """Never destroy the groups: that would wait for the thread that waits in C++. The end of the process ends both."""
+        for group in [self.world, self._moving, *self.by_subset.values(), *self._on_device.values()]:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
@@ -257,6 +272,7 @@ class Groups:
                 raise Cut(self._cut)
             self.world, self._moving, self.by_subset = world, moving, by_subset
             self._on_device = on_device
+            self._is_built = True
             self._connections.keep(opened)
 
     def _nccl(self, store: Any, members: Sequence[int]) -> Any:
