@@ -13,6 +13,9 @@ from tests.jobs.train import make_optimizer, make_scheduler
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-10
+N_STEPS = 6
+EXACT = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS))
+"""Options of tests/jobs/train.py for `expected_of(variant, N_STEPS, 15, 2)`: eight micro-batches, the last one smaller."""
 
 
 @functools.cache

@@ -7,12 +7,12 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+import pytest
 
 from launcher.coordinator.state import with_result
 from launcher.host.kernel import set_subreaper
@@ -48,6 +48,8 @@ from strategies.situation import Situation
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
+N_RANKS = 4
+"""As many as an agent of these tests has at most."""
 
 
 class Forks:
@@ -85,11 +87,11 @@ class Forks:
         return psutil.Process(answer.pid)
 
 
-@contextmanager
-def forks_of_ranks(n_ranks: int) -> Iterator[Forks]:
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
     """A zygote that has imported what ranks with a Job need."""
     was_subreaper = set_subreaper(True)
-    made = rank_process.Zygote(["torch", "torch.distributed", "torch._dynamo", "odyssey.job"], dict(os.environ), n_ranks)
+    made = rank_process.Zygote(["torch", "torch.distributed", "torch._dynamo", "odyssey.job"], dict(os.environ), N_RANKS)
     try:
         assert isinstance(made.answer(), protocol.Imported)
         yield Forks(made)

@@ -19,20 +19,11 @@ from odyssey.messages import Committed, Failed, Go, Hello, Pause, Paused, Ready
 from odyssey.plan import StateFrom
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
-from tests.mini_agent import ROOT, Forks, MiniAgent, forks_of_ranks
+from tests.exactness import EXACT, N_STEPS
+from tests.mini_agent import ROOT, Forks, MiniAgent, forks
 
-__all__ = ["nothing_left"]
+__all__ = ["forks", "nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
-
-N_STEPS = 6
-EXACT = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS))
-"""What exactness.expected_of trains."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with forks_of_ranks(4) as forks:
-        yield forks
 
 
 @pytest.fixture

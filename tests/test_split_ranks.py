@@ -14,20 +14,11 @@ from odyssey.messages import Committed
 from odyssey.plan import Plan, Schedule
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
-from tests.mini_agent import Forks, MiniAgent, forks_of_ranks
+from tests.exactness import EXACT, N_STEPS
+from tests.mini_agent import Forks, MiniAgent, forks
 
-__all__ = ["nothing_left"]
+__all__ = ["forks", "nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
-
-N_STEPS = 6
-EXACT = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS))
-"""What exactness.expected_of trains: eight micro-batches, the last one smaller."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with forks_of_ranks(4) as forks:
-        yield forks
 
 
 @pytest.fixture
