@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import strategies
@@ -141,16 +141,18 @@ def _row(case: Case, n_ranks: int, asked: str, generation: Generation) -> dict[s
 
 
 def _is_right(found: list[Rehearsal]) -> bool | None:
-    """Whether what the model chose is as good as the best that was rehearsed; None if there was nothing to choose from."""
-    worth = {
-        one.asked: objective(one.global_batch, last.step_s, last.transition_s, SECONDS_TO_CHANGE)
-        for one in found
-        if (last := one.generations[-1]).step_s is not None
-    }
+    """Whether the strategy that the model chose is as good as the best that was rehearsed, each by the mean of its jobs;
+    None if there was nothing to choose from."""
+    worth: dict[str, list[float]] = {}
+    for one in found:
+        last = one.generations[-1]
+        if last.step_s is not None:
+            value = objective(one.global_batch, last.step_s, last.transition_s, SECONDS_TO_CHANGE)
+            worth.setdefault(last.strategy, []).append(value)
     chosen = next((one.generations[-1].strategy for one in found if one.asked == "auto"), None)
-    if chosen not in worth or len(worth) < 3:
+    if chosen not in worth or len(worth) < 2:
         return None
-    return worth[chosen] >= (1 - CLOSE) * max(worth.values())
+    return fmean(worth[chosen]) >= (1 - CLOSE) * max(map(fmean, worth.values()))
 
 
 def _off(found: float | None, expected: float) -> float:
