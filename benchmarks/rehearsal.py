@@ -22,7 +22,7 @@ from benchmarks.report import Cell
 from launcher.joblog import reader
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
-from odyssey_cli.rehearsal.rehearse import Wanted, rehearse
+from odyssey_cli.rehearsal.rehearse import SIGNALS, Wanted, rehearse
 from odyssey_cli.rehearsal.report import Generation, Rehearsal, generations
 from perfmodel.objective import objective
 
@@ -116,6 +116,8 @@ def _rehearsed(
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu_s = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
         agent_share.setdefault(n_ranks, []).append(cpu_s / (time.monotonic() - began))
+        if one.code > SIGNALS:
+            raise SystemExit(one.code)  # somebody has ended it, and all of this with it
         after = one.generations[-1]
         if one.code or (strategy not in ("auto", after.strategy)):
             continue  # it has no plan for this loss, and another one stood in

@@ -30,7 +30,7 @@ from perfmodel import profile as profiles
 from perfmodel.profile import Profile, scaled
 from strategies.situation import Aim
 
-_SIGNALS = 128
+SIGNALS = 128
 """Exit codes above say that a signal has ended the job."""
 RANK = Path(__file__).with_name("rank.py")
 
@@ -73,7 +73,7 @@ def rehearse(found: Source, wanted: Wanted, *, display: bool) -> list[Rehearsal]
     try:
         for strategy in wanted.strategies:
             rehearsals.append(_job(found, profile, wanted, strategy, path, display))
-            if rehearsals[-1].code > _SIGNALS:
+            if rehearsals[-1].code > SIGNALS:
                 break  # somebody has ended it, and the others with it
     finally:
         path.unlink()
