@@ -17,7 +17,8 @@ from perfmodel import catalog
 from perfmodel.objective import useful_rate
 from perfmodel.profile import Link, Profile
 from perfmodel.reliability import ExpectedChange
-from strategies.building.layouts import layouts, quick_best_s, shapes_of
+from strategies.building.layouts import layouts, quick_best_s
+from strategies.building.shapes import shapes_of
 from strategies.search import best, initial_plan, search
 from strategies.search.outlook import NODE_SHARE
 from strategies.situation import Aim, Candidate, Objective

@@ -181,11 +181,11 @@ def assign(situation: Situation, slots: Sequence[Slot], workers: Sequence[int]) 
             del free[chosen[i]]
     left = [i for i in range(len(slots)) if i not in chosen]
     if left:
-        chosen.update(_fewest_bytes(situation, {i: slots[i] for i in left}, list(free)))
+        chosen.update(fewest_bytes(situation, {i: slots[i] for i in left}, list(free)))
     return [chosen[i] for i in range(len(slots))]
 
 
-def _fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequence[int]) -> dict[int, int]:
+def fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequence[int]) -> dict[int, int]:
     """Slots of equal layers and workers that hold equal layers are classes: how many of each go to each is all there is to
     decide, and the matrix has one row and one column for each class (a transportation problem), however many workers there are.
     """
@@ -194,9 +194,9 @@ def _fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequ
         slots_of.setdefault((first, stop), []).append(i)
     workers_of: dict[Span, list[int]] = {}
     for worker in workers:
-        workers_of.setdefault(_span(situation.held.get(worker, frozenset())), []).append(worker)
+        workers_of.setdefault(span_of(situation.held.get(worker, frozenset())), []).append(worker)
     sums = [0, *accumulate(Costs(situation.profile).move_bytes)]
-    lacking = [[_lacking(sums, layers, span) for span in workers_of] for layers in slots_of]
+    lacking = [[lacking_bytes(sums, layers, span) for span in workers_of] for layers in slots_of]
     shares = _transported(lacking, [len(row) for row in slots_of.values()], [len(column) for column in workers_of.values()])
     chosen: dict[int, int] = {}
     taken = dict.fromkeys(workers_of, 0)
@@ -208,7 +208,7 @@ def _fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequ
     return chosen
 
 
-def _lacking(sums: Sequence[int], layers: Span, span: Span) -> int:
+def lacking_bytes(sums: Sequence[int], layers: Span, span: Span) -> int:
     """Bytes of `layers` that are not in `span`."""
     (first, stop), low, high = layers, max(layers[0], span[0]), min(layers[1], span[1])
     return sums[stop] - sums[first] - (sums[high] - sums[low] if low < high else 0)
@@ -242,7 +242,7 @@ def _transported(cost: Sequence[Sequence[int]], rows: Sequence[int], columns: Se
     return [[round(n) for n in row] for row in solved.x.reshape(len(rows), len(columns))]
 
 
-def _span(layers: frozenset[int]) -> Span:
+def span_of(layers: frozenset[int]) -> Span:
     """The range that a worker holds; workers hold contiguous ranges, of anything else the part from its first layer on."""
     if not layers:
         return (0, 0)

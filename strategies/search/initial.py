@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from odyssey.errors import UsageError
 from odyssey.plan import parse_layout
+from perfmodel.costs import Costs
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.layouts import Shapes, layouts, shapes_of
+from strategies.building.hosts import rooms_of
+from strategies.building.layouts import layouts
+from strategies.building.shapes import Shapes, shapes_of
 from strategies.situation import Proposal, Situation
 
 NAME = "initial"
@@ -30,7 +33,10 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
         def is_safe(row: tuple[int, ...]) -> bool:
             return _n_nodes(situation, shapes, row) > max(1, situation.aim.n_nodes)
 
-        chosen = layouts(shapes, n_workers, N_PRICED, at_least, also=is_safe) or layouts(shapes, n_workers, N_PRICED)
+        hosts = Costs(situation.profile, situation.node_of).hosts(situation.alive)
+        rooms = tuple(rooms_of(situation.profile.cluster, hosts).values())
+        chosen = layouts(shapes, n_workers, N_PRICED, at_least, is_safe, rooms)
+        chosen = chosen or layouts(shapes, n_workers, N_PRICED, rooms=rooms)
     else:
         if sum(lengths) > n_workers:
             raise UsageError(

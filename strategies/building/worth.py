@@ -1,0 +1,229 @@
+"""What a placement is worth, by closed form: useful work per second up to the next loss, as the objective has it.
+
+The same terms as a price: each pipeline's time with its hops within hosts and between them, shares of the batch by speed, the
+reductions of what holds the same layers one behind the other where they share a worker, the worker that receives longest. And
+the search's price for having all holders of a layer on one node.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from perfmodel.costs import Costs
+from strategies.building.closed_form import Ranges, Shape, distribute
+from strategies.building.compose import Span, lacking_bytes, span_of
+from strategies.building.hosts import apart, rooms_of
+from strategies.building.layouts import EXHAUSTIVE_WORKERS
+from strategies.building.shapes import Shapes
+from strategies.situation import NODE_PRICE, Objective, Situation
+
+_Group = tuple[Span, list[tuple[int, int]]]
+"""Layers, and the places (pipeline, stage) of all that hold them."""
+
+
+NOT_AS_ASKED = 1e-3
+"""What is left of the worth of a placement for each node whose loss it should survive and does not."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Layer ranges and workers of each pipeline."""
+
+    ranges: tuple[Ranges, ...]
+    workers: tuple[tuple[int, ...], ...]
+
+
+class Worth:
+    """Of placements in one situation. `host`, `node`, `span`: of each survivor; `span`: the layers that it holds."""
+
+    def __init__(self, situation: Situation, shapes: Shapes) -> None:
+        self.situation, self.shapes = situation, shapes
+        self.costs = costs = Costs(situation.profile, situation.node_of)
+        alive = sorted(situation.alive)
+        nothing: frozenset[int] = frozenset()
+        self.host = {worker: costs.host(worker) for worker in alive}
+        self.span = {worker: span_of(situation.held.get(worker, nothing)) for worker in alive}
+        per_node = situation.profile.cluster.ranks_per_node
+        self.node = {worker: situation.node_of.get(worker, worker // per_node) for worker in alive}
+        self.rooms = rooms_of(situation.profile.cluster, self.host.values())
+        """Host -> its survivors, most first; empty where it makes no difference on which they are."""
+        aim = situation.aim
+        self.nodes_matter = (aim.objective is Objective.AHEAD or aim.n_nodes > 0) and len(set(self.node.values())) > 1
+        self._move_bytes = [0, *accumulate(costs.move_bytes)]
+        self._gradients = costs.sums(lambda layer: layer.gradient_bytes)
+        self._tails: dict[tuple[Ranges, tuple[bool, ...]], list[float]] = {}
+        self._receives: dict[tuple[int, Span], float] = {}
+        self._shares: dict[tuple[Shape, ...], list[int]] = {}
+        self._values: dict[Placed, float] = {}
+        self._exact: dict[Placed, float] = {}
+
+    @cached_property
+    def workers_of(self) -> dict[int, list[int]]:
+        """Host -> its survivors."""
+        of: dict[int, list[int]] = {}
+        for worker, host in self.host.items():
+            of.setdefault(host, []).append(worker)
+        return of
+
+    @cached_property
+    def _on_host(self) -> set[tuple[int, int]]:
+        """(host, layer) that someone holds there."""
+        return {(self.host[worker], layer) for worker, span in self.span.items() for layer in range(*span)}
+
+    def alike(self, a: int, b: int) -> bool:
+        """Whether it makes no difference which of them is where."""
+        return self.host[a] == self.host[b] and self.node[a] == self.node[b] and self.span[a] == self.span[b]
+
+    def has_bytes(self, worker: int, layers: Span) -> int:
+        """Of the state of `layers`, what a worker holds."""
+        sums = self._move_bytes
+        return sums[layers[1]] - sums[layers[0]] - lacking_bytes(sums, layers, self.span[worker])
+
+    def of(self, placed: Placed) -> float:
+        """Expected steps per second, less what it may cost to survive the loss of any node."""
+        known = self._values.get(placed)
+        if known is None:
+            known = self._values[placed] = self._of(placed)
+        return known
+
+    def best(self, n: int) -> list[Placed]:
+        """Of all placements that were asked for, the best."""
+        return heapq.nlargest(n, self._values, key=self._values.__getitem__)
+
+    def exactly(self, placed: Placed) -> float:
+        """The same with the exact time of each pipeline by itself, and the shares that suit those."""
+        known = self._exact.get(placed)
+        if known is None:
+            shares = self.shares(placed)
+            known = self._exact[placed] = self._value(placed, [self._alone_s(placed, p, m) for p, m in enumerate(shares)])
+        return known
+
+    def best_exactly(self, n: int) -> list[Placed]:
+        """Of all placements whose exact times were asked for, the best."""
+        return heapq.nlargest(n, self._exact, key=self._exact.__getitem__)
+
+    def _of(self, placed: Placed) -> float:
+        shapes, cuts = self._shapes(placed), self._cuts(placed)
+        ends = [shape.seconds(share) for shape, share in zip(shapes, self._shared(shapes), strict=True)]
+        tails = map(self._tail_s, placed.ranges, cuts)
+        return self._value(placed, [[end - tail for tail in its] for end, its in zip(ends, tails, strict=True)])
+
+    def _value(self, placed: Placed, ends: Sequence[Sequence[float]]) -> float:
+        """`ends`: when each stage of each pipeline has gone through its last backward."""
+        step_s = max(*map(max, ends), self._reduced_s(placed, ends))
+        return self.situation.change.survival(self._moves_s(placed)) / step_s * self.risk(placed)
+
+    def _alone_s(self, placed: Placed, p: int, n_micro_batches: int) -> tuple[float, ...]:
+        cuts = apart([self.host[worker] for worker in placed.workers[p]])
+        return self.shapes.alone_s(placed.ranges[p], cuts, n_micro_batches)
+
+    def shares(self, placed: Placed) -> list[int]:
+        """Micro-batches of each pipeline, by speed; there is one for each. For few workers by their exact times: as long as that
+        makes the slowest faster, it gives one to the one that has it done first."""
+        shares = self._shared(self._shapes(placed))
+        if len(self.host) > EXHAUSTIVE_WORKERS:
+            return shares
+        return self.shapes.shares_alone(placed.ranges, self._cuts(placed), shares)
+
+    def risk(self, placed: Placed) -> float:
+        """The part of its worth that counts where not as many nodes may be lost as should."""
+        if not self.nodes_matter:
+            return 1.0
+        n_nodes = min(len({self.node[placed.workers[p][s]] for p, s in places}) for _, places in _groups(placed.ranges))
+        if n_nodes <= self.situation.aim.n_nodes:
+            return NOT_AS_ASKED ** (self.situation.aim.n_nodes + 1 - n_nodes)
+        return 1 - NODE_PRICE if n_nodes == 1 and self.situation.aim.objective is Objective.AHEAD else 1.0
+
+    def _cuts(self, placed: Placed) -> list[tuple[bool, ...]]:
+        return [apart([self.host[worker] for worker in row]) for row in placed.workers]
+
+    def _shapes(self, placed: Placed) -> tuple[Shape, ...]:
+        return tuple(map(self.shapes.shape, placed.ranges, self._cuts(placed)))
+
+    def _shared(self, shapes: tuple[Shape, ...]) -> list[int]:
+        if shapes not in self._shares:
+            shares = distribute(shapes, self.shapes.n_micro_batches)
+            assert shares is not None, "there is a micro-batch for each pipeline"
+            self._shares[shapes] = shares
+        return self._shares[shapes]
+
+    def _reduced_s(self, placed: Placed, ends: Sequence[Sequence[float]]) -> float:
+        """When the last reduction is done: each starts when the last of its workers is through and in no other one."""
+        groups = list(_groups(placed.ranges))
+        ready = sorted((max(ends[p][s] for p, s in places), g) for g, (_, places) in enumerate(groups))
+        free: dict[int, float] = {}
+        last = 0.0
+        for at, g in ready:
+            (first, stop), places = groups[g]
+            workers = [placed.workers[p][s] for p, s in places]
+            start = max(at, *(free.get(worker, 0.0) for worker in workers))
+            last = start + self.costs.all_reduce_s(workers, self._gradients[stop] - self._gradients[first])
+            free.update(dict.fromkeys(workers, last))
+        return max(free.values(), default=last)
+
+    def _tail_s(self, ranges: Ranges, cuts: tuple[bool, ...]) -> list[float]:
+        """For each stage, what its pipeline still takes when it has gone through its last backward."""
+        key = (ranges, cuts)
+        if key not in self._tails:
+            tails, after_s = [], 0.0
+            for (first, stop), cut in zip(ranges, (*cuts, False), strict=True):
+                tails.append(after_s)
+                after_s += self.costs.compute_s("B", first, stop, self.costs.profile.micro_batch)
+                after_s += self.shapes.hop_s(stop - 1, cut) / 2
+            self._tails[key] = tails
+        return self._tails[key]
+
+    def _moves_s(self, placed: Placed) -> float:
+        """Until the worker that receives longest has all its layers."""
+        if self.situation.plan is None:
+            return 0.0
+        rows = zip(placed.ranges, placed.workers, strict=True)
+        return self.costs.profile.recovery.moves_scale * max(
+            self._receives_s(worker, layers) for ranges, row in rows for layers, worker in zip(ranges, row, strict=True)
+        )
+
+    def _receives_s(self, worker: int, layers: Span) -> float:
+        key = (worker, layers)
+        if key not in self._receives:
+            own, host, cluster = self.span[worker], self.host[worker], self.costs.profile.cluster
+            self._receives[key] = sum(
+                self.costs.transfer_s(
+                    cluster.intra_host if (host, layer) in self._on_host else cluster.inter_host, self.costs.move_bytes[layer]
+                )
+                + self.costs.profile.recovery.move_layer_s
+                for layer in range(*layers)
+                if not own[0] <= layer < own[1]
+            )
+        return self._receives[key]
+
+    def _is_on_one_node(self, placed: Placed, places: Sequence[tuple[int, int]]) -> bool:
+        return len({self.node[placed.workers[p][s]] for p, s in places}) == 1
+
+    def costly(self, placed: Placed) -> set[tuple[int, int]]:
+        """Places (pipeline, stage) beside one on another host, of workers that receive, and of all that hold a layer on one
+        node."""
+        found: set[tuple[int, int]] = set()
+        for p, (ranges, row) in enumerate(zip(placed.ranges, placed.workers, strict=True)):
+            for s, (layers, worker) in enumerate(zip(ranges, row, strict=True)):
+                beside = {self.host[other] for other in row[max(0, s - 1) : s + 2]}
+                if len(beside) > 1 or (self.situation.plan is not None and self._receives_s(worker, layers) > 0):
+                    found.add((p, s))
+        if self.nodes_matter:
+            for _, places in _groups(placed.ranges):
+                found.update(places if self._is_on_one_node(placed, places) else ())
+        return found
+
+
+def _groups(ranges: Sequence[Ranges]) -> Iterator[_Group]:
+    """Layers that the same workers hold, and their places."""
+    at = sorted({first for row in ranges for first, _ in row})
+    stages = [0] * len(ranges)
+    for first, stop in pairwise([*at, ranges[0][-1][1]]):
+        for p, row in enumerate(ranges):
+            if row[stages[p]][1] <= first:
+                stages[p] += 1
+        yield (first, stop), list(enumerate(stages))
