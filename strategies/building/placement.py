@@ -12,7 +12,7 @@ All of it by closed form (worth.py), in which nothing is simulated; the price th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise, permutations, product
 
@@ -33,7 +33,6 @@ N_PRICED = 8
 
 N_BEGINNINGS = 4
 N_SPLITS = 3
-N_EXACT = 50
 Rows = tuple[Ranges, ...]
 
 Place = tuple[int, int]
@@ -46,19 +45,18 @@ def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list
     n_workers = len(worth.host)
     rows = tuple(ranges)
     least = _least(worth, rows, slots)
-    if n_workers > MOST_WEIGHED or not (worth.rooms or worth.nodes_matter):
+    few = n_workers <= EXHAUSTIVE_WORKERS
+    if n_workers > MOST_WEIGHED or not (few or worth.rooms or worth.nodes_matter):
         return [least]
-    if n_workers > EXHAUSTIVE_WORKERS:
-        best = max(_beginnings(worth, rows, least), key=worth.of)
-        return [_stepped(worth, worth.of, best, N_STEPS // n_workers)]
     beginnings = _beginnings(worth, rows, least)
-    for other in _other_splits(worth, rows):
-        beginnings += _beginnings(worth, other, _least(worth, other, [(*layers, None) for row in other for layers in row]))
-    for beginning in sorted(set(beginnings), key=worth.of, reverse=True)[:N_BEGINNINGS]:
-        _stepped(worth, worth.of, beginning, N_STEPS // n_workers)
-    for beginning in sorted(worth.best(N_EXACT), key=worth.exactly, reverse=True)[:N_BEGINNINGS]:
-        _stepped(worth, worth.exactly, beginning, N_STEPS // n_workers)
-    return worth.best_exactly(N_PRICED)
+    if few:
+        for other in _other_splits(worth, rows):
+            slots = [(*layers, None) for row in other for layers in row]
+            beginnings += _beginnings(worth, other, _least(worth, other, slots))
+    n_steps = N_STEPS // n_workers
+    for beginning in sorted(set(beginnings), key=worth.of, reverse=True)[: N_BEGINNINGS if few else 1]:
+        _stepped(worth, beginning, n_steps)
+    return worth.best(N_PRICED if few else 1)
 
 
 def _least(worth: Worth, rows: Rows, slots: Sequence[Slot]) -> Placed:
@@ -216,16 +214,16 @@ class _Shift:
         return Placed(tuple(ranges), placed.workers)
 
 
-def _stepped(worth: Worth, of: Callable[[Placed], float], placed: Placed, n_steps: int) -> Placed:
+def _stepped(worth: Worth, placed: Placed, n_steps: int) -> Placed:
     """Steps are tried in turn, and taken if they are worth it, until none is or so many were tried."""
     steps = list(_steps(worth, placed))
-    value, n_tried, i, since = of(placed), 0, 0, 0
+    value, n_tried, i, since = worth.of(placed), 0, 0, 0
     while since < len(steps) and n_tried < n_steps:
         other = steps[i].after(worth, placed)
         i, since = (i + 1) % len(steps), since + 1
         if other is not None:
             n_tried += 1
-            if (other_value := of(other)) > value:
+            if (other_value := worth.of(other)) > value:
                 placed, value, since = other, other_value, 0
     return placed
 

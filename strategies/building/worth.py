@@ -55,11 +55,11 @@ class Worth:
         self.nodes_matter = (aim.objective is Objective.AHEAD or aim.n_nodes > 0) and len(set(self.node.values())) > 1
         self._move_bytes = [0, *accumulate(costs.move_bytes)]
         self._gradients = costs.sums(lambda layer: layer.gradient_bytes)
+        self._is_exact = len(alive) <= EXHAUSTIVE_WORKERS and situation.profile.cluster.cores is None
         self._tails: dict[tuple[Ranges, tuple[bool, ...]], list[float]] = {}
         self._receives: dict[tuple[int, Span], float] = {}
         self._shares: dict[tuple[Shape, ...], list[int]] = {}
         self._values: dict[Placed, float] = {}
-        self._exact: dict[Placed, float] = {}
 
     @cached_property
     def workers_of(self) -> dict[int, list[int]]:
@@ -94,21 +94,13 @@ class Worth:
         """Of all placements that were asked for, the best."""
         return heapq.nlargest(n, self._values, key=self._values.__getitem__)
 
-    def exactly(self, placed: Placed) -> float:
-        """The same with the exact time of each pipeline by itself, and the shares that suit those."""
-        known = self._exact.get(placed)
-        if known is None:
-            shares = self.shares(placed)
-            known = self._exact[placed] = self._value(placed, [self._alone_s(placed, p, m) for p, m in enumerate(shares)])
-        return known
-
-    def best_exactly(self, n: int) -> list[Placed]:
-        """Of all placements whose exact times were asked for, the best."""
-        return heapq.nlargest(n, self._exact, key=self._exact.__getitem__)
-
     def _of(self, placed: Placed) -> float:
         shapes, cuts = self._shapes(placed), self._cuts(placed)
-        ends = [shape.seconds(share) for shape, share in zip(shapes, self._shared(shapes), strict=True)]
+        if self._is_exact:
+            shares = self._shared(placed, shapes, cuts)
+            return self._value(placed, list(map(self.shapes.alone_s, placed.ranges, cuts, shares)))
+        shares = self._shared(placed, shapes, cuts)
+        ends = [shape.seconds(share) for shape, share in zip(shapes, shares, strict=True)]
         tails = map(self._tail_s, placed.ranges, cuts)
         return self._value(placed, [[end - tail for tail in its] for end, its in zip(ends, tails, strict=True)])
 
@@ -117,17 +109,9 @@ class Worth:
         step_s = max(*map(max, ends), self._reduced_s(placed, ends))
         return self.situation.change.survival(self._moves_s(placed)) / step_s * self.risk(placed)
 
-    def _alone_s(self, placed: Placed, p: int, n_micro_batches: int) -> tuple[float, ...]:
-        cuts = apart([self.host[worker] for worker in placed.workers[p]])
-        return self.shapes.alone_s(placed.ranges[p], cuts, n_micro_batches)
-
     def shares(self, placed: Placed) -> list[int]:
-        """Micro-batches of each pipeline, by speed; there is one for each. For few workers by their exact times: as long as that
-        makes the slowest faster, it gives one to the one that has it done first."""
-        shares = self._shared(self._shapes(placed))
-        if len(self.host) > EXHAUSTIVE_WORKERS:
-            return shares
-        return self.shapes.shares_alone(placed.ranges, self._cuts(placed), shares)
+        """Micro-batches of each pipeline, by speed; there is one for each."""
+        return self._shared(placed, self._shapes(placed), self._cuts(placed))
 
     def risk(self, placed: Placed) -> float:
         """The part of its worth that counts where not as many nodes may be lost as should."""
@@ -144,11 +128,11 @@ class Worth:
     def _shapes(self, placed: Placed) -> tuple[Shape, ...]:
         return tuple(map(self.shapes.shape, placed.ranges, self._cuts(placed)))
 
-    def _shared(self, shapes: tuple[Shape, ...]) -> list[int]:
+    def _shared(self, placed: Placed, shapes: tuple[Shape, ...], cuts: Sequence[tuple[bool, ...]]) -> list[int]:
         if shapes not in self._shares:
             shares = distribute(shapes, self.shapes.n_micro_batches)
             assert shares is not None, "there is a micro-batch for each pipeline"
-            self._shares[shapes] = shares
+            self._shares[shapes] = self.shapes.shares_alone(placed.ranges, cuts, shares) if self._is_exact else shares
         return self._shares[shapes]
 
     def _reduced_s(self, placed: Placed, ends: Sequence[Sequence[float]]) -> float:
