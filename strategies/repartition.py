@@ -13,13 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from odyssey.plan import Pipeline, Plan
-from perfmodel.costs import Costs
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.hosts import rooms_of
 from strategies.building.layouts import EXHAUSTIVE_WORKERS, layouts
 from strategies.building.shapes import Shapes, shapes_of
+from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
 
 NAME = "repartition"
@@ -38,15 +37,14 @@ def propose(situation: Situation) -> list[Proposal]:
     n_micro_batches = n_micro_batches_of(situation)
     shapes = shapes_of(situation.profile, n_micro_batches)
     drafts = _repairs(situation, plan, shapes)
-    least_s = min((_closed_s(shapes, draft) for draft in drafts), default=math.inf)
+    least_s = _closed_s(shapes, drafts[0]) if drafts else math.inf
     n_holders = situation.aim.n_ranks + 1
-    hosts = Costs(situation.profile, situation.node_of).hosts(situation.alive)
-    rooms = tuple(rooms_of(situation.profile.cluster, hosts).values())
+    worth = Worth(situation, shapes)
 
     def is_safe(lengths: Sequence[int]) -> bool:
         return len(lengths) >= n_holders
 
-    for lengths in layouts(shapes, len(situation.alive), N_RENEWED, also=is_safe, rooms=rooms):
+    for lengths in layouts(shapes, len(situation.alive), N_RENEWED, also=is_safe, rooms=tuple(worth.rooms.values())):
         renewed = _renew(situation, plan, shapes, lengths)
         few = len(situation.alive) <= EXHAUSTIVE_WORKERS
         is_safer = all(len(draft) < n_holders <= len(renewed) for draft in drafts)
@@ -60,7 +58,7 @@ def propose(situation: Situation) -> list[Proposal]:
         key = tuple(sorted(ranges for ranges, _ in draft))
         if key not in seen:
             seen.add(key)
-            proposals.append(realise(situation, NAME, shapes, draft))
+            proposals.append(realise(worth, NAME, draft))
     return proposals
 
 

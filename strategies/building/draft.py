@@ -11,7 +11,6 @@ from perfmodel.price import price_in_detail
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import Slot, batch_of, compose
 from strategies.building.placement import place
-from strategies.building.shapes import Shapes
 from strategies.building.worth import Placed, Worth
 from strategies.situation import Proposal, Situation
 
@@ -31,8 +30,9 @@ def no_layout(situation: Situation, n_workers: int) -> str:
     return f"no split of {len(profile.layers)} layers over at most {n_workers} workers fits {limit:.1f} GB each"
 
 
-def realise(situation: Situation, strategy: str, shapes: Shapes, draft: Draft) -> Proposal:
+def realise(worth: Worth, strategy: str, draft: Draft) -> Proposal:
     """A plan of a draft: workers as placement has it, shares by speed."""
+    situation, shapes = worth.situation, worth.shapes
     slots: list[Slot] = [
         (first, stop, worker) for ranges, workers in draft for (first, stop), worker in zip(ranges, workers, strict=True)
     ]
@@ -43,7 +43,6 @@ def realise(situation: Situation, strategy: str, shapes: Shapes, draft: Draft) -
     if len(slots) > len(situation.alive):
         text = "+".join(str(len(ranges)) for ranges, _ in draft)
         return Proposal(strategy, None, f"{text} needs {len(slots)} workers, {len(situation.alive)} are left")
-    worth = Worth(situation, shapes)
     try:
         return Proposal(strategy, _best(worth, strategy, place(worth, [ranges for ranges, _ in draft], slots)), "")
     except PlanError as error:

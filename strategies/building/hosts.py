@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 
 from perfmodel.profile import Cluster
@@ -72,6 +73,7 @@ def apart(row: Sequence[int]) -> tuple[bool, ...]:
     return tuple(a != b for a, b in pairwise(row))
 
 
+@cache
 def cut_every(n_stages: int, room: int) -> tuple[bool, ...]:
     """`apart` of a pipeline that has so many stages on each host."""
     return tuple((s + 1) % room == 0 for s in range(n_stages - 1))

@@ -11,6 +11,7 @@ All of it by closed form (worth.py), in which nothing is simulated; the price th
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,17 +25,15 @@ from strategies.building.worth import Placed, Worth
 
 MOST_WEIGHED = 256
 """For more workers only the fewest bytes count, and among equals the hosts."""
+N_STEPS, N_STEPS_OF_MANY = 4000, 1000
+"""Small steps that are tried, divided by the number of workers: for few workers, and for more."""
 FEW_HOSTS = 3
-N_STEPS = 4000
-"""Small steps that are tried, divided by the number of workers."""
+"""On so many hosts stages may begin on any; on more in one order."""
+N_BEGINNINGS, N_SPLITS, N_PRICED = 4, 3, 8
+"""For few workers: the beginnings that small steps lead on from, splits of each length by each link, plans that are priced."""
 
-N_PRICED = 8
-"""Placements of few workers that are priced."""
-
-N_BEGINNINGS = 4
-N_SPLITS = 3
 Rows = tuple[Ranges, ...]
-
+"""The layers of each pipeline."""
 Place = tuple[int, int]
 """Pipeline and stage."""
 
@@ -53,10 +52,10 @@ def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list
         for other in _other_splits(worth, rows):
             slots = [(*layers, None) for row in other for layers in row]
             beginnings += _beginnings(worth, other, _least(worth, other, slots))
-    n_steps = N_STEPS // n_workers
-    for beginning in sorted(set(beginnings), key=worth.of, reverse=True)[: N_BEGINNINGS if few else 1]:
-        _stepped(worth, beginning, n_steps)
-    return worth.best(N_PRICED if few else 1)
+    found = {placed: worth.of(placed) for placed in beginnings}
+    for beginning in heapq.nlargest(N_BEGINNINGS if few else 1, found, key=found.__getitem__):
+        found.update(_stepped(worth, beginning, (N_STEPS if few else N_STEPS_OF_MANY) // n_workers))
+    return heapq.nlargest(N_PRICED if few else 1, found, key=found.__getitem__)
 
 
 def _least(worth: Worth, rows: Rows, slots: Sequence[Slot]) -> Placed:
@@ -98,23 +97,24 @@ def _regrouped(worth: Worth, placed: Placed) -> Placed:
         [(layers, worth.span[worker]) for layers, worker in zip(ranges, workers, strict=True)]
         for ranges, workers in zip(placed.ranges, placed.workers, strict=True)
     ]
-    for row, workers in zip(kinds, placed.workers, strict=True):
-        for kind, worker in zip(row, workers, strict=True):
+    for kinds_of, workers in zip(kinds, placed.workers, strict=True):
+        for kind, worker in zip(kinds_of, workers, strict=True):
             pools.setdefault(kind, {}).setdefault(worth.host[worker], []).append(worker)
     for pool in pools.values():
         for same in pool.values():
             same.reverse()
     result = list(map(list, placed.workers))
     left = []
-    for p, row in enumerate(kinds):
+    for p, kinds_of in enumerate(kinds):
         favourite = Counter(worth.host[worker] for worker in placed.workers[p]).most_common(1)[0][0]
-        for s, kind in enumerate(row):
+        for s, kind in enumerate(kinds_of):
             if same := pools[kind].get(favourite):
                 result[p][s] = same.pop()
             else:
                 left.append((p, s, kind))
+    rest = {kind: [worker for same in pool.values() for worker in same] for kind, pool in pools.items()}
     for p, s, kind in left:
-        result[p][s] = next(same for same in pools[kind].values() if same).pop()
+        result[p][s] = rest[kind].pop()
     return Placed(placed.ranges, tuple(map(tuple, result)))
 
 
@@ -124,7 +124,7 @@ def _hosts(worth: Worth, least: Placed) -> list[Hosts]:
     kept = _kept(worth, least) if worth.situation.plan is not None else {}
     together = pipelines_together(lengths, worth.rooms, kept)
     found = [together, [row[::-1] for row in together]]
-    few = len(worth.rooms) <= FEW_HOSTS
+    few = len(worth.rooms) <= FEW_HOSTS and len(worth.host) <= EXHAUSTIVE_WORKERS
     for order in permutations(worth.rooms) if few else [tuple(worth.rooms)]:
         found.append(stages_together(lengths, {host: worth.rooms[host] for host in order}))
     return found
@@ -214,18 +214,19 @@ class _Shift:
         return Placed(tuple(ranges), placed.workers)
 
 
-def _stepped(worth: Worth, placed: Placed, n_steps: int) -> Placed:
-    """Steps are tried in turn, and taken if they are worth it, until none is or so many were tried."""
+def _stepped(worth: Worth, placed: Placed, n_steps: int) -> dict[Placed, float]:
+    """Steps are tried in turn, and taken if they are worth it, until none is or so many were tried: all those, with worth."""
     steps = list(_steps(worth, placed))
-    value, n_tried, i, since = worth.of(placed), 0, 0, 0
-    while since < len(steps) and n_tried < n_steps:
+    found = {placed: worth.of(placed)}
+    i = since = 0
+    while since < len(steps) and len(found) <= n_steps:
         other = steps[i].after(worth, placed)
         i, since = (i + 1) % len(steps), since + 1
-        if other is not None:
-            n_tried += 1
-            if (other_value := worth.of(other)) > value:
-                placed, value, since = other, other_value, 0
-    return placed
+        if other is not None and other not in found:
+            found[other] = worth.of(other)
+            if found[other] > found[placed]:
+                placed, since = other, 0
+    return found
 
 
 def _steps(worth: Worth, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:
@@ -239,8 +240,8 @@ def _steps(worth: Worth, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:
     if not few:
         return
     alike: dict[Ranges, list[int]] = {}
-    for p, row in enumerate(placed.ranges):
-        alike.setdefault(row, []).append(p)
+    for p, ranges in enumerate(placed.ranges):
+        alike.setdefault(ranges, []).append(p)
     together = [(p,) for p in range(len(placed.ranges))] + [tuple(its) for its in alike.values() if len(its) > 1]
     for pipelines in together:
         n_stages = len(placed.ranges[pipelines[0]])

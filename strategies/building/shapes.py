@@ -107,8 +107,8 @@ class Shapes:
         return known
 
     def shares_alone(self, ranges: Sequence[Ranges], cuts: Sequence[tuple[bool, ...]], shares: Sequence[int]) -> list[int]:
-        """Better shares of the batch: as long as that makes the slowest pipeline faster, one of its micro-batches goes to the one
-        that is through with it first."""
+        """Better shares of the batch: as long as that makes the slowest pipeline faster, one of its micro-batches goes to the
+        one that is through with it first."""
         better = list(shares)
 
         def seconds(p: int, n_more: int) -> float:

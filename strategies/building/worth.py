@@ -7,7 +7,6 @@ the search's price for having all holders of a layer on one node.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,10 +88,6 @@ class Worth:
         if known is None:
             known = self._values[placed] = self._of(placed)
         return known
-
-    def best(self, n: int) -> list[Placed]:
-        """Of all placements that were asked for, the best."""
-        return heapq.nlargest(n, self._values, key=self._values.__getitem__)
 
     def _of(self, placed: Placed) -> float:
         shapes, cuts = self._shapes(placed), self._cuts(placed)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from odyssey.errors import UsageError
 from odyssey.plan import parse_layout
-from perfmodel.costs import Costs
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.hosts import rooms_of
 from strategies.building.layouts import layouts
 from strategies.building.shapes import Shapes, shapes_of
+from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
 
 NAME = "initial"
@@ -26,6 +25,7 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
     n_workers, n_micro_batches = len(situation.alive), n_micro_batches_of(situation)
     n_layers = len(situation.profile.layers)
     shapes = shapes_of(situation.profile, n_micro_batches)
+    worth = Worth(situation, shapes)
     lengths = parse_layout(layout)
     if lengths is None:
         at_least = max(2, situation.aim.n_ranks + 1)
@@ -33,8 +33,7 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
         def is_safe(row: tuple[int, ...]) -> bool:
             return _n_nodes(situation, shapes, row) > max(1, situation.aim.n_nodes)
 
-        hosts = Costs(situation.profile, situation.node_of).hosts(situation.alive)
-        rooms = tuple(rooms_of(situation.profile.cluster, hosts).values())
+        rooms = tuple(worth.rooms.values())
         chosen = layouts(shapes, n_workers, N_PRICED, at_least, is_safe, rooms)
         chosen = chosen or layouts(shapes, n_workers, N_PRICED, rooms=rooms)
     else:
@@ -62,7 +61,7 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
                 break
             draft.append((shape.ranges, [None] * n_stages))
         else:
-            proposals.append(realise(situation, NAME, shapes, draft))
+            proposals.append(realise(worth, NAME, draft))
     return proposals or [Proposal(NAME, None, no_layout(situation, n_workers))]
 
 
