@@ -35,11 +35,11 @@ N_STEPS = 4000
 NEAR = 0.98
 ABOUT = (
     "Random jobs of 3 to 6 workers and layers, against every plan that they could have: all lengths of pipelines, splits, "
-    "shares of the batch, and workers for stages; on one host, and on two or three whose links take 2 to 40 times as long as those "
-    "within. After a loss (of one or two workers) against all plans of the survivors, with their moves. Larger ones, of 12 to "
-    "32 workers, against a local search over all of that which starts from the plan found and from others. `ratio`: what the plan "
-    "found is worth over the best, by eq. 8; of a first plan, by its step time. Plain 1F1B; first plans have two pipelines, as "
-    "they do with `--layout auto`. Within 2 %: the share of jobs."
+    "shares of the batch, and workers for stages; on one host, and on two or three whose links take 2 to 40 times as long "
+    "as those within. After a loss (of one or two workers) against all plans of the survivors, with their moves. Larger "
+    "ones, of 12 to 32 workers, against a local search over all of that which starts from the plan found and from others. "
+    "`ratio`: what the plan found is worth over the best, by eq. 8; of a first plan, by its step time. Plain 1F1B; first "
+    "plans have two pipelines, as they do with `--layout auto`. Within 2 %: the share of jobs."
 )
 
 Ranges = tuple[tuple[int, int], ...]

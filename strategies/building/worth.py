@@ -109,13 +109,18 @@ class Worth:
         return self._shared(placed, self._shapes(placed), self._cuts(placed))
 
     def risk(self, placed: Placed) -> float:
-        """The part of its worth that counts where not as many nodes may be lost as should."""
+        """The part of its worth that counts where not as many nodes may be lost as should; a little more, the fewer layers that
+        is true of, so that small steps lead out of it."""
         if not self.nodes_matter:
             return 1.0
-        n_nodes = min(len({self.node[placed.workers[p][s]] for p, s in places}) for _, places in _groups(placed.ranges))
-        if n_nodes <= self.situation.aim.n_nodes:
-            return NOT_AS_ASKED ** (self.situation.aim.n_nodes + 1 - n_nodes)
-        return 1 - NODE_PRICE if n_nodes == 1 and self.situation.aim.objective is Objective.AHEAD else 1.0
+        aim = self.situation.aim
+        groups = list(_groups(placed.ranges))
+        n_nodes = [len({self.node[placed.workers[p][s]] for p, s in places}) for _, places in groups]
+        fewest = min(n_nodes)
+        part = n_nodes.count(fewest) / len(groups)
+        if fewest <= aim.n_nodes:
+            return NOT_AS_ASKED ** (aim.n_nodes + 1 - fewest + part / 10)
+        return 1 - NODE_PRICE * (1 + part / 10) if fewest == 1 and aim.objective is Objective.AHEAD else 1.0
 
     def _cuts(self, placed: Placed) -> list[tuple[bool, ...]]:
         return [apart([self.host[worker] for worker in row]) for row in placed.workers]
