@@ -18,6 +18,8 @@ MANY = 4000
 """Beyond this many pairs of lengths only neighbouring lengths are tried."""
 EXHAUSTIVE_WORKERS = 10
 """Up to this many workers every partition is tried."""
+MOST_OVER_HOSTS = 256
+"""For more workers layouts are ranked as if they were on one host."""
 N_LOOKED_AT = 500
 """Layouts among which one with a property that was asked for is looked for."""
 
@@ -41,7 +43,8 @@ def layouts(
     candidates = [c for c in _lengths(usable, n_workers, n_micro_batches) if len(c) >= min_pipelines]
     scored = []
     for lengths in candidates:
-        seconds = _on_hosts_s(shapes, lengths, rooms) if len(rooms) > 1 else shapes.closed_s(shapes.count(lengths))
+        over_hosts = len(rooms) > 1 and n_workers <= MOST_OVER_HOSTS
+        seconds = _on_hosts_s(shapes, lengths, rooms) if over_hosts else shapes.closed_s(shapes.count(lengths))
         scored.append((max(seconds, _cores_s(shapes, n_workers)), seconds, lengths))
     scored.sort()
     chosen: list[tuple[int, ...]] = []

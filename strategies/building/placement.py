@@ -25,7 +25,7 @@ from strategies.building.worth import Placed, Worth
 
 MOST_WEIGHED = 256
 """For more workers only the fewest bytes count, and among equals the hosts."""
-N_STEPS, N_STEPS_OF_MANY = 4000, 1000
+N_STEPS, N_STEPS_OF_MANY = 4000, 500
 """Small steps that are tried, divided by the number of workers: for few workers, and for more."""
 FEW_HOSTS = 3
 """On so many hosts stages may begin on any; on more in one order."""
