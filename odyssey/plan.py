@@ -11,9 +11,8 @@ distributes these numbers among pipelines; it cannot change, invent or drop a sa
 from __future__ import annotations
 
 import enum
-import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from itertools import groupby
 
@@ -121,17 +120,6 @@ class Schedule(msgspec.Struct, frozen=True):
             return self.rule
         return f"{self.rule} max" if self.cap is None else f"{self.rule} {self.cap:g}x"
 
-    def problems(self, n_layers: int) -> Iterator[str]:
-        """What is wrong with it, for a model of so many layers."""
-        if self.rule == "split":
-            n_known = sum(layer.n for layer in self.work.layers) if self.work is not None else 0
-            if n_known != n_layers:
-                yield f"schedule.work knows {n_known} layers, the model has {n_layers}"
-            if self.cap is not None and not 1 <= self.cap < math.inf:
-                yield f"schedule.cap must be at least 1, got {self.cap:g}"
-        elif self.rule != "1f1b":
-            yield f"schedule.rule: unknown rule {self.rule!r}, expected '1f1b' or 'split'"
-
 
 class ReduceGroup(msgspec.Struct, frozen=True):
     """Workers that sum their gradients of the same layers, and of the same ties, in one collective.
@@ -188,7 +176,7 @@ class StateFrom(enum.StrEnum):
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
-    """One generation of the job, whole. Build it, then `validate()` it.
+    """One generation of the job, whole. Build it, then have it proved (odyssey/plan_proof.py).
 
     `step`: the first one that it runs. `state_from`: where ranks get state from that they do not hold.
     """
@@ -209,8 +197,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     idle: tuple[int, ...] = ()
     state_from: StateFrom = StateFrom.HOLDERS
     estimate: Estimate | None = None
-
-    # -- what a plan says, derived -------------------------------------------------------------------------------------
 
     @property
     def n_micro_batches(self) -> int:
@@ -267,6 +253,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def holders(self, layer: int) -> tuple[int, ...]:
         """Workers that hold `layer`, ascending."""
         return self._holders[layer]
+
+    def tie_holders(self, tie: int) -> tuple[int, ...]:
+        """Workers that hold any layer of a tie (layers that share a parameter), ascending."""
+        return tuple(sorted({worker for layer in self.ties[tie] for worker in self.holders(layer)}))
 
     @cached_property
     def order_of(self) -> Mapping[int, ComputeOrder]:
@@ -331,115 +321,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         for name in ("home", "route_of", "held", "workers", "place", "_holders", "routed_to", "groups_of"):
             other.__dict__[name] = getattr(self, name)
         return other
-
-    # -- proof ---------------------------------------------------------------------------------------------------------
-
-    def validate(self, held_before: Mapping[int, Collection[int]] | None = None) -> Plan:
-        """Prove that the plan is executable and exact, and return it.
-
-        `held_before`: worker -> layers it holds now, to prove that moves start at holders and that whoever holds a
-        layer afterwards has it or receives it. Raises PlanError naming pipeline, stage, micro-batch or layer.
-        """
-        for problem in self._problems():
-            raise PlanError(problem)
-        if held_before is not None:
-            for problem in self._move_problems(held_before):
-                raise PlanError(problem)
-        return self
-
-    def _problems(self) -> Iterator[str]:
-        if not self.pipelines:
-            yield "a plan needs at least one pipeline"
-        for name in ("global_batch", "micro_batch", "n_layers"):
-            if getattr(self, name) < 1:
-                yield f"{name} must be at least 1, got {getattr(self, name)}"
-        seen: dict[int, str] = {}
-        next_micro_batch = 0
-        for p, pipeline in enumerate(self.pipelines):
-            if not pipeline.stages:
-                yield f"pipeline {p} has no stages"
-            if pipeline.first_micro_batch != next_micro_batch:
-                yield f"pipeline {p}: its micro-batches start at {pipeline.first_micro_batch}, expected {next_micro_batch}"
-            if pipeline.stop_micro_batch <= pipeline.first_micro_batch:
-                yield f"pipeline {p} has no micro-batch"
-            next_micro_batch = pipeline.stop_micro_batch
-            next_layer = 0
-            for s, stage in enumerate(pipeline.stages):
-                if stage.first != next_layer or stage.stop <= stage.first:
-                    yield (f"pipeline {p} stage {s}: layers [{stage.first}, {stage.stop}) do not follow layer {next_layer - 1}")
-                next_layer = stage.stop
-                if stage.worker is None:
-                    missing = [k for k in pipeline.micro_batches if (k, s) not in self.route_of]
-                    if missing:
-                        yield f"pipeline {p} stage {s} micro-batch {missing[0]}: no worker and no route"
-                    continue
-                where = f"pipeline {p} stage {s}"
-                if stage.worker in seen:
-                    yield f"worker {stage.worker} is used twice: {seen[stage.worker]} and {where}"
-                seen[stage.worker] = where
-            if next_layer != self.n_layers:
-                yield f"pipeline {p} holds layers up to {next_layer}, the model has {self.n_layers}"
-        if next_micro_batch != self.n_micro_batches:
-            yield f"the pipelines run {next_micro_batch} micro-batches, a step has {self.n_micro_batches}"
-        for worker in self.idle:
-            if worker in seen:
-                yield f"worker {worker} is idle and in {seen[worker]}"
-        for layer in range(self.n_layers):
-            if not self.holders(layer):
-                yield f"layer {layer} has no holder"
-        yield from self._route_problems()
-        yield from self._reduce_problems()
-        yield from self.schedule.problems(self.n_layers)
-
-    def _route_problems(self) -> Iterator[str]:
-        if len(self.route_of) != len(self.routes):
-            yield "a micro-batch has two routes at one stage"
-        for route in self.routes:
-            where = f"route of micro-batch {route.micro_batch} at stage {route.stage}"
-            pipeline = self.home.get(route.micro_batch)
-            if pipeline is None or not 0 <= route.stage < len(self.pipelines[pipeline].stages):
-                yield f"{where}: no such micro-batch or stage"
-                continue
-            layers = self.pipelines[pipeline].stages[route.stage].layers
-            lacking = set(layers) - self.held.get(route.worker, frozenset())
-            if lacking:
-                yield f"{where} (pipeline {pipeline}): worker {route.worker} does not hold layer {min(lacking)}"
-
-    def _reduce_problems(self) -> Iterator[str]:
-        for kind, n_shards in (("layer", self.n_layers), ("tie", len(self.ties))):
-            groups: dict[int, tuple[int, ...]] = {}
-            for group in self.reduce:
-                for shard in group.layers if kind == "layer" else group.ties:
-                    if shard in groups:
-                        yield f"{kind} {shard} is in two reduce groups"
-                    groups[shard] = group.workers
-            for shard in range(n_shards):
-                holders = self.holders(shard) if kind == "layer" else self.tie_holders(shard)
-                if groups.get(shard) != holders:
-                    yield f"{kind} {shard} is reduced by {groups.get(shard)}, but held by {holders}"
-        for number in {group.round for group in self.reduce}:
-            workers = [worker for group in self.reduce if group.round == number for worker in group.workers]
-            if len(workers) != len(set(workers)):
-                yield f"a worker is in two reductions of round {number}"
-
-    def tie_holders(self, tie: int) -> tuple[int, ...]:
-        """Workers that hold any layer of a tie (layers that share a parameter), ascending."""
-        return tuple(sorted({worker for layer in self.ties[tie] for worker in self.holders(layer)}))
-
-    def _move_problems(self, held_before: Mapping[int, Collection[int]]) -> Iterator[str]:
-        arriving: set[tuple[int, int]] = set()
-        for move in self.moves:
-            if move.layer not in held_before.get(move.source, ()):
-                yield f"move of layer {move.layer} to worker {move.target}: worker {move.source} does not hold it"
-            if move.layer not in self.held.get(move.target, frozenset()):
-                yield f"move of layer {move.layer} to worker {move.target}, which has no use for it"
-            if (move.layer, move.target) in arriving:
-                yield f"layer {move.layer} is moved to worker {move.target} twice"
-            arriving.add((move.layer, move.target))
-        for worker, layers in self.held.items():
-            for layer in sorted(layers.difference(held_before.get(worker, ()))):
-                if (layer, worker) not in arriving:
-                    yield f"worker {worker} needs layer {layer} and nobody sends it"
 
 
 def holders_by_layer(stages: Iterable[Stage], n_layers: int) -> tuple[tuple[int, ...], ...]:

@@ -25,6 +25,7 @@ import msgspec
 
 from odyssey.errors import PlanError
 from odyssey.plan import Plan
+from odyssey.plan_proof import schedule_problems
 from odyssey.split import split_orders
 
 ComputeKind = Literal["F", "B", "I", "W"]
@@ -160,7 +161,7 @@ def _memory(plan: Plan, name: str) -> dict[Any, Any]:
 def _ordered(plan: Plan, worker: int) -> list[Compute]:
     if worker in plan.order_of:
         return _explicit(plan, worker, plan.order_of[worker].ops)
-    for problem in plan.schedule.problems(plan.n_layers):
+    for problem in schedule_problems(plan.schedule, plan.n_layers):
         raise PlanError(problem)
     if worker in plan.routed_to:
         raise PlanError(f"worker {worker} runs micro-batches of other pipelines and has no explicit order")

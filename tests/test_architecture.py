@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = {"odyssey", "perfmodel", "strategies", "launcher", "odyssey_cli", "configs"}
 PLAN_SIDE = {
     "odyssey.plan",
+    "odyssey.plan_proof",
     "odyssey.ordering",
     "odyssey.split",
     "odyssey.schedule",
@@ -72,7 +73,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "text errors own_process ordering",
         "codec",
         "plan",
-        "split",
+        "split plan_proof",
         "schedule messages tracebacks",
         "link",
         "zygote model",

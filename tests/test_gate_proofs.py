@@ -19,6 +19,7 @@ from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
 from odyssey.model.packing import pack, unpack
 from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage
+from odyssey.plan_proof import prove
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
@@ -43,7 +44,7 @@ def plan(*, is_alone=False):
     else:
         pipelines = (Pipeline((Stage(0, 0, 4),), 0, 2), Pipeline(parts, 2, 4))
         reduce = (ReduceGroup((0, 1), (0,), (), 0), ReduceGroup((0, 2), (1, 2, 3), (), 1), ReduceGroup((0, 1, 2), (), (0,), 2))
-    return Plan(2, "test", 3, 8, 2, 4, pipelines, reduce, ties=((0, 3),), moves=moves).validate(HELD_BEFORE)
+    return prove(Plan(2, "test", 3, 8, 2, 4, pipelines, reduce, ties=((0, 3),), moves=moves), HELD_BEFORE)
 
 
 HELD_BEFORE = {0: (0, 1, 2, 3), 1: (0, 1, 2), 2: (3,)}

@@ -9,6 +9,7 @@ import pytest
 
 from odyssey.errors import PlanError
 from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Stage, decode, encode
+from odyssey.plan_proof import prove
 
 
 def two_by_two() -> Plan:
@@ -40,7 +41,7 @@ def with_stage(plan: Plan, pipeline: int, stage: int, value: Stage) -> Plan:
 
 
 def test_a_plan_survives_json() -> None:
-    plan = two_by_two().validate()
+    plan = prove(two_by_two())
     assert decode(encode(plan)) == plan
 
 
@@ -64,7 +65,7 @@ def test_samples_of_the_last_micro_batch_are_what_is_left() -> None:
 
 def test_tied_layers_are_reduced_by_the_union_of_their_holders() -> None:
     plan = change(two_by_two(), ties=((0, 3),), reduce=(*two_by_two().reduce, ReduceGroup((0, 1, 2, 3), (), (0,), 1)))
-    assert plan.validate().tie_holders(0) == (0, 1, 2, 3)
+    assert prove(plan).tie_holders(0) == (0, 1, 2, 3)
 
 
 @dataclass
@@ -102,9 +103,9 @@ CORRUPTIONS = [
 
 
 @pytest.mark.parametrize("corruption", CORRUPTIONS, ids=lambda corruption: corruption.says)
-def test_validate_names_what_is_wrong(corruption: Corruption) -> None:
+def test_the_proof_names_what_is_wrong(corruption: Corruption) -> None:
     with pytest.raises(PlanError, match=corruption.says):
-        corruption.plan.validate()
+        prove(corruption.plan)
 
 
 HELD = {0: {0, 1}, 1: {2, 3}, 2: {0, 1}}
@@ -112,7 +113,7 @@ MOVES = (Move(2, 1, 3), Move(3, 1, 3))
 
 
 def test_moves_that_complete_what_workers_hold_are_valid() -> None:
-    change(P, moves=MOVES).validate(HELD)
+    prove(change(P, moves=MOVES), HELD)
 
 
 @pytest.mark.parametrize(
@@ -126,4 +127,4 @@ def test_moves_that_complete_what_workers_hold_are_valid() -> None:
 )
 def test_moves_must_start_at_holders_and_bring_what_is_needed_once(moves: tuple[Move, ...], says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        change(P, moves=moves).validate(HELD)
+        prove(change(P, moves=moves), HELD)

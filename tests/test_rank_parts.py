@@ -14,6 +14,7 @@ from odyssey.errors import JobError
 from odyssey.model.model import Model
 from odyssey.model.packing import digest, digest_bytes, pack, unpack
 from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage
+from odyssey.plan_proof import prove
 from odyssey.runtime.boundary import Expectation, describe, flatten
 from odyssey.runtime.data import Prefetcher, Sampler, layer_seed
 from odyssey.runtime.gradients import backward, backward_input, backward_weight
@@ -57,7 +58,7 @@ def one_stage_plan(n_layers=3, global_batch=8, micro_batch=2):
     stage = Stage(0, 0, n_layers)
     n = -(-global_batch // micro_batch)
     group = ReduceGroup((0,), tuple(range(n_layers)), (), 0)
-    return Plan(1, "test", 0, global_batch, micro_batch, n_layers, (Pipeline((stage,), 0, n),), (group,)).validate()
+    return prove(Plan(1, "test", 0, global_batch, micro_batch, n_layers, (Pipeline((stage,), 0, n),), (group,)))
 
 
 class Failing:

@@ -1,4 +1,4 @@
-"""From layer ranges to a whole, validated Plan: workers to stages, reduce groups in rounds, moves from who holds what."""
+"""From layer ranges to a whole, proved Plan: workers to stages, reduce groups in rounds, moves from who holds what."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, count, islice
 
 from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Schedule, Stage, StateFrom, holders_by_layer
+from odyssey.plan_proof import prove
 from perfmodel.costs import Costs
 from strategies.situation import Situation
 
@@ -41,7 +42,7 @@ def compose(
     schedule: Schedule | None = None,
     spawned: Sequence[int] = (),
 ) -> Plan:
-    """A validated plan of these stages, with `shares` micro-batches to each pipeline.
+    """A proved plan of these stages, with `shares` micro-batches to each pipeline.
 
     Raises PlanError if it contradicts itself or the state that the survivors hold.
     """
@@ -71,7 +72,7 @@ def compose(
         idle=tuple(sorted(set(situation.alive) - set(needed))),
         state_from=StateFrom.SCRIPT if at_start else StateFrom.HOLDERS,
     )
-    return plan.validate(None if at_start else situation.held)
+    return prove(plan, None if at_start else situation.held)
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------
