@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from odyssey.codec import Count, Malformed, Packed
-from odyssey.plan import Plan, Stage
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan
 from odyssey.text import all_as_unicode
 
 Position = tuple[int, int]
@@ -366,7 +367,7 @@ Report = (
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 27
-"""Plans for thousands of ranks are some MB; what claims to be longer than this is none of ours."""
+"""A plan with explicit orders for thousands of ranks is some MB; what claims to be longer than this is none of ours."""
 _encoder = msgspec.msgpack.Encoder()
 
 

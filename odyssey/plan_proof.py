@@ -84,17 +84,27 @@ def _route_problems(plan: Plan) -> Iterator[str]:
 
 
 def _reduce_problems(plan: Plan) -> Iterator[str]:
+    for t, tie in enumerate(plan.ties):
+        if foreign := set(tie).difference(range(plan.n_layers)):
+            yield f"tie {t} is of layer {min(foreign)}, the model has {plan.n_layers}"
     for kind, n_shards in (("layer", plan.n_layers), ("tie", len(plan.ties))):
-        groups: dict[int, tuple[int, ...]] = {}
-        for group in plan.reduce:
-            for shard in group.layers if kind == "layer" else group.ties:
-                if shard in groups:
-                    yield f"{kind} {shard} is in two reduce groups"
-                groups[shard] = group.workers
-        for shard in range(n_shards):
-            holders = plan.holders(shard) if kind == "layer" else plan.tie_holders(shard)
-            if groups.get(shard) != holders:
-                yield f"{kind} {shard} is reduced by {groups.get(shard)}, but held by {holders}"
+        found: set[int] = set()
+        for reduction in plan.reductions:
+            for shard in reduction.layers if kind == "layer" else reduction.ties:
+                if not 0 <= shard < n_shards:
+                    yield f"{kind} {shard} is reduced, but there are {n_shards}"
+                if shard in found:
+                    yield f"{kind} {shard} is in two reductions"
+                found.add(shard)
+        if missing := set(range(n_shards)) - found:
+            yield f"{kind} {min(missing)} is in no reduction"
+    for group in plan.reduce:
+        for layer in group.layers:
+            if plan.holders(layer) != group.workers:
+                yield f"layer {layer} is reduced by {group.workers}, but held by {plan.holders(layer)}"
+        for t in group.ties:
+            if plan.tie_holders(t) != group.workers:
+                yield f"tie {t} is reduced by {group.workers}, but held by {plan.tie_holders(t)}"
     for number in {group.round for group in plan.reduce}:
         workers = [worker for group in plan.reduce if group.round == number for worker in group.workers]
         if len(workers) != len(set(workers)):

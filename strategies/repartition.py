@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from odyssey.plan import Pipeline, Plan
+from odyssey.pipelines import Pipeline
+from odyssey.plan import Plan
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
 from strategies.building.layouts import EXHAUSTIVE_WORKERS, Ranges, Shapes, layouts, shapes_of

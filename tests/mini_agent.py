@@ -37,7 +37,8 @@ from odyssey.messages import (
     Result,
     frame,
 )
-from odyssey.plan import Plan, Schedule, Stage
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan, Schedule
 from odyssey.plan_proof import prove
 from odyssey.zygote import protocol
 from odyssey.zygote.protocol import ForkStore

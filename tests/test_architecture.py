@@ -15,6 +15,8 @@ OURS = {"odyssey", "perfmodel", "strategies", "launcher", "odyssey_cli", "config
 PLAN_SIDE = {
     "odyssey.plan",
     "odyssey.plan_proof",
+    "odyssey.pipelines",
+    "odyssey.layout",
     "odyssey.ordering",
     "odyssey.split",
     "odyssey.schedule",
@@ -71,7 +73,7 @@ def test_imports_point_down(package: str) -> None:
 FLOORS: dict[str, tuple[str, ...]] = {
     "odyssey": (
         "text errors own_process ordering",
-        "codec",
+        "codec layout pipelines",
         "plan",
         "split plan_proof",
         "schedule messages tracebacks",

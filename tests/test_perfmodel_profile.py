@@ -9,7 +9,7 @@ import pytest
 
 from odyssey.errors import ProfileError
 from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime
-from odyssey.plan import Move
+from odyssey.plan import Move, move_runs
 from perfmodel.catalog import load
 from perfmodel.costs import Costs
 from perfmodel.merge import OP_OVERHEAD_S, check_model, merge
@@ -162,7 +162,7 @@ def test_op_times_that_say_nothing_change_nothing() -> None:
 def test_a_real_transition_moves_the_parts_that_took_place() -> None:
     rows = [layer(str(i), parameter_bytes=100) for i in range(2)]
     of = profile(rows, 4, intra=Link(0.0, 100.0), recovery=Recovery(0.1, 0.2, 1.0, 0.5, 0.01, move_layer_s=0.0))
-    plan = msgspec.structs.replace(first_plan(of, "2x2", 4), moves=(Move(0, 0, 2),))
+    plan = msgspec.structs.replace(first_plan(of, "2x2", 4), move_runs=move_runs((Move(0, 0, 2),)))
     went = {"detect_s": 0.3, "pause_s": None, "groups_s": 0.5 + 8 * 0.05, "moves_s": 3.0}
     after = calibrate(of, plan, spawn_s=None, **went).recovery
     assert after.detect_s == pytest.approx(0.1 + TRANSITION_WEIGHT * 0.2)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from odyssey.errors import JobError
 from odyssey.model.model import Model
 from odyssey.model.packing import digest, digest_bytes, pack, unpack
-from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Plan, Reduction
 from odyssey.plan_proof import prove
 from odyssey.runtime.boundary import Expectation, describe, flatten
 from odyssey.runtime.data import Prefetcher, Sampler, layer_seed
@@ -57,8 +58,8 @@ def test_layer_seeds_differ_in_every_coordinate_and_never_change():
 def one_stage_plan(n_layers=3, global_batch=8, micro_batch=2):
     stage = Stage(0, 0, n_layers)
     n = -(-global_batch // micro_batch)
-    group = ReduceGroup((0,), tuple(range(n_layers)), (), 0)
-    return prove(Plan(1, "test", 0, global_batch, micro_batch, n_layers, (Pipeline((stage,), 0, n),), (group,)))
+    reductions = (Reduction(tuple(range(n_layers)), (), 0),)
+    return prove(Plan(1, "test", 0, global_batch, micro_batch, n_layers, blocks_of((Pipeline((stage,), 0, n),)), reductions))
 
 
 class Failing:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from odyssey import split
 from odyssey.errors import PlanError
-from odyssey.plan import LayerWork, Pipeline, Plan, Route, Schedule, Stage, Work, decode, encode
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import LayerWork, Plan, Route, Schedule, Work, decode, encode
 from odyssey.plan_proof import prove
 from odyssey.schedule import Compute, Drop, dependency_order, program
 from perfmodel import catalog
@@ -25,7 +26,7 @@ from perfmodel.price import price
 from perfmodel.profile import Profile
 from perfmodel.timeline import simulate
 from perfmodel.work import work_of
-from strategies.building.compose import reduce_groups
+from strategies.building.compose import reductions
 from strategies.search import best, initial_plan, search
 from strategies.search.split import LADDER
 from tests.planning import first_plan, layer, profile, situation, without
@@ -46,8 +47,8 @@ def one_pipeline(work: Work, cuts: Sequence[int], shares: Sequence[int], cap: fl
             global_batch=sum(shares) * samples - (samples > 1),
             micro_batch=samples,
             n_layers=n_layers,
-            pipelines=tuple(Pipeline(row, starts[p], starts[p + 1]) for p, row in enumerate(rows)),
-            reduce=reduce_groups(
+            blocks=blocks_of(Pipeline(row, starts[p], starts[p + 1]) for p, row in enumerate(rows)),
+            reductions=reductions(
                 {stage.worker: stage for row in rows for stage in row if stage.worker is not None}, n_layers, ()
             ),
             schedule=Schedule("split", cap, work),

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
-from odyssey.plan import parse_layout
+from odyssey.layout import parse_layout
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.building import compose

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odyssey.plan import Plan, Stage
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan
 from odyssey.plan_proof import prove
 from odyssey.schedule import Compute, dependency_order, program
 from perfmodel.price import price

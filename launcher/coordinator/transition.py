@@ -16,7 +16,8 @@ from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen,
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
 from odyssey.messages import Go, Pause, Prepare
-from odyssey.plan import Plan, Stage, StateFrom
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan, StateFrom
 from odyssey.plan_proof import prove
 
 PAUSE_DEADLINE_S = 5.0

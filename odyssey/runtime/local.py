@@ -9,7 +9,8 @@ import torch
 
 from odyssey.messages import Position, Result, position_after
 from odyssey.model.model import Model
-from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage, StateFrom
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Plan, Reduction, StateFrom
 from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
@@ -33,8 +34,8 @@ class LocalSession:
                 global_batch=spec.global_batch,
                 micro_batch=spec.micro_batch,
                 n_layers=n_layers,
-                pipelines=(Pipeline((Stage(0, 0, n_layers),), 0, n_micro_batches),),
-                reduce=(ReduceGroup((0,), layers, ties, 0),),
+                blocks=blocks_of((Pipeline((Stage(0, 0, n_layers),), 0, n_micro_batches),)),
+                reductions=(Reduction(layers, ties, 0),),
                 ties=spec.ties,
                 state_from=StateFrom.SCRIPT,
             )

@@ -23,7 +23,7 @@ from odyssey import own_process
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
-from odyssey.plan import Stage
+from odyssey.pipelines import Stage
 from odyssey.runtime.boundary import describe, flatten
 from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device

@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, count, islice
 
-from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Schedule, Stage, StateFrom, holders_by_layer
+from odyssey.pipelines import Pipeline, Stage, blocks_of, holders_by_layer
+from odyssey.plan import Move, Plan, Reduction, Route, Schedule, StateFrom, move_runs
 from odyssey.plan_proof import prove
 from perfmodel.costs import Costs
 from strategies.situation import Situation
@@ -62,12 +63,12 @@ def compose(
         global_batch=global_batch,
         micro_batch=micro_batch,
         n_layers=len(profile.layers),
-        pipelines=tuple(built),
-        reduce=reduce_groups(needed, len(profile.layers), profile.ties),
+        blocks=blocks_of(built),
+        reductions=reductions(needed, len(profile.layers), profile.ties),
         ties=profile.ties,
         routes=tuple(routes),
         schedule=schedule or Schedule(),
-        moves=() if at_start else moves(situation, needed),
+        move_runs=() if at_start else move_runs(moves(situation, needed)),
         spawned=tuple(sorted(spawned)),
         idle=tuple(sorted(set(situation.alive) - set(needed))),
         state_from=StateFrom.SCRIPT if at_start else StateFrom.HOLDERS,
@@ -78,8 +79,8 @@ def compose(
 # -- reductions --------------------------------------------------------------------------------------------------------
 
 
-def reduce_groups(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[ReduceGroup, ...]:
-    """One group for all layers and ties of equal holders, in rounds in which no worker is twice."""
+def reductions(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[Reduction, ...]:
+    """One for all layers and ties of equal holders, in rounds in which no worker is twice."""
     holders = holders_by_layer(stages.values(), n_layers)
     units: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for layer, workers in enumerate(holders):
@@ -89,8 +90,7 @@ def reduce_groups(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Seq
         units.setdefault(union, ([], []))[1].append(t)
     rounds = _rounds(list(units))
     return tuple(
-        ReduceGroup(workers, tuple(layers), tuple(tied), number)
-        for (workers, (layers, tied)), number in zip(units.items(), rounds, strict=True)
+        Reduction(tuple(layers), tuple(tied), number) for (layers, tied), number in zip(units.values(), rounds, strict=True)
     )
 
 
@@ -146,7 +146,7 @@ def moves(situation: Situation, needed: Mapping[int, Stage]) -> tuple[Move, ...]
             source = _least_loaded(sources, sent)
             sent[source] = sent.get(source, 0) + costs.move_bytes[layer]
             result.append(Move(layer, source, target))
-    return tuple(sorted(result, key=lambda move: (move.target, move.layer)))
+    return tuple(sorted(result, key=lambda move: (move.layer, move.target)))
 
 
 def _least_loaded(heap: list[tuple[int, int]], sent: Mapping[int, int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from odyssey.errors import PlanError
-from odyssey.plan import Stage
+from odyssey.pipelines import Stage
 from strategies.building.compose import Slot, assign, batch_of, compose
 from strategies.building.layouts import Ranges, Shapes, distribute
 from strategies.situation import Proposal, Situation
