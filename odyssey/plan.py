@@ -429,7 +429,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def _move_problems(self, held_before: Mapping[int, Collection[int]]) -> Iterator[str]:
         arriving: set[tuple[int, int]] = set()
         for move in self.moves:
-            if move.layer not in held_before.get(move.source, ()):
+            if move.layer not in held_before.get(move.source, ()) and (move.layer, move.source) not in arriving:
                 yield f"move of layer {move.layer} to worker {move.target}: worker {move.source} does not hold it"
             if move.layer not in self.held.get(move.target, frozenset()):
                 yield f"move of layer {move.layer} to worker {move.target}, which has no use for it"

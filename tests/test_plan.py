@@ -115,6 +115,14 @@ def test_moves_that_complete_what_workers_hold_are_valid() -> None:
     change(P, moves=MOVES).validate(HELD)
 
 
+def test_what_has_been_received_may_be_passed_on() -> None:
+    held = {0: {0, 1}, 1: set(), 2: {0, 1, 2, 3}}
+    moves = (Move(2, 2, 1), Move(3, 2, 1), Move(2, 1, 3), Move(3, 1, 3))
+    change(P, moves=moves).validate(held)
+    with pytest.raises(PlanError, match="worker 1 does not hold it"):
+        change(P, moves=moves[::-1]).validate(held)
+
+
 @pytest.mark.parametrize(
     ("moves", "says"),
     [
