@@ -114,7 +114,7 @@ def _reduce_problems(plan: Plan) -> Iterator[str]:
 def _move_problems(plan: Plan, held_before: Mapping[int, Collection[int]]) -> Iterator[str]:
     arriving: set[tuple[int, int]] = set()
     for move in plan.moves:
-        if move.layer not in held_before.get(move.source, ()):
+        if move.layer not in held_before.get(move.source, ()) and (move.layer, move.source) not in arriving:
             yield f"move of layer {move.layer} to worker {move.target}: worker {move.source} does not hold it"
         if move.layer not in plan.held.get(move.target, frozenset()):
             yield f"move of layer {move.layer} to worker {move.target}, which has no use for it"

@@ -116,6 +116,21 @@ class Costs:
         return tuple(sizes)
 
     @cached_property
+    def move_s(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Seconds that the move of each layer takes: within a host, and between two."""
+        cluster, recovery = self.profile.cluster, self.profile.recovery
+        between = cluster.inter_host
+        if cluster.interface_bandwidth is not None:
+            between = Link(between.latency_s, min(between.bandwidth, cluster.interface_bandwidth))
+        near, far = (
+            tuple(link.latency_s + size_bytes * byte_s + recovery.move_layer_s for size_bytes in self.move_bytes)
+            for link, byte_s in (
+                (link, max(1 / link.bandwidth, recovery.move_byte_s)) for link in (cluster.intra_host, between)
+            )
+        )
+        return near, far
+
+    @cached_property
     def state_per_parameter(self) -> float:
         """Bytes of parameter and optimizer state for a byte of parameter, over the whole model."""
         parameters = sum(layer.parameter_bytes for layer in self.profile.layers)

@@ -87,8 +87,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         *(
             "profile",
             "costs catalog merge reliability checkpointing",
-            "cells running memory transition walk objective",
-            "sharing work",
+            "cells running memory moving walk objective",
+            "sharing work transition",
             "timeline",
         ),
         *("cell_cost refine", "price"),

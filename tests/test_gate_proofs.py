@@ -17,7 +17,6 @@ from launcher.coordinator import gate
 from launcher.joblog.events import RankReady
 from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
-from odyssey.model.packing import pack, unpack
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Move, Plan, Reduction, move_runs
 from odyssey.plan_proof import prove
@@ -28,6 +27,7 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from tests import models
+from tests.moved import moved
 
 CPU = torch.device("cpu")
 POSITION = (3, 0)
@@ -82,7 +82,7 @@ class Rank:
             shard.scheduler.step()
 
     def adopt(self, layer, source):
-        self.model.adopt(layer, unpack(*pack(source.model.export(layer), CPU)))
+        self.model.adopt(layer, moved(source.model.export(layer)))
 
     def prepare(self, of):
         spec = ModelSpec((), (), (), self.global_batch, 2, self.n_samples, 0, "cpu")

@@ -12,7 +12,7 @@ from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec
 from odyssey.plan import Move, move_runs
 from perfmodel.catalog import load
 from perfmodel.costs import Costs
-from perfmodel.merge import OP_OVERHEAD_S, check_model, merge
+from perfmodel.merge import MOVE_BYTE_S, OP_OVERHEAD_S, check_model, merge
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile, Recovery, read, write
 from perfmodel.refine import SCALE_WEIGHT, STEP_WEIGHT, TRANSITION_WEIGHT, calibrate, refresh, rescale
@@ -72,6 +72,12 @@ def test_an_op_costs_what_the_middle_rank_measured_or_the_stated_default() -> No
         msgspec.structs.replace(report, op_overhead_s=s) for report, s in zip(reports, (3e-4, 1e-4, None, 9e-4), strict=True)
     ]
     assert merged(known).op_overhead_s == 3e-4
+
+
+def test_a_byte_that_moves_takes_what_the_first_rank_measured_or_the_stated_default() -> None:
+    reports = [measured([cost(0)]), measured([cost(1), cost(2)], last=True)]
+    assert merged(reports).recovery.move_byte_s == MOVE_BYTE_S
+    assert merged([msgspec.structs.replace(reports[0], move_byte_s=2e-9), reports[1]]).recovery.move_byte_s == 2e-9
 
 
 def test_links_within_and_between_hosts_are_told_apart() -> None:

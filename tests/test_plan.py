@@ -131,6 +131,14 @@ def test_moves_that_complete_what_workers_hold_are_valid() -> None:
     prove(change(P, move_runs=move_runs(MOVES)), HELD)
 
 
+def test_what_has_been_received_may_be_passed_on() -> None:
+    held = {0: {0, 1}, 1: set(), 2: {0, 1, 2, 3}}
+    moves = (Move(2, 2, 1), Move(3, 2, 1), Move(2, 1, 3), Move(3, 1, 3))
+    prove(change(P, move_runs=move_runs(moves)), held)
+    with pytest.raises(PlanError, match="worker 1 does not hold it"):
+        prove(change(P, move_runs=move_runs(moves[::-1])), held)
+
+
 @pytest.mark.parametrize(
     ("moves", "says"),
     [

@@ -13,9 +13,10 @@ from odyssey.layout import parse_layout
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.building import compose
-from strategies.building.compose import assign, moves
+from strategies.building.compose import assign
 from strategies.building.draft import realise
 from strategies.building.layouts import Shape, Shapes, distribute, layouts, slowest_s
+from strategies.building.moves import moves
 from strategies.search import initial_plan, search
 from tests.planning import first_plan, layer, profile, situation, without
 

@@ -33,7 +33,10 @@ from odyssey.runtime.transfer import receive_state, send_state
 
 N_REPEATS = 5
 PROBE_BYTES = 1 << 20
-PROBE_TAG = 4
+PROBE_TAG = 5
+N_STATES = 3
+STATE_BYTES = 16 << 20
+"""Long enough that its pieces overlap."""
 
 
 def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups: Groups) -> Measured:
@@ -69,13 +72,16 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
     if not is_last:
         behind = _worker(order.chain[place + 1])
         needs = [tensor.requires_grad for tensor in flatten(value, stage.stop - 1)]
-        for work, _ in send_state({"value": pytree.tree_map(torch.Tensor.detach, value), "needs": needs}, behind, groups):
-            groups.wait(work.wait)
+        send_state({"value": pytree.tree_map(torch.Tensor.detach, value), "needs": needs}, behind, groups)
         output_bytes = sum(map(size_bytes, flatten(value, stage.stop - 1)))
         latency_s, bandwidth, overhead_s = _probe(behind, groups, output_bytes)
         overheads_s.append(overhead_s)
     if not is_first:
         overheads_s.append(_answer_probe(_worker(order.chain[place - 1]), groups))
+    move_byte_s = None
+    if len(order.chain) > 1 and place < 2:
+        passed_s = _pass_state(_worker(order.chain[1 - place]), groups, model.device, sends_first=is_first)
+        move_byte_s = passed_s if is_first else None
     if len(order.chain) > 1:
         groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
     costs = _measure_layers(stage, modules, inputs, job_spec, model.device)
@@ -92,6 +98,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
         op_overhead_s=statistics.mean(overheads_s) if overheads_s else None,
         runtime_bytes=runtime_bytes,
         memory_bytes=memory_bytes(model.device),
+        move_byte_s=move_byte_s,
     )
 
 
@@ -284,6 +291,21 @@ def _answer_round_trips(peer: int, groups: Groups, n_bytes: int) -> float:
         groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
         groups.wait(groups.send(message, peer, PROBE_TAG).wait)
     return (time.process_time() - before_s) / (2 * N_REPEATS)
+
+
+def _pass_state(peer: int, groups: Groups, device: torch.device, *, sends_first: bool) -> float:
+    """Seconds of a byte of a layer that moves, the least of several, there and back: packed, digested, sent and copied."""
+    state = torch.zeros(STATE_BYTES, dtype=torch.uint8, device=device)
+    seconds = []
+    for _ in range(N_STATES):
+        start_s = time.monotonic()
+        for sends in (sends_first, not sends_first):
+            if sends:
+                send_state(state, peer, groups)
+            else:
+                state = receive_state(peer, groups, "a state")[0].to(device, copy=True)
+        seconds.append(time.monotonic() - start_s)
+    return min(seconds) / (2 * STATE_BYTES)
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -26,10 +26,11 @@ from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.schedule import Compute, Receive, Send
 from odyssey_cli.rehearsal.device import LEAD_S, Device, sleep_until
-from odyssey_cli.rehearsal.network import Interfaces, Network, reduced_bytes, shared_move_ends
+from odyssey_cli.rehearsal.network import Interfaces, Network, reduced_bytes
 from perfmodel.costs import Costs
+from perfmodel.moving import move_ends
 from perfmodel.profile import Profile, layer_specs
-from perfmodel.transition import group_members, move_ends
+from perfmodel.transition import group_members
 
 DEVICE = "emulated"
 """A ModelSpec's device, in a rehearsal."""
@@ -181,7 +182,5 @@ class Emulated(Backend):
         sleep_until(since_s + recovery.groups_base_s + recovery.groups_member_s * group_members(plan))
 
     def moved(self, plan: Plan, worker: int, since_s: float) -> None:
-        rate = self.costs.profile.cluster.interface_bandwidth
-        ends = move_ends(plan.moves, self.costs) if rate is None else shared_move_ends(plan.moves, self.costs, rate)
-        end_s = ends.get(worker, 0.0)
+        end_s = move_ends(plan.moves, self.costs).get(worker, 0.0)
         sleep_until(since_s + self.costs.profile.recovery.moves_scale * end_s)
