@@ -20,6 +20,11 @@ class Connections:
         self._before = _sockets()
         self._kept: list[socket.socket] | None = None
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether all that there will be have been opened."""
+        return self._kept is not None
+
     def opened(self) -> list[int]:
         """Descriptors of all sockets that there were not before."""
         return [descriptor for inode, descriptor in _sockets().items() if inode not in self._before]

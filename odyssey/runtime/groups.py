@@ -79,7 +79,6 @@ class Groups:
         self._has_device_groups = _has_own_device(device)
         self._on_device: dict[Way, Any] = {}
         self._moving: Any = None
-        self._is_built = False
         self._lock = threading.Lock()
         self._connections = Connections()
         self._cut: str | None = None
@@ -186,7 +185,7 @@ class Groups:
                 groups._outlive()
 
     def _is_coming_back(self, waited_s: float) -> bool:
-        return self._thread.is_alive() and waited_s < (END_OF_WAIT_S if self._is_built else CONNECT_S + END_S)
+        return self._thread.is_alive() and waited_s < (END_OF_WAIT_S if self._connections.are_kept else CONNECT_S + END_S)
 
     def _outlive(self) -> None:
         """Never destroy the groups: that would wait for the thread that waits in C++. The end of the process ends both."""
@@ -272,7 +271,6 @@ class Groups:
                 raise Cut(self._cut)
             self.world, self._moving, self.by_subset = world, moving, by_subset
             self._on_device = on_device
-            self._is_built = True
             self._connections.keep(opened)
 
     def _nccl(self, store: Any, members: Sequence[int]) -> Any:
