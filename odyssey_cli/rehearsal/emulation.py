@@ -20,7 +20,7 @@ from odyssey.plan import Plan, ReduceGroup
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.clock import Clock
-from odyssey.runtime.computation import Computation, Live, Try
+from odyssey.runtime.computation import Computation, Live, Piece, Try
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
@@ -89,7 +89,7 @@ class Waits(Computation):
         self._device.work(self._costs.compute_s(op.kind, layers.first, layers.stop, plan.n_samples(k)))
         value = torch.zeros(1, dtype=torch.float64)
         if op.kind == "F":
-            attempt.live[op.stage, k] = Live([], [value])
+            attempt.live[op.stage, k] = Live([Piece(layers.layers, [], [value])])
             self.hand_on(op, attempt, [value])
         elif op.kind in ("B", "I") and op.stage > 0:
             attempt.exchange.hand_over("B", op, [value])
