@@ -43,6 +43,13 @@ class Costs:
         sums = self._seconds[kind]
         return (sums[stop] - sums[first]) * n_samples / self.profile.micro_batch + self.profile.op_overhead_s
 
+    def left_s(self, kind: str, first: int, layer: int, n_samples: int) -> float:
+        """What a `B` or `W` of a stage that begins with layer `first` still has to do when it has gone back through `layer`."""
+        if first == 0 and kind == "W" and not has_input_gradient(self.profile):
+            kind = "B"
+        sums = self._seconds[kind]
+        return (sums[layer] - sums[first]) * n_samples / self.profile.micro_batch
+
     def optimizer_s(self, first: int, stop: int) -> float:
         """The optimizer step of layers `[first, stop)`."""
         sums = self._seconds["S"]

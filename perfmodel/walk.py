@@ -18,7 +18,8 @@ from perfmodel.costs import Costs
 
 @dataclass
 class Walked:
-    """Of one worker. `ended_s`: layers [first, stop) of a stage that it runs -> when their gradients are whole.
+    """Of one worker. `ended`: layers [first, stop) of a stage that it runs -> when, by which kind of op, and of which
+    micro-batch, their gradients were added to last.
 
     `live_bytes`: high-water mark of activations, `message_bytes`: its largest message, in either direction.
     """
@@ -26,7 +27,7 @@ class Walked:
     computed_s: float = 0.0
     live_bytes: float = 0.0
     message_bytes: int = 0
-    ended_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    ended: dict[tuple[int, int], tuple[float, str, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -109,7 +110,7 @@ class _Walk:
                 live += row.outputs[s]
             else:
                 live -= row.activations[s] if kind == "B" else row.activations[s] + row.outputs[s]
-                found.ended_s[row.layers[s]] = now
+                found.ended[row.layers[s]] = (now, kind, k)
             if live > most:
                 most = live
             if 0 <= to < len(runners) and (peer := runners[to]) != worker:

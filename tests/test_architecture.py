@@ -85,7 +85,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         *(
             "profile",
             "costs catalog merge reliability checkpointing",
-            "cells running memory transition walk objective",
+            "cells running memory reducing transition walk objective",
             "sharing work",
             "timeline",
         ),

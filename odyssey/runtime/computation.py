@@ -99,9 +99,6 @@ class Computation:
     def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:
         """What `op` has received."""
 
-    def reducing(self, group: int) -> None:
-        """The gradients of a reduce group are complete here."""
-
     def reduced(self, groups: Groups) -> None:
         """All reductions of the step are done, and the commit point is next. Raises Cut."""
 

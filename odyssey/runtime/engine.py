@@ -118,7 +118,6 @@ class Engine:
                     self._try.exchange.drop(op.stage, op.micro_batch)
                 case Reduce():
                     self._reductions.up_to(op.group)
-                    self.computation.reducing(op.group)
                 case Commit():
                     self._reductions.wait()
                     self.computation.reduced(self.groups)

@@ -184,7 +184,6 @@ class _Timings:
             weight_gradient_s=median_s["both"] - input_s,
             optimizer_s=median_s["step"],
             parameter_bytes=sum(map(size_bytes, self._module.parameters())),
-            gradient_bytes=sum(map(size_bytes, self._weights)),
             optimizer_bytes=sum(size_bytes(t) for values in state for t in values.values() if isinstance(t, torch.Tensor)),
             activation_bytes=self._activation_bytes,
             output_bytes=sum(map(size_bytes, self._output)),
