@@ -63,6 +63,7 @@ def walk(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, Walked
 class _Walk:
     def __init__(self, plan: Plan, costs: Costs, pipelines: Sequence[int]) -> None:
         workers = [stage.worker for p in pipelines for stage in plan.pipelines[p].stages if stage.worker is not None]
+        self.plan = plan
         self.costs = costs
         self.rows = _rows(plan, costs, pipelines)
         self.orders = {worker: compute_order(plan, worker) for worker in workers}
@@ -129,7 +130,7 @@ class _Walk:
         """When a message that may leave now arrives."""
         channel = self.channels.get((worker, peer))
         if channel is None:
-            link = self.costs.link(worker, peer)
+            link = self.costs.channel(self.plan, worker, peer)
             channel = self.channels[worker, peer] = _Channel(link.bandwidth, link.latency_s)
         leaves = (now if now > channel.free_s else channel.free_s) + size / channel.bandwidth
         channel.free_s = leaves

@@ -168,3 +168,30 @@ def test_a_reduction_within_a_host_takes_no_interface() -> None:
     of = replicas(2, 30)
     of = replace(of, cluster=replace(of.cluster, interface_bandwidth=1.0))
     assert simulate(first_plan(of, "2x1", 2), of).step_s == pytest.approx(4 + 3 + 3)
+
+
+def test_pipelines_that_leave_a_host_together_share_its_interface() -> None:
+    """Four workers on each of two hosts, a stage of all pipelines on each: four messages at once, each a fourth as fast."""
+    rows = [layer(str(i), output_bytes=100) for i in range(2)]
+    of = profile(rows, 4, ranks_per_node=4, inter=Link(0.5, 100.0))
+    places = [[(0, 1), (1, 2)]] * 4
+    plan = replace(plain(places, [1] * 4), global_batch=4, micro_batch=1)
+    node_of = {worker: worker % 2 for worker in plan.workers}
+    alone_s = simulate(plan, of, node_of).step_s
+    assert alone_s == pytest.approx(6 + 2 * (0.5 + 1))
+    shared = replace(of, cluster=replace(of.cluster, interface_bandwidth=100.0))
+    assert simulate(plan, shared, node_of).step_s == pytest.approx(6 + 2 * (0.5 + 4))
+    assert price(plan, shared, seconds_to_change=1e9, node_of=node_of).step_s == simulate(plan, shared, node_of).step_s
+    wide = replace(of, cluster=replace(of.cluster, interface_bandwidth=1000.0))
+    assert simulate(plan, wide, node_of).step_s == alone_s
+
+
+def test_a_plan_whose_pipelines_leave_their_hosts_more_often_is_priced_anew() -> None:
+    """The same pipeline, alone on its hosts and beside another: nothing is remembered of the one for the other."""
+    rows = [layer(str(i), output_bytes=100) for i in range(2)]
+    of = profile(rows, 2, ranks_per_node=2, inter=Link(0.0, 100.0))
+    of = replace(of, cluster=replace(of.cluster, interface_bandwidth=100.0))
+    plan = replace(plain([[(0, 1), (1, 2)]] * 2, [1, 1]), global_batch=2, micro_batch=1)
+    apart, beside = {0: 0, 1: 1, 2: 2, 3: 3}, {0: 0, 1: 1, 2: 0, 3: 1}
+    prices = [price(plan, of, seconds_to_change=1e9, node_of=node_of).step_s for node_of in (apart, beside, apart)]
+    assert prices == pytest.approx([6 + 2, 6 + 4, 6 + 2])
