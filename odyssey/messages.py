@@ -123,7 +123,6 @@ class LayerCost(msgspec.Struct, frozen=True):
     weight_gradient_s: float
     optimizer_s: float
     parameter_bytes: int
-    gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
     output_bytes: int

@@ -115,7 +115,7 @@ def _layer(model: ModelSpec, index: int, costs: Sequence[LayerCost]) -> LayerPro
         weight_gradient_s=median(cost.weight_gradient_s for cost in costs),
         optimizer_s=median(cost.optimizer_s for cost in costs),
         parameter_bytes=round(median(cost.parameter_bytes for cost in costs)),
-        gradient_bytes=round(median(cost.gradient_bytes for cost in costs)),
+        gradient_bytes=spec.trainable_bytes,
         optimizer_bytes=round(median(cost.optimizer_bytes for cost in costs)),
         buffer_bytes=spec.buffer_bytes,
         activation_bytes=round(median(cost.activation_bytes for cost in costs)),

@@ -20,7 +20,7 @@ from perfmodel.timeline import simulate
 from tests.planning import first_plan, layer, profile
 
 MODEL = ModelSpec(
-    layers=tuple(LayerSpec(f"layer {i}", f"digest {i}", 10, 10, 3) for i in range(3)),
+    layers=tuple(LayerSpec(f"layer {i}", f"digest {i}", 10, 11, 3) for i in range(3)),
     ties=((0, 2),),
     tie_bytes=(8,),
     global_batch=8,
@@ -32,7 +32,7 @@ MODEL = ModelSpec(
 
 
 def cost(layer: int, forward_s: float = 1.0) -> LayerCost:
-    return LayerCost(layer, forward_s, 2.0, 3.0, 0.5, 10, 11, 20, 30, 40)
+    return LayerCost(layer, forward_s, 2.0, 3.0, 0.5, 10, 20, 30, 40)
 
 
 def measured(layers: list[LayerCost], *, last: bool = False, latency_s: float = 0.1, memory: int = 100) -> Measured:

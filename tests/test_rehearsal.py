@@ -16,7 +16,7 @@ from launcher.coordinator.replay import replay
 from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
 from odyssey.messages import Result
 from odyssey.plan import Estimate, StateFrom, Transition
-from odyssey_cli.rehearsal.network import Interfaces, Network, reduced_bytes
+from odyssey_cli.rehearsal.network import Interfaces, Network
 from odyssey_cli.rehearsal.rehearse import losses, losses_of
 from odyssey_cli.rehearsal.report import generations
 from odyssey_cli.replay.traces import parse
@@ -149,17 +149,6 @@ def test_the_ranks_of_a_host_share_its_interface(tmp_path: Path) -> None:
     assert second.leave(3, 10.0, 1.0) == 4.0 + 2.0, "and busy"
     assert third.leave(2, 10.0, 3.0) == 6.0 + 2.0, "that of the target as well"
     assert second.leave(0, 100.0, 0.0) == 1.0 + 1.0, "not within the host"
-
-
-def test_a_reduction_takes_the_interfaces_of_its_hosts(tmp_path: Path) -> None:
-    """Two groups over the same three hosts: 2 * 2/3 of 15 bytes in and out of each, 5 bytes a second, one after the other."""
-    path = str(tmp_path / "interfaces")
-    Interfaces.make(path, 3)
-    interfaces = Interfaces.at(path, 3, 5.0)
-    assert reduced_bytes(3, 15.0) == 20.0 and reduced_bytes(1, 15.0) == 0.0
-    assert [interfaces.exchange(host, 20.0, 1.0) for host in range(3)] == [5.0] * 3
-    assert [interfaces.exchange(host, 20.0, 2.0) for host in range(3)] == [9.0] * 3
-    assert interfaces.carry(0, 1, 5.0, 0.0) == 10.0, "messages wait for it"
 
 
 @given(st.floats(0.01, 100))

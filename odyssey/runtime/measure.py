@@ -24,7 +24,7 @@ from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
 from odyssey.pipelines import Stage
-from odyssey.runtime.boundary import describe, flatten
+from odyssey.runtime.boundary import describe, detached, flatten
 from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.groups import Groups
@@ -65,7 +65,8 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
             except Exception as error:
                 error.add_note(f"in layer {model.specs[layer].name}")
                 raise
-        value = _detached(output, layer)
+        flatten(output, layer)
+        value = detached(output)
         boundaries.append(describe(value, layer, n_samples))
     latency_s = bandwidth = loss_s = None
     overheads_s = []
@@ -190,16 +191,10 @@ class _Timings:
             weight_gradient_s=median_s["both"] - input_s,
             optimizer_s=median_s["step"],
             parameter_bytes=sum(map(size_bytes, self._module.parameters())),
-            gradient_bytes=sum(map(size_bytes, self._weights)),
             optimizer_bytes=sum(size_bytes(t) for values in state for t in values.values() if isinstance(t, torch.Tensor)),
             activation_bytes=self._activation_bytes,
             output_bytes=sum(map(size_bytes, self._output)),
         )
-
-
-def _detached(output: Any, layer: int) -> Any:
-    flatten(output, layer)
-    return pytree.tree_map(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad), output)
 
 
 def _precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[Any]:

@@ -23,12 +23,14 @@ class Device:
         self.until = time.monotonic()
         """When all that it was given is done."""
 
-    def work(self, seconds: float) -> None:
-        """Give it something to do; the process goes on when it is done, less the lead."""
+    def work(self, seconds: float) -> float:
+        """Give it something to do; the process goes on when it is done, less the lead. Returns the seconds that it takes."""
         if self._jitter:
             seconds *= self._draws.lognormvariate(0.0, self._jitter)
-        self.until = max(self.until, time.monotonic()) + seconds * self._slowness
+        seconds *= self._slowness
+        self.until = max(self.until, time.monotonic()) + seconds
         sleep_until(self.until - LEAD_S)
+        return seconds
 
     def wait(self, until: float) -> None:
         """It waits for something that comes at `until`, a message."""

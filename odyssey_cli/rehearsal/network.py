@@ -1,7 +1,7 @@
 """Links that are not there: when a message that leaves now would arrive.
 
 A transfer occupies the channel of its pair of workers, and the network interfaces of the two hosts if these are given a rate
-of their own; so do reductions. The ranks of an emulated host share its interfaces by a file in memory.
+of their own. The ranks of an emulated host share its interfaces by a file in memory.
 """
 
 from __future__ import annotations
@@ -47,13 +47,6 @@ class Interfaces:
             _SLOT.pack_into(self._slots, target * _SLOT.size, self._of(target)[0], end)
         return end
 
-    def exchange(self, host: int, size_bytes: float, not_before: float) -> float:
-        """Reserve a host's own in both directions at once, for its part in a reduction; answers when that is done."""
-        with self._locked():
-            end: float = max(not_before, *self._of(host)) + size_bytes / self._rate
-            _SLOT.pack_into(self._slots, host * _SLOT.size, end, end)
-        return end
-
     def _of(self, host: int) -> tuple[float, float]:
         sends, receives = _SLOT.unpack_from(self._slots, host * _SLOT.size)
         return sends, receives
@@ -65,12 +58,6 @@ class Interfaces:
             yield
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def reduced_bytes(n_hosts: int, size_bytes: float) -> float:
-    """What each of so many hosts sends, and receives, for an all-reduce among ranks of all of them, whatever the way: all but
-    its own share of its ranks' sum, and all but that share of the result."""
-    return 2 * (n_hosts - 1) / n_hosts * size_bytes
 
 
 class Network:
