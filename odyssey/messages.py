@@ -213,7 +213,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     `latency_s`, `bandwidth`: None where the chain ends here. `group_s`: seconds to build the chain's group.
     `loss_s`: seconds of loss and its gradient, from the last rank only. `op_overhead_s`: processor seconds of sending
     and receiving once between two layers; None on a rank alone. `runtime_bytes`: resident memory that is neither model
-    nor activations. `move_byte_s`: seconds of a byte of state that moves, from the chain's first rank only.
+    nor activations. `move_byte_s`: seconds of a byte of state that moves, from the chain's first two ranks only.
     """
 
     generation: int

@@ -15,7 +15,9 @@ from odyssey import buckets as rules
 from odyssey.buckets import Bucket, Start, buckets, cuts, starts
 from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
-from odyssey.plan import ComputeOrder, Pipeline, Plan, ReduceGroup, Schedule, Stage
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import ComputeOrder, Plan, Reduction, Schedule
+from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
 from odyssey.runtime.engine import Engine
@@ -54,8 +56,8 @@ def test_every_layer_of_a_group_is_in_one_bucket_and_buckets_are_no_larger_than_
 
 
 def test_a_tie_is_in_the_bucket_of_its_lowest_layer() -> None:
-    group = ReduceGroup((0, 1), (0, 1, 2, 3), (0, 1), 0)
-    plan = replace(plain([[(0, 4)], [(0, 4)]], [1, 1]), ties=((1, 3), (0, 2)), reduce=(group,))
+    reduction = Reduction((0, 1, 2, 3), (0, 1), 0)
+    plan = replace(plain([[(0, 4)], [(0, 4)]], [1, 1]), ties=((1, 3), (0, 2)), reductions=(reduction,))
     found = buckets(plan, 0, [30 * MB, 10 * MB, 20 * MB, 30 * MB], [20 * MB, MB])
     assert found == [
         Bucket(0, 3, (3,), (), 30 * MB),
@@ -174,11 +176,11 @@ def engine(variant: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[E
 def replicas(variant: str, order: str = "") -> Plan:
     """Two of the whole model, two micro-batches each."""
     ties = ((0, 5),) if variant == "tied" else ()
-    group = ReduceGroup((0, 1), tuple(range(6)), tuple(range(len(ties))), 0)
+    reduction = Reduction(tuple(range(6)), tuple(range(len(ties))), 0)
     schedule = Schedule(orders=(ComputeOrder(0, tuple(order.split())),)) if order else Schedule()
     stages = [(Stage(worker, 0, 6),) for worker in range(2)]
     pipelines = (Pipeline(stages[0], 0, 2), Pipeline(stages[1], 2, 4))
-    return Plan(1, "test", 0, 8, 2, 6, pipelines, (group,), ties=ties, schedule=schedule).validate()
+    return prove(Plan(1, "test", 0, 8, 2, 6, blocks_of(pipelines), (reduction,), ties=ties, schedule=schedule))
 
 
 @pytest.mark.parametrize("variant", models.VARIANTS)

@@ -74,7 +74,7 @@ def test_an_op_costs_what_the_middle_rank_measured_or_the_stated_default() -> No
     assert merged(known).op_overhead_s == 3e-4
 
 
-def test_a_byte_that_moves_takes_what_the_first_rank_measured_or_the_stated_default() -> None:
+def test_a_byte_that_moves_takes_what_the_first_ranks_measured_or_the_stated_default() -> None:
     reports = [measured([cost(0)]), measured([cost(1), cost(2)], last=True)]
     assert merged(reports).recovery.move_byte_s == MOVE_BYTE_S
     assert merged([msgspec.structs.replace(reports[0], move_byte_s=2e-9), reports[1]]).recovery.move_byte_s == 2e-9

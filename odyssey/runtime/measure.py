@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -79,10 +79,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
         overheads_s.append(overhead_s)
     if not is_first:
         overheads_s.append(_answer_probe(_worker(order.chain[place - 1]), groups))
-    move_byte_s = None
-    if len(order.chain) > 1 and place < 2:
-        passed_s = _pass_state(_worker(order.chain[1 - place]), groups, model.device, sends_first=is_first)
-        move_byte_s = passed_s if is_first else None
+    move_byte_s = _pass_state(order.chain, place, groups, model.device)
     if len(order.chain) > 1:
         groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
     costs = _measure_layers(stage, modules, inputs, job_spec, model.device)
@@ -288,13 +285,17 @@ def _answer_round_trips(peer: int, groups: Groups, n_bytes: int) -> float:
     return (time.process_time() - before_s) / (2 * N_REPEATS)
 
 
-def _pass_state(peer: int, groups: Groups, device: torch.device, *, sends_first: bool) -> float:
-    """Seconds of a byte of a layer that moves, the least of several, there and back: packed, digested, sent and copied."""
+def _pass_state(chain: Sequence[Stage], place: int, groups: Groups, device: torch.device) -> float | None:
+    """Seconds of a byte of a layer that moves, the least of several, there and back: packed, digested, sent and copied. Between
+    the first two of a chain; None for others."""
+    if len(chain) < 2 or place > 1:
+        return None
+    peer = _worker(chain[1 - place])
     state = torch.zeros(STATE_BYTES, dtype=torch.uint8, device=device)
     seconds = []
     for _ in range(N_STATES):
         start_s = time.monotonic()
-        for sends in (sends_first, not sends_first):
+        for sends in (place == 0, place == 1):
             if sends:
                 send_state(state, peer, groups)
             else:
