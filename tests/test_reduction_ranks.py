@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from odyssey.messages import Committed
-from tests import exactness, reference
-from tests.agent_runs import TRAIN, nothing_left
-from tests.mini_agent import Forks, MiniAgent, forks_of_ranks
+from tests.agent_runs import nothing_left
+from tests.mini_agent import MiniAgent, forks
+from tests.test_split_ranks import agent_of, assert_exact
 
-__all__ = ["nothing_left"]
+__all__ = ["agent_of", "forks", "nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
-
-N_STEPS = 4
-EXACT = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS))
-"""What exactness.expected_of trains: eight micro-batches, the last one smaller."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with forks_of_ranks(4) as forks:
-        yield forks
-
-
-@pytest.fixture
-def agent_of(forks: Forks, nothing_left: None) -> Iterator[Callable[..., MiniAgent]]:
-    """Makes agents, whose processes end with the test."""
-    with contextlib.ExitStack() as stack:
-
-        def make(*arguments: object) -> MiniAgent:
-            agent = MiniAgent(forks, 4, Path(TRAIN), *EXACT, *map(str, arguments))
-            stack.callback(agent.close)
-            return agent
-
-        yield make
-
-
-def assert_exact(out: Path, variant: str) -> None:
-    """The leader wrote what the undisturbed run in one process ends with."""
-    losses, expected = exactness.expected_of(variant, N_STEPS, 15, 2)
-    result = torch.load(out)
-    assert reference.largest_difference(expected, result["state"]["model"]) < exactness.TOLERANCE
-    assert all(abs(losses[step] - loss) < exactness.TOLERANCE for step, loss in result["losses"].items())
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,8 @@ class Computation:
 
     # -- what an engine tells of ---------------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> None:
-        """A step begins, perhaps anew."""
+    def begin(self, step: int, groups: Groups) -> None:
+        """A step begins, perhaps anew, and communicates over `groups`."""
 
     def leaving(self, op: Send, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """What `op` sends, ready to go."""
@@ -99,7 +99,7 @@ class Computation:
     def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:
         """What `op` has received."""
 
-    def reduced(self, groups: Groups) -> None:
+    def reduced(self) -> None:
         """All reductions of the step are done, and the commit point is next. Raises Cut."""
 
     def interrupted(self) -> None:

@@ -96,7 +96,7 @@ class Engine:
                 self.model.layers[layer].train()
         self._reductions.begin()
         self._try.exchange.begin()
-        self.computation.begin(step)
+        self.computation.begin(step, self.groups)
 
     def _run_program(self) -> None:
         began_s = self.recorder.begin()
@@ -120,7 +120,7 @@ class Engine:
                     self._reductions.up_to(op.group)
                 case Commit():
                     self._reductions.wait()
-                    self.computation.reduced(self.groups)
+                    self.computation.reduced()
                 case OptimizerStep():
                     pass  # in `apply`, behind the commit point
 

@@ -23,14 +23,22 @@ class Device:
         self.until = time.monotonic()
         """When all that it was given is done."""
 
-    def work(self, seconds: float) -> float:
-        """Give it something to do; the process goes on when it is done, less the lead. Returns the seconds that it takes."""
+    def work(self, seconds: float) -> None:
+        """Give it something to do; the process goes on when it is done, less the lead."""
+        self.give(seconds)
+        self.follow()
+
+    def give(self, seconds: float) -> float:
+        """Give it something to do. Returns the seconds that it takes, so that it is known from here on when it is done."""
         if self._jitter:
             seconds *= self._draws.lognormvariate(0.0, self._jitter)
         seconds *= self._slowness
         self.until = max(self.until, time.monotonic()) + seconds
-        sleep_until(self.until - LEAD_S)
         return seconds
+
+    def follow(self) -> None:
+        """The process goes on when all is done, less the lead."""
+        sleep_until(self.until - LEAD_S)
 
     def wait(self, until: float) -> None:
         """It waits for something that comes at `until`, a message."""

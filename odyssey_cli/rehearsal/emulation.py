@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import torch
@@ -57,6 +58,8 @@ class _NoClock(Clock):
 class Waits(Computation):
     """Takes the time of every op, and computes nothing."""
 
+    _groups: Groups  # since a step began
+
     def __init__(
         self,
         plan: Plan,
@@ -81,10 +84,13 @@ class Waits(Computation):
             if len(group.workers) > 1 and bucket.size_bytes
         ]
         self._starts = starts(plan, worker, program(plan, worker), emulated.costs.gradient_bytes, profile.tie_bytes)
+        self._exchanged: tuple[torch.Tensor, Any] | None = None
         self._complete_s: dict[Bucket, float] = {}
         """When the gradients of a bucket were complete here in this step, by time.monotonic."""
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, groups: Groups) -> None:
+        self._groups = groups
+        self._exchanged = None
         self._complete_s = {start.bucket: self._device.until for start in self._starts if start.op is None}
         if not self._has_run and self.plan.generation > 1:
             self._device.work(self._costs.profile.recovery.warm_up_s)
@@ -98,11 +104,14 @@ class Waits(Computation):
         if op.kind in ("B", "I") and not plan.is_last(k, op.stage):
             attempt.exchange.take("B", op.stage + 1, k)
         alone_s = self._costs.compute_s(op.kind, layers.first, layers.stop, plan.n_samples(k))
-        stretch = self._device.work(alone_s) / alone_s if alone_s else 1.0
+        stretch = self._device.give(alone_s) / alone_s if alone_s else 1.0
         for start in self._starts:
             if start.op == op:
                 left_s = self._costs.left_s(op.kind, layers.first, start.layer, plan.n_samples(k)) * stretch
                 self._complete_s[start.bucket] = self._device.until - left_s
+        if op.kind in ("B", "W"):
+            self._exchange()
+        self._device.follow()
         value = torch.zeros(1, dtype=torch.float64)
         if op.kind == "F":
             attempt.live[op.stage, k] = Live([Piece(layers.layers, [], [value])])
@@ -120,18 +129,25 @@ class Waits(Computation):
     def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:
         self._device.wait(float(tensors[0].detach()))
 
-    def reduced(self, groups: Groups) -> None:
-        workers = self.plan.workers
+    def _exchange(self) -> None:
+        """Tell everybody when buckets are complete here, as soon as that is known of all: when the op that completes the last
+        one begins. So what the exchange itself takes passes while devices compute."""
+        if self._buckets and self._exchanged is None and len(self._complete_s) == len(self._starts):
+            workers, times = self.plan.workers, [self._complete_s.get(bucket, 0.0) for bucket in self._buckets]
+            complete = torch.zeros(len(workers), len(times), dtype=torch.float64)
+            complete[workers.index(self.worker)] = torch.tensor(times, dtype=torch.float64)
+            self._exchanged = complete, self._groups.all_reduce(complete)
+
+    def reduced(self) -> None:
         if self._buckets:
-            complete = torch.zeros(len(workers), len(self._buckets), dtype=torch.float64)
-            complete[workers.index(self.worker)] = torch.tensor(
-                [self._complete_s.get(bucket, 0.0) for bucket in self._buckets], dtype=torch.float64
-            )
-            groups.wait(groups.all_reduce(complete).wait)
+            self._exchange()
+            assert self._exchanged is not None, "all ops have run"
+            complete, work = self._exchanged
+            self._groups.wait(work.wait)
             ready = zip(complete.max(dim=0).values.tolist(), self._buckets, strict=True)
             done = queue(self.plan, self._costs, ready)
             self._device.wait(max((one.end_s for one in done if one.bucket in self._complete_s), default=0.0))
-        if len(workers) > 1:
+        if len(self.plan.workers) > 1:
             self._device.wait(self._device.until + self._costs.profile.commit_s)
         self._device.finish()
 
