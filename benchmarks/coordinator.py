@@ -30,7 +30,8 @@ from launcher.joblog.events import (
     RankReady,
 )
 from odyssey.messages import LayerSpec, ModelSpec
-from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage, StateFrom
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Plan, Reduction, StateFrom
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
@@ -106,8 +107,8 @@ def _plan(n_ranks: int) -> Plan:
         Pipeline(tuple(Stage(p * N_STAGES + s, s, s + 1) for s in range(N_STAGES)), p, p + 1)
         for p in range(n_ranks // N_STAGES)
     )
-    reduce = tuple(ReduceGroup(tuple(range(s, n_ranks, N_STAGES)), (s,), (), s) for s in range(N_STAGES))
-    return Plan(1, "initial", 0, len(pipelines), 1, N_STAGES, pipelines, reduce, state_from=StateFrom.SCRIPT)
+    reductions = tuple(Reduction((s,), (), s) for s in range(N_STAGES))
+    return Plan(1, "initial", 0, len(pipelines), 1, N_STAGES, blocks_of(pipelines), reductions, state_from=StateFrom.SCRIPT)
 
 
 def _ready(plan: Plan, rank: int) -> RankReady:

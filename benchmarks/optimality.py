@@ -19,7 +19,8 @@ from statistics import fmean
 
 from benchmarks import report
 from benchmarks.report import Cell
-from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Plan, Reduction
 from perfmodel.costs import Costs
 from perfmodel.price import price
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
@@ -261,9 +262,9 @@ class Everything:
         key = (ranges, hosts, n_micro_batches)
         if key not in self._alone:
             stages = tuple(Stage(worker, first, stop) for worker, (first, stop) in enumerate(ranges))
-            groups = tuple(ReduceGroup((worker,), tuple(stage.layers), (), 0) for worker, stage in enumerate(stages))
+            reductions = tuple(Reduction(tuple(stage.layers), (), 0) for stage in stages)
             pipeline, n_layers = Pipeline(stages, 0, n_micro_batches), len(self.profile.layers)
-            plan = Plan(0, "alone", 0, n_micro_batches, 1, n_layers, (pipeline,), groups)
+            plan = Plan(0, "alone", 0, n_micro_batches, 1, n_layers, blocks_of([pipeline]), reductions)
             estimate = price(plan, self.profile, seconds_to_change=1e9, node_of=dict(enumerate(hosts)))
             does_fit = estimate.peak_bytes <= self.profile.cluster.memory_bytes
             self._alone[key] = estimate.step_s if does_fit else math.inf

@@ -14,6 +14,6 @@ joblog       the event log, and what else is written down of a job
 host         this operating system: loop, signals, processes
 options.py   what one `odyssey run` was asked to do
 
-May import `strategies`, `perfmodel`, `odyssey.plan`, `odyssey.messages` and `odyssey.zygote.protocol`, and no torch: only
-torch_logs_specs.py and torch_events.py do, where they are asked for.
+May import `strategies`, `perfmodel`, `odyssey.plan` and its parts, `odyssey.messages` and `odyssey.zygote.protocol`,
+and no torch: only torch_logs_specs.py and torch_events.py do, where they are asked for.
 """

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from odyssey.codec import Count, Malformed, Packed
-from odyssey.plan import Plan, Stage
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan
 from odyssey.text import all_as_unicode
 
 Position = tuple[int, int]
@@ -122,7 +123,6 @@ class LayerCost(msgspec.Struct, frozen=True):
     weight_gradient_s: float
     optimizer_s: float
     parameter_bytes: int
-    gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
     output_bytes: int
@@ -213,7 +213,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     `latency_s`, `bandwidth`: None where the chain ends here. `group_s`: seconds to build the chain's group.
     `loss_s`: seconds of loss and its gradient, from the last rank only. `op_overhead_s`: processor seconds of sending
     and receiving once between two layers; None on a rank alone. `runtime_bytes`: resident memory that is neither model
-    nor activations.
+    nor activations. `move_byte_s`: seconds of a byte of state that moves, from the chain's first two ranks only.
     """
 
     generation: int
@@ -226,6 +226,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     op_overhead_s: float | None
     runtime_bytes: int
     memory_bytes: int
+    move_byte_s: float | None = None
 
 
 class Paused(msgspec.Struct, frozen=True, tag=True):
@@ -366,7 +367,7 @@ Report = (
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 27
-"""Plans for thousands of ranks are some MB; what claims to be longer than this is none of ours."""
+"""A plan with explicit orders for thousands of ranks is some MB; what claims to be longer than this is none of ours."""
 _encoder = msgspec.msgpack.Encoder()
 
 

@@ -11,54 +11,22 @@ distributes these numbers among pipelines; it cannot change, invent or drop a sa
 from __future__ import annotations
 
 import enum
-import math
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
-from itertools import groupby
+from typing import Annotated
 
 import msgspec
 
 from odyssey.codec import Json, Malformed, to_json
-from odyssey.errors import PlanError, UsageError
+from odyssey.errors import PlanError
+from odyssey.layout import layout_text
+from odyssey.pipelines import MAX_STAGES, Block, Pipeline, Stage, holders_by_layer, pipelines_of
 
-# gc=False: a large plan has hundreds of thousands of these, none can be part of a cycle, and a collection that visits
-# them all takes longer than a search.
-
-
-class Stage(msgspec.Struct, frozen=True, gc=False):
-    """Layers `[first, stop)` on one worker.
-
-    `worker` is None where the worker was lost and not replaced: then every micro-batch of the stage has a route.
-    """
-
-    worker: int | None
-    first: int
-    stop: int
-
-    @property
-    def layers(self) -> range:
-        return range(self.first, self.stop)
+MAX_MOVES = 1 << 22
+"""More layers than all ranks of a large cluster hold together."""
 
 
-class Pipeline(msgspec.Struct, frozen=True, gc=False):
-    """Stages that together hold the whole model, and the micro-batches `[first, stop)` that they are home to."""
-
-    stages: tuple[Stage, ...]
-    first_micro_batch: int
-    stop_micro_batch: int
-
-    @property
-    def micro_batches(self) -> range:
-        return range(self.first_micro_batch, self.stop_micro_batch)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every stage has a worker of its own."""
-        return all(stage.worker is not None for stage in self.stages)
-
-
-class Route(msgspec.Struct, frozen=True, gc=False):
+class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An exception: `micro_batch` runs stage number `stage` of its home pipeline on `worker`."""
 
     micro_batch: int
@@ -121,23 +89,24 @@ class Schedule(msgspec.Struct, frozen=True):
             return self.rule
         return f"{self.rule} max" if self.cap is None else f"{self.rule} {self.cap:g}x"
 
-    def problems(self, n_layers: int) -> Iterator[str]:
-        """What is wrong with it, for a model of so many layers."""
-        if self.rule == "split":
-            n_known = sum(layer.n for layer in self.work.layers) if self.work is not None else 0
-            if n_known != n_layers:
-                yield f"schedule.work knows {n_known} layers, the model has {n_layers}"
-            if self.cap is not None and not 1 <= self.cap < math.inf:
-                yield f"schedule.cap must be at least 1, got {self.cap:g}"
-        elif self.rule != "1f1b":
-            yield f"schedule.rule: unknown rule {self.rule!r}, expected '1f1b' or 'split'"
+
+class Reduction(msgspec.Struct, frozen=True):
+    """Layers and ties, at least one, whose gradients are summed in one collective: by all workers that hold them.
+
+    Those of one `round` share no worker (graph colouring), so a round's collectives never wait for each other.
+    """
+
+    layers: tuple[int, ...]
+    ties: tuple[int, ...]
+    round: int
+
+    def __post_init__(self) -> None:
+        if not self.layers and not self.ties:
+            raise ValueError("a reduction of nothing")
 
 
 class ReduceGroup(msgspec.Struct, frozen=True):
-    """Workers that sum their gradients of the same layers, and of the same ties, in one collective.
-
-    Groups of one `round` share no worker (graph colouring), so a round's collectives never wait for each other.
-    """
+    """A Reduction and the workers of it, ascending."""
 
     workers: tuple[int, ...]
     layers: tuple[int, ...]
@@ -145,12 +114,39 @@ class ReduceGroup(msgspec.Struct, frozen=True):
     round: int
 
 
-class Move(msgspec.Struct, frozen=True, gc=False):
+class Move(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The state of `layer` (parameters, buffers, optimizer, scheduler) goes from `source` to `target` before `step`."""
 
     layer: int
     source: int
     target: int
+
+
+class MoveRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`n` moves in a row, each of which is the one before it with `step` added: to layer, source and target."""
+
+    first: Move
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_MOVES)]
+    step: tuple[int, int, int]
+
+    @property
+    def moves(self) -> Iterator[Move]:
+        first, (layer, source, target) = self.first, self.step
+        return (Move(first.layer + i * layer, first.source + i * source, first.target + i * target) for i in range(self.n))
+
+
+def move_runs(moves: Iterable[Move]) -> tuple[MoveRun, ...]:
+    """The same moves in the same order."""
+    found: list[tuple[Move, int, tuple[int, int, int]]] = []
+    last = None
+    for move in moves:
+        step = None if last is None else (move.layer - last.layer, move.source - last.source, move.target - last.target)
+        if step is not None and (found[-1][1] == 1 or step == found[-1][2]):
+            found[-1] = found[-1][0], found[-1][1] + 1, step
+        else:
+            found.append((move, 1, (0, 0, 0)))
+        last = move
+    return tuple(MoveRun(*run) for run in found)
 
 
 class Transition(msgspec.Struct, frozen=True):
@@ -188,9 +184,11 @@ class StateFrom(enum.StrEnum):
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
-    """One generation of the job, whole. Build it, then `validate()` it.
+    """One generation of the job, whole. Build it, then have it proved (odyssey/plan_proof.py).
 
     `step`: the first one that it runs. `state_from`: where ranks get state from that they do not hold.
+
+    The fields are what is written and sent; `pipelines`, `reduce`, `moves` and all else is derived of them when asked for.
     """
 
     generation: int
@@ -199,18 +197,42 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     global_batch: int
     micro_batch: int
     n_layers: int
-    pipelines: tuple[Pipeline, ...]
-    reduce: tuple[ReduceGroup, ...]
+    blocks: tuple[Block, ...]
+    reductions: tuple[Reduction, ...]
     ties: tuple[tuple[int, ...], ...] = ()
     routes: tuple[Route, ...] = ()
     schedule: Schedule = Schedule()
-    moves: tuple[Move, ...] = ()
+    move_runs: tuple[MoveRun, ...] = ()
     spawned: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     state_from: StateFrom = StateFrom.HOLDERS
     estimate: Estimate | None = None
 
-    # -- what a plan says, derived -------------------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        n_stages = sum(block.n * max(1, len(block.columns)) for block in self.blocks)
+        if n_stages > MAX_STAGES:
+            raise ValueError(f"a plan of {n_stages} stages, where at most {MAX_STAGES} are taken")
+        n_moves = sum(run.n for run in self.move_runs)
+        if n_moves > MAX_MOVES:
+            raise ValueError(f"a plan of {n_moves} moves, where at most {MAX_MOVES} are taken")
+
+    @cached_property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """All of them, in the order of their micro-batches."""
+        return pipelines_of(self.blocks)
+
+    @cached_property
+    def reduce(self) -> tuple[ReduceGroup, ...]:
+        """The reductions with who takes part in each."""
+        return tuple(ReduceGroup(self._summing(its), its.layers, its.ties, its.round) for its in self.reductions)
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """All of them, in their order."""
+        return tuple(move for run in self.move_runs for move in run.moves)
+
+    def _summing(self, reduction: Reduction) -> tuple[int, ...]:
+        return self.holders(reduction.layers[0]) if reduction.layers else self.tie_holders(reduction.ties[0])
 
     @property
     def n_micro_batches(self) -> int:
@@ -268,6 +290,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """Workers that hold `layer`, ascending."""
         return self._holders[layer]
 
+    def tie_holders(self, tie: int) -> tuple[int, ...]:
+        """Workers that hold any layer of a tie (layers that share a parameter), ascending."""
+        return tuple(sorted({worker for layer in self.ties[tie] for worker in self.holders(layer)}))
+
     @cached_property
     def order_of(self) -> Mapping[int, ComputeOrder]:
         """Worker -> its explicit order, for those that have one."""
@@ -310,15 +336,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return stage == len(self.pipelines[self.home[micro_batch]].stages) - 1
 
     def layout(self) -> str:
-        """`2x4` for equal pipelines, `3+2+3` for unequal ones (the length of each), `8+62x1` where more than two of a
-        length follow each other; ` -1` behind it counts stages without a worker."""
+        """The lengths of its pipelines as people write them; ` -1` behind it counts stages without a worker."""
         lengths = [len(pipeline.stages) for pipeline in self.pipelines]
         lost = sum(stage.worker is None for pipeline in self.pipelines for stage in pipeline.stages)
-        runs = [(length, len(list(run))) for length, run in groupby(lengths)]
-        if len(runs) == 1:
-            text = f"{len(lengths)}x{lengths[0]}"
-        else:
-            text = "+".join(f"{n}x{length}" if n > 2 else "+".join([str(length)] * n) for length, n in runs)
+        text = layout_text(lengths)
         return f"{text} -{lost}" if lost else text
 
     def form(self) -> str:
@@ -328,134 +349,16 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def under(self, schedule: Schedule) -> Plan:
         """The same under another schedule. What was derived of the rest is not derived again."""
         other = msgspec.structs.replace(self, schedule=schedule)
-        for name in ("home", "route_of", "held", "workers", "place", "_holders", "routed_to", "groups_of"):
+        for name in _WITHOUT_SCHEDULE:
             other.__dict__[name] = getattr(self, name)
         return other
 
-    # -- proof ---------------------------------------------------------------------------------------------------------
 
-    def validate(self, held_before: Mapping[int, Collection[int]] | None = None) -> Plan:
-        """Prove that the plan is executable and exact, and return it.
-
-        `held_before`: worker -> layers it holds now, to prove that moves start at holders and that whoever holds a
-        layer afterwards has it or receives it. Raises PlanError naming pipeline, stage, micro-batch or layer.
-        """
-        for problem in self._problems():
-            raise PlanError(problem)
-        if held_before is not None:
-            for problem in self._move_problems(held_before):
-                raise PlanError(problem)
-        return self
-
-    def _problems(self) -> Iterator[str]:
-        if not self.pipelines:
-            yield "a plan needs at least one pipeline"
-        for name in ("global_batch", "micro_batch", "n_layers"):
-            if getattr(self, name) < 1:
-                yield f"{name} must be at least 1, got {getattr(self, name)}"
-        seen: dict[int, str] = {}
-        next_micro_batch = 0
-        for p, pipeline in enumerate(self.pipelines):
-            if not pipeline.stages:
-                yield f"pipeline {p} has no stages"
-            if pipeline.first_micro_batch != next_micro_batch:
-                yield f"pipeline {p}: its micro-batches start at {pipeline.first_micro_batch}, expected {next_micro_batch}"
-            if pipeline.stop_micro_batch <= pipeline.first_micro_batch:
-                yield f"pipeline {p} has no micro-batch"
-            next_micro_batch = pipeline.stop_micro_batch
-            next_layer = 0
-            for s, stage in enumerate(pipeline.stages):
-                if stage.first != next_layer or stage.stop <= stage.first:
-                    yield (f"pipeline {p} stage {s}: layers [{stage.first}, {stage.stop}) do not follow layer {next_layer - 1}")
-                next_layer = stage.stop
-                if stage.worker is None:
-                    missing = [k for k in pipeline.micro_batches if (k, s) not in self.route_of]
-                    if missing:
-                        yield f"pipeline {p} stage {s} micro-batch {missing[0]}: no worker and no route"
-                    continue
-                where = f"pipeline {p} stage {s}"
-                if stage.worker in seen:
-                    yield f"worker {stage.worker} is used twice: {seen[stage.worker]} and {where}"
-                seen[stage.worker] = where
-            if next_layer != self.n_layers:
-                yield f"pipeline {p} holds layers up to {next_layer}, the model has {self.n_layers}"
-        if next_micro_batch != self.n_micro_batches:
-            yield f"the pipelines run {next_micro_batch} micro-batches, a step has {self.n_micro_batches}"
-        for worker in self.idle:
-            if worker in seen:
-                yield f"worker {worker} is idle and in {seen[worker]}"
-        for layer in range(self.n_layers):
-            if not self.holders(layer):
-                yield f"layer {layer} has no holder"
-        yield from self._route_problems()
-        yield from self._reduce_problems()
-        yield from self.schedule.problems(self.n_layers)
-
-    def _route_problems(self) -> Iterator[str]:
-        if len(self.route_of) != len(self.routes):
-            yield "a micro-batch has two routes at one stage"
-        for route in self.routes:
-            where = f"route of micro-batch {route.micro_batch} at stage {route.stage}"
-            pipeline = self.home.get(route.micro_batch)
-            if pipeline is None or not 0 <= route.stage < len(self.pipelines[pipeline].stages):
-                yield f"{where}: no such micro-batch or stage"
-                continue
-            layers = self.pipelines[pipeline].stages[route.stage].layers
-            lacking = set(layers) - self.held.get(route.worker, frozenset())
-            if lacking:
-                yield f"{where} (pipeline {pipeline}): worker {route.worker} does not hold layer {min(lacking)}"
-
-    def _reduce_problems(self) -> Iterator[str]:
-        for kind, n_shards in (("layer", self.n_layers), ("tie", len(self.ties))):
-            groups: dict[int, tuple[int, ...]] = {}
-            for group in self.reduce:
-                for shard in group.layers if kind == "layer" else group.ties:
-                    if shard in groups:
-                        yield f"{kind} {shard} is in two reduce groups"
-                    groups[shard] = group.workers
-            for shard in range(n_shards):
-                holders = self.holders(shard) if kind == "layer" else self.tie_holders(shard)
-                if groups.get(shard) != holders:
-                    yield f"{kind} {shard} is reduced by {groups.get(shard)}, but held by {holders}"
-        for number in {group.round for group in self.reduce}:
-            workers = [worker for group in self.reduce if group.round == number for worker in group.workers]
-            if len(workers) != len(set(workers)):
-                yield f"a worker is in two reductions of round {number}"
-
-    def tie_holders(self, tie: int) -> tuple[int, ...]:
-        """Workers that hold any layer of a tie (layers that share a parameter), ascending."""
-        return tuple(sorted({worker for layer in self.ties[tie] for worker in self.holders(layer)}))
-
-    def _move_problems(self, held_before: Mapping[int, Collection[int]]) -> Iterator[str]:
-        arriving: set[tuple[int, int]] = set()
-        for move in self.moves:
-            if move.layer not in held_before.get(move.source, ()):
-                yield f"move of layer {move.layer} to worker {move.target}: worker {move.source} does not hold it"
-            if move.layer not in self.held.get(move.target, frozenset()):
-                yield f"move of layer {move.layer} to worker {move.target}, which has no use for it"
-            if (move.layer, move.target) in arriving:
-                yield f"layer {move.layer} is moved to worker {move.target} twice"
-            arriving.add((move.layer, move.target))
-        for worker, layers in self.held.items():
-            for layer in sorted(layers.difference(held_before.get(worker, ()))):
-                if (layer, worker) not in arriving:
-                    yield f"worker {worker} needs layer {layer} and nobody sends it"
-
-
-def holders_by_layer(stages: Iterable[Stage], n_layers: int) -> tuple[tuple[int, ...], ...]:
-    """For each layer the workers of these stages that hold it, ascending."""
-    workers_of: dict[tuple[int, int], list[int]] = {}
-    for stage in stages:
-        if stage.worker is not None:
-            workers_of.setdefault((stage.first, stage.stop), []).append(stage.worker)
-    known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
-    result = []
-    for layer in range(n_layers):
-        spans = tuple(span for span in workers_of if span[0] <= layer < span[1])
-        if spans not in known:
-            known[spans] = tuple(sorted({worker for span in spans for worker in workers_of[span]}))
-        result.append(known[spans])
-    return tuple(result)
+_WITHOUT_SCHEDULE = (
+    *("pipelines", "reduce", "moves", "home", "route_of", "held", "workers", "place", "_holders"),
+    *("routed_to", "groups_of"),
+)
+"""What is derived of other fields alone."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -476,22 +379,3 @@ def decode(data: bytes | str) -> Plan:
         return plan
     except Malformed as error:
         raise PlanError(f"not a plan: {error}") from None
-
-
-_LAYOUT = re.compile(r"([1-9]\d{0,5}x)?[1-9]\d{0,5}(\+([1-9]\d{0,5}x)?[1-9]\d{0,5})*")
-
-
-def parse_layout(text: str) -> tuple[int, ...] | None:
-    """`2x4` (pipelines x stages), `3+2+3` (lengths) or both, `2x4+3`, as lengths; None for `auto`.
-
-    What `Plan.layout` writes for a plan without losses. Raises UsageError for anything else.
-    """
-    if text == "auto":
-        return None
-    if not _LAYOUT.fullmatch(text):
-        raise UsageError(f"{text!r} is no layout", "write `auto`, `2x4` (2 pipelines of 4 stages) or `3+2+3`")
-    lengths: list[int] = []
-    for part in text.split("+"):
-        n_pipelines, _, length = part.rpartition("x")
-        lengths += [int(length)] * int(n_pipelines or 1)
-    return tuple(lengths)

@@ -8,7 +8,7 @@ Each pass is a pure function from list to richer list. An op has a text form tha
     1B5    full backward (1I5 input-gradient, 1W5 weight-gradient)        1B5>0  send its input-gradient to worker 0
     0F5<2  at stage 1: receive from worker 2 what 0F5 sent                2B5<3  at stage 1: receive what 2B5 sent
     1D5    free what micro-batch 5 keeps at stage 1
-    G2     start the gradient reduction of group 2      C  commit point      S  optimizer step
+    G2     start what is left of group 2's gradient reduction      C  commit point      S  optimizer step
 
 The gradient that an `I` produces is sent as `B` too: what travels is the same.
 """
@@ -25,6 +25,7 @@ import msgspec
 
 from odyssey.errors import PlanError
 from odyssey.plan import Plan
+from odyssey.plan_proof import schedule_problems
 from odyssey.split import split_orders
 
 ComputeKind = Literal["F", "B", "I", "W"]
@@ -81,7 +82,8 @@ class Drop(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reduce(msgspec.Struct, frozen=True, gc=False):
-    """Start the gradient reduction of `plan.reduce[group]`."""
+    """Start what is left of the gradient reduction of `plan.reduce[group]`: its first buckets have started within the
+    computation before (odyssey/buckets.py)."""
 
     group: int
 
@@ -160,7 +162,7 @@ def _memory(plan: Plan, name: str) -> dict[Any, Any]:
 def _ordered(plan: Plan, worker: int) -> list[Compute]:
     if worker in plan.order_of:
         return _explicit(plan, worker, plan.order_of[worker].ops)
-    for problem in plan.schedule.problems(plan.n_layers):
+    for problem in schedule_problems(plan.schedule, plan.n_layers):
         raise PlanError(problem)
     if worker in plan.routed_to:
         raise PlanError(f"worker {worker} runs micro-batches of other pipelines and has no explicit order")
@@ -279,33 +281,51 @@ def _sent(plan: Plan, sender: int, receiver: int, kind: TransferKind) -> list[Re
 
 
 def add_reductions(plan: Plan, worker: int, ops: Sequence[Op]) -> list[Op]:
-    """Start each group's reduction right behind the last computation that adds to its gradients; then commit and step."""
-    mine = plan.groups_of.get(worker, ())
-    covered = {g: {*plan.reduce[g].layers, *(layer for tie in plan.reduce[g].ties for layer in plan.ties[tie])} for g in mine}
-    last: dict[int, int] = {}
-    seen: set[tuple[int, int]] = set()
-    for i in range(len(ops) - 1, -1, -1):
-        op = ops[i]
-        if len(last) == len(mine):
-            break
-        if isinstance(op, Compute) and op.kind in ("B", "W"):
-            stage = plan.layer_range(op.micro_batch, op.stage)
-            if (stage.first, stage.stop) not in seen:
-                seen.add((stage.first, stage.stop))
-                for g in mine:
-                    if g not in last and not covered[g].isdisjoint(stage.layers):
-                        last[g] = i
+    """Behind the last computation that adds to a group's gradients, or to those of layers above, start what is not yet started
+    of its reduction (odyssey/buckets.py); then commit and step."""
+    if worker not in plan.place:
+        return list(ops)
+    complete = complete_at(plan, worker, ops)
+    lowest_held = min(complete)
+    lowest = {g: _lowest_layer(plan, g) for g in plan.groups_of.get(worker, ())}
     behind: dict[int, list[Op]] = {}
-    for g in sorted(mine, key=lambda g: (plan.reduce[g].round, g)):
-        behind.setdefault(last.get(g, -1), []).append(Reduce(g))
+    for g in sorted(lowest, key=lambda g: (-lowest[g], g)):
+        behind.setdefault(complete[max(lowest[g], lowest_held)][0], []).append(Reduce(g))
     result: list[Op] = []
     done = 0
     for i in sorted(behind):
         result += ops[done : i + 1]
         result += behind[i]
         done = i + 1
-    result += ops[done:]
-    return [*result, Commit(), OptimizerStep()] if worker in plan.place else result
+    return [*result, *ops[done:], Commit(), OptimizerStep()]
+
+
+def complete_at(plan: Plan, worker: int, ops: Sequence[Op]) -> dict[int, tuple[int, int]]:
+    """Layer held -> where in `ops` the gradients of it and of all held layers above are complete: the index of a computation,
+    -1 for none, and the layer through which that must have gone back."""
+    p, s = plan.place[worker]
+    own = plan.pipelines[p].stages[s]
+    last: dict[int, int] = {}
+    for i in range(len(ops) - 1, -1, -1):
+        op = ops[i]
+        if isinstance(op, Compute) and op.kind in ("B", "W"):
+            for layer in plan.layer_range(op.micro_batch, op.stage).layers:
+                last.setdefault(layer, i)
+            if len(last) == own.stop - own.first:
+                break
+    found = {}
+    at = (-1, own.stop)
+    for layer in reversed(own.layers):
+        i = last.get(layer, -1)
+        if i >= at[0]:
+            at = (i, layer)
+        found[layer] = at
+    return found
+
+
+def _lowest_layer(plan: Plan, group: int) -> int:
+    its = plan.reduce[group]
+    return min([*its.layers, *(layer for tie in its.ties for layer in plan.ties[tie])])
 
 
 def add_drops(ops: Sequence[Op]) -> list[Op]:

@@ -1,4 +1,4 @@
-"""What a price needs of a cell: when its workers have computed, when their gradients are whole, the most memory they take.
+"""What a price needs of a cell: when its workers have computed, when their gradients are complete, the most memory they take.
 
 A cell gives the same answer in every plan that has one like it, so it is simulated once for a profile, however many
 candidates and situations it appears in.
@@ -6,33 +6,29 @@ candidates and situations it appears in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from odyssey.plan import Plan
-from odyssey.schedule import Compute
 from perfmodel.cells import Cell
 from perfmodel.costs import Costs
 from perfmodel.memory import Memory, peaks
 from perfmodel.profile import Profile
+from perfmodel.reducing import Ended, Layers, complete_s, ended
 from perfmodel.running import Run
 from perfmodel.timeline import play
-from perfmodel.walk import walk
+from perfmodel.walk import Walked, walk
 
 MOST_PLAIN, MOST_OTHERS = 10_000, 256
 """Walks that are remembered for a profile. Keys of cells with exceptions are large: all orders are in them."""
 
-Layers = tuple[int, int]
-"""[first, stop) of a stage."""
-
 
 @dataclass(frozen=True)
 class CellCost:
-    """Per worker of a cell, in the order of its copies. `ended_s`: by layers that it runs, when their gradients are whole."""
+    """Per worker of a cell, in the order of its copies. `complete_s`: see perfmodel/reducing.py."""
 
     computed_s: tuple[float, ...]
-    ended_s: tuple[Mapping[Layers, float], ...]
+    complete_s: tuple[tuple[float, ...], ...]
     peak_bytes: tuple[int, ...]
 
 
@@ -70,15 +66,19 @@ def _walked(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
     if walked is None:
         return _played(plan, costs, cell)  # which says who waits for what
     memory = Memory(costs)
-    rows = [(plan.place[worker], walked[worker]) for worker in cell.copies[0]]
+    rows = [(worker, plan.place[worker], walked[worker]) for worker in cell.copies[0]]
     return CellCost(
-        tuple(row.computed_s for _, row in rows),
-        tuple(row.ended_s for _, row in rows),
+        tuple(row.computed_s for _, _, row in rows),
+        tuple(complete_s(plan, costs, worker, _ended(plan, row)) for worker, _, row in rows),
         tuple(
             memory.peak(plan.pipelines[p].stages[s], row.live_bytes, row.message_bytes, row.message_bytes)
-            for (p, s), row in rows
+            for _, (p, s), row in rows
         ),
     )
+
+
+def _ended(plan: Plan, row: Walked) -> dict[Layers, Ended]:
+    return {layers: Ended(end_s, kind, plan.n_samples(k)) for layers, (end_s, kind, k) in row.ended.items()}
 
 
 def _played(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
@@ -86,16 +86,9 @@ def _played(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
     run = Run(plan, costs)
     play(run, cell)
     workers = cell.copies[0]
-    ended: list[dict[Layers, float]] = []
-    for worker in workers:
-        ended.append({})
-        for op, (_, end) in zip(cell.programs[worker], run.times[worker], strict=False):
-            if isinstance(op, Compute) and op.kind in "BW":
-                stage = plan.layer_range(op.micro_batch, op.stage)
-                ended[-1][stage.first, stage.stop] = end
     peak = peaks(plan, costs, cell.programs)
     return CellCost(
         tuple(run.times[worker][-1][1] if run.times[worker] else 0.0 for worker in workers),
-        tuple(ended),
+        tuple(complete_s(plan, costs, w, ended(plan, costs, cell.programs[w], run.times[w])) for w in workers),
         tuple(peak[worker] for worker in workers),
     )

@@ -114,6 +114,7 @@ def _key(plan: Plan, p: int, workers: Sequence[int], costs: Costs) -> tuple[obje
         len(pipeline.micro_batches),
         plan.n_samples(pipeline.micro_batches[-1]),
         tuple(a == b for a, b in pairwise(costs.hosts(workers))),
+        costs.crowds(plan, workers),
     )
 
 
@@ -128,4 +129,5 @@ def _exact_key(
         tuple(route for p in members for route in routes.get(p, ())),
         tuple(plan.order_of.get(worker) for worker in workers),
         tuple(costs.hosts(workers)),
+        costs.crowds(plan, workers),
     )

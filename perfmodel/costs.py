@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+from odyssey.plan import Plan
 from perfmodel.profile import AllReduce, LayerProfile, Link, Profile
 
 
@@ -23,6 +24,7 @@ class Costs:
         self.profile = profile
         self.node_of = node_of or {}
         self._hosts = _Hosts(profile, self.node_of)
+        self._crowded: tuple[Plan, Mapping[int, int]] | None = None
         loss = [0.0] * (len(profile.layers) - 1) + [profile.loss_s]
         self._seconds = {
             "F": _sums(layer.forward_s + loss_s for layer, loss_s in zip(profile.layers, loss, strict=True)),
@@ -42,6 +44,13 @@ class Costs:
             kind = "B"
         sums = self._seconds[kind]
         return (sums[stop] - sums[first]) * n_samples / self.profile.micro_batch + self.profile.op_overhead_s
+
+    def left_s(self, kind: str, first: int, layer: int, n_samples: int) -> float:
+        """What a `B` or `W` of a stage that begins with layer `first` still has to do when it has gone back through `layer`."""
+        if first == 0 and kind == "W" and not has_input_gradient(self.profile):
+            kind = "B"
+        sums = self._seconds[kind]
+        return (sums[layer] - sums[first]) * n_samples / self.profile.micro_batch
 
     def optimizer_s(self, first: int, stop: int) -> float:
         """The optimizer step of layers `[first, stop)`."""
@@ -99,6 +108,32 @@ class Costs:
         cluster = self.profile.cluster
         return cluster.intra_host if self.host(a) == self.host(b) else cluster.inter_host
 
+    def channel(self, plan: Plan, sender: int, receiver: int) -> Link:
+        """The link that messages between stages take under a plan. Between hosts it has its share of their interfaces:
+        pipelines are much alike, so when one sends the others of its host send as well."""
+        link, rate = self.link(sender, receiver), self.profile.cluster.interface_bandwidth
+        if rate is None or self.host(sender) == self.host(receiver):
+            return link
+        return Link(link.latency_s, min(link.bandwidth, rate / max(self.crowds(plan, (sender, receiver)))))
+
+    def crowds(self, plan: Plan, workers: Iterable[int]) -> tuple[int, ...]:
+        """How many messages pass the interface of each worker's host at once; nothing where each has one of its own."""
+        if self.profile.cluster.interface_bandwidth is None:
+            return ()
+        if self._crowded is None or self._crowded[0] is not plan:
+            self._crowded = plan, self._crowds_of(plan)
+        known = self._crowded[1]
+        return tuple(known.get(host, 1) for host in self.hosts(workers))
+
+    def _crowds_of(self, plan: Plan) -> Mapping[int, int]:
+        """Host -> neighbouring stages with one of them elsewhere: the upper one here, or the lower, whichever are more."""
+        pairs: Counter[tuple[int, bool]] = Counter()
+        for pipeline in plan.pipelines:
+            for upper, lower in pairwise(stage.worker for stage in pipeline.stages):
+                if upper is not None and lower is not None and self.host(upper) != self.host(lower):
+                    pairs.update(((self.host(upper), True), (self.host(lower), False)))
+        return {host: max(pairs[host, True], pairs[host, False]) for host, _ in pairs}
+
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -114,6 +149,21 @@ class Costs:
             for layer in tie:
                 sizes[layer] += round(size * self.state_per_parameter)
         return tuple(sizes)
+
+    @cached_property
+    def move_s(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Seconds that the move of each layer takes: within a host, and between two."""
+        cluster, recovery = self.profile.cluster, self.profile.recovery
+        between = cluster.inter_host
+        if cluster.interface_bandwidth is not None:
+            between = Link(between.latency_s, min(between.bandwidth, cluster.interface_bandwidth))
+        near, far = (
+            tuple(link.latency_s + size_bytes * byte_s + recovery.move_layer_s for size_bytes in self.move_bytes)
+            for link, byte_s in (
+                (link, max(1 / link.bandwidth, recovery.move_byte_s)) for link in (cluster.intra_host, between)
+            )
+        )
+        return near, far
 
     @cached_property
     def state_per_parameter(self) -> float:

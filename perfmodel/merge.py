@@ -16,6 +16,8 @@ from perfmodel.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, P
 
 OP_OVERHEAD_S = 30e-6
 """Default: Python and dispatch around one op of the engine."""
+MOVE_BYTE_S = 1e-9
+"""Default for a byte of state that moves, where no two ranks have moved any."""
 LONE_LINK = Link(1e-4, 1e9)
 """Default for a link that no two ranks of the job use."""
 HELP = "measure it again with `odyssey profile train.py`"
@@ -72,7 +74,10 @@ def merge(
             inter_host=inter,
             all_reduce=(AllReduce.RING,) if model.device == "cpu" else ANY_WAY,
         ),
-        recovery=Recovery(groups_member_s=max(0.0, group_s - Recovery().groups_base_s) / n_ranks),
+        recovery=Recovery(
+            groups_member_s=max(0.0, group_s - Recovery().groups_base_s) / n_ranks,
+            move_byte_s=next((report.move_byte_s for report in measured if report.move_byte_s is not None), MOVE_BYTE_S),
+        ),
         boundaries=_boundaries(measured),
     )
 
@@ -110,7 +115,7 @@ def _layer(model: ModelSpec, index: int, costs: Sequence[LayerCost]) -> LayerPro
         weight_gradient_s=median(cost.weight_gradient_s for cost in costs),
         optimizer_s=median(cost.optimizer_s for cost in costs),
         parameter_bytes=round(median(cost.parameter_bytes for cost in costs)),
-        gradient_bytes=round(median(cost.gradient_bytes for cost in costs)),
+        gradient_bytes=spec.trainable_bytes,
         optimizer_bytes=round(median(cost.optimizer_bytes for cost in costs)),
         buffer_bytes=spec.buffer_bytes,
         activation_bytes=round(median(cost.activation_bytes for cost in costs)),

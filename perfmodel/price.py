@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from odyssey.plan import Estimate, Plan
-from perfmodel.cell_cost import Layers, cell_cost
+from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import cells
 from perfmodel.costs import Costs
 from perfmodel.objective import objective
@@ -43,42 +43,17 @@ def price(
 def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float) -> Price:
     """As `price`, with the worker that needs the most memory."""
     found = cells(plan, costs)
-    groups_of = _groups_of(plan, {worker for cell in found for worker in cell.copies[0]})
     computed: dict[int, float] = {}
-    issued: dict[int, Mapping[int, float]] = {}
+    complete: dict[int, tuple[float, ...]] = {}
     peak_of: dict[int, int] = {}
     for cell in found:
         walked = cell_cost(plan, costs, cell)
         workers = cell.copies[0]
         computed.update(zip(workers, walked.computed_s, strict=True))
+        complete.update(zip(workers, walked.complete_s, strict=True))
         peak_of.update(zip(workers, walked.peak_bytes, strict=True))
-        for worker, ended_s in zip(workers, walked.ended_s, strict=True):
-            issued[worker] = _issued(plan, worker, groups_of[worker], ended_s)
-    step_s = finish(plan, costs, computed, issued, twins(found)).step_s * costs.profile.step_scale
+    step_s = finish(plan, costs, computed, complete, twins(found)).step_s * costs.profile.step_scale
     peak_worker = max(peak_of, key=lambda worker: (peak_of[worker], -worker))
     parts = transition(plan, costs, search_s)
     value = objective(plan.global_batch, step_s, parts.total_s, seconds_to_change)
     return Price(Estimate(step_s, parts, peak_of[peak_worker], value), peak_worker)
-
-
-def _groups_of(plan: Plan, workers: set[int]) -> dict[int, list[int]]:
-    """The reduce groups of each of some workers."""
-    groups_of: dict[int, list[int]] = {worker: [] for worker in workers}
-    for g, group in enumerate(plan.reduce):
-        for worker in workers.intersection(group.workers):
-            groups_of[worker].append(g)
-    return groups_of
-
-
-def _issued(plan: Plan, worker: int, groups: Sequence[int], ended_s: Mapping[Layers, float]) -> dict[int, float]:
-    """Reduce group -> when a worker starts its reduction: right behind the last computation that adds to its gradients."""
-    p, s = plan.place[worker]
-    own = plan.pipelines[p].stages[s]
-    if set(ended_s) == {(own.first, own.stop)}:
-        return dict.fromkeys(groups, ended_s[own.first, own.stop])
-    issued = {}
-    for g in groups:
-        covered = {*plan.reduce[g].layers, *(layer for tie in plan.reduce[g].ties for layer in plan.ties[tie])}
-        adds = [end for (first, stop), end in ended_s.items() if not covered.isdisjoint(range(first, stop))]
-        issued[g] = max(adds, default=0.0)
-    return issued

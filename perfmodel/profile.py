@@ -84,7 +84,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parts of a transition as measured (or the stated defaults before the first one).
 
-    `move_layer_s`: of a layer that moves, for packing, optimizer and checksum on either side, whatever its size.
+    `move_layer_s`: of a layer that moves, for its optimizer and messages about it, whatever its size. `move_byte_s`: of a byte
+    that is packed, digested, sent and copied, all of which overlaps, where the link is not slower; 0 in cluster files: the link
+    alone counts there.
     Groups take `groups_base_s + groups_member_s * (sum over groups of their members)`. Moves take `moves_scale` times what
     bytes and links alone would.
 
@@ -103,6 +105,7 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warm_up_s: Seconds = 0.0
     moves_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     move_layer_s: Seconds = 0.005
+    move_byte_s: Seconds = 0.0
     resubmit_s: Seconds = 1380.0
     save_s: Seconds = 10.0
 

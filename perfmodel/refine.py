@@ -14,9 +14,10 @@ import msgspec
 from odyssey.messages import OpTime
 from odyssey.plan import Plan
 from perfmodel.costs import Costs, has_input_gradient
+from perfmodel.moving import moves_s
 from perfmodel.profile import LayerProfile, Profile
 from perfmodel.timeline import simulate
-from perfmodel.transition import group_members, moves_s
+from perfmodel.transition import group_members
 
 STEP_WEIGHT = 0.5
 """Part of the way that one report of op times moves the layers of its range: it is a mean over many ops."""

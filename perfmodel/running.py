@@ -46,7 +46,7 @@ class Run:
         pair = (worker, op.peer)
         link = self._links.get(pair)
         if link is None:
-            link = self._links[pair] = self.costs.link(worker, op.peer)
+            link = self._links[pair] = self.costs.channel(self.plan, worker, op.peer)
         plan = self.plan
         key = (op.kind, plan.home[op.micro_batch], op.stage, plan.n_samples(op.micro_batch))
         size = self._sizes.get(key)

@@ -1,9 +1,9 @@
 """The exact time of a step: the longest path through the op graph of all workers' programs (Odyssey, eq. 11, with transfers).
 
 A computation occupies its worker. A send does not: it leaves behind the computation and arrives `latency + bytes /
-bandwidth` later, one message at a time for each pair of workers. A reduction starts when its last member has issued it and
-no member is in another one; it overlaps with computation. Then come the commit point, which waits for everybody,
-and the optimizer. Where ranks share the cores of a host, computation progresses by processor sharing (perfmodel/sharing.py).
+bandwidth` later, one message at a time for each pair of workers. Reductions start within the backward and overlap with
+it (perfmodel/reducing.py). Then come the commit point, which waits for everybody, and the optimizer. Where ranks share the
+cores of a host, computation progresses by processor sharing (perfmodel/sharing.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from odyssey.schedule import Commit, Op, OptimizerStep, Reduce, program
 from perfmodel.cells import Cell, cells
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
+from perfmodel.reducing import Reduced, at_layer, complete_s, ended, queue, ready
 from perfmodel.running import Run, own_devices
 from perfmodel.sharing import share_cores, share_equally
 
@@ -75,14 +76,15 @@ def _timeline(plan: Plan, costs: Costs, run: Run, found: Sequence[Cell]) -> Time
     """The times of all ops, those of reductions, commit and optimizer filled in."""
     twin = twins(found)
     programs = {worker: ops for cell in found for worker, ops in cell.programs.items()}
-    issued = {worker: issues(ops, run.times[worker]) for worker, ops in programs.items()}
-    end = finish(plan, costs, {w: times[-1][1] if times else 0.0 for w, times in run.times.items()}, issued, twin)
+    complete = {w: complete_s(plan, costs, w, ended(plan, costs, ops, run.times[w])) for w, ops in programs.items()}
+    end = finish(plan, costs, {w: times[-1][1] if times else 0.0 for w, times in run.times.items()}, complete, twin)
     for worker, ops in programs.items():
         times = run.times[worker]
         reached = times[-1][1] if times else 0.0
         for i, op in enumerate(ops[: len(times)]):
-            if isinstance(op, Reduce):
-                times[i] = (times[i][0], end.reduced_s[op.group])
+            if isinstance(op, Reduce) and op.group in end.reduced:
+                first, _, end_s = end.reduced[op.group]
+                times[i] = (at_layer(plan, worker, complete[worker], first.lowest), end_s)
         for op in ops[len(times) :]:
             if isinstance(op, Commit):
                 times.append((reached, end.committed_s))
@@ -91,16 +93,12 @@ def _timeline(plan: Plan, costs: Costs, run: Run, found: Sequence[Cell]) -> Time
     return Timeline(end.step_s, run.times, twin)
 
 
-def issues(ops: Sequence[Op], times: Sequence[tuple[float, float]]) -> dict[int, float]:
-    """Reduce group -> when a worker has issued its reduction."""
-    return {op.group: start for op, (start, _) in zip(ops, times, strict=False) if isinstance(op, Reduce)}
-
-
 @dataclass(frozen=True)
 class End:
-    """Where all workers meet: when each group is reduced, the commit point passed, each worker's optimizer done."""
+    """Where all workers meet: each group's first bucket, its start, and when the last one is reduced; when the commit point is
+    passed, and each worker's optimizer done."""
 
-    reduced_s: Mapping[int, float]
+    reduced: Mapping[int, Reduced]
     committed_s: float
     stepped_s: Mapping[int, float]
 
@@ -113,39 +111,18 @@ def finish(
     plan: Plan,
     costs: Costs,
     computed_s: Mapping[int, float],
-    issued_s: Mapping[int, Mapping[int, float]],
+    complete: Mapping[int, Sequence[float]],
     twin: Mapping[int, int],
 ) -> End:
-    """The end of a step whose simulated workers reach the commit point, and issue reductions, at these times."""
-    reduced = _reductions(plan, costs, issued_s, twin)
-    committed = max(*computed_s.values(), *reduced.values(), 0.0)
+    """The end of a step whose simulated workers reach the commit point, and have gradients complete, at these times."""
+    reduced: dict[int, Reduced] = {}
+    for one in queue(plan, costs, ready(plan, costs, complete, twin)):
+        first = reduced.get(one.bucket.group, one)
+        reduced[one.bucket.group] = first._replace(end_s=max(first.end_s, one.end_s))
+    committed = max(*computed_s.values(), *(one.end_s for one in reduced.values()), 0.0)
     if len(twin) > 1:
         committed += costs.profile.commit_s
     return End(reduced, committed, _optimizer_end(plan, costs, committed, twin))
-
-
-def _reductions(
-    plan: Plan, costs: Costs, issued: Mapping[int, Mapping[int, float]], twin: Mapping[int, int]
-) -> dict[int, float]:
-    """When each group's reduction is done. Of those that share a worker, the one that is ready first goes first."""
-    ready = []
-    for g, group in enumerate(plan.reduce):
-        kinds = set(map(twin.__getitem__, group.workers))
-        ready.append((max(issued[kind][g] for kind in kinds), group.round, g))
-    free = dict.fromkeys(twin, 0.0)
-    done: dict[int, float] = {}
-    gradient_bytes = costs.gradient_bytes
-    for at, _, g in sorted(ready):
-        group = plan.reduce[g]
-        if len(group.workers) < 2:
-            done[g] = at
-            continue
-        size = sum(gradient_bytes[layer] for layer in group.layers)
-        size += sum(costs.profile.tie_bytes[tie] for tie in group.ties)
-        start = max(at, max(map(free.__getitem__, group.workers)))
-        done[g] = start + costs.all_reduce_s(group.workers, size)
-        free.update(dict.fromkeys(group.workers, done[g]))
-    return done
 
 
 def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[int, int]) -> dict[int, float]:

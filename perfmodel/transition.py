@@ -5,10 +5,9 @@ detect + pause + search + spawn (if any) + groups + moves + warm-up
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from odyssey.plan import Move, Plan, Transition
+from odyssey.plan import Plan, Transition
 from perfmodel.costs import Costs
+from perfmodel.moving import moves_s
 
 
 def transition(plan: Plan, costs: Costs, search_s: float) -> Transition:
@@ -28,24 +27,3 @@ def transition(plan: Plan, costs: Costs, search_s: float) -> Transition:
 def group_members(plan: Plan) -> int:
     """Sum over the groups that are built of their members: the reductions of two or more, and the world."""
     return sum(len(group.workers) for group in plan.reduce if len(group.workers) > 1) + len(plan.workers)
-
-
-def moves_s(moves: Sequence[Move], costs: Costs) -> float:
-    """Seconds until the last move is done."""
-    return max(move_ends(moves, costs).values(), default=0.0)
-
-
-def move_ends(moves: Sequence[Move], costs: Costs) -> dict[int, float]:
-    """Worker -> seconds until its last move is done: it is in one at a time, and they start in the plan's order."""
-    free: dict[int, float] = {}
-    for move in moves:
-        start = max(free.get(move.source, 0.0), free.get(move.target, 0.0))
-        transfer_s = costs.transfer_s(costs.link(move.source, move.target), costs.move_bytes[move.layer])
-        end = start + transfer_s + costs.profile.recovery.move_layer_s
-        free[move.source] = free[move.target] = end
-    return free
-
-
-def moved_bytes(moves: Sequence[Move], costs: Costs) -> int:
-    """Bytes that travel."""
-    return sum(costs.move_bytes[move.layer] for move in moves)

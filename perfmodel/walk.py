@@ -18,7 +18,8 @@ from perfmodel.costs import Costs
 
 @dataclass
 class Walked:
-    """Of one worker. `ended_s`: layers [first, stop) of a stage that it runs -> when their gradients are whole.
+    """Of one worker. `ended`: layers [first, stop) of a stage that it runs -> when, by which kind of op, and of which
+    micro-batch, their gradients were added to last.
 
     `live_bytes`: high-water mark of activations, `message_bytes`: its largest message, in either direction.
     """
@@ -26,7 +27,7 @@ class Walked:
     computed_s: float = 0.0
     live_bytes: float = 0.0
     message_bytes: int = 0
-    ended_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    ended: dict[tuple[int, int], tuple[float, str, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -62,6 +63,7 @@ def walk(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, Walked
 class _Walk:
     def __init__(self, plan: Plan, costs: Costs, pipelines: Sequence[int]) -> None:
         workers = [stage.worker for p in pipelines for stage in plan.pipelines[p].stages if stage.worker is not None]
+        self.plan = plan
         self.costs = costs
         self.rows = _rows(plan, costs, pipelines)
         self.orders = {worker: compute_order(plan, worker) for worker in workers}
@@ -109,7 +111,7 @@ class _Walk:
                 live += row.outputs[s]
             else:
                 live -= row.activations[s] if kind == "B" else row.activations[s] + row.outputs[s]
-                found.ended_s[row.layers[s]] = now
+                found.ended[row.layers[s]] = (now, kind, k)
             if live > most:
                 most = live
             if 0 <= to < len(runners) and (peer := runners[to]) != worker:
@@ -128,7 +130,7 @@ class _Walk:
         """When a message that may leave now arrives."""
         channel = self.channels.get((worker, peer))
         if channel is None:
-            link = self.costs.link(worker, peer)
+            link = self.costs.channel(self.plan, worker, peer)
             channel = self.channels[worker, peer] = _Channel(link.bandwidth, link.latency_s)
         leaves = (now if now > channel.free_s else channel.free_s) + size / channel.bandwidth
         channel.free_s = leaves

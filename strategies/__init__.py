@@ -13,7 +13,7 @@ search      all strategies asked and priced, the best first; and what is no choi
 building    what strategies are made of
 situation   what a strategy is given and answers
 
-May import `perfmodel`, `odyssey.plan`, `odyssey.schedule`, `odyssey.ordering` and `odyssey.errors`, and no torch.
+May import `perfmodel`, `odyssey.plan` and its parts, `odyssey.schedule`, `odyssey.ordering` and `odyssey.errors`, and no torch.
 """
 
 from __future__ import annotations

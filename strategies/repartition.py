@@ -12,7 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from odyssey.plan import Pipeline, Plan
+from odyssey.pipelines import Pipeline
+from odyssey.plan import Plan
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise

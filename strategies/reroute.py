@@ -7,7 +7,7 @@ loss is the same question asked again: all stages without a worker are routed an
 
 from __future__ import annotations
 
-from odyssey.plan import Stage
+from odyssey.pipelines import Stage
 from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 

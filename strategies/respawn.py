@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from odyssey.plan import Stage
+from odyssey.pipelines import Stage
 from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 

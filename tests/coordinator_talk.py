@@ -62,7 +62,8 @@ from launcher.joblog.events import (
     encode,
 )
 from odyssey.messages import Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
-from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage, StateFrom
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Move, Plan, Reduction, StateFrom, move_runs
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
@@ -105,14 +106,16 @@ def make_plan(
     for layer in range(N_LAYERS):
         holders = tuple(sorted(w for stages in pipelines for w, first, stop in stages if first <= layer < stop))
         owners.setdefault(holders, []).append(layer)
-    reduce = tuple(ReduceGroup(workers, tuple(layers), (), i) for i, (workers, layers) in enumerate(owners.items()))
+    reductions = tuple(Reduction(tuple(layers), (), i) for i, layers in enumerate(owners.values()))
     moves = []
     for worker, first, stop in (stage for stages in pipelines for stage in stages):
         for layer in range(first, stop) if held is not None else ():
             if layer not in held.get(worker, ()):
                 source = min(rank for rank, layers in held.items() if layer in layers)
                 moves.append(Move(layer, source, worker))
-    return Plan(0, "test", 0, 2 * N_MICRO_BATCHES, 2, N_LAYERS, built, reduce, moves=tuple(moves), **rest)
+    return Plan(
+        0, "test", 0, 2 * N_MICRO_BATCHES, 2, N_LAYERS, blocks_of(built), reductions, move_runs=move_runs(moves), **rest
+    )
 
 
 def answer_to(ask: Propose, pipelines: list[list[tuple[int, int, int]]], **rest: tuple[int, ...]) -> Plan:
@@ -250,7 +253,7 @@ class Talk:
         ask = self.asked if self.asked is not None else Propose(0, 0, None, (), (), (), {})
         plan = answer_to(ask, pipelines, **rest)
         if options.get("from") == "script":
-            plan = replace(plan, state_from=StateFrom.SCRIPT, moves=())
+            plan = replace(plan, state_from=StateFrom.SCRIPT, move_runs=())
         if "at" in options:
             plan = replace(plan, step=int(options["at"]))
         return Proposed((Candidate("test", plan, None, "it is the best"),), 60.0, "test", 0.0, False)

@@ -22,7 +22,9 @@ from launcher.joblog.events import (
     UnitCommitted,
 )
 from odyssey.messages import LayerSpec, ModelSpec, Result
-from odyssey.plan import Estimate, Pipeline, Plan, ReduceGroup, Route, Stage, Transition
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Estimate, Plan, Reduction, Route, Transition
+from odyssey.plan_proof import prove
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
@@ -64,11 +66,13 @@ def plan(generation: int = 1, lost: int | None = None, estimate: Estimate | None
     if lost is not None:
         p, s = divmod(lost, 2)
         routes = [Route(k, s, workers[1 - p][s]) for k in range(4 * p, 4 * p + 4)]
-    groups = [ReduceGroup(tuple(w for w in (s, s + 2) if w != lost), tuple(range(4 * s, 4 * s + 4)), (), 0) for s in (0, 1)]
+    reductions = tuple(Reduction(tuple(range(4 * s, 4 * s + 4)), (), 0) for s in (0, 1))
     strategy = "start" if lost is None else "reroute"
-    return Plan(
-        generation, strategy, 0, 32, 4, N_LAYERS, pipelines, tuple(groups), routes=tuple(routes), estimate=estimate
-    ).validate()
+    return prove(
+        Plan(
+            generation, strategy, 0, 32, 4, N_LAYERS, blocks_of(pipelines), reductions, routes=tuple(routes), estimate=estimate
+        )
+    )
 
 
 def candidates() -> tuple[Candidate, ...]:

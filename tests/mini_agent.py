@@ -37,7 +37,9 @@ from odyssey.messages import (
     Result,
     frame,
 )
-from odyssey.plan import Plan, Schedule, Stage
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan, Schedule
+from odyssey.plan_proof import prove
 from odyssey.zygote import protocol
 from odyssey.zygote.protocol import ForkStore
 from perfmodel.merge import merge
@@ -159,7 +161,7 @@ class MiniAgent:
     def split(self, plan: Plan, cap: float | None) -> Plan:
         """The plan with its backward split, whether that pays or not."""
         assert self._profile is not None
-        return msgspec.structs.replace(plan, schedule=Schedule("split", cap, work_of(self._profile))).validate()
+        return prove(msgspec.structs.replace(plan, schedule=Schedule("split", cap, work_of(self._profile))))
 
     def measure(self) -> None:
         """The profile, by all ranks."""
@@ -184,7 +186,7 @@ class MiniAgent:
         held = {rank: frozenset(report.held) for rank, report in paused.items()}
         chosen = best(search(self._situation(held, respawnable), strategy))
         assert chosen is not None and chosen.plan is not None, f"{strategy} has no plan"
-        return chosen.plan.validate(held)
+        return prove(chosen.plan, held)
 
     def prepare(self, plan: Plan) -> dict[int, Ready]:
         """Everybody's answer to it. `go` is the caller's."""

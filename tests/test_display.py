@@ -133,14 +133,15 @@ def test_any_beginning_of_a_log_gives_a_picture() -> None:
 
 
 def test_a_large_layout_is_cut_and_shows_the_pipelines_in_trouble() -> None:
-    from odyssey.plan import Pipeline, Plan, Stage
+    from odyssey.pipelines import Pipeline, Stage, blocks_of
+    from odyssey.plan import Plan
 
     n_pipelines, n_stages = 64, 16
     pipelines = tuple(
         Pipeline(tuple(Stage(p * n_stages + s, 2 * s, 2 * s + 2) for s in range(n_stages)), p, p + 1)
         for p in range(n_pipelines)
     )
-    plan = Plan(1, "start", 0, 64, 1, 32, pipelines, ())
+    plan = Plan(1, "start", 0, 64, 1, 32, blocks_of(pipelines), ())
     console = Console(width=80, file=io.StringIO(), record=True)
 
     console.print(plan_grid(plan, {50 * n_stages: RankState.LOST}, 80, 6))

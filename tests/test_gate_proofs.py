@@ -17,8 +17,9 @@ from launcher.coordinator import gate
 from launcher.joblog.events import RankReady
 from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
-from odyssey.model.packing import pack, unpack
-from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Stage
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Move, Plan, Reduction, move_runs
+from odyssey.plan_proof import prove
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
@@ -26,6 +27,7 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from tests import models
+from tests.moved import moved
 
 CPU = torch.device("cpu")
 POSITION = (3, 0)
@@ -39,11 +41,13 @@ def plan(*, is_alone=False):
     moves = tuple(Move(layer, 1, 2) for layer in ADOPTED)
     if is_alone:
         pipelines: tuple[Pipeline, ...] = (Pipeline(parts, 0, 4),)
-        reduce = (ReduceGroup((1,), (0,), (), 0), ReduceGroup((2,), (1, 2, 3), (), 0), ReduceGroup((1, 2), (), (0,), 1))
+        reductions = (Reduction((0,), (), 0), Reduction((1, 2, 3), (), 0), Reduction((), (0,), 1))
     else:
         pipelines = (Pipeline((Stage(0, 0, 4),), 0, 2), Pipeline(parts, 2, 4))
-        reduce = (ReduceGroup((0, 1), (0,), (), 0), ReduceGroup((0, 2), (1, 2, 3), (), 1), ReduceGroup((0, 1, 2), (), (0,), 2))
-    return Plan(2, "test", 3, 8, 2, 4, pipelines, reduce, ties=((0, 3),), moves=moves).validate(HELD_BEFORE)
+        reductions = (Reduction((0,), (), 0), Reduction((1, 2, 3), (), 1), Reduction((), (0,), 2))
+    return prove(
+        Plan(2, "test", 3, 8, 2, 4, blocks_of(pipelines), reductions, ties=((0, 3),), move_runs=move_runs(moves)), HELD_BEFORE
+    )
 
 
 HELD_BEFORE = {0: (0, 1, 2, 3), 1: (0, 1, 2), 2: (3,)}
@@ -78,7 +82,7 @@ class Rank:
             shard.scheduler.step()
 
     def adopt(self, layer, source):
-        self.model.adopt(layer, unpack(*pack(source.model.export(layer), CPU)))
+        self.model.adopt(layer, moved(source.model.export(layer)))
 
     def prepare(self, of):
         spec = ModelSpec((), (), (), self.global_batch, 2, self.n_samples, 0, "cpu")

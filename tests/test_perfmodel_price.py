@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
-from odyssey.plan import ComputeOrder, Estimate, Move, Plan, Schedule, Transition
+from odyssey.plan import ComputeOrder, Estimate, Plan, Schedule, Transition
 from odyssey.schedule import program
 from perfmodel.costs import Costs
 from perfmodel.memory import peaks
@@ -16,7 +16,7 @@ from perfmodel.objective import objective
 from perfmodel.price import price
 from perfmodel.profile import Link, Recovery
 from perfmodel.timeline import simulate
-from perfmodel.transition import group_members, moved_bytes, moves_s, transition
+from perfmodel.transition import group_members, transition
 from tests.planning import break_even, first_plan, layer, profile
 from tests.test_schedule import plans
 
@@ -50,15 +50,6 @@ def test_tied_parameters_count_where_any_of_their_layers_is() -> None:
 
 
 # -- transition --------------------------------------------------------------------------------------------------------
-
-
-def test_moves_of_different_workers_go_side_by_side_and_of_one_worker_in_turn() -> None:
-    rows = [layer(str(i), parameter_bytes=60, optimizer_bytes=40) for i in range(4)]
-    costs = Costs(profile(rows, 4, intra=Link(0.5, 100.0), recovery=Recovery(move_layer_s=0.25)))
-    assert moves_s([Move(0, 0, 1), Move(1, 2, 3)], costs) == pytest.approx(1.5 + 0.25)
-    assert moves_s([Move(0, 0, 1), Move(1, 0, 3)], costs) == pytest.approx(3.0 + 2 * 0.25)
-    assert moves_s([Move(0, 0, 1), Move(1, 1, 2), Move(2, 3, 0)], costs) == pytest.approx(3.0 + 2 * 0.25)
-    assert moved_bytes([Move(0, 0, 1), Move(1, 0, 3)], costs) == 200
 
 
 def test_a_transition_names_each_part() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from odyssey.errors import ProfileError
 from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime
-from odyssey.plan import Move
+from odyssey.plan import Move, move_runs
 from perfmodel.catalog import load
 from perfmodel.costs import Costs
-from perfmodel.merge import OP_OVERHEAD_S, check_model, merge
+from perfmodel.merge import MOVE_BYTE_S, OP_OVERHEAD_S, check_model, merge
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile, Recovery, read, write
 from perfmodel.refine import SCALE_WEIGHT, STEP_WEIGHT, TRANSITION_WEIGHT, calibrate, refresh, rescale
@@ -20,7 +20,7 @@ from perfmodel.timeline import simulate
 from tests.planning import first_plan, layer, profile
 
 MODEL = ModelSpec(
-    layers=tuple(LayerSpec(f"layer {i}", f"digest {i}", 10, 10, 3) for i in range(3)),
+    layers=tuple(LayerSpec(f"layer {i}", f"digest {i}", 10, 11, 3) for i in range(3)),
     ties=((0, 2),),
     tie_bytes=(8,),
     global_batch=8,
@@ -32,7 +32,7 @@ MODEL = ModelSpec(
 
 
 def cost(layer: int, forward_s: float = 1.0) -> LayerCost:
-    return LayerCost(layer, forward_s, 2.0, 3.0, 0.5, 10, 11, 20, 30, 40)
+    return LayerCost(layer, forward_s, 2.0, 3.0, 0.5, 10, 20, 30, 40)
 
 
 def measured(layers: list[LayerCost], *, last: bool = False, latency_s: float = 0.1, memory: int = 100) -> Measured:
@@ -72,6 +72,12 @@ def test_an_op_costs_what_the_middle_rank_measured_or_the_stated_default() -> No
         msgspec.structs.replace(report, op_overhead_s=s) for report, s in zip(reports, (3e-4, 1e-4, None, 9e-4), strict=True)
     ]
     assert merged(known).op_overhead_s == 3e-4
+
+
+def test_a_byte_that_moves_takes_what_the_first_ranks_measured_or_the_stated_default() -> None:
+    reports = [measured([cost(0)]), measured([cost(1), cost(2)], last=True)]
+    assert merged(reports).recovery.move_byte_s == MOVE_BYTE_S
+    assert merged([msgspec.structs.replace(reports[0], move_byte_s=2e-9), reports[1]]).recovery.move_byte_s == 2e-9
 
 
 def test_links_within_and_between_hosts_are_told_apart() -> None:
@@ -162,7 +168,7 @@ def test_op_times_that_say_nothing_change_nothing() -> None:
 def test_a_real_transition_moves_the_parts_that_took_place() -> None:
     rows = [layer(str(i), parameter_bytes=100) for i in range(2)]
     of = profile(rows, 4, intra=Link(0.0, 100.0), recovery=Recovery(0.1, 0.2, 1.0, 0.5, 0.01, move_layer_s=0.0))
-    plan = msgspec.structs.replace(first_plan(of, "2x2", 4), moves=(Move(0, 0, 2),))
+    plan = msgspec.structs.replace(first_plan(of, "2x2", 4), move_runs=move_runs((Move(0, 0, 2),)))
     went = {"detect_s": 0.3, "pause_s": None, "groups_s": 0.5 + 8 * 0.05, "moves_s": 3.0}
     after = calibrate(of, plan, spawn_s=None, **went).recovery
     assert after.detect_s == pytest.approx(0.1 + TRANSITION_WEIGHT * 0.2)

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from odyssey.errors import PlanError
-from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Stage, decode, encode
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Move, Plan, Reduction, Route, decode, encode, move_runs
+from odyssey.plan_proof import prove
 
 
 def two_by_two() -> Plan:
@@ -19,11 +21,13 @@ def two_by_two() -> Plan:
         global_batch=8,
         micro_batch=2,
         n_layers=4,
-        pipelines=(
-            Pipeline((Stage(0, 0, 2), Stage(1, 2, 4)), 0, 2),
-            Pipeline((Stage(2, 0, 2), Stage(3, 2, 4)), 2, 4),
+        blocks=blocks_of(
+            (
+                Pipeline((Stage(0, 0, 2), Stage(1, 2, 4)), 0, 2),
+                Pipeline((Stage(2, 0, 2), Stage(3, 2, 4)), 2, 4),
+            )
         ),
-        reduce=(ReduceGroup((0, 2), (0, 1), (), 0), ReduceGroup((1, 3), (2, 3), (), 0)),
+        reductions=(Reduction((0, 1), (), 0), Reduction((2, 3), (), 0)),
     )
 
 
@@ -31,16 +35,20 @@ def change(plan: Plan, **fields: object) -> Plan:
     return msgspec.structs.replace(plan, **fields)  # type: ignore[arg-type]
 
 
+def with_pipelines(plan: Plan, *pipelines: Pipeline) -> Plan:
+    return change(plan, blocks=blocks_of(pipelines))
+
+
 def with_stage(plan: Plan, pipeline: int, stage: int, value: Stage) -> Plan:
     pipelines = list(plan.pipelines)
     stages = list(pipelines[pipeline].stages)
     stages[stage] = value
     pipelines[pipeline] = msgspec.structs.replace(pipelines[pipeline], stages=tuple(stages))
-    return change(plan, pipelines=tuple(pipelines))
+    return with_pipelines(plan, *pipelines)
 
 
 def test_a_plan_survives_json() -> None:
-    plan = two_by_two().validate()
+    plan = prove(two_by_two())
     assert decode(encode(plan)) == plan
 
 
@@ -63,8 +71,8 @@ def test_samples_of_the_last_micro_batch_are_what_is_left() -> None:
 
 
 def test_tied_layers_are_reduced_by_the_union_of_their_holders() -> None:
-    plan = change(two_by_two(), ties=((0, 3),), reduce=(*two_by_two().reduce, ReduceGroup((0, 1, 2, 3), (), (0,), 1)))
-    assert plan.validate().tie_holders(0) == (0, 1, 2, 3)
+    plan = change(two_by_two(), ties=((0, 3),), reductions=(*two_by_two().reductions, Reduction((), (0,), 1)))
+    assert prove(plan).tie_holders(0) == (0, 1, 2, 3)
 
 
 @dataclass
@@ -75,36 +83,44 @@ class Corruption:
 
 P = two_by_two()
 CORRUPTIONS = [
-    Corruption("at least one pipeline", change(P, pipelines=())),
+    Corruption("at least one pipeline", with_pipelines(P)),
     Corruption("micro_batch must be at least 1", change(P, micro_batch=0)),
     Corruption("worker 0 is used twice", with_stage(P, 1, 0, Stage(0, 0, 2))),
     Corruption("pipeline 1 stage 1: layers", with_stage(P, 1, 1, Stage(3, 3, 4))),
     Corruption("pipeline 0 holds layers up to 3", with_stage(P, 0, 1, Stage(1, 2, 3))),
     Corruption("no worker and no route", with_stage(P, 1, 0, Stage(None, 0, 2))),
     Corruption(
-        "pipeline 1: its micro-batches start at 3", change(P, pipelines=(P.pipelines[0], Pipeline(P.pipelines[1].stages, 3, 4)))
+        "pipeline 1: its micro-batches start at 3", with_pipelines(P, P.pipelines[0], Pipeline(P.pipelines[1].stages, 3, 4))
     ),
-    Corruption("pipeline 1 has no micro-batch", change(P, pipelines=(P.pipelines[0], Pipeline(P.pipelines[1].stages, 2, 2)))),
+    Corruption("pipeline 1 has no micro-batch", with_pipelines(P, P.pipelines[0], Pipeline(P.pipelines[1].stages, 2, 2))),
     Corruption("the pipelines run 4 micro-batches, a step has 5", change(P, global_batch=9)),
     Corruption("worker 3 is idle and in pipeline 1 stage 1", change(P, idle=(3,))),
     Corruption("two routes", change(P, routes=(Route(0, 0, 2), Route(0, 0, 0)))),
     Corruption("no such micro-batch or stage", change(P, routes=(Route(0, 2, 2),))),
     Corruption("worker 3 does not hold layer 0", change(P, routes=(Route(0, 0, 3),))),
-    Corruption("layer 0 is in two reduce groups", change(P, reduce=(*P.reduce, ReduceGroup((0, 2), (0,), (), 1)))),
-    Corruption("layer 2 is reduced by None", change(P, reduce=P.reduce[:1])),
-    Corruption("but held by \\(1, 3\\)", change(P, reduce=(P.reduce[0], ReduceGroup((1,), (2, 3), (), 0)))),
-    Corruption("tie 0 is reduced by None", change(P, ties=((0, 3),))),
+    Corruption("layer 0 is in two reductions", change(P, reductions=(*P.reductions, Reduction((0,), (), 1)))),
+    Corruption("layer 2 is in no reduction", change(P, reductions=P.reductions[:1])),
+    Corruption("layer 4 is reduced, but there are 4", change(P, reductions=(*P.reductions, Reduction((4,), (), 1)))),
+    Corruption(
+        "layer 2 is reduced by \\(0, 2\\), but held by \\(1, 3\\)", change(P, reductions=(Reduction((0, 1, 2, 3), (), 0),))
+    ),
+    Corruption("tie 0 is in no reduction", change(P, ties=((0, 3),))),
+    Corruption("tie 0 is of layer 4", change(P, ties=((0, 4),))),
+    Corruption(
+        "tie 0 is reduced by \\(0, 2\\), but held by \\(0, 1, 2, 3\\)",
+        change(P, ties=((0, 3),), reductions=(Reduction((0, 1), (0,), 0), P.reductions[1])),
+    ),
     Corruption(
         "two reductions of round 0",
-        change(P, ties=((0, 3),), reduce=(*P.reduce, ReduceGroup((0, 1, 2, 3), (), (0,), 0))),
+        change(P, ties=((0, 3),), reductions=(*P.reductions, Reduction((), (0,), 0))),
     ),
 ]
 
 
 @pytest.mark.parametrize("corruption", CORRUPTIONS, ids=lambda corruption: corruption.says)
-def test_validate_names_what_is_wrong(corruption: Corruption) -> None:
+def test_the_proof_names_what_is_wrong(corruption: Corruption) -> None:
     with pytest.raises(PlanError, match=corruption.says):
-        corruption.plan.validate()
+        prove(corruption.plan)
 
 
 HELD = {0: {0, 1}, 1: {2, 3}, 2: {0, 1}}
@@ -112,7 +128,15 @@ MOVES = (Move(2, 1, 3), Move(3, 1, 3))
 
 
 def test_moves_that_complete_what_workers_hold_are_valid() -> None:
-    change(P, moves=MOVES).validate(HELD)
+    prove(change(P, move_runs=move_runs(MOVES)), HELD)
+
+
+def test_what_has_been_received_may_be_passed_on() -> None:
+    held = {0: {0, 1}, 1: set(), 2: {0, 1, 2, 3}}
+    moves = (Move(2, 2, 1), Move(3, 2, 1), Move(2, 1, 3), Move(3, 1, 3))
+    prove(change(P, move_runs=move_runs(moves)), held)
+    with pytest.raises(PlanError, match="worker 1 does not hold it"):
+        prove(change(P, move_runs=move_runs(moves[::-1])), held)
 
 
 @pytest.mark.parametrize(
@@ -126,4 +150,4 @@ def test_moves_that_complete_what_workers_hold_are_valid() -> None:
 )
 def test_moves_must_start_at_holders_and_bring_what_is_needed_once(moves: tuple[Move, ...], says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        change(P, moves=moves).validate(HELD)
+        prove(change(P, move_runs=move_runs(moves)), HELD)

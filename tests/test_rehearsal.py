@@ -15,8 +15,8 @@ from launcher.agent.drills import parse as parse_drill
 from launcher.coordinator.replay import replay
 from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
 from odyssey.messages import Result
-from odyssey.plan import Estimate, Move, StateFrom, Transition
-from odyssey_cli.rehearsal.network import Interfaces, Network, reduced_bytes, shared_move_ends
+from odyssey.plan import Estimate, StateFrom, Transition
+from odyssey_cli.rehearsal.network import Interfaces, Network
 from odyssey_cli.rehearsal.rehearse import losses, losses_of
 from odyssey_cli.rehearsal.report import generations
 from odyssey_cli.replay.traces import parse
@@ -24,7 +24,6 @@ from perfmodel.catalog import load_job
 from perfmodel.costs import Costs
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile, scaled, write
-from perfmodel.transition import move_ends
 from tests.launchers import Launcher, Scene, scene
 from tests.planning import first_plan
 
@@ -150,31 +149,6 @@ def test_the_ranks_of_a_host_share_its_interface(tmp_path: Path) -> None:
     assert second.leave(3, 10.0, 1.0) == 4.0 + 2.0, "and busy"
     assert third.leave(2, 10.0, 3.0) == 6.0 + 2.0, "that of the target as well"
     assert second.leave(0, 100.0, 0.0) == 1.0 + 1.0, "not within the host"
-
-
-def test_a_reduction_takes_the_interfaces_of_its_hosts(tmp_path: Path) -> None:
-    """Two groups over the same three hosts: 2 * 2/3 of 15 bytes in and out of each, 5 bytes a second, one after the other."""
-    path = str(tmp_path / "interfaces")
-    Interfaces.make(path, 3)
-    interfaces = Interfaces.at(path, 3, 5.0)
-    assert reduced_bytes(3, 15.0) == 20.0 and reduced_bytes(1, 15.0) == 0.0
-    assert [interfaces.exchange(host, 20.0, 1.0) for host in range(3)] == [5.0] * 3
-    assert [interfaces.exchange(host, 20.0, 2.0) for host in range(3)] == [9.0] * 3
-    assert interfaces.carry(0, 1, 5.0, 0.0) == 10.0, "messages wait for it"
-
-
-def test_moves_of_state_share_the_interfaces_of_their_hosts() -> None:
-    """Ranks 0 and 1 of a host each send a layer of S bytes to another host: one after the other through the interface."""
-    costs = Costs(profile_with(5.0))
-    size = costs.move_bytes[1]
-    assert size == costs.move_bytes[2] > 0
-    moves = (Move(1, 0, 2), Move(2, 1, 4), Move(1, 2, 3))
-    layer_s = costs.profile.recovery.move_layer_s
-    ends = shared_move_ends(moves, costs, 5.0)
-    assert ends[0] == pytest.approx(size / 5.0 + 2.0 + layer_s), "the interface is slower than the link"
-    assert ends[1] == ends[4] == pytest.approx(2 * size / 5.0 + 2.0 + layer_s), "and busy"
-    assert ends[2] == ends[3] == pytest.approx(ends[0] + size / 100.0 + 1.0 + layer_s), "not within the host"
-    assert shared_move_ends(moves, costs, 1e30) == pytest.approx(move_ends(moves, costs)), "as the model without any"
 
 
 @given(st.floats(0.01, 100))

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
-from odyssey.plan import ComputeOrder, Pipeline, Plan, Route, Schedule, Stage
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import ComputeOrder, Plan, Route, Schedule
+from odyssey.plan_proof import prove
 from odyssey.schedule import (
     Commit,
     Compute,
@@ -28,7 +30,7 @@ from odyssey.schedule import (
     program,
 )
 from perfmodel.costs import Costs
-from strategies.building.compose import reduce_groups
+from strategies.building.compose import reductions
 from strategies.building.ordering import order
 from tests.planning import profile
 
@@ -132,17 +134,19 @@ def plain(splits: list[list[tuple[int, int]]], shares: list[int], lost: list[tup
             worker = hosts[j % len(hosts)]
             assert worker is not None
             routes.append(Route(k, s, worker))
-    return Plan(
-        generation=0,
-        strategy="test",
-        step=0,
-        global_batch=sum(shares) * 2 - 1,
-        micro_batch=2,
-        n_layers=n_layers,
-        pipelines=tuple(Pipeline(tuple(row), starts[p], starts[p + 1]) for p, row in enumerate(rows)),
-        reduce=reduce_groups({stage.worker: stage for stage in owners if stage.worker is not None}, n_layers, ()),
-        routes=tuple(routes),
-    ).validate()
+    return prove(
+        Plan(
+            generation=0,
+            strategy="test",
+            step=0,
+            global_batch=sum(shares) * 2 - 1,
+            micro_batch=2,
+            n_layers=n_layers,
+            blocks=blocks_of(Pipeline(tuple(row), starts[p], starts[p + 1]) for p, row in enumerate(rows)),
+            reductions=reductions({stage.worker: stage for stage in owners if stage.worker is not None}, n_layers, ()),
+            routes=tuple(routes),
+        )
+    )
 
 
 def with_orders(plan: Plan, split: bool = False) -> Plan:

@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 
 from odyssey import split
 from odyssey.errors import PlanError
-from odyssey.plan import LayerWork, Pipeline, Plan, Route, Schedule, Stage, Work, decode, encode
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import LayerWork, Plan, Route, Schedule, Work, decode, encode
+from odyssey.plan_proof import prove
 from odyssey.schedule import Compute, Drop, dependency_order, program
 from perfmodel import catalog
 from perfmodel.price import price
 from perfmodel.profile import Profile
 from perfmodel.timeline import simulate
 from perfmodel.work import work_of
-from strategies.building.compose import reduce_groups
+from strategies.building.compose import reductions
 from strategies.search import best, initial_plan, search
 from strategies.search.split import LADDER
 from tests.planning import first_plan, layer, profile, situation, without
@@ -37,17 +39,21 @@ def one_pipeline(work: Work, cuts: Sequence[int], shares: Sequence[int], cap: fl
     n_stages, n_layers = len(cuts) - 1, cuts[-1]
     starts = [0, *accumulate(shares)]
     rows = [tuple(Stage(p * n_stages + s, a, b) for s, (a, b) in enumerate(pairwise(cuts))) for p in range(len(shares))]
-    return Plan(
-        generation=0,
-        strategy="test",
-        step=0,
-        global_batch=sum(shares) * samples - (samples > 1),
-        micro_batch=samples,
-        n_layers=n_layers,
-        pipelines=tuple(Pipeline(row, starts[p], starts[p + 1]) for p, row in enumerate(rows)),
-        reduce=reduce_groups({stage.worker: stage for row in rows for stage in row if stage.worker is not None}, n_layers, ()),
-        schedule=Schedule("split", cap, work),
-    ).validate()
+    return prove(
+        Plan(
+            generation=0,
+            strategy="test",
+            step=0,
+            global_batch=sum(shares) * samples - (samples > 1),
+            micro_batch=samples,
+            n_layers=n_layers,
+            blocks=blocks_of(Pipeline(row, starts[p], starts[p + 1]) for p, row in enumerate(rows)),
+            reductions=reductions(
+                {stage.worker: stage for row in rows for stage in row if stage.worker is not None}, n_layers, ()
+            ),
+            schedule=Schedule("split", cap, work),
+        )
+    )
 
 
 def works(n_layers: int) -> st.SearchStrategy[Work]:
@@ -209,7 +215,7 @@ def test_a_plan_under_the_rule_stays_small() -> None:
 def test_a_wrong_schedule_is_a_plan_error_that_names_the_field(schedule: Schedule, says: str) -> None:
     plan = msgspec.structs.replace(first_plan(profile(2, 4), "2x2", 4), schedule=schedule)
     with pytest.raises(PlanError, match=says):
-        plan.validate()
+        prove(plan)
 
 
 def test_a_pipeline_with_routes_needs_explicit_orders() -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from odyssey.model.packing import digest, pack, unpack
+from odyssey.model.packing import digest
 from odyssey.model.state_shard import StateShard
+from tests.moved import moved
 
 CPU = torch.device("cpu")
 NOT_FOR_A_STEP_WITHOUT_ARGUMENTS = {"LBFGS": "needs a closure", "SparseAdam": "needs sparse gradients"}
@@ -82,7 +83,7 @@ def assert_moves_exactly(make, dtype):
     train(source, 0, 3)
     state = {"values": {name: p.detach() for name, p in source.named.items()}, "progress": source.progress()}
 
-    arrived = unpack(*pack(state, CPU))
+    arrived = moved(state)
     with torch.no_grad():
         for name, parameter in target.named.items():
             parameter.copy_(arrived["values"][name])

@@ -9,14 +9,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
-from odyssey.plan import parse_layout
+from odyssey.layout import parse_layout
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.building import compose
 from strategies.building.closed_form import Shape, distribute, slowest_s
-from strategies.building.compose import assign, moves
+from strategies.building.compose import assign
 from strategies.building.draft import realise
 from strategies.building.layouts import layouts
+from strategies.building.moves import moves
 from strategies.building.shapes import Shapes
 from strategies.building.worth import Worth
 from strategies.search import initial_plan, search

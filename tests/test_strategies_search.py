@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import strategies
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan import StateFrom
+from odyssey.plan_proof import prove
 from odyssey.schedule import dependency_order, program
 from perfmodel.profile import Link, Profile, Recovery
 from perfmodel.reliability import ExpectedChange
@@ -44,7 +45,7 @@ def test_the_table_has_every_strategy_and_a_reason_in_every_row() -> None:
     for candidate in table:
         if candidate.plan is not None:
             assert candidate.plan.estimate == candidate.estimate
-            candidate.plan.validate({worker: plan.held[worker] for worker in without(plan, 5)})
+            prove(candidate.plan, {worker: plan.held[worker] for worker in without(plan, 5)})
 
 
 def test_losers_are_told_the_objective_they_lost_against() -> None:
@@ -242,7 +243,7 @@ def test_after_any_losses_that_leave_every_layer_a_holder_there_is_a_plan_that_r
         assert chosen is not None
         for candidate in search(state):
             if candidate.plan is not None:
-                candidate.plan.validate(state.held)
+                prove(candidate.plan, state.held)
                 dependency_order({w: program(candidate.plan, w) for w in candidate.plan.workers})
                 assert set(candidate.plan.workers) <= set(state.alive) | back
                 assert set(candidate.plan.spawned) <= back

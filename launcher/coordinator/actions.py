@@ -6,7 +6,8 @@ import msgspec
 
 from launcher.joblog.events import Cause, Decision, Note
 from odyssey.messages import Command
-from odyssey.plan import Plan, Stage
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan
 
 
 class SendOrder(msgspec.Struct, frozen=True):

@@ -16,7 +16,9 @@ from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen,
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
 from odyssey.messages import Go, Pause, Prepare
-from odyssey.plan import Plan, Stage, StateFrom
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan, StateFrom
+from odyssey.plan_proof import prove
 
 PAUSE_DEADLINE_S = 5.0
 """The link's thread of a rank answers in milliseconds, unless a library holds the interpreter's lock."""
@@ -134,9 +136,9 @@ def _check(job: JobState, plan: Plan) -> None:
     if plan.state_from is StateFrom.SCRIPT:
         if job.results:
             raise PlanError("it begins anew, and units are final")
-        plan.validate()
+        prove(plan)
     else:
-        plan.validate({rank: frozenset(paused[rank].held) for rank in job.members if rank in paused})
+        prove(plan, {rank: frozenset(paused[rank].held) for rank in job.members if rank in paused})
     if unknown := set(plan.workers) - job.members - set(plan.spawned):
         raise PlanError(f"worker {min(unknown)} is lost")
     if foreign := {rank for rank in plan.spawned if rank not in job.recovery.lost or rank in job.world.slots_lost}:

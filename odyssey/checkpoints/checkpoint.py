@@ -114,8 +114,7 @@ def gather(engine: Engine, model: Model, step: int, target: int) -> dict[str, An
         sources.setdefault(target if target in holders else holders[0], set()).add(layer)
     if me != target:
         if me in sources:
-            for work, _ in send_state(local_state(model, sources[me], step), target, engine.groups):
-                engine.groups.wait(work.wait)
+            send_state(local_state(model, sources[me], step), target, engine.groups)
         return {}
     whole: dict[str, Any] = _copied(local_state(model, sources.pop(me, set()), step))
     for source in sorted(sources):

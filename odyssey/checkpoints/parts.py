@@ -14,7 +14,6 @@ import io
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -218,8 +217,7 @@ def _tell(value: T, workers: Sequence[int], groups: Groups) -> T:
 
 
 def _send(value: Any, worker: int, groups: Groups) -> None:
-    for work, _ in send_state(value, worker, groups):
-        groups.wait(partial(work.wait, NO_LIMIT))
+    send_state(value, worker, groups, NO_LIMIT)
 
 
 def _receive(worker: int, groups: Groups, what: str) -> Any:

@@ -1,7 +1,7 @@
-"""State as bytes: packed for a transfer, digested for a comparison.
+"""State as bytes: packed for a transfer, piece by piece, and digested for a comparison.
 
-A packed state is a header (the nesting, pickled, with a place for each tensor) and one flat buffer with the tensors'
-bytes. Both come from ranks of the same job and never from a file.
+A packed state is a header (the nesting, pickled, with a place for each tensor) and a flat row of the tensors' bytes. Both
+come from ranks of the same job and never from a file.
 """
 
 from __future__ import annotations
@@ -10,20 +10,51 @@ import hashlib
 import io
 import pickle
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 _ALIGNMENT = 16
 
 
-def pack(state: Any, device: torch.device) -> tuple[bytes, torch.Tensor]:
-    """Header and flat uint8 buffer on `device` of any nesting of tensors and plain values."""
+class Packed(NamedTuple):
+    """`header`, `size_bytes` of the flat row, a multiple of 16, and what it is made of."""
+
+    header: bytes
+    size_bytes: int
+    tensors: tuple[torch.Tensor, ...]
+
+    def pieces(self, piece_bytes: int) -> Iterator[torch.Tensor]:
+        """The flat row in pieces of `piece_bytes` (a multiple of 16; the last may be shorter), each copied when it is asked
+        for: uint8, in host memory, the caller's own."""
+        parts = (part for tensor in self.tensors for part in _padded(tensor))
+        part = torch.empty(0, dtype=torch.uint8)
+        for start in range(0, self.size_bytes, piece_bytes):
+            piece = torch.empty(min(piece_bytes, self.size_bytes - start), dtype=torch.uint8)
+            n_done = 0
+            while n_done < piece.numel():
+                if not part.numel():
+                    part = next(parts)
+                n_bytes = min(part.numel(), piece.numel() - n_done)
+                piece[n_done : n_done + n_bytes].copy_(part[:n_bytes])
+                part, n_done = part[n_bytes:], n_done + n_bytes
+            yield piece
+
+
+def pack(state: Any) -> Packed:
+    """Any nesting of tensors and plain values. Its tensors must stay as they are until all pieces are made."""
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(state)
-    flat, offsets = _flattened(pickler.tensors, device)
-    return pickle.dumps((buffer.getvalue(), offsets)), flat
+    offsets = _offsets([tensor.numel() * tensor.element_size() for tensor in pickler.tensors])
+    return Packed(pickle.dumps((buffer.getvalue(), offsets)), offsets[-1], tuple(pickler.tensors))
+
+
+def _padded(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Its bytes where it lives, and zeros up to the next one's place."""
+    whole = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    yield whole
+    yield torch.zeros(-whole.numel() % _ALIGNMENT, dtype=torch.uint8)
 
 
 class _Pickler(pickle.Pickler):
@@ -40,17 +71,8 @@ class _Pickler(pickle.Pickler):
         return (len(self.tensors) - 1, str(value.dtype).removeprefix("torch."), tuple(value.shape), str(value.device.type))
 
 
-def _flattened(tensors: list[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, list[int]]:
-    """Their bytes in one buffer, and where each begins."""
-    offsets = _offsets([tensor.numel() * tensor.element_size() for tensor in tensors])
-    flat = torch.zeros(offsets[-1], dtype=torch.uint8, device=device)
-    for tensor, start in zip(tensors, offsets, strict=False):
-        _view(flat, start, tensor.dtype, tuple(tensor.shape)).copy_(tensor.detach())
-    return flat, offsets
-
-
 def unpack(header: bytes, flat: torch.Tensor) -> Any:
-    """The state whose `pack` gave these two. Tensors are views of `flat`; copy what is to be kept."""
+    """The state of which `pack` made this header and this flat row. Tensors are views of `flat`; copy what is to be kept."""
     body, offsets = pickle.loads(header)
 
     class Unpickler(pickle.Unpickler):
@@ -108,8 +130,17 @@ def digest(state: Any) -> str:
             facts.append((path, repr(value)))
         else:
             facts.append((path, type(value).__name__))
-    contents = [digest_bytes(_flattened(on_device, device)[0]) for device, on_device in _by_device(tensors)]
+    contents = [digest_bytes(_flattened(on_device, device)) for device, on_device in _by_device(tensors)]
     return hashlib.blake2b(repr((facts, contents)).encode(), digest_size=16).hexdigest()
+
+
+def _flattened(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Their bytes in one buffer on `device`."""
+    offsets = _offsets([tensor.numel() * tensor.element_size() for tensor in tensors])
+    flat = torch.zeros(offsets[-1], dtype=torch.uint8, device=device)
+    for tensor, start in zip(tensors, offsets, strict=False):
+        _view(flat, start, tensor.dtype, tuple(tensor.shape)).copy_(tensor.detach())
+    return flat
 
 
 def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ engine.py     runs the ops of a plan; exchange.py: what passes between its stage
 computation.py what an op comes to; backend.py: computed, or otherwise
 data.py       samples and seeds; clock.py: what computing takes; recorder.py: when the ops of a step ran
 groups.py     communication that can be cut; connections.py: by shutting its sockets
-gradients.py  what is summed over it
+gradients.py  what is summed over it; reductions.py: bucket by bucket, while the backward computes
 transfer.py   layers on their way between ranks
 evaluation.py, measure.py, once.py: what is run instead of a step
 job_spec.py   what the script asked for; draws.py: data sets that draw random numbers

@@ -26,6 +26,11 @@ def flatten(value: Any, layer: int) -> list[torch.Tensor]:
     return leaves
 
 
+def detached(value: Any) -> Any:
+    """The same values, on which a graph of its own can begin."""
+    return pytree.tree_map(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad), value)
+
+
 def describe(value: Any, layer: int, n_samples: int) -> Boundary:
     """The Boundary behind `layer`, from an output for `n_samples`."""
     leaves = flatten(value, layer)

@@ -17,25 +17,48 @@ from torch.utils import _pytree as pytree
 
 from odyssey.model.model import Model
 from odyssey.plan import Plan
-from odyssey.runtime.boundary import Expectation, Expectations, flatten
+from odyssey.runtime.boundary import Expectation, Expectations, detached, flatten
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.data import Prefetcher, layer_seed
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import backward, backward_input, backward_weight
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Compute, Receive, Send
 
 
-class Live:
-    """What a micro-batch keeps at a stage between its forward and its last backward."""
+class Piece:
+    """Layers of a stage with a graph of their own: from `inputs`, which are leaves, to `outputs`."""
 
-    __slots__ = ("inputs", "outputs", "split")
+    __slots__ = ("inputs", "layers", "outputs", "split")
 
-    def __init__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+    def __init__(self, layers: range, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        self.layers = layers
         self.inputs = inputs
         self.outputs = outputs
         self.split: Any = None
+
+
+class Live:
+    """What a micro-batch keeps at a stage between its forward and its last backward.
+
+    One piece; more if reductions start within its backward. `gradients`: by the outputs, where an `I` leaves all to the `W`.
+    """
+
+    __slots__ = ("gradients", "pieces")
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+        self.gradients: list[torch.Tensor | None] | None = None
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        return self.pieces[0].inputs
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        return self.pieces[-1].outputs
 
 
 @dataclass
@@ -44,9 +67,9 @@ class Try:
 
     step: int
     exchange: Exchange
+    reductions: Reductions
     loss_sum: torch.Tensor
     live: dict[tuple[int, int], Live] = field(default_factory=dict)
-    reductions: list[Any] = field(default_factory=list)
 
 
 class Computation:
@@ -66,8 +89,8 @@ class Computation:
 
     # -- what an engine tells of ---------------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> None:
-        """A step begins, perhaps anew."""
+    def begin(self, step: int, groups: Groups) -> None:
+        """A step begins, perhaps anew, and communicates over `groups`."""
 
     def leaving(self, op: Send, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """What `op` sends, ready to go."""
@@ -76,10 +99,7 @@ class Computation:
     def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:
         """What `op` has received."""
 
-    def reducing(self, group: int) -> None:
-        """The gradients of a reduce group are complete here."""
-
-    def reduced(self, groups: Groups) -> None:
+    def reduced(self) -> None:
         """All reductions of the step are done, and the commit point is next. Raises Cut."""
 
     def interrupted(self) -> None:
@@ -121,8 +141,15 @@ class Computation:
         else:
             leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
             value = self._expect(stage.first - 1, op.micro_batch).nest(leaves)
+        pieces: list[Piece] = []
+        first = stage.first
+        cuts = attempt.reductions.cuts.get((op.stage, op.micro_batch), frozenset())
         with self.precision():
             for layer in stage.layers:
+                if layer in cuts:
+                    pieces.append(Piece(range(first, layer), leaves, flatten(value, layer - 1)))
+                    first, value = layer, detached(value)
+                    leaves = pytree.tree_leaves(value)
                 self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, op.micro_batch, layer))
                 value = self.model.call(layer, value)
             if self.plan.is_last(op.micro_batch, op.stage):
@@ -133,25 +160,46 @@ class Computation:
             else:
                 outputs = flatten(value, stage.stop - 1)
                 self._expect(stage.stop - 1, op.micro_batch).check(outputs)
-        attempt.live[op.stage, op.micro_batch] = Live(leaves, outputs)
+        pieces.append(Piece(range(first, stage.stop), leaves, outputs))
+        attempt.live[op.stage, op.micro_batch] = Live(pieces)
         self.hand_on(op, attempt, [output.detach() for output in outputs])
 
     def _backward(self, op: Compute, attempt: Try) -> None:
         live = attempt.live[op.stage, op.micro_batch]
-        backward(live.outputs, self._output_gradients(op, attempt, live))
+        self._whole_backward(op, attempt, live, self._output_gradients(op, attempt, live))
         self._hand_back(op, attempt, live)
+
+    def _whole_backward(self, op: Compute, attempt: Try, live: Live, gradients: list[torch.Tensor | None]) -> None:
+        for piece in reversed(live.pieces):
+            backward(piece.outputs, gradients)
+            self._complete(op, attempt, piece)
+            gradients = [leaf.grad for leaf in piece.inputs]
 
     def _input_gradient(self, op: Compute, attempt: Try) -> None:
         live = attempt.live[op.stage, op.micro_batch]
-        stage = self.plan.layer_range(op.micro_batch, op.stage)
         gradients = self._output_gradients(op, attempt, live)
-        live.split = backward_input(live.outputs, gradients, live.inputs, self._weights(stage.layers))
-        live.outputs = []
+        if not any(leaf.requires_grad for leaf in live.inputs):
+            live.gradients = gradients  # there is no such half
+        else:
+            for piece in reversed(live.pieces):
+                piece.split = backward_input(piece.outputs, gradients, piece.inputs, self._weights(piece.layers))
+                piece.outputs = []
+                gradients = [leaf.grad for leaf in piece.inputs]
         self._hand_back(op, attempt, live)
 
     def _weight_gradient(self, op: Compute, attempt: Try) -> None:
-        stage = self.plan.layer_range(op.micro_batch, op.stage)
-        backward_weight(attempt.live[op.stage, op.micro_batch].split, self._weights(stage.layers))
+        live = attempt.live[op.stage, op.micro_batch]
+        if live.gradients is not None:
+            self._whole_backward(op, attempt, live, live.gradients)
+        else:
+            for piece in reversed(live.pieces):
+                backward_weight(piece.split, self._weights(piece.layers))
+                self._complete(op, attempt, piece)
+
+    def _complete(self, op: Compute, attempt: Try, piece: Piece) -> None:
+        """`op` adds no more to the gradients of a piece's layers. Of the stage's first piece the program itself tells."""
+        if piece.layers.start > self.plan.layer_range(op.micro_batch, op.stage).first:
+            attempt.reductions.behind(op, piece.layers.start)
 
     def _output_gradients(self, op: Compute, attempt: Try, live: Live) -> list[torch.Tensor | None]:
         """The gradient of the sum of the micro-batch's sample losses by each output of the stage."""

@@ -2,6 +2,7 @@
 
 A step runs the ops in order. Receives are posted ahead, sends go out without waiting (exchange.py), gradients are summed
 over samples into flat buffers (one for each reduce group) and divided by the global batch once, when the optimizer steps.
+The reduction of a bucket of layers starts as soon as the last backward has passed it (reductions.py).
 The activations that are alive are those between an `F` and its `Drop`: the schedule's high-water mark and no more.
 """
 
@@ -24,6 +25,7 @@ from odyssey.runtime.gradients import Gradients
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.recorder import Recorder
+from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Commit, Compute, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
 
 
@@ -52,6 +54,7 @@ class Engine:
         self.recorder = Recorder(plan.generation)
         self._data = data
         self._program = program(plan, worker)
+        self._reductions = Reductions(plan, worker, self._program, self.gradients, groups)
         computed = [op for op in self._program if isinstance(op, Compute) and op.kind == "F"]
         self._micro_batches = list(dict.fromkeys(op.micro_batch for op in computed if self._needs_data(op)))
         self.samples = tuple(
@@ -66,7 +69,8 @@ class Engine:
 
     def _new_try(self, step: int) -> Try:
         exchange = Exchange(self.plan, self.groups, self.expectations, self._program)
-        return Try(step, exchange, torch.zeros((), dtype=torch.float64, device=self.model.device))
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.model.device)
+        return Try(step, exchange, self._reductions, loss_sum)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -90,8 +94,9 @@ class Engine:
         for layer in self.model.held:
             if not self.model.layers[layer].training:
                 self.model.layers[layer].train()
+        self._reductions.begin()
         self._try.exchange.begin()
-        self.computation.begin(step)
+        self.computation.begin(step, self.groups)
 
     def _run_program(self) -> None:
         began_s = self.recorder.begin()
@@ -112,13 +117,10 @@ class Engine:
                     del self._try.live[op.stage, op.micro_batch]
                     self._try.exchange.drop(op.stage, op.micro_batch)
                 case Reduce():
-                    self._try.reductions += self.gradients.start_reduction(op.group, self.groups)
-                    self.computation.reducing(op.group)
+                    self._reductions.up_to(op.group)
                 case Commit():
-                    for work in self._try.reductions:
-                        self.groups.wait(work.wait)
-                    self._try.reductions = []
-                    self.computation.reduced(self.groups)
+                    self._reductions.wait()
+                    self.computation.reduced()
                 case OptimizerStep():
                     pass  # in `apply`, behind the commit point
 

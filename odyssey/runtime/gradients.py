@@ -1,6 +1,7 @@
 """Gradients of a generation: flat buffers that autograd sums into and reductions run on, and the split backward.
 
-The parameters of a reduce group share one flat buffer (one for each dtype), so a reduction is one collective and no copy.
+The parameters of a reduce group share one flat buffer (one for each dtype), so a reduction is one collective and no copy. Those
+of a bucket lie side by side in it, and are reduced as soon as they are complete (reductions.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
+from odyssey.buckets import Bucket, buckets
 from odyssey.model.model import Model
 from odyssey.plan import Plan
 from odyssey.runtime.groups import Groups
@@ -23,20 +25,32 @@ class Gradients:
 
     def __init__(self, plan: Plan, worker: int, model: Model) -> None:
         self._flats: dict[int, list[torch.Tensor]] = {}
+        self._buckets: dict[int, list[Bucket]] = {}
+        self._parts: dict[Bucket, list[torch.Tensor]] = {}
         self._workers: dict[int, tuple[int, ...]] = {}
         self._shards: dict[int, list[int]] = {}
         self._counted: list[int] = []
+        self.layer_bytes = [spec.trainable_bytes for spec in model.specs]
+        self.tie_bytes = model.tie_bytes
         for number, group in enumerate(plan.reduce):
             if worker not in group.workers:
                 continue
-            shards = [*group.layers, *(plan.n_layers + tie for tie in group.ties)]
-            parameters = [parameter for shard in shards for parameter in model.shards[shard].trainable]
-            self._flats[number] = [
-                _flat_gradient([p for p in parameters if p.dtype == dtype], dtype, model.device)
-                for dtype in dict.fromkeys(p.dtype for p in parameters)
-            ]
+            its = self._buckets[number] = buckets(plan, number, self.layer_bytes, self.tie_bytes)
+            shards = {bucket: [*bucket.layers, *(plan.n_layers + tie for tie in bucket.ties)] for bucket in its}
+            self._shards[number] = [shard for bucket in its for shard in shards[bucket]]
+            parameters = {b: [p for shard in shards[b] for p in model.shards[shard].trainable] for b in its}
+            everything = [parameter for bucket in its for parameter in parameters[bucket]]
+            self._parts.update({bucket: [] for bucket in its})
+            self._flats[number] = []
+            for dtype in dict.fromkeys(p.dtype for p in everything):
+                flat = _flat_gradient([p for p in everything if p.dtype == dtype], dtype, model.device)
+                self._flats[number].append(flat)
+                stop = 0
+                for bucket in its:
+                    start, stop = stop, stop + sum(p.numel() for p in parameters[bucket] if p.dtype == dtype)
+                    if stop > start:
+                        self._parts[bucket].append(flat[start:stop])
             self._workers[number] = group.workers
-            self._shards[number] = shards
             if group.workers[0] == worker:
                 self._counted.append(number)
 
@@ -47,13 +61,14 @@ class Gradients:
                 flat.zero_()
 
     def contracts(self, model: Model) -> dict[int, str]:
-        """Reduce group -> digest of what is summed there and in which order: workers, and the modules' own parameters."""
+        """Reduce group -> digest of what is summed there and in which order: workers, the modules' own parameters, buckets."""
         found = {}
         for number, shards in self._shards.items():
             named = [item for shard in shards for item in model.parameters_of(shard).items()]
             facts = [(name, tuple(p.shape), str(p.dtype)) for name, p in named if p.requires_grad]
             sizes = [(flat.numel(), str(flat.dtype)) for flat in self._flats[number]]
-            text = repr((self._workers[number], facts, sizes))
+            parts = [[part.numel() for part in self._parts[bucket]] for bucket in self._buckets[number]]
+            text = repr((self._workers[number], facts, sizes, parts))
             found[number] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         return found
 
@@ -68,12 +83,10 @@ class Gradients:
                 if gradient is None or gradient.untyped_storage().data_ptr() not in storages:
                     yield f"shard {shard}: the gradient of {name} is not reduced"
 
-    def start_reduction(self, group: int, groups: Groups) -> list[Any]:
-        """Start summing a group's gradients over its workers; returns the works to wait for."""
-        members = groups.by_subset.get(self._workers[group])
-        if members is None:  # the worker holds these layers alone
-            return []
-        return [groups.all_reduce(flat, members) for flat in self._flats[group]]  # Gloo's collectives take device tensors
+    def start_reduction(self, bucket: Bucket, groups: Groups) -> list[Any]:
+        """Start summing a bucket's gradients over its group's workers; returns the works to wait for."""
+        members = groups.by_subset[self._workers[bucket.group]]
+        return [groups.all_reduce(part, members) for part in self._parts[bucket]]  # Gloo's collectives take device tensors
 
     def square_sum(self) -> float:
         """Squares of the reduced gradient sums, of each group by its first worker only: over all workers, the global norm's."""
@@ -122,8 +135,9 @@ def backward_input(
     needing = [leaf for leaf in inputs if leaf.requires_grad]
     if not needing or not pairs:
         return [([output for output, _ in pairs], [gradient for _, gradient in pairs])]
-    # it ends by detaching them in place, which a view (of a Linear on sequences, say) refuses
-    kept_outputs = [output.clone() if output._is_view() else output for output, _ in pairs]
+    # it ends by detaching them in place, which a view (of a Linear on sequences, say) refuses, and an input that is passed on
+    # would not need its gradient any more
+    kept_outputs = [output.clone() if output._is_view() or output.is_leaf else output for output, _ in pairs]
     _, weight_work = stage_backward_input(kept_outputs, [g for _, g in pairs], needing, iter(weights))
     return weight_work
 

@@ -9,7 +9,9 @@ import torch
 
 from odyssey.messages import Position, Result, position_after
 from odyssey.model.model import Model
-from odyssey.plan import Pipeline, Plan, ReduceGroup, Stage, StateFrom
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Plan, Reduction, StateFrom
+from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
@@ -24,18 +26,20 @@ class LocalSession:
         spec = job_spec.spec
         n_layers, n_micro_batches = len(spec.layers), -(-spec.global_batch // spec.micro_batch)
         layers, ties = tuple(range(n_layers)), tuple(range(len(spec.ties)))
-        self.plan = Plan(
-            generation=1,
-            strategy="alone",
-            step=0,
-            global_batch=spec.global_batch,
-            micro_batch=spec.micro_batch,
-            n_layers=n_layers,
-            pipelines=(Pipeline((Stage(0, 0, n_layers),), 0, n_micro_batches),),
-            reduce=(ReduceGroup((0,), layers, ties, 0),),
-            ties=spec.ties,
-            state_from=StateFrom.SCRIPT,
-        ).validate()
+        self.plan = prove(
+            Plan(
+                generation=1,
+                strategy="alone",
+                step=0,
+                global_batch=spec.global_batch,
+                micro_batch=spec.micro_batch,
+                n_layers=n_layers,
+                blocks=blocks_of((Pipeline((Stage(0, 0, n_layers),), 0, n_micro_batches),)),
+                reductions=(Reduction(layers, ties, 0),),
+                ties=spec.ties,
+                state_from=StateFrom.SCRIPT,
+            )
+        )
         self.rank = self.leader = self.joined_step = 0
         self.model = model
         self.position: Position = (0, 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from odyssey import own_process
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
-from odyssey.plan import Stage
-from odyssey.runtime.boundary import describe, flatten
+from odyssey.pipelines import Stage
+from odyssey.runtime.boundary import describe, detached, flatten
 from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.groups import Groups
@@ -33,7 +33,10 @@ from odyssey.runtime.transfer import receive_state, send_state
 
 N_REPEATS = 5
 PROBE_BYTES = 1 << 20
-PROBE_TAG = 4
+PROBE_TAG = 5
+N_STATES = 3
+STATE_BYTES = 16 << 20
+"""Long enough that its pieces overlap."""
 
 
 def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups: Groups) -> Measured:
@@ -62,20 +65,21 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
             except Exception as error:
                 error.add_note(f"in layer {model.specs[layer].name}")
                 raise
-        value = _detached(output, layer)
+        flatten(output, layer)
+        value = detached(output)
         boundaries.append(describe(value, layer, n_samples))
     latency_s = bandwidth = loss_s = None
     overheads_s = []
     if not is_last:
         behind = _worker(order.chain[place + 1])
         needs = [tensor.requires_grad for tensor in flatten(value, stage.stop - 1)]
-        for work, _ in send_state({"value": pytree.tree_map(torch.Tensor.detach, value), "needs": needs}, behind, groups):
-            groups.wait(work.wait)
+        send_state({"value": pytree.tree_map(torch.Tensor.detach, value), "needs": needs}, behind, groups)
         output_bytes = sum(map(size_bytes, flatten(value, stage.stop - 1)))
         latency_s, bandwidth, overhead_s = _probe(behind, groups, output_bytes)
         overheads_s.append(overhead_s)
     if not is_first:
         overheads_s.append(_answer_probe(_worker(order.chain[place - 1]), groups))
+    move_byte_s = _pass_state(order.chain, place, groups, model.device)
     if len(order.chain) > 1:
         groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
     costs = _measure_layers(stage, modules, inputs, job_spec, model.device)
@@ -92,6 +96,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
         op_overhead_s=statistics.mean(overheads_s) if overheads_s else None,
         runtime_bytes=runtime_bytes,
         memory_bytes=memory_bytes(model.device),
+        move_byte_s=move_byte_s,
     )
 
 
@@ -183,16 +188,10 @@ class _Timings:
             weight_gradient_s=median_s["both"] - input_s,
             optimizer_s=median_s["step"],
             parameter_bytes=sum(map(size_bytes, self._module.parameters())),
-            gradient_bytes=sum(map(size_bytes, self._weights)),
             optimizer_bytes=sum(size_bytes(t) for values in state for t in values.values() if isinstance(t, torch.Tensor)),
             activation_bytes=self._activation_bytes,
             output_bytes=sum(map(size_bytes, self._output)),
         )
-
-
-def _detached(output: Any, layer: int) -> Any:
-    flatten(output, layer)
-    return pytree.tree_map(lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad), output)
 
 
 def _precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -284,6 +283,25 @@ def _answer_round_trips(peer: int, groups: Groups, n_bytes: int) -> float:
         groups.wait(groups.receive(message, peer, PROBE_TAG).wait)
         groups.wait(groups.send(message, peer, PROBE_TAG).wait)
     return (time.process_time() - before_s) / (2 * N_REPEATS)
+
+
+def _pass_state(chain: Sequence[Stage], place: int, groups: Groups, device: torch.device) -> float | None:
+    """Seconds of a byte of a layer that moves, the least of several, there and back: packed, digested, sent and copied. Between
+    the first two of a chain; None for others."""
+    if len(chain) < 2 or place > 1:
+        return None
+    peer = _worker(chain[1 - place])
+    state = torch.zeros(STATE_BYTES, dtype=torch.uint8, device=device)
+    seconds = []
+    for _ in range(N_STATES):
+        start_s = time.monotonic()
+        for sends in (place == 0, place == 1):
+            if sends:
+                send_state(state, peer, groups)
+            else:
+                state = receive_state(peer, groups, "a state")[0].to(device, copy=True)
+        seconds.append(time.monotonic() - start_s)
+    return min(seconds) / (2 * STATE_BYTES)
 
 
 def memory_bytes(device: torch.device) -> int:

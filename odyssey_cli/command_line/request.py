@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.options import Entry, RunOptions
 from launcher.processes.rank_process import imports_odyssey
 from odyssey.errors import ProfileError, UsageError
-from odyssey.plan import parse_layout
+from odyssey.layout import parse_layout
 from odyssey_cli import files
 from odyssey_cli.command_line import checks
 from odyssey_cli.command_line import values as text

@@ -12,7 +12,7 @@ from pathlib import Path
 import strategies
 from launcher.options import Std
 from odyssey.errors import UsageError
-from odyssey.plan import parse_layout
+from odyssey.layout import parse_layout
 from strategies.situation import Aim, Objective
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

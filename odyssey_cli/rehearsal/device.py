@@ -25,9 +25,19 @@ class Device:
 
     def work(self, seconds: float) -> None:
         """Give it something to do; the process goes on when it is done, less the lead."""
+        self.give(seconds)
+        self.follow()
+
+    def give(self, seconds: float) -> float:
+        """Give it something to do. Returns the seconds that it takes, so that it is known from here on when it is done."""
         if self._jitter:
             seconds *= self._draws.lognormvariate(0.0, self._jitter)
-        self.until = max(self.until, time.monotonic()) + seconds * self._slowness
+        seconds *= self._slowness
+        self.until = max(self.until, time.monotonic()) + seconds
+        return seconds
+
+    def follow(self) -> None:
+        """The process goes on when all is done, less the lead."""
         sleep_until(self.until - LEAD_S)
 
     def wait(self, until: float) -> None:

@@ -1,7 +1,8 @@
 """What stands in for a rank's device and links: an op takes its time by the profile, a message arrives when it would.
 
-What passes between stages is one number: when it arrives. Reductions meet in a sum that tells each member when all
-were ready. State moves for real (the stand-ins of layers are tiny) and waits for the time that the layers' bytes would take.
+What passes between stages is one number: when it arrives. Before the commit point a sum tells everybody when each bucket of
+gradients was complete on all its workers; from that all work out when it is reduced. State moves for real (the stand-ins of
+layers are tiny) and waits for the time that the layers' bytes would take.
 """
 
 from __future__ import annotations
@@ -9,27 +10,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
+from odyssey.buckets import Bucket, buckets, starts
 from odyssey.messages import Boundary, ModelSpec, OpTime, TensorSpec
 from odyssey.model.model import Model
-from odyssey.plan import Plan, ReduceGroup
+from odyssey.plan import Plan
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.clock import Clock
-from odyssey.runtime.computation import Computation, Live, Try
+from odyssey.runtime.computation import Computation, Live, Piece, Try
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
-from odyssey.schedule import Compute, Receive, Send
-from odyssey_cli.rehearsal.device import LEAD_S, Device, sleep_until
-from odyssey_cli.rehearsal.network import Interfaces, Network, reduced_bytes, shared_move_ends
+from odyssey.schedule import Compute, Receive, Send, program
+from odyssey_cli.rehearsal.device import Device, sleep_until
+from odyssey_cli.rehearsal.network import Interfaces, Network
 from perfmodel.costs import Costs
+from perfmodel.moving import move_ends
 from perfmodel.profile import Profile, layer_specs
-from perfmodel.transition import group_members, move_ends
+from perfmodel.reducing import queue
+from perfmodel.transition import group_members
 
 DEVICE = "emulated"
 """A ModelSpec's device, in a rehearsal."""
@@ -53,6 +58,8 @@ class _NoClock(Clock):
 class Waits(Computation):
     """Takes the time of every op, and computes nothing."""
 
+    _groups: Groups  # since a step began
+
     def __init__(
         self,
         plan: Plan,
@@ -67,14 +74,24 @@ class Waits(Computation):
         self.clock = _NoClock(model.device)
         self._costs = emulated.costs
         self._device = emulated.device
-        self._interfaces = emulated.interfaces
         self._network = Network(worker, emulated.costs, emulated.interfaces)
         self._has_run = False
-        self._issued: list[tuple[int, int, float]] = []
-        """(round, group, when it was ready here) of the step's reductions."""
+        profile = emulated.costs.profile
+        self._buckets = [
+            bucket
+            for g, group in enumerate(plan.reduce)
+            for bucket in buckets(plan, g, emulated.costs.gradient_bytes, profile.tie_bytes)
+            if len(group.workers) > 1 and bucket.size_bytes
+        ]
+        self._starts = starts(plan, worker, program(plan, worker), emulated.costs.gradient_bytes, profile.tie_bytes)
+        self._exchanged: tuple[torch.Tensor, Any] | None = None
+        self._complete_s: dict[Bucket, float] = {}
+        """When the gradients of a bucket were complete here in this step, by time.monotonic."""
 
-    def begin(self, step: int) -> None:
-        self._issued = []
+    def begin(self, step: int, groups: Groups) -> None:
+        self._groups = groups
+        self._exchanged = None
+        self._complete_s = {start.bucket: self._device.until for start in self._starts if start.op is None}
         if not self._has_run and self.plan.generation > 1:
             self._device.work(self._costs.profile.recovery.warm_up_s)
         self._has_run = True
@@ -86,10 +103,18 @@ class Waits(Computation):
             attempt.exchange.take("F", op.stage - 1, k)
         if op.kind in ("B", "I") and not plan.is_last(k, op.stage):
             attempt.exchange.take("B", op.stage + 1, k)
-        self._device.work(self._costs.compute_s(op.kind, layers.first, layers.stop, plan.n_samples(k)))
+        alone_s = self._costs.compute_s(op.kind, layers.first, layers.stop, plan.n_samples(k))
+        stretch = self._device.give(alone_s) / alone_s if alone_s else 1.0
+        for start in self._starts:
+            if start.op == op:
+                left_s = self._costs.left_s(op.kind, layers.first, start.layer, plan.n_samples(k)) * stretch
+                self._complete_s[start.bucket] = self._device.until - left_s
+        if op.kind in ("B", "W"):
+            self._exchange()
+        self._device.follow()
         value = torch.zeros(1, dtype=torch.float64)
         if op.kind == "F":
-            attempt.live[op.stage, k] = Live([], [value])
+            attempt.live[op.stage, k] = Live([Piece(layers.layers, [], [value])])
             self.hand_on(op, attempt, [value])
         elif op.kind in ("B", "I") and op.stage > 0:
             attempt.exchange.hand_over("B", op, [value])
@@ -104,41 +129,27 @@ class Waits(Computation):
     def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:
         self._device.wait(float(tensors[0].detach()))
 
-    def reducing(self, group: int) -> None:
-        self._issued.append((self.plan.reduce[group].round, group, self._device.until))
+    def _exchange(self) -> None:
+        """Tell everybody when buckets are complete here, as soon as that is known of all: when the op that completes the last
+        one begins. So what the exchange itself takes passes while devices compute."""
+        if self._buckets and self._exchanged is None and len(self._complete_s) == len(self._starts):
+            workers, times = self.plan.workers, [self._complete_s.get(bucket, 0.0) for bucket in self._buckets]
+            complete = torch.zeros(len(workers), len(times), dtype=torch.float64)
+            complete[workers.index(self.worker)] = torch.tensor(times, dtype=torch.float64)
+            self._exchanged = complete, self._groups.all_reduce(complete)
 
-    def reduced(self, groups: Groups) -> None:
-        profile, costs = self._costs.profile, self._costs
-        free = 0.0
-        for _, number, issued in sorted(self._issued):
-            group = self.plan.reduce[number]
-            if len(group.workers) < 2:
-                continue
-            ready = torch.zeros(len(group.workers), dtype=torch.float64)
-            ready[group.workers.index(self.worker)] = max(issued, free)
-            groups.wait(groups.all_reduce(ready, groups.by_subset[group.workers]).wait)
-            size_bytes = sum(costs.gradient_bytes[layer] for layer in group.layers)
-            size_bytes += sum(profile.tie_bytes[tie] for tie in group.ties)
-            free = self._reduction_end(groups, group, size_bytes, float(ready.max()))
-        self._device.wait(free)
+    def reduced(self) -> None:
+        if self._buckets:
+            self._exchange()
+            assert self._exchanged is not None, "all ops have run"
+            complete, work = self._exchanged
+            self._groups.wait(work.wait)
+            ready = zip(complete.max(dim=0).values.tolist(), self._buckets, strict=True)
+            done = queue(self.plan, self._costs, ready)
+            self._device.wait(max((one.end_s for one in done if one.bucket in self._complete_s), default=0.0))
         if len(self.plan.workers) > 1:
-            self._device.wait(self._device.until + profile.commit_s)
+            self._device.wait(self._device.until + self._costs.profile.commit_s)
         self._device.finish()
-
-    def _reduction_end(self, groups: Groups, group: ReduceGroup, size_bytes: float, start: float) -> float:
-        """Where hosts share interfaces, the first member of each takes its host's for what leaves and reaches it."""
-        costs, interfaces = self._costs, self._interfaces
-        end = start + costs.all_reduce_s(group.workers, size_bytes)
-        hosts = {costs.host(worker): worker for worker in reversed(group.workers)}
-        if interfaces is None or len(hosts) < 2:
-            return end
-        ends = torch.zeros(len(group.workers), dtype=torch.float64)
-        if self.worker in hosts.values():
-            sleep_until(start - LEAD_S)  # what leaves before is to find them free
-            own = interfaces.exchange(costs.host(self.worker), reduced_bytes(len(hosts), size_bytes), start)
-            ends[group.workers.index(self.worker)] = own
-        groups.wait(groups.all_reduce(ends, groups.by_subset[group.workers]).wait)
-        return max(end, float(ends.max()))
 
     def step(self, step: int) -> None:
         super().step(step)
@@ -181,7 +192,5 @@ class Emulated(Backend):
         sleep_until(since_s + recovery.groups_base_s + recovery.groups_member_s * group_members(plan))
 
     def moved(self, plan: Plan, worker: int, since_s: float) -> None:
-        rate = self.costs.profile.cluster.interface_bandwidth
-        ends = move_ends(plan.moves, self.costs) if rate is None else shared_move_ends(plan.moves, self.costs, rate)
-        end_s = ends.get(worker, 0.0)
+        end_s = move_ends(plan.moves, self.costs).get(worker, 0.0)
         sleep_until(since_s + self.costs.profile.recovery.moves_scale * end_s)

@@ -1,7 +1,7 @@
 """Links that are not there: when a message that leaves now would arrive.
 
 A transfer occupies the channel of its pair of workers, and the network interfaces of the two hosts if these are given a rate
-of their own; so do reductions and moves of state. The ranks of an emulated host share its interfaces by a file in memory.
+of their own. The ranks of an emulated host share its interfaces by a file in memory.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import fcntl
 import mmap
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Self
 
-from odyssey.plan import Move
 from perfmodel.costs import Costs
 
 _SLOT = struct.Struct("dd")
@@ -48,13 +47,6 @@ class Interfaces:
             _SLOT.pack_into(self._slots, target * _SLOT.size, self._of(target)[0], end)
         return end
 
-    def exchange(self, host: int, size_bytes: float, not_before: float) -> float:
-        """Reserve a host's own in both directions at once, for its part in a reduction; answers when that is done."""
-        with self._locked():
-            end: float = max(not_before, *self._of(host)) + size_bytes / self._rate
-            _SLOT.pack_into(self._slots, host * _SLOT.size, end, end)
-        return end
-
     def _of(self, host: int) -> tuple[float, float]:
         sends, receives = _SLOT.unpack_from(self._slots, host * _SLOT.size)
         return sends, receives
@@ -66,31 +58,6 @@ class Interfaces:
             yield
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def shared_move_ends(moves: Iterable[Move], costs: Costs, rate: float) -> dict[int, float]:
-    """Worker -> seconds until its last move is done, as the performance model has it, but for interfaces of this rate that the
-    ranks of a host share. Nothing else is under way then, so every rank comes to the same."""
-    free: dict[int, float] = {}
-    sends: dict[int, float] = {}
-    receives: dict[int, float] = {}
-    for move in moves:
-        size_bytes, link = costs.move_bytes[move.layer], costs.link(move.source, move.target)
-        start = max(free.get(move.source, 0.0), free.get(move.target, 0.0))
-        end = start + size_bytes / link.bandwidth
-        source, target = costs.host(move.source), costs.host(move.target)
-        if source != target:
-            shared = max(start, sends.get(source, 0.0), receives.get(target, 0.0)) + size_bytes / rate
-            sends[source] = receives[target] = shared
-            end = max(end, shared)
-        free[move.source] = free[move.target] = end + link.latency_s + costs.profile.recovery.move_layer_s
-    return free
-
-
-def reduced_bytes(n_hosts: int, size_bytes: float) -> float:
-    """What each of so many hosts sends, and receives, for an all-reduce among ranks of all of them, whatever the way: all but
-    its own share of its ranks' sum, and all but that share of the result."""
-    return 2 * (n_hosts - 1) / n_hosts * size_bytes
 
 
 class Network:

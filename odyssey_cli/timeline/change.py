@@ -12,7 +12,8 @@ from itertools import groupby
 import msgspec
 
 from launcher.joblog.wording import ranks_alike, ranks_text
-from odyssey.plan import Plan, Stage, StateFrom
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan, StateFrom
 from odyssey_cli.display import quantities
 
 MOST_ROWS = 16

@@ -4,7 +4,8 @@ closed_form.py  the time of a pipeline, and of many that share a batch
 hosts.py        stages over hosts
 shapes.py       splits of layers over stages
 layouts.py      how many pipelines of which lengths
-compose.py      from ranges of layers to a validated Plan
+compose.py      from ranges of layers to a proved Plan
+moves.py        who sends which layer to whom, and in which order
 worth.py        what it is worth which worker gets which layers
 placement.py    who gets them
 draft.py        from a layout to a Plan

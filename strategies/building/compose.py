@@ -1,13 +1,15 @@
-"""From layer ranges to a whole, validated Plan: workers to stages, reduce groups in rounds, moves from who holds what."""
+"""From layer ranges to a whole, proved Plan: workers to stages, reduce groups in rounds."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, count, islice
 
-from odyssey.plan import Move, Pipeline, Plan, ReduceGroup, Route, Schedule, Stage, StateFrom, holders_by_layer
+from odyssey.pipelines import Pipeline, Stage, blocks_of, holders_by_layer
+from odyssey.plan import Plan, Reduction, Route, Schedule, StateFrom, move_runs
+from odyssey.plan_proof import prove
 from perfmodel.costs import Costs
+from strategies.building.moves import moves
 from strategies.situation import Situation
 
 MOST_SINGLE = 200
@@ -41,7 +43,7 @@ def compose(
     schedule: Schedule | None = None,
     spawned: Sequence[int] = (),
 ) -> Plan:
-    """A validated plan of these stages, with `shares` micro-batches to each pipeline.
+    """A proved plan of these stages, with `shares` micro-batches to each pipeline.
 
     Raises PlanError if it contradicts itself or the state that the survivors hold.
     """
@@ -61,24 +63,24 @@ def compose(
         global_batch=global_batch,
         micro_batch=micro_batch,
         n_layers=len(profile.layers),
-        pipelines=tuple(built),
-        reduce=reduce_groups(needed, len(profile.layers), profile.ties),
+        blocks=blocks_of(built),
+        reductions=reductions(needed, len(profile.layers), profile.ties),
         ties=profile.ties,
         routes=tuple(routes),
         schedule=schedule or Schedule(),
-        moves=() if at_start else moves(situation, needed),
+        move_runs=() if at_start else move_runs(moves(situation, needed)),
         spawned=tuple(sorted(spawned)),
         idle=tuple(sorted(set(situation.alive) - set(needed))),
         state_from=StateFrom.SCRIPT if at_start else StateFrom.HOLDERS,
     )
-    return plan.validate(None if at_start else situation.held)
+    return prove(plan, None if at_start else situation.held)
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------
 
 
-def reduce_groups(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[ReduceGroup, ...]:
-    """One group for all layers and ties of equal holders, in rounds in which no worker is twice."""
+def reductions(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[Reduction, ...]:
+    """One for all layers and ties of equal holders, in rounds in which no worker is twice."""
     holders = holders_by_layer(stages.values(), n_layers)
     units: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for layer, workers in enumerate(holders):
@@ -88,8 +90,7 @@ def reduce_groups(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Seq
         units.setdefault(union, ([], []))[1].append(t)
     rounds = _rounds(list(units))
     return tuple(
-        ReduceGroup(workers, tuple(layers), tuple(tied), number)
-        for (workers, (layers, tied)), number in zip(units.items(), rounds, strict=True)
+        Reduction(tuple(layers), tuple(tied), number) for (layers, tied), number in zip(units.values(), rounds, strict=True)
     )
 
 
@@ -111,49 +112,6 @@ def _rounds(groups: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 # -- state -------------------------------------------------------------------------------------------------------------
-
-
-def moves(situation: Situation, needed: Mapping[int, Stage]) -> tuple[Move, ...]:
-    """What each worker lacks, from holders on the same host first, then from those that send least."""
-    costs = Costs(situation.profile, situation.node_of)
-    held = situation.held
-    missing: list[tuple[int, int]] = []
-    nothing: frozenset[int] = frozenset()
-    for target in sorted(needed):
-        stage, has = needed[target], held.get(target, nothing)
-        if not has.issuperset(stage.layers):
-            missing += [(layer, target) for layer in stage.layers if layer not in has]
-    if not missing:
-        return ()
-    wanted = {layer for layer, _ in missing}
-    hosts = {costs.host(target) for _, target in missing}
-    alive = set(situation.alive)
-    anywhere: dict[int, list[tuple[int, int]]] = {layer: [] for layer in wanted}
-    on_host: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for worker in sorted(held):
-        if worker in alive:
-            host = costs.host(worker)
-            for layer in wanted & held[worker]:
-                anywhere[layer].append((0, worker))
-                if host in hosts:
-                    on_host.setdefault((layer, host), []).append((0, worker))
-    sent: dict[int, int] = {}
-    result = []
-    for layer, target in sorted(missing, key=lambda lack: (len(anywhere[lack[0]]), lack)):
-        sources = on_host.get((layer, costs.host(target))) or anywhere[layer]
-        if sources:
-            source = _least_loaded(sources, sent)
-            sent[source] = sent.get(source, 0) + costs.move_bytes[layer]
-            result.append(Move(layer, source, target))
-    return tuple(sorted(result, key=lambda move: (move.target, move.layer)))
-
-
-def _least_loaded(heap: list[tuple[int, int]], sent: Mapping[int, int]) -> int:
-    """The worker of a heap of (bytes sent, worker) that has sent least; entries are brought up to date as they surface."""
-    while heap[0][0] != sent.get(heap[0][1], 0):
-        worker = heap[0][1]
-        heapq.heapreplace(heap, (sent.get(worker, 0), worker))
-    return heap[0][1]
 
 
 def assign(situation: Situation, slots: Sequence[Slot], workers: Sequence[int]) -> list[int]:

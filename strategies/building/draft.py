@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from odyssey.errors import PlanError
-from odyssey.plan import Plan, Stage
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan
 from perfmodel.price import price_in_detail
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import Slot, batch_of, compose

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 
 import msgspec
 
+from odyssey.pipelines import blocks_of
 from odyssey.plan import ComputeOrder, Plan
 from odyssey.schedule import Compute, parse
 from perfmodel.cells import joined
@@ -102,7 +103,7 @@ class _Exchange:
     def __init__(self, plan: Plan, members: Sequence[int], costs: Costs) -> None:
         pipelines = tuple(plan.pipelines[p] for p in members)
         routes = tuple(route for route in plan.routes if plan.home[route.micro_batch] in set(members))
-        self._plan = msgspec.structs.replace(plan, pipelines=pipelines, routes=routes)
+        self._plan = msgspec.structs.replace(plan, blocks=blocks_of(pipelines), routes=routes)
         self._costs = costs
         self.n_tasks = sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in pipelines)
         self._workers = tuple(stage.worker for its in pipelines for stage in its.stages if stage.worker is not None)

@@ -108,8 +108,8 @@ def _regrouped(worth: Worth, placed: Placed) -> Placed:
     for p, kinds_of in enumerate(kinds):
         favourite = Counter(worth.host[worker] for worker in placed.workers[p]).most_common(1)[0][0]
         for s, kind in enumerate(kinds_of):
-            if same := pools[kind].get(favourite):
-                result[p][s] = same.pop()
+            if own := pools[kind].get(favourite):
+                result[p][s] = own.pop()
             else:
                 left.append((p, s, kind))
     rest = {kind: [worker for same in pool.values() for worker in same] for kind, pool in pools.items()}

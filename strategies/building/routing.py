@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import msgspec
 
 from odyssey.errors import PlanError
-from odyssey.plan import Pipeline, Plan, Route, Schedule, Stage
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Plan, Route, Schedule
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
@@ -220,6 +221,7 @@ def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Rout
         Pipeline(tuple(row), its.first_micro_batch, its.stop_micro_batch)
         for row, its in zip(routing.stages, before.pipelines, strict=True)
     )
+    blocks = blocks_of(pipelines)
     is_small = sum(len(its.stages) * len(its.micro_batches) for its in pipelines) <= MOST_TOGETHER
     # where a split backward has filled the bubbles, no few hosts have room: in a large job as fast as 1F1B is enough
     rule = msgspec.structs.replace(before.schedule, orders=()) if is_small else Schedule()
@@ -230,7 +232,7 @@ def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Rout
     best: tuple[float, float, list[Route], list[Ordered]] | None = None
     while True:
         routes = routing.routes(n_hosts)
-        plan = msgspec.structs.replace(whole, pipelines=pipelines, routes=tuple(routes))
+        plan = msgspec.structs.replace(whole, blocks=blocks, routes=tuple(routes))
         touched = {plan.home[route.micro_batch] for route in routes} | {plan.place[route.worker][0] for route in routes}
         is_all = len(touched) == len(pipelines)
         ways, slow = ordered(plan, costs, 0.0 if is_all and is_small else whole_s / WORTH)

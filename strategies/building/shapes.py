@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, repeat
 
-from odyssey.plan import Pipeline, Plan, Stage
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import Plan
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
@@ -100,7 +101,7 @@ class Shapes:
             profile, cluster = self.profile, self.profile.cluster
             samples = n_micro_batches * profile.micro_batch
             pipeline, n_layers = Pipeline(stages, 0, n_micro_batches), len(profile.layers)
-            plan = Plan(0, "", 0, samples, profile.micro_batch, n_layers, (pipeline,), ())
+            plan = Plan(0, "", 0, samples, profile.micro_batch, n_layers, blocks_of([pipeline]), ())
             nodes = accumulate(cuts, lambda node, cut: node + cut * cluster.nodes_per_host, initial=0)
             costs = Costs(profile, dict(enumerate(nodes)))
             known = self._alone[key] = cell_cost(plan, costs, plain_cell(plan, 0, costs)).computed_s

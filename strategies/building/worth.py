@@ -7,6 +7,7 @@ the search's price for having all holders of a layer on one node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,7 +120,7 @@ class Worth:
         fewest = min(n_nodes)
         part = n_nodes.count(fewest) / len(groups)
         if fewest <= aim.n_nodes:
-            return NOT_AS_ASKED ** (aim.n_nodes + 1 - fewest + part / 10)
+            return math.pow(NOT_AS_ASKED, aim.n_nodes + 1 - fewest + part / 10)
         return 1 - NODE_PRICE * (1 + part / 10) if fewest == 1 and aim.objective is Objective.AHEAD else 1.0
 
     def _cuts(self, placed: Placed) -> list[tuple[bool, ...]]:

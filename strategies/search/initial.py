@@ -8,7 +8,7 @@ survives the loss of any node, where there is one.
 from __future__ import annotations
 
 from odyssey.errors import UsageError
-from odyssey.plan import parse_layout
+from odyssey.layout import parse_layout
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
 from strategies.building.layouts import layouts

@@ -15,11 +15,13 @@ from msgspec.structs import replace
 
 import strategies
 from odyssey.errors import PlanError, StateLost, UsageError
-from odyssey.plan import Transition
+from odyssey.plan import Transition, move_runs
 from perfmodel.costs import Costs
+from perfmodel.moving import moves_s
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
 from perfmodel.reliability import ExpectedChange
+from strategies.building.moves import improved
 from strategies.search import initial, unchanged
 from strategies.search.outlook import cost_s, holders, outlooks, worth
 from strategies.search.split import split
@@ -155,7 +157,19 @@ def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candida
         else candidate
         for candidate in candidates
     ]
-    return _with_reasons(valued, aim)
+    return _with_reasons(_with_better_moves(situation, costs, valued), aim)
+
+
+def _with_better_moves(situation: Situation, costs: Costs, candidates: list[Candidate]) -> list[Candidate]:
+    """The one that is to be taken with more thought on its moves; it can only gain."""
+    aim = situation.aim
+    first = min(candidates, key=lambda candidate: _rank(candidate, aim), default=None)
+    if first is None or first.plan is None or first.estimate is None or not first.plan.moves:
+        return candidates
+    moves = improved(first.plan.moves, situation)
+    parts = replace(first.estimate.transition, moves_s=situation.profile.recovery.moves_scale * moves_s(moves, costs))
+    better = _valued(replace(first, plan=replace(first.plan, move_runs=move_runs(moves))), parts, situation.change, aim)
+    return [better if candidate is first else candidate for candidate in candidates]
 
 
 def _priced(situation: Situation, costs: Costs, proposal: Proposal) -> Candidate:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -18,11 +19,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import odyssey
+from odyssey import buckets
+from odyssey.runtime import gradients
 from tests import models
 
 
 def main() -> None:
     options = parse_arguments()
+    if options.bucket_bytes:
+        buckets.BUCKET_BYTES = options.bucket_bytes
+    if options.die is not None:
+        die_in_reductions(*options.die)
     dtype = getattr(torch, options.dtype)
     job = odyssey.Job(
         layers=partial(models.build_layers, options.model, n_blocks=options.blocks, dropout=options.dropout, dtype=dtype),
@@ -66,6 +73,21 @@ def main() -> None:
             options.hold_once.read_bytes()  # ended by the test
 
     job.once_with_state(write)
+
+
+def die_in_reductions(rank, n_started):
+    """SIGKILL of `rank` when it would start its next reduction, having started so many."""
+    if os.environ["RANK"] != str(rank):
+        return
+    start, n = gradients.Gradients.start_reduction, [0]
+
+    def counted(self, bucket, groups):
+        if n[0] == n_started:
+            os.kill(os.getpid(), signal.SIGKILL)
+        n[0] += 1
+        return start(self, bucket, groups)
+
+    gradients.Gradients.start_reduction = counted
 
 
 class Kept(torch.autograd.graph.saved_tensors_hooks):
@@ -120,6 +142,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--hold-once", type=Path, help="a pipe: wait for its end in the action that writes --out")
     parser.add_argument("--eval-every", type=int, default=0)
     parser.add_argument("--keeps", type=Path, help="a folder: each rank writes there how many bytes its graphs kept at most")
+    parser.add_argument("--bucket-bytes", type=int, default=0, help="of gradients that are reduced together; 0: as ever")
+    parser.add_argument("--die", type=int, nargs=2, metavar=("RANK", "N"), help="that rank is killed before its reduction N")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 

@@ -1,0 +1,139 @@
+"""The proof that a Plan is executable and exact: nothing is missing, nothing is twice, everything is where its holders are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+
+from odyssey.errors import PlanError
+from odyssey.plan import Plan, Schedule
+
+
+def prove(plan: Plan, held_before: Mapping[int, Collection[int]] | None = None) -> Plan:
+    """Prove that the plan is executable and exact, and return it.
+
+    `held_before`: worker -> layers it holds now, to prove that moves start at holders and that whoever holds a
+    layer afterwards has it or receives it. Raises PlanError naming pipeline, stage, micro-batch or layer.
+    """
+    for problem in _problems(plan):
+        raise PlanError(problem)
+    if held_before is not None:
+        for problem in _move_problems(plan, held_before):
+            raise PlanError(problem)
+    return plan
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    if not plan.pipelines:
+        yield "a plan needs at least one pipeline"
+    for name in ("global_batch", "micro_batch", "n_layers"):
+        if getattr(plan, name) < 1:
+            yield f"{name} must be at least 1, got {getattr(plan, name)}"
+    seen: dict[int, str] = {}
+    next_micro_batch = 0
+    for p, pipeline in enumerate(plan.pipelines):
+        if not pipeline.stages:
+            yield f"pipeline {p} has no stages"
+        if pipeline.first_micro_batch != next_micro_batch:
+            yield f"pipeline {p}: its micro-batches start at {pipeline.first_micro_batch}, expected {next_micro_batch}"
+        if pipeline.stop_micro_batch <= pipeline.first_micro_batch:
+            yield f"pipeline {p} has no micro-batch"
+        next_micro_batch = pipeline.stop_micro_batch
+        next_layer = 0
+        for s, stage in enumerate(pipeline.stages):
+            if stage.first != next_layer or stage.stop <= stage.first:
+                yield (f"pipeline {p} stage {s}: layers [{stage.first}, {stage.stop}) do not follow layer {next_layer - 1}")
+            next_layer = stage.stop
+            if stage.worker is None:
+                missing = [k for k in pipeline.micro_batches if (k, s) not in plan.route_of]
+                if missing:
+                    yield f"pipeline {p} stage {s} micro-batch {missing[0]}: no worker and no route"
+                continue
+            where = f"pipeline {p} stage {s}"
+            if stage.worker in seen:
+                yield f"worker {stage.worker} is used twice: {seen[stage.worker]} and {where}"
+            seen[stage.worker] = where
+        if next_layer != plan.n_layers:
+            yield f"pipeline {p} holds layers up to {next_layer}, the model has {plan.n_layers}"
+    if next_micro_batch != plan.n_micro_batches:
+        yield f"the pipelines run {next_micro_batch} micro-batches, a step has {plan.n_micro_batches}"
+    for worker in plan.idle:
+        if worker in seen:
+            yield f"worker {worker} is idle and in {seen[worker]}"
+    for layer in range(plan.n_layers):
+        if not plan.holders(layer):
+            yield f"layer {layer} has no holder"
+    yield from _route_problems(plan)
+    yield from _reduce_problems(plan)
+    yield from schedule_problems(plan.schedule, plan.n_layers)
+
+
+def _route_problems(plan: Plan) -> Iterator[str]:
+    if len(plan.route_of) != len(plan.routes):
+        yield "a micro-batch has two routes at one stage"
+    for route in plan.routes:
+        where = f"route of micro-batch {route.micro_batch} at stage {route.stage}"
+        pipeline = plan.home.get(route.micro_batch)
+        if pipeline is None or not 0 <= route.stage < len(plan.pipelines[pipeline].stages):
+            yield f"{where}: no such micro-batch or stage"
+            continue
+        layers = plan.pipelines[pipeline].stages[route.stage].layers
+        lacking = set(layers) - plan.held.get(route.worker, frozenset())
+        if lacking:
+            yield f"{where} (pipeline {pipeline}): worker {route.worker} does not hold layer {min(lacking)}"
+
+
+def _reduce_problems(plan: Plan) -> Iterator[str]:
+    for t, tie in enumerate(plan.ties):
+        if foreign := set(tie).difference(range(plan.n_layers)):
+            yield f"tie {t} is of layer {min(foreign)}, the model has {plan.n_layers}"
+    for kind, n_shards in (("layer", plan.n_layers), ("tie", len(plan.ties))):
+        found: set[int] = set()
+        for reduction in plan.reductions:
+            for shard in reduction.layers if kind == "layer" else reduction.ties:
+                if not 0 <= shard < n_shards:
+                    yield f"{kind} {shard} is reduced, but there are {n_shards}"
+                if shard in found:
+                    yield f"{kind} {shard} is in two reductions"
+                found.add(shard)
+        if missing := set(range(n_shards)) - found:
+            yield f"{kind} {min(missing)} is in no reduction"
+    for group in plan.reduce:
+        for layer in group.layers:
+            if plan.holders(layer) != group.workers:
+                yield f"layer {layer} is reduced by {group.workers}, but held by {plan.holders(layer)}"
+        for t in group.ties:
+            if plan.tie_holders(t) != group.workers:
+                yield f"tie {t} is reduced by {group.workers}, but held by {plan.tie_holders(t)}"
+    for number in {group.round for group in plan.reduce}:
+        workers = [worker for group in plan.reduce if group.round == number for worker in group.workers]
+        if len(workers) != len(set(workers)):
+            yield f"a worker is in two reductions of round {number}"
+
+
+def _move_problems(plan: Plan, held_before: Mapping[int, Collection[int]]) -> Iterator[str]:
+    arriving: set[tuple[int, int]] = set()
+    for move in plan.moves:
+        if move.layer not in held_before.get(move.source, ()) and (move.layer, move.source) not in arriving:
+            yield f"move of layer {move.layer} to worker {move.target}: worker {move.source} does not hold it"
+        if move.layer not in plan.held.get(move.target, frozenset()):
+            yield f"move of layer {move.layer} to worker {move.target}, which has no use for it"
+        if (move.layer, move.target) in arriving:
+            yield f"layer {move.layer} is moved to worker {move.target} twice"
+        arriving.add((move.layer, move.target))
+    for worker, layers in plan.held.items():
+        for layer in sorted(layers.difference(held_before.get(worker, ()))):
+            if (layer, worker) not in arriving:
+                yield f"worker {worker} needs layer {layer} and nobody sends it"
+
+
+def schedule_problems(schedule: Schedule, n_layers: int) -> Iterator[str]:
+    """What is wrong with the rule, for a model of so many layers."""
+    if schedule.rule == "split":
+        n_known = sum(layer.n for layer in schedule.work.layers) if schedule.work is not None else 0
+        if n_known != n_layers:
+            yield f"schedule.work knows {n_known} layers, the model has {n_layers}"
+        if schedule.cap is not None and not 1 <= schedule.cap < math.inf:
+            yield f"schedule.cap must be at least 1, got {schedule.cap:g}"
+    elif schedule.rule != "1f1b":
+        yield f"schedule.rule: unknown rule {schedule.rule!r}, expected '1f1b' or 'split'"

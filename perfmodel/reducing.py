@@ -1,0 +1,125 @@
+"""When the gradients of a step are summed: each bucket's reduction, while the backward computes what lies below it.
+
+The buckets are the engine's own (odyssey/buckets.py). One is ready when all its workers have gone back through its lowest
+layer, and starts when none of them is in another reduction; of those that share a worker, the one ready first goes first. What
+it sends from host to host goes through one interface of each where those are given a rate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from odyssey.buckets import Bucket, buckets
+from odyssey.pipelines import Stage
+from odyssey.plan import Plan
+from odyssey.schedule import Compute, Op
+from perfmodel.costs import Costs
+
+Layers = tuple[int, int]
+"""[first, stop) of a stage."""
+
+
+class Ended(NamedTuple):
+    """The last computation that adds to the gradients of some layers. `stretch`: its time over that which it takes alone."""
+
+    end_s: float
+    kind: str
+    n_samples: int
+    stretch: float = 1.0
+
+
+class Reduced(NamedTuple):
+    """When a bucket's reduction starts and ends."""
+
+    bucket: Bucket
+    start_s: float
+    end_s: float
+
+
+def ended(plan: Plan, costs: Costs, ops: Sequence[Op], times: Sequence[tuple[float, float]]) -> dict[Layers, Ended]:
+    """By the layers that a worker has run: their last backward, of ops that took these times."""
+    found = {}
+    is_shared = costs.profile.cluster.cores is not None
+    for op, (start, end) in zip(ops, times, strict=False):
+        if isinstance(op, Compute) and op.kind in "BW":
+            stage, n_samples = plan.layer_range(op.micro_batch, op.stage), plan.n_samples(op.micro_batch)
+            alone_s = costs.compute_s(op.kind, stage.first, stage.stop, n_samples) if is_shared else 0.0
+            stretch = (end - start) / alone_s if alone_s else 1.0
+            found[stage.first, stage.stop] = Ended(end, op.kind, n_samples, stretch)
+    return found
+
+
+def complete_s(plan: Plan, costs: Costs, worker: int, last: Mapping[Layers, Ended]) -> tuple[float, ...]:
+    """For each layer of a worker's own stage, when the gradients of it and of all above are complete there."""
+    found = []
+    at = 0.0
+    for layer in reversed(_own_stage(plan, worker).layers):
+        for (first, stop), its in last.items():
+            if first <= layer < stop:
+                left_s = costs.left_s(its.kind, first, layer, its.n_samples) * its.stretch
+                if its.end_s - left_s > at:
+                    at = its.end_s - left_s
+        found.append(at)
+    return tuple(reversed(found))
+
+
+def at_layer(plan: Plan, worker: int, complete: Sequence[float], layer: int) -> float:
+    """When all that a worker has from `layer` on is complete, see `complete_s`; all that it has, where it begins above."""
+    return complete[max(layer - _own_stage(plan, worker).first, 0)]
+
+
+def ready(
+    plan: Plan, costs: Costs, complete: Mapping[int, Sequence[float]], twin: Mapping[int, int]
+) -> list[tuple[float, Bucket]]:
+    """When each bucket that is to be summed can start. `complete`: by simulated worker, see `complete_s`."""
+    found = []
+    for g, group in enumerate(plan.reduce):
+        if len(group.workers) < 2:
+            continue
+        kinds = set(map(twin.__getitem__, group.workers))
+        for bucket in buckets(plan, g, costs.gradient_bytes, costs.profile.tie_bytes):
+            found.append((max(at_layer(plan, kind, complete[kind], bucket.lowest) for kind in kinds), bucket))
+    return found
+
+
+def _own_stage(plan: Plan, worker: int) -> Stage:
+    p, s = plan.place[worker]
+    return plan.pipelines[p].stages[s]
+
+
+def reduced_bytes(n_hosts: int, size_bytes: float) -> float:
+    """What each of so many hosts sends, and receives, for an all-reduce among ranks of all of them, whatever the way: all but
+    its own share of its ranks' sum, and all but that share of the result."""
+    return 2 * (n_hosts - 1) / n_hosts * size_bytes
+
+
+def queue(plan: Plan, costs: Costs, at: Iterable[tuple[float, Bucket]]) -> list[Reduced]:
+    """The reductions of buckets that are ready at these times."""
+    n_workers = len(plan.place)
+    is_apart = sum(len(group.workers) for group in plan.reduce) == n_workers
+    rate = costs.profile.cluster.interface_bandwidth
+    busy: dict[int, float] = {}  # the interface of each host, until when
+    free: dict[int, float] = {}
+    hosts: dict[int, Counter[int]] = {}
+    found = []
+    for ready_s, bucket in sorted(at, key=lambda one: (one[0], -one[1].lowest, one[1].group)):
+        g = bucket.group
+        if not bucket.size_bytes:
+            found.append(Reduced(bucket, ready_s, ready_s))
+            continue
+        workers = plan.reduce[g].workers
+        if g not in hosts:
+            hosts[g] = Counter(costs.hosts(workers))
+        members = (g,) if is_apart else workers
+        start_s = max(ready_s, *(free.get(member, 0.0) for member in members))
+        end_s = start_s + costs.all_reduce_of_hosts_s(len(hosts[g]), max(hosts[g].values()), bucket.size_bytes)
+        if rate is not None and len(hosts[g]) > 1:
+            interfaces_s = max(start_s, *(busy.get(host, 0.0) for host in hosts[g]))
+            interfaces_s += reduced_bytes(len(hosts[g]), bucket.size_bytes) / rate
+            busy.update(dict.fromkeys(hosts[g], interfaces_s))
+            end_s = max(end_s, interfaces_s)
+        free.update(dict.fromkeys(members, end_s))
+        found.append(Reduced(bucket, start_s, end_s))
+    return found

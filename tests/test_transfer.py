@@ -1,0 +1,152 @@
+"""Layer states on their way between ranks: in the plan's order, in pieces, passed on; and cut in the middle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from odyssey.errors import OdysseyError
+from odyssey.plan import Move
+from odyssey.runtime import transfer
+from odyssey.runtime.groups import Cut, Groups
+from odyssey.runtime.transfer import move_layers
+
+pytestmark = pytest.mark.timeout(60)
+CPU = torch.device("cpu")
+
+
+class Holder:
+    """What a rank holds: layer -> its state."""
+
+    def __init__(self, held: Mapping[int, Any]) -> None:
+        self.held = dict(held)
+
+    def export(self, layer: int) -> Any:
+        return self.held[layer]
+
+    def adopt(self, layer: int, state: Any) -> None:
+        assert layer not in self.held
+        self.held[layer] = state
+
+
+@pytest.fixture(scope="module")
+def server() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+
+
+@pytest.fixture
+def store(server: TCPStore) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+def state_of(layer: int) -> dict[str, Any]:
+    draws = torch.Generator().manual_seed(layer)
+    weight = torch.randn(40 + layer, 33, generator=draws, dtype=torch.float64)
+    view = weight.T[3:9]
+    return {"weight": weight, "of a view": view, "step": torch.tensor(3.0), "empty": torch.empty(0), "rate": 0.1 * layer}
+
+
+def together(store: str, generation: int, run: Mapping[int, Callable[[Groups], None]]) -> dict[int, BaseException | None]:
+    """Run each rank's part in a thread of its own, with groups of them all; what each ended with."""
+    ended: dict[int, BaseException | None] = {}
+    members = sorted(run)
+    all_have_ended = threading.Barrier(len(members))
+
+    def part(rank: int) -> None:
+        groups = Groups(store, generation, members, (), (), rank, CPU)
+        try:
+            groups.build()
+            run[rank](groups)
+            ended[rank] = None
+        except (Cut, OdysseyError) as error:
+            ended[rank] = error
+        finally:
+            all_have_ended.wait()  # the connections of one process are shut together
+            groups.release()
+
+    threads = [threading.Thread(target=part, args=(rank,)) for rank in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ended
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(torch.equal(a[key], b[key]) if isinstance(b[key], torch.Tensor) else a[key] == b[key] for key in b)
+
+
+@pytest.mark.parametrize("piece_bytes", [48, 4096, 4 << 20])
+def test_all_arrives_as_it_left_also_what_is_passed_on(store: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 to 1 to 2 to 3 while others go the opposite way: an order in which a rank sends and receives in turn."""
+    monkeypatch.setattr(transfer, "PIECE_BYTES", piece_bytes)
+    moves = [Move(0, 0, 1), Move(3, 3, 2), Move(0, 1, 2), Move(3, 2, 1), Move(1, 0, 3), Move(0, 2, 3), Move(3, 1, 0)]
+    ranks = {rank: Holder({layer: state_of(layer) for layer in held}) for rank, held in enumerate(((0, 1), (), (), (3,)))}
+    n_bytes: dict[int, int] = {}
+
+    def part(rank: int) -> Callable[[Groups], None]:
+        def run(groups: Groups) -> None:
+            n_bytes[rank] = move_layers(moves, rank, ranks[rank], groups)  # type: ignore[arg-type]
+
+        return run
+
+    ended = together(store, 100 + piece_bytes, {rank: part(rank) for rank in ranks})
+
+    assert set(ended.values()) == {None}
+    assert {rank: set(holder.held) for rank, holder in ranks.items()} == {0: {0, 1, 3}, 1: {0, 3}, 2: {0, 3}, 3: {0, 1, 3}}
+    assert all(same(state, state_of(layer)) for holder in ranks.values() for layer, state in holder.held.items())
+    assert all(n_bytes[rank] > 8 * 33 * 40 for rank in ranks)
+
+
+def test_what_did_not_arrive_as_it_was_sent_is_refused(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 4096)
+    digest, sender = transfer.digest_bytes, threading.local()
+    n_digested = iter(range(10**6))
+
+    def wrong_once(flat: torch.Tensor) -> int:
+        is_third = getattr(sender, "is_me", False) and next(n_digested) == 2
+        return digest(flat) ^ is_third
+
+    def send(groups: Groups) -> None:
+        sender.is_me = True
+        move_layers([Move(5, 0, 1)], 0, Holder({5: state_of(5)}), groups)  # type: ignore[arg-type]
+
+    def receive(groups: Groups) -> None:
+        move_layers([Move(5, 0, 1)], 1, Holder({}), groups)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transfer, "digest_bytes", wrong_once)
+    ended = together(store, 200, {0: send, 1: receive})
+    assert isinstance(ended[1], OdysseyError) and "layer 5 from rank 0 did not arrive as it was sent" in str(ended[1])
+
+
+def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target is cut when it has digested some pieces; the move before has arrived."""
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 1024)
+    moves = [Move(1, 0, 1), Move(2, 0, 1)]
+    source, target = Holder({1: state_of(1), 2: state_of(2)}), Holder({})
+    cut_at: list[Groups] = []
+    digest, receiver = transfer.digest_bytes, threading.local()
+
+    def and_cut(flat: torch.Tensor) -> int:
+        if getattr(receiver, "is_me", False) and 1 in target.held:
+            cut_at[0].cut("a newer generation")
+        return digest(flat)
+
+    def send(groups: Groups) -> None:
+        move_layers(moves, 0, source, groups)  # type: ignore[arg-type]
+
+    def receive(groups: Groups) -> None:
+        receiver.is_me = True
+        cut_at.append(groups)
+        move_layers(moves, 1, target, groups)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transfer, "digest_bytes", and_cut)
+    ended = together(store, 300, {0: send, 1: receive})
+    assert isinstance(ended[0], Cut) and isinstance(ended[1], Cut)
+    assert set(source.held) == {1, 2} and set(target.held) == {1} and same(target.held[1], state_of(1))
