@@ -2,6 +2,7 @@
 
 closed_form.py  the time of a pipeline, and of many that share a batch
 hosts.py        stages over hosts
+buckets.py      reductions of layers
 shapes.py       splits of layers over stages
 layouts.py      how many pipelines of which lengths
 compose.py      from ranges of layers to a proved Plan

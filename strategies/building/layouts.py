@@ -18,8 +18,10 @@ MANY = 4000
 """Beyond this many pairs of lengths only neighbouring lengths are tried."""
 EXHAUSTIVE_WORKERS = 10
 """Up to this many workers every partition is tried."""
+N_OVER_HOSTS = 100
+"""Layouts of more workers, the best as if all were on one host, that are ranked as they lie over hosts."""
 MOST_OVER_HOSTS = 256
-"""For more workers layouts are ranked as if they were on one host."""
+"""For more workers all layouts are ranked as if they were on one host."""
 N_LOOKED_AT = 500
 """Layouts among which one with a property that was asked for is looked for."""
 
@@ -41,12 +43,7 @@ def layouts(
     n_micro_batches = shapes.n_micro_batches
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
     candidates = [c for c in _lengths(usable, n_workers, n_micro_batches) if len(c) >= min_pipelines]
-    scored = []
-    for lengths in candidates:
-        over_hosts = len(rooms) > 1 and n_workers <= MOST_OVER_HOSTS
-        seconds = _on_hosts_s(shapes, lengths, rooms) if over_hosts else shapes.closed_s(shapes.count(lengths))
-        scored.append((max(seconds, _cores_s(shapes, n_workers)), seconds, lengths))
-    scored.sort()
+    scored = _scored(shapes, n_workers, candidates, rooms if n_workers <= MOST_OVER_HOSTS else ())
     chosen: list[tuple[int, ...]] = []
     seen: set[object] = set()
     for _, _, lengths in scored:
@@ -61,6 +58,27 @@ def layouts(
     if also is not None and not any(map(also, chosen)):
         chosen += next(([lengths] for _, _, lengths in scored[:N_LOOKED_AT] if also(lengths)), [])
     return chosen
+
+
+def _scored(
+    shapes: Shapes, n_workers: int, candidates: Sequence[tuple[int, ...]], rooms: Sequence[int]
+) -> list[tuple[float, float, tuple[int, ...]]]:
+    """Layouts behind their seconds by closed form, with and without what cores allow, best first."""
+    over_hosts, least_s = len(rooms) > 1, _cores_s(shapes, n_workers)
+    scored = []
+    if not over_hosts or n_workers > EXHAUSTIVE_WORKERS:
+        for lengths in candidates:
+            seconds = shapes.closed_s(shapes.count(lengths))
+            scored.append((max(seconds, least_s), seconds, lengths))
+        scored.sort()
+        candidates = [lengths for _, _, lengths in scored[:N_OVER_HOSTS]]
+    if over_hosts:
+        scored = []
+        for lengths in candidates:
+            seconds = _on_hosts_s(shapes, lengths, rooms)
+            scored.append((max(seconds, least_s), seconds, lengths))
+        scored.sort()
+    return scored
 
 
 def _on_hosts_s(shapes: Shapes, lengths: tuple[int, ...], rooms: Sequence[int]) -> float:
@@ -83,7 +101,7 @@ def _shared_s(shapes: Shapes, hosts: Hosts) -> float:
     if shares is None:
         return math.inf
     shares = shapes.shares_alone(ranges, cuts, shares)
-    slowest_s = max(max(shapes.alone_s(*row)) for row in zip(ranges, cuts, shares, strict=True))
+    slowest_s = max(max(shapes.alone(*row).computed_s) for row in zip(ranges, cuts, shares, strict=True))
     return slowest_s + shapes.reduce_s(Counter(closed), len({row[0] for row in hosts}))
 
 

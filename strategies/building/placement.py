@@ -23,8 +23,8 @@ from strategies.building.hosts import Hosts, pipelines_together, stages_together
 from strategies.building.layouts import EXHAUSTIVE_WORKERS
 from strategies.building.worth import Placed, Worth
 
-MOST_WEIGHED = 256
-"""For more workers only the fewest bytes count, and among equals the hosts."""
+MOST_WEIGHED, MOST_WEIGHED_AT_START = 32, 256
+"""For more workers, after a loss and for a first plan, only the fewest bytes count, and among equals the hosts."""
 N_STEPS, N_STEPS_OF_MANY = 4000, 500
 """Small steps that are tried, divided by the number of workers: for few workers, and for more."""
 FEW_HOSTS = 3
@@ -45,7 +45,8 @@ def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list
     rows = tuple(ranges)
     least = _least(worth, rows, slots)
     few = n_workers <= EXHAUSTIVE_WORKERS
-    if n_workers > MOST_WEIGHED or not (few or worth.rooms or worth.nodes_matter):
+    most = MOST_WEIGHED if worth.situation.plan is not None else MOST_WEIGHED_AT_START
+    if n_workers > most or not (few or worth.rooms or worth.nodes_matter):
         return [least]
     beginnings = _beginnings(worth, rows, least)
     if few:

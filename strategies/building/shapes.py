@@ -11,11 +11,12 @@ from itertools import accumulate, combinations, pairwise, repeat
 
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan
-from perfmodel.cell_cost import cell_cost
+from perfmodel.cell_cost import CellCost, cell_cost
 from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
 from perfmodel.memory import most_message_bytes
 from perfmodel.profile import Profile
+from strategies.building.buckets import Buckets
 from strategies.building.closed_form import Ranges, Shape, bottleneck_s, slowest_s
 from strategies.building.hosts import room_of
 
@@ -30,6 +31,7 @@ class Shapes:
         self.profile = profile
         self.n_micro_batches = n_micro_batches
         self._costs = costs = Costs(profile)
+        self.buckets = Buckets(costs)
         layers = profile.layers
         self._gradients = costs.sums(lambda layer: layer.gradient_bytes)
         self._seconds = [0.0, *accumulate(costs.layer_s())]
@@ -52,7 +54,7 @@ class Shapes:
         """Within hosts and between them: behind each layer, its output there and the gradient back."""
         self._needs: dict[int, list[int]] = {}
         self._known: dict[int, Shape | None] = {}
-        self._alone: dict[tuple[Ranges, tuple[bool, ...], int], tuple[float, ...]] = {}
+        self._alone: dict[tuple[Ranges, tuple[bool, ...], int], CellCost] = {}
         self._by_ranges: dict[tuple[Ranges, tuple[bool, ...]], Shape] = {}
 
     def of(self, n_stages: int) -> Shape | None:
@@ -92,8 +94,8 @@ class Shapes:
         n_stages = len(ranges)
         return all(stop <= self._reach(s, n_stages, first, math.inf) for s, (first, stop) in enumerate(ranges))
 
-    def alone_s(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> tuple[float, ...]:
-        """When each stage of a pipeline with a device for each has computed all of so many micro-batches, to the last bit."""
+    def alone(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> CellCost:
+        """When a pipeline with a device for each stage has computed so many micro-batches, to the last bit."""
         key = (ranges, cuts, n_micro_batches)
         known = self._alone.get(key)
         if known is None:
@@ -104,7 +106,7 @@ class Shapes:
             plan = Plan(0, "", 0, samples, profile.micro_batch, n_layers, blocks_of([pipeline]), ())
             nodes = accumulate(cuts, lambda node, cut: node + cut * cluster.nodes_per_host, initial=0)
             costs = Costs(profile, dict(enumerate(nodes)))
-            known = self._alone[key] = cell_cost(plan, costs, plain_cell(plan, 0, costs)).computed_s
+            known = self._alone[key] = cell_cost(plan, costs, plain_cell(plan, 0, costs))
         return known
 
     def shares_alone(self, ranges: Sequence[Ranges], cuts: Sequence[tuple[bool, ...]], shares: Sequence[int]) -> list[int]:
@@ -113,7 +115,7 @@ class Shapes:
         better = list(shares)
 
         def seconds(p: int, n_more: int) -> float:
-            return max(self.alone_s(ranges[p], cuts[p], better[p] + n_more))
+            return max(self.alone(ranges[p], cuts[p], better[p] + n_more).computed_s)
 
         while True:
             slowest = max(range(len(better)), key=lambda p: seconds(p, 0))
@@ -147,13 +149,18 @@ class Shapes:
         return slowest_s(pipelines, self.n_micro_batches) + self.reduce_s(pipelines, n_hosts)
 
     def reduce_s(self, pipelines: Mapping[Shape, int], n_hosts: int | None) -> float:
-        """The all-reduce of the largest first stage."""
+        """The reductions of the largest first stage, none of them hidden. Where pipelines are cut in different places, those of
+        all layers, as far as the last backward does not hide them: stages that overlap make them wait for each other."""
         if n_hosts is None:
             n_workers = sum(len(shape.ranges) * n for shape, n in pipelines.items())
             n_hosts = -(-n_workers // room_of(self.profile.cluster))
-        size, n_holders = self._gradients[max(shape.ranges[0][1] for shape in pipelines)], sum(pipelines.values())
+        n_holders = sum(pipelines.values())
         n_on_host = -(-n_holders // n_hosts)
-        return self._costs.all_reduce_of_hosts_s(-(-n_holders // n_on_host), n_on_host, size)
+        holders = (-(-n_holders // n_on_host), n_on_host)
+        size_bytes = self._gradients[max(shape.ranges[0][1] for shape in pipelines)]
+        first_s = self.buckets.seconds(*holders, size_bytes)
+        is_even = len(pipelines) == 1 or len({shape.ranges for shape in pipelines}) == 1
+        return first_s if is_even else max(first_s, self.buckets.exposed_s(len(self.profile.layers), *holders))
 
     def _stage_s(self, first: int, stop: int) -> float:
         return self._seconds[stop] - self._seconds[first] + 2 * self.profile.op_overhead_s

@@ -1,17 +1,18 @@
 """What a placement is worth, by closed form: useful work per second up to the next loss, as the objective has it.
 
-The same terms as a price: each pipeline's time with its hops within hosts and between them, shares of the batch by speed, the
-reductions of what holds the same layers one behind the other where they share a worker, the worker that receives longest. And
-the search's price for having all holders of a layer on one node.
+The same terms as a price: each pipeline's time with its hops within hosts and between them, shares of the batch by speed,
+reductions in buckets as the backward completes them (one behind the other where they share a worker), the worker that receives
+longest. And the search's price for having all holders of a layer on one node.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 
 from perfmodel.costs import Costs
 from strategies.building.closed_form import Ranges, Shape, distribute
@@ -23,7 +24,8 @@ from strategies.situation import NODE_PRICE, Objective, Situation
 
 _Group = tuple[Span, list[tuple[int, int]]]
 """Layers, and the places (pipeline, stage) of all that hold them."""
-
+_Kind = tuple[Ranges, tuple[bool, ...], int]
+"""What the times of a pipeline depend on: its layers, `apart` of its hosts, its micro-batches."""
 
 NOT_AS_ASKED = 1e-3
 """What is left of the worth of a placement for each node whose loss it should survive and does not."""
@@ -54,11 +56,11 @@ class Worth:
         aim = situation.aim
         self.nodes_matter = (aim.objective is Objective.AHEAD or aim.n_nodes > 0) and len(set(self.node.values())) > 1
         self._move_bytes = [0, *accumulate(costs.move_bytes)]
-        self._gradients = costs.sums(lambda layer: layer.gradient_bytes)
         self._is_exact = len(alive) <= EXHAUSTIVE_WORKERS and situation.profile.cluster.cores is None
-        self._tails: dict[tuple[Ranges, tuple[bool, ...]], list[float]] = {}
+        self._tails: dict[tuple[Ranges, tuple[bool, ...]], list[list[float]]] = {}
         self._receives: dict[tuple[int, Span], float] = {}
         self._shares: dict[tuple[Shape, ...], list[int]] = {}
+        self._known_groups: dict[tuple[Ranges, ...], list[_Group]] = {}
         self._values: dict[Placed, float] = {}
 
     @cached_property
@@ -91,19 +93,19 @@ class Worth:
         return known
 
     def _of(self, placed: Placed) -> float:
-        shapes, cuts = self._shapes(placed), self._cuts(placed)
-        if self._is_exact:
-            shares = self._shared(placed, shapes, cuts)
-            return self._value(placed, list(map(self.shapes.alone_s, placed.ranges, cuts, shares)))
-        shares = self._shared(placed, shapes, cuts)
-        ends = [shape.seconds(share) for shape, share in zip(shapes, shares, strict=True)]
-        tails = map(self._tail_s, placed.ranges, cuts)
-        return self._value(placed, [[end - tail for tail in its] for end, its in zip(ends, tails, strict=True)])
-
-    def _value(self, placed: Placed, ends: Sequence[Sequence[float]]) -> float:
-        """`ends`: when each stage of each pipeline has gone through its last backward."""
-        step_s = max(*map(max, ends), self._reduced_s(placed, ends))
+        cuts = self._cuts(placed)
+        shapes = tuple(map(self.shapes.shape, placed.ranges, cuts))
+        kinds = list(zip(placed.ranges, cuts, self._shared(placed, shapes, cuts), strict=True))
+        complete = {kind: self._complete_s(*kind) for kind in dict.fromkeys(kinds)}
+        step_s = self._reduced_s(placed, kinds, complete)
         return self.situation.change.survival(self._moves_s(placed)) / step_s * self.risk(placed)
+
+    def _complete_s(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> Sequence[Sequence[float]]:
+        """For each stage of a pipeline, and each of its layers: when the gradients of it and of all above are complete."""
+        if self._is_exact:
+            return self.shapes.alone(ranges, cuts, n_micro_batches).complete_s
+        end_s = self.shapes.shape(ranges, cuts).seconds(n_micro_batches)
+        return [[end_s - left_s for left_s in its] for its in self._tails_s(ranges, cuts)]
 
     def shares(self, placed: Placed) -> list[int]:
         """Micro-batches of each pipeline, by speed; there is one for each."""
@@ -115,7 +117,7 @@ class Worth:
         if not self.nodes_matter:
             return 1.0
         aim = self.situation.aim
-        groups = list(_groups(placed.ranges))
+        groups = self._groups(placed.ranges)
         n_nodes = [len({self.node[placed.workers[p][s]] for p, s in places}) for _, places in groups]
         fewest = min(n_nodes)
         part = n_nodes.count(fewest) / len(groups)
@@ -136,31 +138,48 @@ class Worth:
             self._shares[shapes] = self.shapes.shares_alone(placed.ranges, cuts, shares) if self._is_exact else shares
         return self._shares[shapes]
 
-    def _reduced_s(self, placed: Placed, ends: Sequence[Sequence[float]]) -> float:
-        """When the last reduction is done: each starts when the last of its workers is through and in no other one."""
-        groups = list(_groups(placed.ranges))
-        ready = sorted((max(ends[p][s] for p, s in places), g) for g, (_, places) in enumerate(groups))
-        free: dict[int, float] = {}
-        last = 0.0
-        for at, g in ready:
-            (first, stop), places = groups[g]
-            workers = [placed.workers[p][s] for p, s in places]
-            start = max(at, *(free.get(worker, 0.0) for worker in workers))
-            last = start + self.costs.all_reduce_s(workers, self._gradients[stop] - self._gradients[first])
-            free.update(dict.fromkeys(workers, last))
-        return max(free.values(), default=last)
+    def _reduced_s(self, placed: Placed, kinds: Sequence[_Kind], complete: Mapping[_Kind, Sequence[Sequence[float]]]) -> float:
+        """When the last bucket is reduced: each starts when the last of its workers has completed it and is in no other one.
 
-    def _tail_s(self, ranges: Ranges, cuts: tuple[bool, ...]) -> list[float]:
-        """For each stage, what its pipeline still takes when it has gone through its last backward."""
+        `kinds`: of each pipeline; `complete`: see `_complete_s`.
+        """
+        some = {kind: p for p, kind in enumerate(kinds)}  # a pipeline of each kind: the others complete theirs with it
+        last = max(times for rows in complete.values() for row in rows for times in row)
+        at, of_group = [], []
+        for g, (layers, places) in enumerate(self._groups(placed.ranges)):
+            workers = [placed.workers[p][s] for p, s in places]
+            on_host = Counter(map(self.host.__getitem__, workers))
+            of_group.append((workers, len(on_host), max(on_host.values())))
+            if len(workers) < 2:
+                continue
+            rows = [(complete[kind][s := places[p][1]], kind[0][s][0]) for kind, p in some.items()]
+            for lowest, size_bytes in self.shapes.buckets.of(layers):
+                at.append((max(row[lowest - first] for row, first in rows), -lowest, g, size_bytes))
+        free: dict[int, float] = {}
+        for ready_s, _, g, size_bytes in sorted(at):
+            workers, n_hosts, n_on_host = of_group[g]
+            start_s = max(ready_s, *map(free.get, workers, repeat(0.0)))
+            done_s = start_s + self.shapes.buckets.seconds(n_hosts, n_on_host, size_bytes)
+            free.update(dict.fromkeys(workers, done_s))
+            last = max(last, done_s)
+        return last
+
+    def _tails_s(self, ranges: Ranges, cuts: tuple[bool, ...]) -> list[list[float]]:
+        """For each stage and each of its layers, what its pipeline still takes when its last backward has passed that layer."""
         key = (ranges, cuts)
         if key not in self._tails:
+            n_samples = self.costs.profile.micro_batch
             tails, after_s = [], 0.0
             for (first, stop), cut in zip(ranges, (*cuts, False), strict=True):
-                tails.append(after_s)
-                after_s += self.costs.compute_s("B", first, stop, self.costs.profile.micro_batch)
-                after_s += self.shapes.hop_s(stop - 1, cut) / 2
+                tails.append([after_s + self.costs.left_s("B", first, layer, n_samples) for layer in range(first, stop)])
+                after_s += self.costs.compute_s("B", first, stop, n_samples) + self.shapes.hop_s(stop - 1, cut) / 2
             self._tails[key] = tails
         return self._tails[key]
+
+    def _groups(self, ranges: tuple[Ranges, ...]) -> list[_Group]:
+        if ranges not in self._known_groups:
+            self._known_groups[ranges] = list(_groups(ranges))
+        return self._known_groups[ranges]
 
     def _moves_s(self, placed: Placed) -> float:
         """Until the worker that receives longest has all its layers."""
@@ -198,7 +217,7 @@ class Worth:
                 if len(beside) > 1 or (self.situation.plan is not None and self._receives_s(worker, layers) > 0):
                     found.add((p, s))
         if self.nodes_matter:
-            for _, places in _groups(placed.ranges):
+            for _, places in self._groups(placed.ranges):
                 found.update(places if self._is_on_one_node(placed, places) else ())
         return found
 
