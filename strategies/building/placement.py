@@ -25,6 +25,8 @@ from strategies.building.worth import Placed, Worth
 
 MOST_WEIGHED, MOST_WEIGHED_AT_START = 32, 256
 """For more workers, after a loss and for a first plan, only the fewest bytes count, and among equals the hosts."""
+MOST_REGROUPED = 256
+"""For more workers only the fewest bytes count."""
 N_STEPS, N_STEPS_OF_MANY = 4000, 500
 """Small steps that are tried, divided by the number of workers: for few workers, and for more."""
 FEW_HOSTS = 3
@@ -62,7 +64,8 @@ def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list
 def _least(worth: Worth, rows: Rows, slots: Sequence[Slot]) -> Placed:
     """What moves the fewest bytes."""
     least = Placed(rows, _rows(rows, assign(worth.situation, slots, sorted(worth.host))))
-    return _regrouped(worth, least) if worth.rooms and worth.situation.plan is not None else least
+    is_late = worth.situation.plan is not None
+    return _regrouped(worth, least) if is_late and worth.rooms and len(worth.host) <= MOST_REGROUPED else least
 
 
 def _beginnings(worth: Worth, rows: Rows, least: Placed) -> list[Placed]:

@@ -40,21 +40,15 @@ class Placed:
 
 
 class Worth:
-    """Of placements in one situation. `host`, `node`, `span`: of each survivor; `span`: the layers that it holds."""
+    """Of placements in one situation. `host`: of each survivor."""
 
     def __init__(self, situation: Situation, shapes: Shapes) -> None:
         self.situation, self.shapes = situation, shapes
         self.costs = costs = Costs(situation.profile, situation.node_of)
         alive = sorted(situation.alive)
-        nothing: frozenset[int] = frozenset()
-        self.host = {worker: costs.host(worker) for worker in alive}
-        self.span = {worker: span_of(situation.held.get(worker, nothing)) for worker in alive}
-        per_node = situation.profile.cluster.ranks_per_node
-        self.node = {worker: situation.node_of.get(worker, worker // per_node) for worker in alive}
+        self.host = dict(zip(alive, costs.hosts(alive), strict=True))
         self.rooms = rooms_of(situation.profile.cluster, self.host.values())
         """Host -> its survivors, most first; empty where it makes no difference on which they are."""
-        aim = situation.aim
-        self.nodes_matter = (aim.objective is Objective.AHEAD or aim.n_nodes > 0) and len(set(self.node.values())) > 1
         self._move_bytes = [0, *accumulate(costs.move_bytes)]
         self._is_exact = len(alive) <= EXHAUSTIVE_WORKERS and situation.profile.cluster.cores is None
         self._tails: dict[tuple[Ranges, tuple[bool, ...]], list[list[float]]] = {}
@@ -62,6 +56,24 @@ class Worth:
         self._shares: dict[tuple[Shape, ...], list[int]] = {}
         self._known_groups: dict[tuple[Ranges, ...], list[_Group]] = {}
         self._values: dict[Placed, float] = {}
+
+    @cached_property
+    def span(self) -> dict[int, Span]:
+        """The layers that each survivor holds."""
+        nothing: frozenset[int] = frozenset()
+        return {worker: span_of(self.situation.held.get(worker, nothing)) for worker in self.host}
+
+    @cached_property
+    def node(self) -> dict[int, int]:
+        """Of each survivor."""
+        per_node = self.situation.profile.cluster.ranks_per_node
+        return {worker: self.situation.node_of.get(worker, worker // per_node) for worker in self.host}
+
+    @cached_property
+    def nodes_matter(self) -> bool:
+        """Whether it counts how many nodes have the holders of a layer."""
+        aim = self.situation.aim
+        return (aim.objective is Objective.AHEAD or aim.n_nodes > 0) and len(set(self.node.values())) > 1
 
     @cached_property
     def workers_of(self) -> dict[int, list[int]]:
