@@ -18,7 +18,7 @@ MANY = 4000
 """Beyond this many pairs of lengths only neighbouring lengths are tried."""
 EXHAUSTIVE_WORKERS = 10
 """Up to this many workers every partition is tried."""
-N_OVER_HOSTS = 100
+N_OVER_HOSTS = 50
 """Layouts of more workers, the best as if all were on one host, that are ranked as they lie over hosts."""
 MOST_OVER_HOSTS = 256
 """For more workers all layouts are ranked as if they were on one host."""
