@@ -1,4 +1,4 @@
-"""How near the plans are to the best there are: `python -m benchmarks.optimality` (a quarter of an hour on one core).
+"""How near the plans are to the best there are: `python -m benchmarks.optimality` (some two minutes on one core).
 
 Small random jobs against every plan that they could have: first plans and plans after losses, on one host and on several with
 slow links between them. Larger ones against a long local search. Both use the price alone, and know nothing of how plans are
