@@ -8,7 +8,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("coordinator", "launch", "restart", "recovery", "accuracy", "overhead", "rehearsal", "paper", "search", "horizon")
+NAMES = (
+    *("coordinator", "launch", "restart", "recovery", "accuracy", "overhead"),
+    *("rehearsal", "paper", "search", "horizon", "moves"),
+)
 
 
 def main() -> None:
