@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
+from odyssey.buckets import BUCKET_BYTES
 from perfmodel.costs import Costs
 from perfmodel.memory import most_message_bytes
 from perfmodel.profile import Profile
@@ -111,13 +112,18 @@ class Shapes:
         return slowest_s(pipelines, self.n_micro_batches) + self._reduce_s(pipelines)
 
     def _reduce_s(self, pipelines: Mapping[Shape, int]) -> float:
-        """The all-reduce of the largest first stage, its holders spread over as many hosts as the workers need."""
+        """What the last backward leaves of the largest first stage's all-reduce (odyssey/buckets.py), its holders spread over
+        as many hosts as the workers need."""
         cluster = self.profile.cluster
         n_workers = sum(len(shape.ranges) * n for shape, n in pipelines.items())
         n_hosts = -(-n_workers // (cluster.ranks_per_node * cluster.nodes_per_host))
-        size, n_holders = self._gradients[max(shape.ranges[0][1] for shape in pipelines)], sum(pipelines.values())
+        stop, n_holders = max(shape.ranges[0][1] for shape in pipelines), sum(pipelines.values())
         n_on_host = -(-n_holders // n_hosts)
-        return self._costs.all_reduce_of_hosts_s(-(-n_holders // n_on_host), n_on_host, size)
+        n_buckets = max(1, int(self._gradients[stop] / BUCKET_BYTES))
+        bucket_bytes = self._gradients[stop] / n_buckets
+        bucket_s = self._costs.all_reduce_of_hosts_s(-(-n_holders // n_on_host), n_on_host, bucket_bytes)
+        backward_s = self._costs.compute_s("B", 0, stop, self.profile.micro_batch)
+        return max(bucket_s, n_buckets * bucket_s - backward_s * (1 - 1 / n_buckets))
 
     def _stage_s(self, first: int, stop: int) -> float:
         return self._seconds[stop] - self._seconds[first] + 2 * self.profile.op_overhead_s
