@@ -9,17 +9,8 @@ import subprocess
 import sys
 
 NAMES = (
-    "coordinator",
-    "launch",
-    "restart",
-    "recovery",
-    "accuracy",
-    "overhead",
-    "rehearsal",
-    "paper",
-    "search",
-    "horizon",
-    "optimality",
+    *("coordinator", "launch", "restart", "recovery", "accuracy", "overhead"),
+    *("rehearsal", "paper", "search", "horizon", "optimality", "moves"),
 )
 
 

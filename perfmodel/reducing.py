@@ -1,13 +1,14 @@
 """When the gradients of a step are summed: each bucket's reduction, while the backward computes what lies below it.
 
 The buckets are the engine's own (odyssey/buckets.py). One is ready when all its workers have gone back through its lowest
-layer, and starts when none of them is in another reduction; of those that share a worker, the one ready first goes first. What
-it sends from host to host goes through one interface of each where those are given a rate.
+layer, and starts when none of them is in another reduction. No group waits for another one's turn: of those that share a worker
+the one that can start first goes first. What it sends from host to host goes through one interface of each where those are
+given a rate.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -97,29 +98,33 @@ def reduced_bytes(n_hosts: int, size_bytes: float) -> float:
 
 def queue(plan: Plan, costs: Costs, at: Iterable[tuple[float, Bucket]]) -> list[Reduced]:
     """The reductions of buckets that are ready at these times."""
-    n_workers = len(plan.place)
-    is_apart = sum(len(group.workers) for group in plan.reduce) == n_workers
     rate = costs.profile.cluster.interface_bandwidth
+    waiting: dict[int, deque[tuple[float, Bucket]]] = {}
+    for ready_s, bucket in sorted(at, key=lambda one: (one[0], -one[1].lowest)):
+        waiting.setdefault(bucket.group, deque()).append((ready_s, bucket))
+    sharing: dict[int, set[int]] = {g: set() for g in waiting}
+    for groups in set(plan.groups_of.values()):
+        for g in sharing.keys() & set(groups):
+            sharing[g] |= sharing.keys() & set(groups)
+    hosts = {g: Counter(costs.hosts(plan.reduce[g].workers)) for g in waiting}
+    free = dict.fromkeys(waiting, 0.0)
     busy: dict[int, float] = {}  # the interface of each host, until when
-    free: dict[int, float] = {}
-    hosts: dict[int, Counter[int]] = {}
     found = []
-    for ready_s, bucket in sorted(at, key=lambda one: (one[0], -one[1].lowest, one[1].group)):
-        g = bucket.group
+    while waiting:
+        start_s, ready_s, _, g = min((max(its[0][0], free[g]), its[0][0], -its[0][1].lowest, g) for g, its in waiting.items())
+        _, bucket = waiting[g].popleft()
+        if not waiting[g]:
+            del waiting[g]
         if not bucket.size_bytes:
             found.append(Reduced(bucket, ready_s, ready_s))
             continue
-        workers = plan.reduce[g].workers
-        if g not in hosts:
-            hosts[g] = Counter(costs.hosts(workers))
-        members = (g,) if is_apart else workers
-        start_s = max(ready_s, *(free.get(member, 0.0) for member in members))
         end_s = start_s + costs.all_reduce_of_hosts_s(len(hosts[g]), max(hosts[g].values()), bucket.size_bytes)
         if rate is not None and len(hosts[g]) > 1:
             interfaces_s = max(start_s, *(busy.get(host, 0.0) for host in hosts[g]))
             interfaces_s += reduced_bytes(len(hosts[g]), bucket.size_bytes) / rate
             busy.update(dict.fromkeys(hosts[g], interfaces_s))
             end_s = max(end_s, interfaces_s)
-        free.update(dict.fromkeys(members, end_s))
+        for other in sharing[g]:
+            free[other] = max(free[other], end_s)
         found.append(Reduced(bucket, start_s, end_s))
     return found

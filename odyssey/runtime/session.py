@@ -273,6 +273,8 @@ class Session:
 
     def _prepare(self, order: Prepare, transaction: Transaction | None) -> None:
         plan, me = order.plan, self.rank
+        if plan.state_from is StateFrom.SCRIPT and order.results:
+            raise OdysseyError("the plan builds layers anew that have been trained", "please report this bug")
         if self._engine is None and order.results:
             self._replay = Replay(order.results)
             self._control.change(lambda phase: phase.joined(position_after(order.results[-1])))
@@ -289,8 +291,6 @@ class Session:
         built_s = time.monotonic()
         needed = plan.held.get(me, frozenset())
         if plan.state_from is StateFrom.SCRIPT:
-            if order.results:
-                raise OdysseyError("the plan builds layers anew that have been trained", "please report this bug")
             self.model.hold_built(needed)
         elif self.model.is_as_built:
             self.model.hold_built(())  # its state comes from others, if it has work at all

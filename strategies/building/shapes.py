@@ -33,7 +33,6 @@ class Shapes:
         self._costs = costs = Costs(profile)
         self.buckets = Buckets(costs)
         layers = profile.layers
-        self._gradients = costs.sums(lambda layer: layer.gradient_bytes)
         self._seconds = [0.0, *accumulate(costs.layer_s())]
         tied = [0] * len(layers)
         for tie, size in zip(profile.ties, profile.tie_bytes, strict=True):
@@ -149,18 +148,13 @@ class Shapes:
         return slowest_s(pipelines, self.n_micro_batches) + self.reduce_s(pipelines, n_hosts)
 
     def reduce_s(self, pipelines: Mapping[Shape, int], n_hosts: int | None) -> float:
-        """The reductions of the largest first stage, none of them hidden. Where pipelines are cut in different places, those of
-        all layers, as far as the last backward does not hide them: stages that overlap make them wait for each other."""
+        """What the last backward leaves of the reductions of the largest first stage."""
         if n_hosts is None:
             n_workers = sum(len(shape.ranges) * n for shape, n in pipelines.items())
             n_hosts = -(-n_workers // room_of(self.profile.cluster))
-        n_holders = sum(pipelines.values())
+        stop, n_holders = max(shape.ranges[0][1] for shape in pipelines), sum(pipelines.values())
         n_on_host = -(-n_holders // n_hosts)
-        holders = (-(-n_holders // n_on_host), n_on_host)
-        size_bytes = self._gradients[max(shape.ranges[0][1] for shape in pipelines)]
-        first_s = self.buckets.seconds(*holders, size_bytes)
-        is_even = len(pipelines) == 1 or len({shape.ranges for shape in pipelines}) == 1
-        return first_s if is_even else max(first_s, self.buckets.exposed_s(len(self.profile.layers), *holders))
+        return self.buckets.exposed_s(stop, -(-n_holders // n_on_host), n_on_host)
 
     def _stage_s(self, first: int, stop: int) -> float:
         return self._seconds[stop] - self._seconds[first] + 2 * self.profile.op_overhead_s

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, pairwise
 
 from perfmodel.costs import Costs
 from strategies.building.closed_form import Ranges, Shape, distribute
@@ -55,6 +55,7 @@ class Worth:
         self._receives: dict[tuple[int, Span], float] = {}
         self._shares: dict[tuple[Shape, ...], list[int]] = {}
         self._known_groups: dict[tuple[Ranges, ...], list[_Group]] = {}
+        self._known_sharing: dict[tuple[Ranges, ...], list[set[int]]] = {}
         self._values: dict[Placed, float] = {}
 
     @cached_property
@@ -157,22 +158,24 @@ class Worth:
         """
         some = {kind: p for p, kind in enumerate(kinds)}  # a pipeline of each kind: the others complete theirs with it
         last = max(times for rows in complete.values() for row in rows for times in row)
-        at, of_group = [], []
-        for g, (layers, places) in enumerate(self._groups(placed.ranges)):
-            workers = [placed.workers[p][s] for p, s in places]
-            on_host = Counter(map(self.host.__getitem__, workers))
-            of_group.append((workers, len(on_host), max(on_host.values())))
-            if len(workers) < 2:
-                continue
+        groups, sharing = self._groups(placed.ranges), self._sharing(placed.ranges)
+        waiting: dict[int, list[tuple[float, int, float]]] = {}
+        for g, (layers, places) in enumerate(groups if len(kinds) > 1 else ()):
+            on_host = Counter(self.host[placed.workers[p][s]] for p, s in places)
+            holders = (len(on_host), max(on_host.values()))
             rows = [(complete[kind][s := places[p][1]], kind[0][s][0]) for kind, p in some.items()]
-            for lowest, size_bytes in self.shapes.buckets.of(layers):
-                at.append((max(row[lowest - first] for row, first in rows), -lowest, g, size_bytes))
-        free: dict[int, float] = {}
-        for ready_s, _, g, size_bytes in sorted(at):
-            workers, n_hosts, n_on_host = of_group[g]
-            start_s = max(ready_s, *map(free.get, workers, repeat(0.0)))
-            done_s = start_s + self.shapes.buckets.seconds(n_hosts, n_on_host, size_bytes)
-            free.update(dict.fromkeys(workers, done_s))
+            waiting[g] = [
+                (max(row[lowest - first] for row, first in rows), -lowest, self.shapes.buckets.seconds(*holders, size_bytes))
+                for lowest, size_bytes in reversed(self.shapes.buckets.of(layers))
+            ]
+        free = [0.0] * len(groups)
+        while waiting:
+            start_s, _, _, g = min((max(its[-1][0], free[g]), *its[-1][:2], g) for g, its in waiting.items())
+            done_s = start_s + waiting[g].pop()[2]
+            if not waiting[g]:
+                del waiting[g]
+            for other in sharing[g]:
+                free[other] = max(free[other], done_s)
             last = max(last, done_s)
         return last
 
@@ -192,6 +195,16 @@ class Worth:
         if ranges not in self._known_groups:
             self._known_groups[ranges] = list(_groups(ranges))
         return self._known_groups[ranges]
+
+    def _sharing(self, ranges: tuple[Ranges, ...]) -> list[set[int]]:
+        """For each group, those that share a worker with it, itself among them."""
+        if ranges not in self._known_sharing:
+            at: dict[tuple[int, int], set[int]] = {}
+            for g, (_, places) in enumerate(self._groups(ranges)):
+                for place in places:
+                    at.setdefault(place, set()).add(g)
+            self._known_sharing[ranges] = [set().union(*(at[place] for place in places)) for _, places in self._groups(ranges)]
+        return self._known_sharing[ranges]
 
     def _moves_s(self, placed: Placed) -> float:
         """Until the worker that receives longest has all its layers."""
