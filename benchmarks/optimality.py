@@ -262,7 +262,7 @@ class Everything:
         key = (ranges, hosts, n_micro_batches)
         if key not in self._alone:
             stages = tuple(Stage(worker, first, stop) for worker, (first, stop) in enumerate(ranges))
-            reductions = tuple(Reduction(tuple(stage.layers), (), 0) for stage in stages)
+            reductions = tuple(Reduction(tuple(stage.layers), ()) for stage in stages)
             pipeline, n_layers = Pipeline(stages, 0, n_micro_batches), len(self.profile.layers)
             plan = Plan(0, "alone", 0, n_micro_batches, 1, n_layers, blocks_of([pipeline]), reductions)
             estimate = price(plan, self.profile, seconds_to_change=1e9, node_of=dict(enumerate(hosts)))

@@ -1,9 +1,9 @@
-"""From layer ranges to a whole, proved Plan: workers to stages, reduce groups in rounds."""
+"""From layer ranges to a whole, proved Plan: workers to stages, and who sums with whom."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, count, islice
+from itertools import accumulate, islice
 
 from odyssey.pipelines import Pipeline, Stage, blocks_of, holders_by_layer
 from odyssey.plan import Plan, Reduction, Route, Schedule, StateFrom, move_runs
@@ -80,7 +80,7 @@ def compose(
 
 
 def reductions(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[Reduction, ...]:
-    """One for all layers and ties of equal holders, in rounds in which no worker is twice."""
+    """One for all layers and ties of equal holders."""
     holders = holders_by_layer(stages.values(), n_layers)
     units: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for layer, workers in enumerate(holders):
@@ -88,27 +88,7 @@ def reductions(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequen
     for t, tie in enumerate(ties):
         union = tuple(sorted({worker for layer in tie for worker in holders[layer]}))
         units.setdefault(union, ([], []))[1].append(t)
-    rounds = _rounds(list(units))
-    return tuple(
-        Reduction(tuple(layers), tuple(tied), number) for (layers, tied), number in zip(units.values(), rounds, strict=True)
-    )
-
-
-def _rounds(groups: Sequence[tuple[int, ...]]) -> list[int]:
-    """A colour for each group so that groups that share a worker differ (DSATUR, as in Odyssey)."""
-    sets = [frozenset(group) for group in groups]
-    if sum(map(len, sets)) == len(frozenset().union(*sets)):
-        return [0] * len(groups)
-    neighbours = [[j for j, other in enumerate(sets) if i != j and not own.isdisjoint(other)] for i, own in enumerate(sets)]
-    taken: list[set[int]] = [set() for _ in sets]  # colours next to each
-    colours: dict[int, int] = {}
-    while len(colours) < len(sets):
-        # The one with the fewest colours left, among those the one with most neighbours.
-        i = max((i for i in range(len(sets)) if i not in colours), key=lambda i: (len(taken[i]), len(neighbours[i])))
-        colours[i] = next(colour for colour in count() if colour not in taken[i])
-        for j in neighbours[i]:
-            taken[j].add(colours[i])
-    return [colours[i] for i in range(len(sets))]
+    return tuple(Reduction(tuple(layers), tuple(tied)) for layers, tied in units.values())
 
 
 # -- state -------------------------------------------------------------------------------------------------------------

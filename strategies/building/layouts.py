@@ -22,6 +22,8 @@ N_OVER_HOSTS = 50
 """Layouts of more workers, the best as if all were on one host, that are ranked as they lie over hosts."""
 MOST_OVER_HOSTS = 256
 """For more workers all layouts are ranked as if they were on one host."""
+N_IN_HALVES = 100
+"""Layouts, the best without, among which the one is that is best with backwards in halves."""
 N_LOOKED_AT = 500
 """Layouts among which one with a property that was asked for is looked for."""
 
@@ -38,7 +40,8 @@ def layouts(
 
     The few are unlike each other: of layouts that mix the same lengths in other numbers (for many workers: that have the
     same most frequent length) only the best is given. Where `also` holds for none of them, the best for which it does
-    comes last, if it is among the first `N_LOOKED_AT`. `rooms`: workers on each host, where it matters on which they are.
+    comes last, if it is among the first `N_LOOKED_AT`. One of several is the best with backwards in halves, which favour longer
+    pipelines. `rooms`: workers on each host, where it matters on which they are.
     """
     n_micro_batches = shapes.n_micro_batches
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
@@ -55,9 +58,18 @@ def layouts(
             chosen.append(lengths)
             if len(chosen) == n_best:
                 break
+    if n_best > 1 and len(chosen) == n_best and shapes.has_halves:
+        in_halves = min((lengths for *_, lengths in scored[:N_IN_HALVES]), key=lambda lengths: _in_halves_s(shapes, lengths))
+        if in_halves not in chosen:
+            chosen[-1] = in_halves
     if also is not None and not any(map(also, chosen)):
         chosen += next(([lengths] for _, _, lengths in scored[:N_LOOKED_AT] if also(lengths)), [])
     return chosen
+
+
+def _in_halves_s(shapes: Shapes, lengths: tuple[int, ...]) -> float:
+    """Closed form of a step with backwards in halves."""
+    return shapes.closed_s({shapes.in_halves(shape): n for shape, n in shapes.count(lengths).items()})
 
 
 def _scored(

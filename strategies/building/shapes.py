@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, combinations, pairwise, repeat
 
 from odyssey.pipelines import Pipeline, Stage, blocks_of
@@ -54,6 +54,7 @@ class Shapes:
         self._needs: dict[int, list[int]] = {}
         self._known: dict[int, Shape | None] = {}
         self._alone: dict[tuple[Ranges, tuple[bool, ...], int], CellCost] = {}
+        self._in_halves: dict[Shape, Shape] = {}
         self._by_ranges: dict[tuple[Ranges, tuple[bool, ...]], Shape] = {}
 
     def of(self, n_stages: int) -> Shape | None:
@@ -82,6 +83,24 @@ class Shapes:
             behind = [stop - 1 for _, stop in ranges[:-1]]
             hops = [self._hops_s[cut][layer] for layer, cut in zip(behind, cuts or repeat(False), strict=False)]
             known = self._by_ranges[key] = Shape(ranges, sum(times) + sum(hops), bottleneck_s(times, hops))
+        return known
+
+    @cached_property
+    def has_halves(self) -> bool:
+        """Whether the backward of some layer can be split in two."""
+        return any(layer.input_gradient_s > 0 and layer.weight_gradient_s > 0 for layer in self.profile.layers)
+
+    def in_halves(self, shape: Shape) -> Shape:
+        """The same pipeline with its backward in halves at best (zero bubble, Qi et al. 2024): from its first forward on, each
+        stage computes without a break."""
+        known = self._in_halves.get(shape)
+        if known is None:
+            micro_batch = self.profile.micro_batch
+            arrives_s = sum(
+                self._costs.compute_s("F", *layers, micro_batch) + self.hop_s(layers[1] - 1, False) / 2
+                for layers in shape.ranges[:-1]
+            )
+            known = self._in_halves[shape] = Shape(shape.ranges, arrives_s + shape.bottleneck_s, shape.bottleneck_s)
         return known
 
     def hop_s(self, layer: int, is_apart: bool) -> float:
