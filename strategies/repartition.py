@@ -24,8 +24,9 @@ from strategies.situation import Proposal, Situation
 
 NAME = "repartition"
 SUMMARY = "The survivors regroup in pipelines that may differ in length, split by measured cost; few bytes are moved."
-N_RENEWED = 3
-"""Layouts that are priced exactly."""
+N_RENEWED, N_RENEWED_OF_MANY = 3, 2
+"""Layouts that are priced exactly, and those for more than `MANY_WORKERS`."""
+MANY_WORKERS = 1024
 NEARLY = 1.01
 """A split in force is kept if its slowest stage takes at most this many times the best one's."""
 
@@ -45,7 +46,8 @@ def propose(situation: Situation) -> list[Proposal]:
     def is_safe(lengths: Sequence[int]) -> bool:
         return len(lengths) >= n_holders
 
-    for lengths in layouts(shapes, len(situation.alive), N_RENEWED, also=is_safe, rooms=tuple(worth.rooms.values())):
+    n_renewed = N_RENEWED if len(situation.alive) <= MANY_WORKERS else N_RENEWED_OF_MANY
+    for lengths in layouts(shapes, len(situation.alive), n_renewed, also=is_safe, rooms=tuple(worth.rooms.values())):
         renewed = _renew(situation, plan, shapes, lengths)
         few = len(situation.alive) <= EXHAUSTIVE_WORKERS
         is_safer = all(len(draft) < n_holders <= len(renewed) for draft in drafts)
