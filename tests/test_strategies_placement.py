@@ -62,7 +62,7 @@ def test_after_a_loss_pipelines_keep_to_hosts_where_no_more_bytes_move_for_it() 
         assert len({(stage.worker or 0) // 6 for stage in pipeline.stages}) == 1
 
 
-@pytest.mark.parametrize(("kind", "number"), [("hosts", n) for n in (0, 1, 4, 5, 6, 15, 29, 59)] + [("one host", 11)])
+@pytest.mark.parametrize(("kind", "number"), [("hosts", n) for n in (0, 1, 4, 5, 6, 15, 29, 57, 59)] + [("one host", 11)])
 def test_small_jobs_are_near_the_best_of_all_their_plans(kind: str, number: int) -> None:
     of = small_job(kind, number)
     assert of is not None

@@ -11,13 +11,14 @@ from odyssey.errors import UsageError
 from odyssey.layout import parse_layout
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.layouts import layouts
+from strategies.building.layouts import EXHAUSTIVE_WORKERS, layouts
 from strategies.building.shapes import Shapes, shapes_of
 from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
 
 NAME = "initial"
-N_PRICED = 6
+N_PRICED, N_PRICED_OF_FEW = 6, 12
+"""Layouts that are priced exactly; of few workers more, whose closed form is farther from the price."""
 
 
 def propose(situation: Situation, layout: str) -> list[Proposal]:
@@ -34,8 +35,9 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
             return _n_nodes(situation, shapes, row) > max(1, situation.aim.n_nodes)
 
         rooms = tuple(worth.rooms.values())
-        chosen = layouts(shapes, n_workers, N_PRICED, at_least, is_safe, rooms)
-        chosen = chosen or layouts(shapes, n_workers, N_PRICED, rooms=rooms)
+        n_priced = N_PRICED_OF_FEW if n_workers <= EXHAUSTIVE_WORKERS else N_PRICED
+        chosen = layouts(shapes, n_workers, n_priced, at_least, is_safe, rooms)
+        chosen = chosen or layouts(shapes, n_workers, n_priced, rooms=rooms)
     else:
         if sum(lengths) > n_workers:
             raise UsageError(
