@@ -107,7 +107,7 @@ def _plan(n_ranks: int) -> Plan:
         Pipeline(tuple(Stage(p * N_STAGES + s, s, s + 1) for s in range(N_STAGES)), p, p + 1)
         for p in range(n_ranks // N_STAGES)
     )
-    reductions = tuple(Reduction((s,), (), s) for s in range(N_STAGES))
+    reductions = tuple(Reduction((s,), ()) for s in range(N_STAGES))
     return Plan(1, "initial", 0, len(pipelines), 1, N_STAGES, blocks_of(pipelines), reductions, state_from=StateFrom.SCRIPT)
 
 

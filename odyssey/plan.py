@@ -91,14 +91,10 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """Layers and ties, at least one, whose gradients are summed in one collective: by all workers that hold them.
-
-    Those of one `round` share no worker (graph colouring), so a round's collectives never wait for each other.
-    """
+    """Layers and ties, at least one, whose gradients are summed by all workers that hold them."""
 
     layers: tuple[int, ...]
     ties: tuple[int, ...]
-    round: int
 
     def __post_init__(self) -> None:
         if not self.layers and not self.ties:
@@ -111,7 +107,6 @@ class ReduceGroup(msgspec.Struct, frozen=True):
     workers: tuple[int, ...]
     layers: tuple[int, ...]
     ties: tuple[int, ...]
-    round: int
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -224,7 +219,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def reduce(self) -> tuple[ReduceGroup, ...]:
         """The reductions with who takes part in each."""
-        return tuple(ReduceGroup(self._summing(its), its.layers, its.ties, its.round) for its in self.reductions)
+        return tuple(ReduceGroup(self._summing(its), its.layers, its.ties) for its in self.reductions)
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:

@@ -105,10 +105,6 @@ def _reduce_problems(plan: Plan) -> Iterator[str]:
         for t in group.ties:
             if plan.tie_holders(t) != group.workers:
                 yield f"tie {t} is reduced by {group.workers}, but held by {plan.tie_holders(t)}"
-    for number in {group.round for group in plan.reduce}:
-        workers = [worker for group in plan.reduce if group.round == number for worker in group.workers]
-        if len(workers) != len(set(workers)):
-            yield f"a worker is in two reductions of round {number}"
 
 
 def _move_problems(plan: Plan, held_before: Mapping[int, Collection[int]]) -> Iterator[str]:

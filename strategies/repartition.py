@@ -1,26 +1,32 @@
 """Repartition (Odyssey's dynamic parallelism, Oobleck): the survivors in pipelines of possibly unequal length.
 
 Two sources of layouts. *Repair*: pipelines that are whole stay as they are; idle workers take lost places, and a pipeline
-that is still short becomes a shorter one (Oobleck). *Renew*: the best few of all layouts for this many workers. In both,
-survivors go where the fewest bytes move, and splits in force are kept where they are nearly as good.
+that is still short becomes a shorter one, borrows workers of longer ones, or merges with another (Oobleck), whatever is faster.
+*Renew*: the best few of all layouts for this many workers. In both, survivors go where links, moves and the loss of a node cost
+least (docs/placement.md), and splits in force are kept where they are nearly as good.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from odyssey.pipelines import Pipeline
 from odyssey.plan import Plan
+from strategies.building.closed_form import Ranges
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.layouts import EXHAUSTIVE_WORKERS, Ranges, Shapes, layouts, shapes_of
+from strategies.building.layouts import EXHAUSTIVE_WORKERS, layouts
+from strategies.building.shapes import Shapes, shapes_of
+from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
 
 NAME = "repartition"
 SUMMARY = "The survivors regroup in pipelines that may differ in length, split by measured cost; few bytes are moved."
-N_RENEWED = 3
-"""Layouts that are priced exactly."""
+N_RENEWED, N_RENEWED_OF_MANY = 3, 2
+"""Layouts that are priced exactly, and those for more than `MANY_WORKERS`."""
+MANY_WORKERS = 1024
 NEARLY = 1.01
 """A split in force is kept if its slowest stage takes at most this many times the best one's."""
 
@@ -32,16 +38,20 @@ def propose(situation: Situation) -> list[Proposal]:
         return []
     n_micro_batches = n_micro_batches_of(situation)
     shapes = shapes_of(situation.profile, n_micro_batches)
-    drafts: list[Draft] = []
-    repaired = _repair(situation, plan, shapes)
-    if repaired is not None:
-        drafts.append(repaired)
+    drafts = _repairs(situation, plan, shapes)
+    least_s = _closed_s(shapes, drafts[0]) if drafts else math.inf
     n_holders = situation.aim.n_ranks + 1
-    for lengths in layouts(shapes, len(situation.alive), N_RENEWED, also=lambda lengths: len(lengths) >= n_holders):
+    worth = Worth(situation, shapes)
+
+    def is_safe(lengths: Sequence[int]) -> bool:
+        return len(lengths) >= n_holders
+
+    n_renewed = N_RENEWED if len(situation.alive) <= MANY_WORKERS else N_RENEWED_OF_MANY
+    for lengths in layouts(shapes, len(situation.alive), n_renewed, also=is_safe, rooms=tuple(worth.rooms.values())):
         renewed = _renew(situation, plan, shapes, lengths)
         few = len(situation.alive) <= EXHAUSTIVE_WORKERS
-        is_safer = repaired is not None and len(repaired) < n_holders <= len(renewed)
-        if few or is_safer or repaired is None or _closed_s(shapes, renewed) < _closed_s(shapes, repaired):
+        is_safer = all(len(draft) < n_holders <= len(renewed) for draft in drafts)
+        if few or is_safer or _closed_s(shapes, renewed) < least_s:
             drafts.append(renewed)
     if not drafts:
         return [Proposal(NAME, None, no_layout(situation, len(situation.alive)))]
@@ -51,7 +61,7 @@ def propose(situation: Situation) -> list[Proposal]:
         key = tuple(sorted(ranges for ranges, _ in draft))
         if key not in seen:
             seen.add(key)
-            proposals.append(realise(situation, NAME, shapes, draft))
+            proposals.append(realise(worth, NAME, draft))
     return proposals
 
 
@@ -68,26 +78,89 @@ def _workers(pipeline: Pipeline, alive: set[int]) -> list[int | None]:
     return [stage.worker if stage.worker in alive else None for stage in pipeline.stages]
 
 
-def _repair(situation: Situation, plan: Plan, shapes: Shapes) -> Draft | None:
-    """Whole pipelines stay; lost places go to idle workers while there are any, then pipelines become shorter."""
+# -- repair ------------------------------------------------------------------------------------------------------------
+
+
+def _repairs(situation: Situation, plan: Plan, shapes: Shapes) -> list[Draft]:
+    """Short pipelines become shorter; or borrow, or merge, where that is faster by closed form."""
     alive = set(situation.alive)
+    ranges = [_ranges(pipeline) for pipeline in plan.pipelines]
+    workers = [_workers(pipeline, alive) for pipeline in plan.pipelines]
+    full = [len(row) for row in workers]
     n_spare = len(alive) - sum(worker in alive for worker in plan.workers)
-    draft: Draft = []
-    for pipeline in plan.pipelines:
-        workers = _workers(pipeline, alive)
-        n_lost = workers.count(None)
-        n_filled = min(n_lost, n_spare)
-        n_spare -= n_filled
-        n_stages = len(workers) - n_lost + n_filled
-        if n_filled == n_lost:
-            draft.append((_ranges(pipeline), workers))
-            continue
-        shape = shapes.of(n_stages)
-        if shape is None:
-            n_spare += n_stages
-            continue
-        draft.append((shape.ranges, [None] * n_stages))
-    return draft or None
+    lengths = _filled(full, [n - row.count(None) for n, row in zip(full, workers, strict=True)], n_spare)
+
+    def draft(repaired: Sequence[int]) -> Draft:
+        return [
+            (ranges[p], workers[p]) if n == full[p] else (shapes.known(n).ranges, [None] * n)
+            for p, n in enumerate(repaired)
+            if n
+        ]
+
+    ways = [_shorter(full, lengths, shapes), _lent(full, lengths, shapes), _merged(full, lengths, shapes)]
+    first, *others = [draft(way) if way is not None and any(way) else None for way in ways]
+    least = math.inf if first is None else _closed_s(shapes, first)
+    better = [other for other in others if other is not None and _closed_s(shapes, other) < least]
+    return ([first] if first is not None else []) + better
+
+
+def _filled(full: Sequence[int], lengths: Sequence[int], n_spare: int) -> list[int]:
+    """Spare workers take lost places of pipelines, first of those that miss fewest."""
+    filled = list(lengths)
+    for p in sorted(range(len(full)), key=lambda p: full[p] - lengths[p]):
+        n = min(full[p] - filled[p], n_spare)
+        filled[p] += n
+        n_spare -= n
+    return filled
+
+
+def _homeless(full: Sequence[int], lengths: Sequence[int], shapes: Shapes) -> list[int]:
+    """Short pipelines for whose few workers there is no split, shortest first."""
+    short = [p for p, n in enumerate(lengths) if 0 < n < full[p] and shapes.of(n) is None]
+    return sorted(short, key=lambda p: lengths[p])
+
+
+def _shorter(full: Sequence[int], lengths: Sequence[int], shapes: Shapes) -> list[int]:
+    """Those that cannot be shorter are dissolved, and their workers take lost places of others or idle."""
+    left, wanted = list(lengths), list(full)
+    while homeless := _homeless(full, left, shapes):
+        n_spare = left[homeless[0]]
+        left[homeless[0]] = wanted[homeless[0]] = 0
+        left = _filled(wanted, left, n_spare)
+    return left
+
+
+def _lent(full: Sequence[int], lengths: Sequence[int], shapes: Shapes) -> list[int] | None:
+    """Those that cannot be shorter get workers of the longest that can be; None where nobody has to, or can."""
+    homeless, left = _homeless(full, lengths, shapes), list(lengths)
+    for p in homeless:
+        while shapes.of(left[p]) is None:
+            lenders = [q for q, n in enumerate(left) if n > left[p] + 1 and q not in homeless and shapes.of(n - 1) is not None]
+            if not lenders:
+                return None
+            left[max(lenders, key=lambda q: left[q])] -= 1
+            left[p] += 1
+    return left if homeless else None
+
+
+def _merged(full: Sequence[int], lengths: Sequence[int], shapes: Shapes) -> list[int] | None:
+    """Those that cannot be shorter, or else the shortest, join the shortest that can take them; None where nobody can."""
+    left = list(lengths)
+    short = _homeless(full, left, shapes)
+    if not short:
+        short = sorted((p for p, n in enumerate(left) if 0 < n < full[p]), key=lambda p: left[p])[:1]
+    for p in short:
+        if not 0 < left[p] < full[p]:
+            continue  # another one has joined it
+        hosts = [q for q, n in enumerate(left) if q != p and n and shapes.of(n + left[p]) is not None]
+        if not hosts:
+            return None
+        q = min(hosts, key=lambda q: left[q])
+        left[p], left[q] = 0, left[p] + left[q]
+    return left if short else None
+
+
+# -- renew -------------------------------------------------------------------------------------------------------------
 
 
 def _renew(situation: Situation, plan: Plan, shapes: Shapes, lengths: Sequence[int]) -> Draft:

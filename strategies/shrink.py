@@ -6,8 +6,9 @@ No state moves. It is what data-parallel elasticity does, and it is right where 
 from __future__ import annotations
 
 from odyssey.errors import PlanError
+from strategies.building.closed_form import distribute
 from strategies.building.compose import batch_of, compose, n_micro_batches_of
-from strategies.building.layouts import distribute, shapes_of
+from strategies.building.shapes import shapes_of
 from strategies.situation import Proposal, Situation
 
 NAME = "shrink"

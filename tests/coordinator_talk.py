@@ -106,7 +106,7 @@ def make_plan(
     for layer in range(N_LAYERS):
         holders = tuple(sorted(w for stages in pipelines for w, first, stop in stages if first <= layer < stop))
         owners.setdefault(holders, []).append(layer)
-    reductions = tuple(Reduction(tuple(layers), (), i) for i, layers in enumerate(owners.values()))
+    reductions = tuple(Reduction(tuple(layers), ()) for layers in owners.values())
     moves = []
     for worker, first, stop in (stage for stages in pipelines for stage in stages):
         for layer in range(first, stop) if held is not None else ():

@@ -66,7 +66,7 @@ def plan(generation: int = 1, lost: int | None = None, estimate: Estimate | None
     if lost is not None:
         p, s = divmod(lost, 2)
         routes = [Route(k, s, workers[1 - p][s]) for k in range(4 * p, 4 * p + 4)]
-    reductions = tuple(Reduction(tuple(range(4 * s, 4 * s + 4)), (), 0) for s in (0, 1))
+    reductions = tuple(Reduction(tuple(range(4 * s, 4 * s + 4)), ()) for s in (0, 1))
     strategy = "start" if lost is None else "reroute"
     return prove(
         Plan(

@@ -56,7 +56,7 @@ def test_every_layer_of_a_group_is_in_one_bucket_and_buckets_are_no_larger_than_
 
 
 def test_a_tie_is_in_the_bucket_of_its_lowest_layer() -> None:
-    reduction = Reduction((0, 1, 2, 3), (0, 1), 0)
+    reduction = Reduction((0, 1, 2, 3), (0, 1))
     plan = replace(plain([[(0, 4)], [(0, 4)]], [1, 1]), ties=((1, 3), (0, 2)), reductions=(reduction,))
     found = buckets(plan, 0, [30 * MB, 10 * MB, 20 * MB, 30 * MB], [20 * MB, MB])
     assert found == [
@@ -176,7 +176,7 @@ def engine(variant: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[E
 def replicas(variant: str, order: str = "") -> Plan:
     """Two of the whole model, two micro-batches each."""
     ties = ((0, 5),) if variant == "tied" else ()
-    reduction = Reduction(tuple(range(6)), tuple(range(len(ties))), 0)
+    reduction = Reduction(tuple(range(6)), tuple(range(len(ties))))
     schedule = Schedule(orders=(ComputeOrder(0, tuple(order.split())),)) if order else Schedule()
     stages = [(Stage(worker, 0, 6),) for worker in range(2)]
     pipelines = (Pipeline(stages[0], 0, 2), Pipeline(stages[1], 2, 4))

@@ -41,10 +41,10 @@ def plan(*, is_alone=False):
     moves = tuple(Move(layer, 1, 2) for layer in ADOPTED)
     if is_alone:
         pipelines: tuple[Pipeline, ...] = (Pipeline(parts, 0, 4),)
-        reductions = (Reduction((0,), (), 0), Reduction((1, 2, 3), (), 0), Reduction((), (0,), 1))
+        reductions = (Reduction((0,), ()), Reduction((1, 2, 3), ()), Reduction((), (0,)))
     else:
         pipelines = (Pipeline((Stage(0, 0, 4),), 0, 2), Pipeline(parts, 2, 4))
-        reductions = (Reduction((0,), (), 0), Reduction((1, 2, 3), (), 1), Reduction((), (0,), 2))
+        reductions = (Reduction((0,), ()), Reduction((1, 2, 3), ()), Reduction((), (0,)))
     return prove(
         Plan(2, "test", 3, 8, 2, 4, blocks_of(pipelines), reductions, ties=((0, 3),), move_runs=move_runs(moves)), HELD_BEFORE
     )

@@ -27,7 +27,7 @@ def two_by_two() -> Plan:
                 Pipeline((Stage(2, 0, 2), Stage(3, 2, 4)), 2, 4),
             )
         ),
-        reductions=(Reduction((0, 1), (), 0), Reduction((2, 3), (), 0)),
+        reductions=(Reduction((0, 1), ()), Reduction((2, 3), ())),
     )
 
 
@@ -71,7 +71,7 @@ def test_samples_of_the_last_micro_batch_are_what_is_left() -> None:
 
 
 def test_tied_layers_are_reduced_by_the_union_of_their_holders() -> None:
-    plan = change(two_by_two(), ties=((0, 3),), reductions=(*two_by_two().reductions, Reduction((), (0,), 1)))
+    plan = change(two_by_two(), ties=((0, 3),), reductions=(*two_by_two().reductions, Reduction((), (0,))))
     assert prove(plan).tie_holders(0) == (0, 1, 2, 3)
 
 
@@ -98,21 +98,17 @@ CORRUPTIONS = [
     Corruption("two routes", change(P, routes=(Route(0, 0, 2), Route(0, 0, 0)))),
     Corruption("no such micro-batch or stage", change(P, routes=(Route(0, 2, 2),))),
     Corruption("worker 3 does not hold layer 0", change(P, routes=(Route(0, 0, 3),))),
-    Corruption("layer 0 is in two reductions", change(P, reductions=(*P.reductions, Reduction((0,), (), 1)))),
+    Corruption("layer 0 is in two reductions", change(P, reductions=(*P.reductions, Reduction((0,), ())))),
     Corruption("layer 2 is in no reduction", change(P, reductions=P.reductions[:1])),
-    Corruption("layer 4 is reduced, but there are 4", change(P, reductions=(*P.reductions, Reduction((4,), (), 1)))),
+    Corruption("layer 4 is reduced, but there are 4", change(P, reductions=(*P.reductions, Reduction((4,), ())))),
     Corruption(
-        "layer 2 is reduced by \\(0, 2\\), but held by \\(1, 3\\)", change(P, reductions=(Reduction((0, 1, 2, 3), (), 0),))
+        "layer 2 is reduced by \\(0, 2\\), but held by \\(1, 3\\)", change(P, reductions=(Reduction((0, 1, 2, 3), ()),))
     ),
     Corruption("tie 0 is in no reduction", change(P, ties=((0, 3),))),
     Corruption("tie 0 is of layer 4", change(P, ties=((0, 4),))),
     Corruption(
         "tie 0 is reduced by \\(0, 2\\), but held by \\(0, 1, 2, 3\\)",
-        change(P, ties=((0, 3),), reductions=(Reduction((0, 1), (0,), 0), P.reductions[1])),
-    ),
-    Corruption(
-        "two reductions of round 0",
-        change(P, ties=((0, 3),), reductions=(*P.reductions, Reduction((), (0,), 0))),
+        change(P, ties=((0, 3),), reductions=(Reduction((0, 1), (0,)), P.reductions[1])),
     ),
 ]
 

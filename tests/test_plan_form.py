@@ -186,7 +186,7 @@ GOOD = Plan(
     micro_batch=1,
     n_layers=2,
     blocks=blocks_of(grid(2, 1, lambda p, s: p)),
-    reductions=(Reduction((0, 1), (), 0),),
+    reductions=(Reduction((0, 1), ()),),
     move_runs=(MoveRun(Move(0, 0, 1), 1, (0, 0, 0)),),
 )
 

@@ -59,7 +59,7 @@ def test_layer_seeds_differ_in_every_coordinate_and_never_change():
 def one_stage_plan(n_layers=3, global_batch=8, micro_batch=2):
     stage = Stage(0, 0, n_layers)
     n = -(-global_batch // micro_batch)
-    reductions = (Reduction(tuple(range(n_layers)), (), 0),)
+    reductions = (Reduction(tuple(range(n_layers)), ()),)
     return prove(Plan(1, "test", 0, global_batch, micro_batch, n_layers, blocks_of((Pipeline((stage,), 0, n),)), reductions))
 
 

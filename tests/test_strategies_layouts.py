@@ -13,10 +13,13 @@ from odyssey.layout import parse_layout
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.building import compose
+from strategies.building.closed_form import Shape, distribute, slowest_s
 from strategies.building.compose import assign
 from strategies.building.draft import realise
-from strategies.building.layouts import Shape, Shapes, distribute, layouts, slowest_s
+from strategies.building.layouts import layouts
 from strategies.building.moves import moves
+from strategies.building.shapes import Shapes
+from strategies.building.worth import Worth
 from strategies.search import initial_plan, search
 from tests.planning import first_plan, layer, profile, situation, without
 
@@ -157,7 +160,7 @@ def exhaustive_step_s(of: Profile, n_workers: int, n_micro_batches: int) -> floa
             chosen = [shapes.of(k) for k in lengths]
             known = [shape for shape in chosen if shape is not None]
             if len(known) == len(lengths) <= n_micro_batches:
-                proposal = realise(start, "test", shapes, [(s.ranges, [None] * len(s.ranges)) for s in known])
+                proposal = realise(Worth(start, shapes), "test", [(s.ranges, [None] * len(s.ranges)) for s in known])
                 assert proposal.plan is not None
                 steps.append(price(proposal.plan, of, seconds_to_change=1e9).step_s)
     return min(steps)

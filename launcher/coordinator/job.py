@@ -314,7 +314,8 @@ def _not_paused_in_time(job: JobState, body: Tick) -> Actions:
 
 
 def _not_ready_in_time(job: JobState, body: Tick) -> Actions:
-    limit_s = transition.MOVE_DEADLINE_S
+    assert job.next_plan is not None
+    limit_s = transition.ready_deadline_s(job.next_plan)
     if not job.all_have_joined:
         return _kill(job.world.alive - job.joined, "did not start in time")
     if _nobody_could_meet(job):
@@ -326,7 +327,7 @@ def _nobody_could_meet(job: JobState) -> bool:
     """To end all would be the end of the job, and what all need is the store: once, they try with another one."""
     assert job.next_plan is not None
     loss_at = job.recovery.loss_at
-    is_first = loss_at is not None and job.world.now - loss_at < 2 * transition.MOVE_DEADLINE_S
+    is_first = loss_at is not None and job.world.now - loss_at < 2 * transition.ready_deadline_s(job.next_plan)
     return is_first and job.recovery.ready.keys().isdisjoint(job.next_plan.workers)
 
 

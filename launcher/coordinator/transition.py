@@ -17,13 +17,13 @@ from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
 from odyssey.messages import Go, Pause, Prepare
 from odyssey.pipelines import Stage
-from odyssey.plan import Plan, StateFrom
+from odyssey.plan import Plan, StateFrom, Transition
 from odyssey.plan_proof import prove
 
 PAUSE_DEADLINE_S = 5.0
 """The link's thread of a rank answers in milliseconds, unless a library holds the interpreter's lock."""
-MOVE_DEADLINE_S = 120.0
-"""Longer than the time-out of a process group (60 s), whose end tells more."""
+READY_DEADLINE_S, READY_MARGIN = 120.0, 5.0
+"""Longer than the time-out of a process group (60 s), whose end tells more; or so many times what is priced."""
 JOIN_DEADLINE_S = 60.0
 """For a respawned rank; ten times what the first start took, if that is longer."""
 _ALIKE = "let layers() and optimizer() depend on the seed only, not on the rank, the host or the time"
@@ -186,7 +186,13 @@ def if_spawned_joined(job: JobState) -> Actions:
     busy = any(report.phase == "between" for report in recovery.paused.values())
     first = job.plan is None
     orders = tuple(SendOrder(rank, order) for rank in sorted(job.world.alive))
-    return *orders, SetDeadline(None if busy or first else MOVE_DEADLINE_S)
+    return *orders, SetDeadline(None if busy or first else ready_deadline_s(plan))
+
+
+def ready_deadline_s(plan: Plan) -> float:
+    """Seconds that ranks may take, once all have joined, to build a plan's groups and to move its state."""
+    priced = plan.estimate.transition if plan.estimate is not None else Transition()
+    return max(READY_DEADLINE_S, READY_MARGIN * (priced.groups_s + priced.moves_s))
 
 
 def rank_ready(job: JobState, body: RankReady) -> Actions:

@@ -35,7 +35,7 @@ class LocalSession:
                 micro_batch=spec.micro_batch,
                 n_layers=n_layers,
                 blocks=blocks_of((Pipeline((Stage(0, 0, n_layers),), 0, n_micro_batches),)),
-                reductions=(Reduction(layers, ties, 0),),
+                reductions=(Reduction(layers, ties),),
                 ties=spec.ties,
                 state_from=StateFrom.SCRIPT,
             )

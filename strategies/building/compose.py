@@ -1,9 +1,9 @@
-"""From layer ranges to a whole, proved Plan: workers to stages, reduce groups in rounds."""
+"""From layer ranges to a whole, proved Plan: workers to stages, and who sums with whom."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, count, islice
+from itertools import accumulate, islice
 
 from odyssey.pipelines import Pipeline, Stage, blocks_of, holders_by_layer
 from odyssey.plan import Plan, Reduction, Route, Schedule, StateFrom, move_runs
@@ -80,7 +80,7 @@ def compose(
 
 
 def reductions(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[Reduction, ...]:
-    """One for all layers and ties of equal holders, in rounds in which no worker is twice."""
+    """One for all layers and ties of equal holders."""
     holders = holders_by_layer(stages.values(), n_layers)
     units: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for layer, workers in enumerate(holders):
@@ -88,27 +88,7 @@ def reductions(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequen
     for t, tie in enumerate(ties):
         union = tuple(sorted({worker for layer in tie for worker in holders[layer]}))
         units.setdefault(union, ([], []))[1].append(t)
-    rounds = _rounds(list(units))
-    return tuple(
-        Reduction(tuple(layers), tuple(tied), number) for (layers, tied), number in zip(units.values(), rounds, strict=True)
-    )
-
-
-def _rounds(groups: Sequence[tuple[int, ...]]) -> list[int]:
-    """A colour for each group so that groups that share a worker differ (DSATUR, as in Odyssey)."""
-    sets = [frozenset(group) for group in groups]
-    if sum(map(len, sets)) == len(frozenset().union(*sets)):
-        return [0] * len(groups)
-    neighbours = [[j for j, other in enumerate(sets) if i != j and not own.isdisjoint(other)] for i, own in enumerate(sets)]
-    taken: list[set[int]] = [set() for _ in sets]  # colours next to each
-    colours: dict[int, int] = {}
-    while len(colours) < len(sets):
-        # The one with the fewest colours left, among those the one with most neighbours.
-        i = max((i for i in range(len(sets)) if i not in colours), key=lambda i: (len(taken[i]), len(neighbours[i])))
-        colours[i] = next(colour for colour in count() if colour not in taken[i])
-        for j in neighbours[i]:
-            taken[j].add(colours[i])
-    return [colours[i] for i in range(len(sets))]
+    return tuple(Reduction(tuple(layers), tuple(tied)) for layers, tied in units.values())
 
 
 # -- state -------------------------------------------------------------------------------------------------------------
@@ -139,11 +119,11 @@ def assign(situation: Situation, slots: Sequence[Slot], workers: Sequence[int]) 
             del free[chosen[i]]
     left = [i for i in range(len(slots)) if i not in chosen]
     if left:
-        chosen.update(_fewest_bytes(situation, {i: slots[i] for i in left}, list(free)))
+        chosen.update(fewest_bytes(situation, {i: slots[i] for i in left}, list(free)))
     return [chosen[i] for i in range(len(slots))]
 
 
-def _fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequence[int]) -> dict[int, int]:
+def fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequence[int]) -> dict[int, int]:
     """Slots of equal layers and workers that hold equal layers are classes: how many of each go to each is all there is to
     decide, and the matrix has one row and one column for each class (a transportation problem), however many workers there are.
     """
@@ -152,9 +132,9 @@ def _fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequ
         slots_of.setdefault((first, stop), []).append(i)
     workers_of: dict[Span, list[int]] = {}
     for worker in workers:
-        workers_of.setdefault(_span(situation.held.get(worker, frozenset())), []).append(worker)
+        workers_of.setdefault(span_of(situation.held.get(worker, frozenset())), []).append(worker)
     sums = [0, *accumulate(Costs(situation.profile).move_bytes)]
-    lacking = [[_lacking(sums, layers, span) for span in workers_of] for layers in slots_of]
+    lacking = [[lacking_bytes(sums, layers, span) for span in workers_of] for layers in slots_of]
     shares = _transported(lacking, [len(row) for row in slots_of.values()], [len(column) for column in workers_of.values()])
     chosen: dict[int, int] = {}
     taken = dict.fromkeys(workers_of, 0)
@@ -166,7 +146,7 @@ def _fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequ
     return chosen
 
 
-def _lacking(sums: Sequence[int], layers: Span, span: Span) -> int:
+def lacking_bytes(sums: Sequence[int], layers: Span, span: Span) -> int:
     """Bytes of `layers` that are not in `span`."""
     (first, stop), low, high = layers, max(layers[0], span[0]), min(layers[1], span[1])
     return sums[stop] - sums[first] - (sums[high] - sums[low] if low < high else 0)
@@ -200,7 +180,7 @@ def _transported(cost: Sequence[Sequence[int]], rows: Sequence[int], columns: Se
     return [[round(n) for n in row] for row in solved.x.reshape(len(rows), len(columns))]
 
 
-def _span(layers: frozenset[int]) -> Span:
+def span_of(layers: frozenset[int]) -> Span:
     """The range that a worker holds; workers hold contiguous ranges, of anything else the part from its first layer on."""
     if not layers:
         return (0, 0)

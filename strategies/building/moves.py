@@ -21,6 +21,8 @@ from strategies.situation import Situation
 
 GOOD_ENOUGH = 1.01
 """Times the bound. An order so near to it is not improved further."""
+MOST_PLACED = 5000
+"""More moves stay in the order in which their sources were chosen, until a plan with them is about to be taken."""
 MOST_ORDERED = 1500
 """Moves that `improved` puts in order in all: few are tried in up to MOST_ORDERS orders, many in fewer."""
 MOST_ORDERS = 16
@@ -43,7 +45,8 @@ def moves(situation: Situation, needed: Mapping[int, Stage]) -> tuple[Move, ...]
     if not missing:
         return ()
     costs = Costs(situation.profile, situation.node_of)
-    return _Order(_Sources(costs, missing, held, situation.alive).choose(), costs).first()
+    chosen = _Sources(costs, missing, held, situation.alive).choose()
+    return _Order(chosen, costs).first() if len(chosen) <= MOST_PLACED else tuple(chosen)
 
 
 def improved(first: tuple[Move, ...], situation: Situation) -> tuple[Move, ...]:

@@ -11,11 +11,14 @@ from odyssey.errors import UsageError
 from odyssey.layout import parse_layout
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.layouts import Shapes, layouts, shapes_of
+from strategies.building.layouts import EXHAUSTIVE_WORKERS, layouts
+from strategies.building.shapes import Shapes, shapes_of
+from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
 
 NAME = "initial"
-N_PRICED = 6
+N_PRICED, N_PRICED_OF_FEW = 6, 12
+"""Layouts that are priced exactly; of few workers more, whose closed form is farther from the price."""
 
 
 def propose(situation: Situation, layout: str) -> list[Proposal]:
@@ -23,6 +26,7 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
     n_workers, n_micro_batches = len(situation.alive), n_micro_batches_of(situation)
     n_layers = len(situation.profile.layers)
     shapes = shapes_of(situation.profile, n_micro_batches)
+    worth = Worth(situation, shapes)
     lengths = parse_layout(layout)
     if lengths is None:
         at_least = max(2, situation.aim.n_ranks + 1)
@@ -30,7 +34,10 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
         def is_safe(row: tuple[int, ...]) -> bool:
             return _n_nodes(situation, shapes, row) > max(1, situation.aim.n_nodes)
 
-        chosen = layouts(shapes, n_workers, N_PRICED, at_least, also=is_safe) or layouts(shapes, n_workers, N_PRICED)
+        rooms = tuple(worth.rooms.values())
+        n_priced = N_PRICED_OF_FEW if n_workers <= EXHAUSTIVE_WORKERS else N_PRICED
+        chosen = layouts(shapes, n_workers, n_priced, at_least, is_safe, rooms)
+        chosen = chosen or layouts(shapes, n_workers, n_priced, rooms=rooms)
     else:
         if sum(lengths) > n_workers:
             raise UsageError(
@@ -56,7 +63,7 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
                 break
             draft.append((shape.ranges, [None] * n_stages))
         else:
-            proposals.append(realise(situation, NAME, shapes, draft))
+            proposals.append(realise(worth, NAME, draft))
     return proposals or [Proposal(NAME, None, no_layout(situation, n_workers))]
 
 

@@ -25,7 +25,8 @@ from perfmodel.costs import Costs
 from perfmodel.objective import After, expected_rate, useful_rate
 from perfmodel.reliability import ExpectedChange
 from strategies.building.compose import n_micro_batches_of
-from strategies.building.layouts import Shapes, quick_best_s, shapes_of
+from strategies.building.layouts import quick_best_s
+from strategies.building.shapes import Shapes, shapes_of
 from strategies.situation import Candidate, NextLoss, Outlook, Situation
 
 NODE_SHARE = 0.25

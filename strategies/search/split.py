@@ -39,20 +39,20 @@ def split(
         return []
     found: list[Candidate] = []
     taken = [(c, c.plan, c.estimate) for c in candidates if c.plan is not None and c.estimate is not None]
-    taken.sort(key=lambda row: -row[2].objective)
+    best = max((estimate.objective for *_, estimate in taken), default=0.0)
+    worth = WORTH if costs.profile.cluster.cores is None else WORTH_ON_CPUS
+    hopes = []
+    for candidate, plan, estimate in taken:
+        if _is_plain(plan) and (least_s := _least_s(plan, costs)) < estimate.step_s * worth:
+            hoped = objective(plan.global_batch, least_s, estimate.transition.total_s, situation.seconds_to_change)
+            hopes.append((hoped, candidate, plan, estimate.step_s * worth))
+    hopes.sort(key=lambda row: -row[0])
     n_tried: Counter[str] = Counter()
     are_many = len(situation.alive) > MANY_WORKERS
-    worth = WORTH if costs.profile.cluster.cores is None else WORTH_ON_CPUS
-    for candidate, plan, estimate in taken:
-        if not _is_plain(plan) or n_tried[candidate.strategy] == (1 if are_many else N_TRIED):
+    for hoped, candidate, plan, enough_s in hopes:
+        if hoped <= best or n_tried[candidate.strategy] == (1 if are_many else N_TRIED):
             continue
         n_tried[candidate.strategy] += 1
-        best = max(c.estimate.objective for c in (taken[0][0], *found) if c.estimate is not None)
-        least_s = _least_s(plan, costs)
-        hoped = objective(plan.global_batch, least_s, estimate.transition.total_s, situation.seconds_to_change)
-        enough_s = estimate.step_s * worth
-        if least_s >= enough_s or hoped <= best:
-            continue
         chosen: Candidate | None = None
         for cap in FEW if are_many else LADDER:
             schedule = Schedule("split", cap, work)
@@ -62,7 +62,8 @@ def split(
             if chosen is None:
                 enough_s = min(enough_s, rung.estimate.step_s / WORTH)
             chosen = rung
-        if chosen is not None:
+        if chosen is not None and chosen.estimate is not None:
+            best = max(best, chosen.estimate.objective)
             found.append(chosen)
     return found
 
@@ -74,19 +75,24 @@ def _is_plain(plan: Plan) -> bool:
 
 
 def _least_s(plan: Plan, costs: Costs) -> float:
-    """Seconds that no order can beat: the computations of the busiest worker, or those of a host over its cores."""
+    """Seconds that no order can beat: the computations of a worker, from the first forward that reaches it on, or those of a
+    host over its cores."""
     cores = costs.profile.cluster.cores
     known: dict[tuple[int, int, int], float] = {}
+    worst_s = 0.0
     of_host: dict[int, float] = {}
     for pipeline in plan.pipelines:
         n_samples = min(pipeline.stop_micro_batch * plan.micro_batch, plan.global_batch)
         n_samples -= pipeline.first_micro_batch * plan.micro_batch
+        reaches_s = 0.0
         for stage in pipeline.stages:
             key = (stage.first, stage.stop, n_samples)
             if key not in known:
                 known[key] = costs.compute_s("F", *key) + costs.compute_s("B", *key)
+            worst_s = max(worst_s, reaches_s + known[key])
+            reaches_s += costs.compute_s("F", stage.first, stage.stop, min(plan.micro_batch, n_samples))
             if cores is not None and stage.worker is not None:
                 host = costs.host(stage.worker)
                 of_host[host] = of_host.get(host, 0.0) + known[key]
     shared_s = max(of_host.values(), default=0.0) / cores if cores is not None else 0.0
-    return max(shared_s, *known.values()) * costs.profile.step_scale
+    return max(shared_s, worst_s) * costs.profile.step_scale

@@ -25,10 +25,7 @@ from strategies.building.moves import improved
 from strategies.search import initial, unchanged
 from strategies.search.outlook import cost_s, holders, outlooks, worth
 from strategies.search.split import split
-from strategies.situation import Aim, Candidate, Objective, Outlook, Proposal, Situation
-
-NODE_PRICE = 0.05
-"""The part of its worth that a plan may lose to another one that survives the loss of any node."""
+from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Outlook, Proposal, Situation
 
 
 def answer(situation: Situation, forced: str | None = None, layout: str = "auto") -> list[Candidate]:

@@ -12,6 +12,9 @@ from odyssey.plan import Estimate, Plan
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
 
+NODE_PRICE = 0.05
+"""The part of its worth that a plan may lose to another one that survives the loss of any node."""
+
 
 class Objective(enum.StrEnum):
     """What a plan is worth, see perfmodel/objective.py."""

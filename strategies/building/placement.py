@@ -1,0 +1,253 @@
+"""Placement: which worker gets which stage of a layout, so that links, moves and lost nodes cost least.
+
+What a price depends on here: activations between stages that follow each other, reductions among those that hold the same
+layers (both within hosts or between them), state that moves after a loss, and whether one node has all holders of some layer.
+Three beginnings: the fewest bytes moved, pipelines that keep to hosts, and stages that do. The best of them goes on by small
+steps, as many as the size of the job leaves time for: two workers change places, an idle one takes a place, a layer goes to the
+next stage.
+
+All of it by closed form (worth.py), in which nothing is simulated; the price then has the last word.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice, pairwise, permutations, product
+
+from strategies.building.closed_form import Ranges
+from strategies.building.compose import Slot, assign, fewest_bytes
+from strategies.building.hosts import Hosts, pipelines_together, stages_together
+from strategies.building.layouts import EXHAUSTIVE_WORKERS
+from strategies.building.worth import Placed, Worth
+
+MOST_WEIGHED, MOST_WEIGHED_AT_START = 32, 256
+"""For more workers, after a loss and for a first plan, only the fewest bytes count, and among equals the hosts."""
+MOST_REGROUPED = 256
+"""For more workers only the fewest bytes count."""
+N_STEPS, N_STEPS_OF_MANY = 4000, 500
+"""Small steps that are tried, divided by the number of workers: for few workers, and for more."""
+FEW_HOSTS = 3
+"""On so many hosts stages may begin on any; on more in one order."""
+N_BEGINNINGS, N_SPLITS, N_PRICED = 4, 3, 8
+"""For few workers: the beginnings that small steps lead on from, splits of each length by each link, plans that are priced."""
+
+Rows = tuple[Ranges, ...]
+"""The layers of each pipeline."""
+Place = tuple[int, int]
+"""Pipeline and stage."""
+
+
+def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list[Placed]:
+    """The best placements found of pipelines with these layers, best first; more than one only for few workers. `slots`: of all
+    stages, pipeline by pipeline."""
+    n_workers = len(worth.host)
+    rows = tuple(ranges)
+    least = _least(worth, rows, slots)
+    few = n_workers <= EXHAUSTIVE_WORKERS
+    most = MOST_WEIGHED if worth.situation.plan is not None else MOST_WEIGHED_AT_START
+    if n_workers > most or not (few or worth.rooms or worth.nodes_matter):
+        return [least]
+    beginnings = _beginnings(worth, rows, least)
+    if few:
+        for other in _other_splits(worth, rows):
+            slots = [(*layers, None) for row in other for layers in row]
+            beginnings += _beginnings(worth, other, _least(worth, other, slots))
+    found = {placed: worth.of(placed) for placed in beginnings}
+    for beginning in heapq.nlargest(N_BEGINNINGS if few else 1, found, key=found.__getitem__):
+        found.update(_stepped(worth, beginning, (N_STEPS if few else N_STEPS_OF_MANY) // n_workers))
+    return heapq.nlargest(N_PRICED if few else 1, found, key=found.__getitem__)
+
+
+def _least(worth: Worth, rows: Rows, slots: Sequence[Slot]) -> Placed:
+    """What moves the fewest bytes."""
+    least = Placed(rows, _rows(rows, assign(worth.situation, slots, sorted(worth.host))))
+    is_late = worth.situation.plan is not None
+    return _regrouped(worth, least) if is_late and worth.rooms and len(worth.host) <= MOST_REGROUPED else least
+
+
+def _beginnings(worth: Worth, rows: Rows, least: Placed) -> list[Placed]:
+    """That, and where pipelines and stages keep to hosts."""
+    if not worth.rooms:
+        return [least]
+    slots = [(*layers, None) for row in rows for layers in row]
+    return [least, *(Placed(rows, _rows(rows, _on_hosts(worth, slots, hosts))) for hosts in _hosts(worth, least))]
+
+
+def _other_splits(worth: Worth, rows: Rows) -> Iterator[Rows]:
+    """Other layers for the stages of pipelines, those of one length alike."""
+    lengths = sorted({len(row) for row in rows})
+    of_length = [worth.shapes.splits(length, N_SPLITS) for length in lengths]
+    for chosen in islice(product(*of_length), N_SPLITS * N_SPLITS):
+        split = dict(zip(lengths, chosen, strict=True))
+        yield tuple(split[len(row)] for row in rows)
+
+
+def _rows(ranges: Sequence[Ranges], workers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Workers of all slots, by pipeline."""
+    left = iter(workers)
+    return tuple(tuple(islice(left, len(row))) for row in ranges)
+
+
+# -- beginnings --------------------------------------------------------------------------------------------------------
+
+
+def _regrouped(worth: Worth, placed: Placed) -> Placed:
+    """Workers that hold the same change places so that pipelines keep to hosts: no more bytes move."""
+    pools: dict[object, dict[int, list[int]]] = {}
+    kinds = [
+        [(layers, worth.span[worker]) for layers, worker in zip(ranges, workers, strict=True)]
+        for ranges, workers in zip(placed.ranges, placed.workers, strict=True)
+    ]
+    for kinds_of, workers in zip(kinds, placed.workers, strict=True):
+        for kind, worker in zip(kinds_of, workers, strict=True):
+            pools.setdefault(kind, {}).setdefault(worth.host[worker], []).append(worker)
+    for pool in pools.values():
+        for same in pool.values():
+            same.reverse()
+    result = list(map(list, placed.workers))
+    left = []
+    for p, kinds_of in enumerate(kinds):
+        favourite = Counter(worth.host[worker] for worker in placed.workers[p]).most_common(1)[0][0]
+        for s, kind in enumerate(kinds_of):
+            if own := pools[kind].get(favourite):
+                result[p][s] = own.pop()
+            else:
+                left.append((p, s, kind))
+    rest = {kind: [worker for same in pool.values() for worker in same] for kind, pool in pools.items()}
+    for p, s, kind in left:
+        result[p][s] = rest[kind].pop()
+    return Placed(placed.ranges, tuple(map(tuple, result)))
+
+
+def _hosts(worth: Worth, least: Placed) -> list[Hosts]:
+    """Hosts of all stages, where pipelines keep to them and where stages do. Of few hosts the stages begin on any."""
+    lengths = [len(row) for row in least.ranges]
+    kept = _kept(worth, least) if worth.situation.plan is not None else {}
+    together = pipelines_together(lengths, worth.rooms, kept)
+    found = [together, [row[::-1] for row in together]]
+    few = len(worth.rooms) <= FEW_HOSTS and len(worth.host) <= EXHAUSTIVE_WORKERS
+    for order in permutations(worth.rooms) if few else [tuple(worth.rooms)]:
+        found.append(stages_together(lengths, {host: worth.rooms[host] for host in order}))
+    return found
+
+
+def _kept(worth: Worth, least: Placed) -> Mapping[tuple[int, int], float]:
+    """(pipeline, host) -> bytes that need not move where its workers are those that move fewest of all."""
+    kept: Counter[tuple[int, int]] = Counter()
+    for p, (ranges, workers) in enumerate(zip(least.ranges, least.workers, strict=True)):
+        for layers, worker in zip(ranges, workers, strict=True):
+            kept[p, worth.host[worker]] += worth.has_bytes(worker, layers)
+    return kept
+
+
+def _on_hosts(worth: Worth, slots: Sequence[Slot], hosts: Hosts) -> list[int]:
+    """Workers for slots whose hosts are given: of each host those that move the fewest bytes."""
+    of_host: dict[int, dict[int, Slot]] = {}
+    for i, host in enumerate(host for row in hosts for host in row):
+        of_host.setdefault(host, {})[i] = slots[i]
+    chosen: dict[int, int] = {}
+    for host, its in of_host.items():
+        if worth.situation.plan is None:
+            chosen.update(zip(its, worth.workers_of[host], strict=False))
+            continue
+        chosen.update(fewest_bytes(worth.situation, its, worth.workers_of[host]))
+    return [chosen[i] for i in range(len(slots))]
+
+
+# -- small steps -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Swap:
+    """The workers of two places, each a pipeline and a stage, change them."""
+
+    a: Place
+    b: Place
+
+    def after(self, worth: Worth, placed: Placed) -> Placed | None:
+        """None where it makes no difference."""
+        (p, s), (q, t) = self.a, self.b
+        one, other = placed.workers[p][s], placed.workers[q][t]
+        if worth.alike(one, other):
+            return None
+        rows = list(map(list, placed.workers))
+        rows[p][s], rows[q][t] = other, one
+        return Placed(placed.ranges, tuple(map(tuple, rows)))
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """The `number`th idle worker takes a place."""
+
+    number: int
+    at: Place
+
+    def after(self, worth: Worth, placed: Placed) -> Placed | None:
+        p, s = self.at
+        busy = {worker for row in placed.workers for worker in row}
+        idle = [worker for worker in worth.host if worker not in busy][self.number]
+        if worth.alike(idle, placed.workers[p][s]):
+            return None
+        rows = list(map(list, placed.workers))
+        rows[p][s] = idle
+        return Placed(placed.ranges, tuple(map(tuple, rows)))
+
+
+@dataclass(frozen=True)
+class _Shift:
+    """These pipelines are cut one layer later, or earlier, behind one stage or on either side of one."""
+
+    pipelines: tuple[int, ...]
+    cuts: tuple[int, ...]
+    n_layers: int
+
+    def after(self, worth: Worth, placed: Placed) -> Placed | None:
+        ranges = list(placed.ranges)
+        for p in self.pipelines:
+            cuts = [0, *(stop for _, stop in ranges[p])]
+            for cut in self.cuts:
+                cuts[cut] += self.n_layers
+            if any(a >= b for a, b in pairwise(cuts)):
+                return None
+            ranges[p] = tuple(pairwise(cuts))
+            if not worth.shapes.fits(ranges[p]):
+                return None
+        return Placed(tuple(ranges), placed.workers)
+
+
+def _stepped(worth: Worth, placed: Placed, n_steps: int) -> dict[Placed, float]:
+    """Steps are tried in turn, and taken if they are worth it, until none is or so many were tried: all those, with worth."""
+    steps = list(_steps(worth, placed))
+    found = {placed: worth.of(placed)}
+    i = since = 0
+    while since < len(steps) and len(found) <= n_steps:
+        other = steps[i].after(worth, placed)
+        i, since = (i + 1) % len(steps), since + 1
+        if other is not None and other not in found:
+            found[other] = worth.of(other)
+            if found[other] > found[placed]:
+                placed, since = other, 0
+    return found
+
+
+def _steps(worth: Worth, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:
+    """All of them for few workers, else those that move a worker whose place costs something."""
+    few = len(worth.host) <= EXHAUSTIVE_WORKERS
+    places = [(p, s) for p, row in enumerate(placed.workers) for s in range(len(row))]
+    costly = set(places) if few else worth.costly(placed)
+    yield from (_Swap(a, b) for a, b in combinations(places, 2) if a in costly or b in costly)
+    for number in range(len(worth.host) - len(places)):
+        yield from (_Idle(number, place) for place in places if place in costly)
+    if not few:
+        return
+    alike: dict[Ranges, list[int]] = {}
+    for p, ranges in enumerate(placed.ranges):
+        alike.setdefault(ranges, []).append(p)
+    together = [(p,) for p in range(len(placed.ranges))] + [tuple(its) for its in alike.values() if len(its) > 1]
+    for pipelines in together:
+        n_stages = len(placed.ranges[pipelines[0]])
+        cuts = [*((cut,) for cut in range(1, n_stages)), *pairwise(range(1, n_stages))]
+        yield from (_Shift(pipelines, its, n_layers) for its in cuts for n_layers in (1, -1))
