@@ -51,7 +51,7 @@ def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list
     if n_workers > most or not (few or worth.rooms or worth.nodes_matter):
         return [least]
     beginnings = _beginnings(worth, rows, least)
-    if few:
+    if few and worth.is_exact:
         for other in _other_splits(worth, rows):
             slots = [(*layers, None) for row in other for layers in row]
             beginnings += _beginnings(worth, other, _least(worth, other, slots))

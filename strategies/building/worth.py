@@ -50,7 +50,7 @@ class Worth:
         self.rooms = rooms_of(situation.profile.cluster, self.host.values())
         """Host -> its survivors, most first; empty where it makes no difference on which they are."""
         self._move_bytes = [0, *accumulate(costs.move_bytes)]
-        self._is_exact = len(alive) <= EXHAUSTIVE_WORKERS and situation.profile.cluster.cores is None
+        self.is_exact = len(alive) <= EXHAUSTIVE_WORKERS and situation.profile.cluster.cores is None
         self._tails: dict[tuple[Ranges, tuple[bool, ...]], list[list[float]]] = {}
         self._receives: dict[tuple[int, Span], float] = {}
         self._shares: dict[tuple[Shape, ...], list[int]] = {}
@@ -115,7 +115,7 @@ class Worth:
 
     def _complete_s(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> Sequence[Sequence[float]]:
         """For each stage of a pipeline, and each of its layers: when the gradients of it and of all above are complete."""
-        if self._is_exact:
+        if self.is_exact:
             return self.shapes.alone(ranges, cuts, n_micro_batches).complete_s
         end_s = self.shapes.shape(ranges, cuts).seconds(n_micro_batches)
         return [[end_s - left_s for left_s in its] for its in self._tails_s(ranges, cuts)]
@@ -148,7 +148,7 @@ class Worth:
         if shapes not in self._shares:
             shares = distribute(shapes, self.shapes.n_micro_batches)
             assert shares is not None, "there is a micro-batch for each pipeline"
-            self._shares[shapes] = self.shapes.shares_alone(placed.ranges, cuts, shares) if self._is_exact else shares
+            self._shares[shapes] = self.shapes.shares_alone(placed.ranges, cuts, shares) if self.is_exact else shares
         return self._shares[shapes]
 
     def _reduced_s(self, placed: Placed, kinds: Sequence[_Kind], complete: Mapping[_Kind, Sequence[Sequence[float]]]) -> float:
