@@ -29,8 +29,8 @@ class Costs:
         self._seconds = {
             "F": _sums(layer.forward_s + loss_s for layer, loss_s in zip(profile.layers, loss, strict=True)),
             "B": _sums(layer.backward_s for layer in profile.layers),
-            "I": _sums(layer.input_gradient_s for layer in profile.layers),
-            "W": _sums(layer.weight_gradient_s for layer in profile.layers),
+            "I": _sums(profile.halves_scale * layer.input_gradient_s for layer in profile.layers),
+            "W": _sums(profile.halves_scale * layer.weight_gradient_s for layer in profile.layers),
             "S": _sums(layer.optimizer_s for layer in profile.layers),
         }
 

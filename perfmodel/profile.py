@@ -114,8 +114,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that the performance model knows of a job.
 
     `step_scale`: measured over modelled step time of the plans that have run, 1 until one has: what the op graph leaves
-    out (waking up, memory traffic, other users of the machine) is much the same for all plans. `is_modelled`: by arithmetic
-    (perfmodel/catalog.py), nobody has run it.
+    out (waking up, memory traffic, other users of the machine) is much the same for all plans. `halves_scale`: the two halves
+    of a backward over the whole one. `is_modelled`: by arithmetic (perfmodel/catalog.py), nobody has run it.
     """
 
     model: str
@@ -131,6 +131,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: Cluster
     recovery: Recovery
     step_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    halves_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     boundaries: tuple[Boundary, ...] = ()
     is_modelled: bool = False
 

@@ -62,6 +62,7 @@ def refresh(profile: Profile, op_times: Sequence[OpTime]) -> Profile:
             kind = "B"
         fields = FIELDS[kind]
         known = sum(getattr(layer, field) for layer in layers[time.first : time.stop] for field in fields)
+        known *= profile.halves_scale if kind in ("I", "W") else 1.0
         loss_s = profile.loss_s if time.kind == "F" and time.stop == len(layers) else 0.0
         measured = time.mean_s - loss_s
         if known <= 0 or measured <= 0:

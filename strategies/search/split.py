@@ -19,9 +19,6 @@ LADDER = (None, 2.0, 1.5, 1.25, 1.0)
 """Caps in multiples of the activations that 1F1B keeps; None: all memory that is left."""
 WORTH = 0.99
 """More memory is taken only for less than this part of the step time."""
-WORTH_ON_CPUS = 0.88
-"""The same where ranks compute on processors: there the halves take 15 to 20 % longer than the whole backward, an eighth of a
-step (measured on layers of 128 and 256 hidden, torch 2.13), which a profile does not know."""
 N_TRIED = 2
 """So many plans of each strategy are tried."""
 MANY_WORKERS = 256
@@ -40,12 +37,11 @@ def split(
     found: list[Candidate] = []
     taken = [(c, c.plan, c.estimate) for c in candidates if c.plan is not None and c.estimate is not None]
     best = max((estimate.objective for *_, estimate in taken), default=0.0)
-    worth = WORTH if costs.profile.cluster.cores is None else WORTH_ON_CPUS
     hopes = []
     for candidate, plan, estimate in taken:
-        if _is_plain(plan) and (least_s := _least_s(plan, costs)) < estimate.step_s * worth:
+        if _is_plain(plan) and (least_s := _least_s(plan, costs)) < estimate.step_s * WORTH:
             hoped = objective(plan.global_batch, least_s, estimate.transition.total_s, situation.seconds_to_change)
-            hopes.append((hoped, candidate, plan, estimate.step_s * worth))
+            hopes.append((hoped, candidate, plan, estimate.step_s * WORTH))
     hopes.sort(key=lambda row: -row[0])
     n_tried: Counter[str] = Counter()
     are_many = len(situation.alive) > MANY_WORKERS
@@ -88,7 +84,7 @@ def _least_s(plan: Plan, costs: Costs) -> float:
         for stage in pipeline.stages:
             key = (stage.first, stage.stop, n_samples)
             if key not in known:
-                known[key] = costs.compute_s("F", *key) + costs.compute_s("B", *key)
+                known[key] = sum(costs.compute_s(kind, *key) for kind in ("F", "I", "W"))
             worst_s = max(worst_s, reaches_s + known[key])
             reaches_s += costs.compute_s("F", stage.first, stage.stop, min(plan.micro_batch, n_samples))
             if cores is not None and stage.worker is not None:
