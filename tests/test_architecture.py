@@ -88,7 +88,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         *(
             "profile",
             "costs catalog merge reliability checkpointing",
-            "cells running memory reducing moving walk objective",
+            "cells running memory reducing moving walk objective horizon",
             "sharing work transition",
             "timeline",
         ),
@@ -303,7 +303,7 @@ COMMANDS = {
     "plan": {
         "--fail", "--fail-nodes", "--fail-ranks", "--failure-rate", "--help", "--json", "--layout", "--mtbf", "--nodes",
         "--nproc-per-node", "--objective", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
-        "--change",
+        "--change", "--layouts", "--spares", "--spare-nodes", "--horizon",
     },
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",

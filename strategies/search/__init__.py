@@ -6,6 +6,8 @@ initial.py   how a job starts
 split.py     the best once more with the backward in halves
 unchanged.py how it goes on where no worker of its plan is lost
 dryrun.py    the same for losses that have not happened
+prospect.py  what a plan comes to over a given time
+starts.py    layouts to start with, and ranks that stand by
 page.py      docs/strategies.md
 """
 
