@@ -107,7 +107,7 @@ def drawn(seed: int) -> Case:
         one = draws.randint(least, most)
         return tuple(one if alike else draws.randint(least, most) for _ in range(n_stages))
 
-    forward, of_input, of_weight = by_stage(2, 9), by_stage(2, 9), by_stage(2, 9)
+    forward, of_input, of_weight = by_stage(10, 40), by_stage(10, 40), by_stage(10, 40)
     if not halves:
         of_input = tuple(i + w for i, w in zip(of_input, of_weight, strict=True))
         of_weight = (0,) * n_stages
@@ -126,8 +126,8 @@ def drawn(seed: int) -> Case:
         forward=forward,
         of_input=of_input,
         of_weight=of_weight,
-        op=draws.choice((0, 0, 1)),
-        hop=draws.choice((0, 1, 2)) if output_bytes else 0,
+        op=draws.choice((0, 1)),
+        hop=draws.choice((0, 2, 6)) if output_bytes else 0,
         activation_bytes=activation_bytes,
         output_bytes=output_bytes,
         cap=None if routed else 1.0 if kind == "coupled" else draws.choice(CAPS),

@@ -11,9 +11,12 @@ import pytest
 
 from benchmarks.schedule_cases import KINDS, Case, Op, drawn, kept, orders_of, plan_of, played, priced
 
-MOST_TASKS = {"split": 8, "coupled": 12, "routed": 8}
-"""Micro-batches at stages, of the cases that are tried exhaustively."""
-N_TRIED = 12
+SMALL = {
+    "split": (15, 18, 36, 42, 57, 66, 69, 78, 120, 126),
+    "coupled": (4, 7, 10, 28, 37, 61, 79, 88, 91),
+    "routed": (2, 32, 62, 143, 149, 176, 179, 185, 197),
+}
+"""Cases all of whose schedules can be tried in moments."""
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -27,16 +30,19 @@ def test_a_step_is_priced_as_its_order_takes_and_keeps_no_more_than_it_may(seed:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_schedules_are_near_the_best_of_all(kind: str) -> None:
-    small = (case for seed in range(10**6) if (case := drawn(seed)).kind == kind and n_tasks(case) <= MOST_TASKS[kind])
     ratios = []
-    for case, _ in zip(small, range(N_TRIED), strict=False):
+    for seed in SMALL[kind]:
+        case = drawn(seed)
+        assert case.kind == kind
         ours = played(case, orders_of(plan_of(case)))
         ratios.append(ours / Everything(case, ours).least)
-    assert median(ratios) <= 1.01 and max(ratios) <= 1.05, sorted(ratios)
+    assert median(ratios) <= 1.01 and max(ratios) <= 1.05, ratios
 
 
-def n_tasks(case: Case) -> int:
-    return case.n_pipelines * case.n_micro_batches * case.n_stages
+def test_trying_everything_finds_what_is_better_than_a_poor_schedule() -> None:
+    """Two stages, two micro-batches, ops of one tick: 1F1B takes 9; the last stage has work for 6 and none in the first tick."""
+    case = Case("split", True, 1, 2, (1, 1), (1, 1), (1, 1), 0, 0, (1, 1), 0, None, 9)
+    assert Everything(case, 100).least == Everything(case, 10).least == 7
 
 
 class Everything:
@@ -47,7 +53,7 @@ class Everything:
         self.case, self.least = case, most
         self._seen: set[object] = set()
         self._tasks = [(p, s, k) for p in range(case.n_pipelines) for k in case.micro_batches(p) for s in range(case.n_stages)]
-        self._kinds = ["F", "I", "W"] if case.halves else ["F", "B"]
+        self._half = "I" if case.halves else "B"
         self._extend({}, {}, dict.fromkeys(case.workers, 0), dict.fromkeys(case.workers, 0), 0)
 
     def _extend(
@@ -68,9 +74,9 @@ class Everything:
             frees = {"F": 0, "B": one, "I": 0, "W": one + gradients}[kind]
             for worker in workers:
                 start = max([clock[worker], *(at + (case.hop if on != worker else 0) for on, at in ready)])
-                if start < since or live[worker] + adds > case.limit(worker):
-                    continue
                 end = start + case.ticks(kind, s)
+                if start < since or live[worker] + adds > case.limit(worker) or end + self._behind(kind, s) >= self.least:
+                    continue
                 self._extend(
                     {**ends, op: end},
                     {**where, (s, k): worker},
@@ -82,33 +88,43 @@ class Everything:
     def _next(
         self, ends: dict[Op, int], where: dict[tuple[int, int], int]
     ) -> list[tuple[Op, list[int], list[tuple[int, int]]]]:
-        """Ops that may run, on whom, and when on which worker what they wait for is done."""
+        """Ops that may run, on whom, and when on which worker what they wait for is done. Of those that differ in the number of
+        their micro-batch alone, the first."""
         case, found = self.case, []
+        weights: dict[int, Op] = {}
         for p, s, k in self._tasks:
             back = next((ends[kind, s + 1, k] for kind in "BI" if (kind, s + 1, k) in ends), None)
+            comes_next = k == case.micro_batches(p)[0] or (s > 0 and bool(case.lost))
             if ("F", s, k) not in ends:
-                comes_next = s > 0 or k == case.micro_batches(p)[0] or ("F", 0, k - 1) in ends  # they differ in nothing
-                if comes_next and (s == 0 or ("F", s - 1, k) in ends):
+                if (comes_next or ("F", s, k - 1) in ends) and (s == 0 or ("F", s - 1, k) in ends):
                     ready = [(where[s - 1, k], ends["F", s - 1, k])] if s else []
                     found.append((("F", s, k), case.runners(p, s), ready))
             elif ("I", s, k) in ends:
                 if ("W", s, k) not in ends:
-                    found.append((("W", s, k), [where[s, k]], []))
+                    weights.setdefault(where[s, k], ("W", s, k))
             elif ("B", s, k) not in ends and (s == case.n_stages - 1 or back is not None):
+                if not (comes_next or case.lost or ("B", s, k - 1) in ends or ("I", s, k - 1) in ends):
+                    continue
                 ready = [(where[s, k], ends["F", s, k])] + ([(where[s + 1, k], back)] if back is not None else [])
                 found += [((kind, s, k), [where[s, k]], ready) for kind in ("BI" if case.halves else "B")]
-        return found
+        return [*found, *((op, [worker], []) for worker, op in weights.items())]
+
+    def _behind(self, kind: str, s: int) -> int:
+        """What a micro-batch still takes behind an op at least."""
+        case, half = self.case, self._half
+        back = sum(case.hop + case.ticks(half, before) for before in range(s))
+        if kind in ("B", "I"):
+            return back
+        if kind == "W":
+            return 0
+        there = range(s + 1, case.n_stages)
+        return back + case.ticks(half, s) + sum(2 * case.hop + case.ticks("F", t) + case.ticks(half, t) for t in there)
 
     def _least_left(self, ends: dict[Op, int], clock: dict[int, int]) -> int:
-        """No way to go on ends before this: what each worker has to run itself comes behind what it has run."""
-        left = dict(clock)
+        """No way to go on ends before this: what a worker alone may run comes behind what it has run."""
+        case, left = self.case, dict(clock)
         for p, s, k in self._tasks:
-            if len(runners := self.case.runners(p, s)) == 1:
-                whole = ("B", s, k) in ends or ("B" not in self._kinds and False)
-                done = sum(self.case.ticks(kind, s) for kind in self._kinds if (kind, s, k) in ends)
-                left[runners[0]] += 0 if whole else self._least(s) - done
+            if len(runners := case.runners(p, s)) == 1:
+                done = sum(case.ticks(kind, s) for kind in "FBIW" if (kind, s, k) in ends)
+                left[runners[0]] += max(0, case.ticks("F", s) + case.ticks("B", s) - done)
         return max(left.values())
-
-    def _least(self, s: int) -> int:
-        """What a micro-batch takes at a stage at least."""
-        return self.case.ticks("F", s) + self.case.ticks("B", s)
