@@ -1,9 +1,9 @@
 """List scheduling: a simulation in which every free worker starts the most urgent thing that is ready.
 
 Backwards go first (they free memory and the stages before wait for them), then forwards as long as the worker's
-activations stay under its cap, then deferred weight-gradients. The orders are the ones of a run that came to its end, so the
-workers can never wait for each other in a circle. Where caps would stop everybody, the least overdraft is allowed and the
-memory model judges the result.
+activations stay under its cap, then deferred weight-gradients and, whole, backwards of a first stage, for which nobody waits.
+The orders are the ones of a run that came to its end, so the workers can never wait for each other in a circle. Where caps
+would stop everybody, the least overdraft is allowed and the memory model judges the result.
 
 A backward is split in I and a deferred W where there is room for what the W needs; where there is none a deferred W goes
 first, or else B runs whole. So that there is room, forwards beyond the number that 1F1B has in flight start only if the halves

@@ -40,7 +40,7 @@ def test_small_schedules_are_near_the_best_of_all(kind: str) -> None:
 
 
 def test_trying_everything_finds_what_is_better_than_a_poor_schedule() -> None:
-    """Two stages, two micro-batches, ops of one tick: 1F1B takes 9; the last stage has work for 6 and none in the first tick."""
+    """Two stages, two micro-batches, ops of a tick: 1F1B takes 9, and the last stage has work for 6 from the second tick on."""
     case = Case("split", True, 1, 2, (1, 1), (1, 1), (1, 1), 0, 0, (1, 1), 0, None, 9)
     assert Everything(case, 100).least == Everything(case, 10).least == 7
 
