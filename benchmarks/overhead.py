@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks import joblog, report, trial
 from benchmarks.report import Cell
 from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import LayerWork, Plan, Schedule, Work
+from odyssey.plan import LayerWork, Plan, Schedule, StateFrom, Work
 from odyssey.plan_proof import prove
 from odyssey.schedule import compute_order
 from strategies.building.compose import reductions
@@ -99,6 +99,7 @@ def plan_of(form: Form) -> Plan:
             blocks=blocks_of(Pipeline(tuple(row), p * share, (p + 1) * share) for p, row in enumerate(rows)),
             reductions=reductions(stages, N_LAYERS, ()),
             schedule=form.schedule,
+            state_from=StateFrom.SCRIPT,
         )
     )
 

@@ -1,8 +1,8 @@
 """Orders for pipelines that exchange micro-batches, worked out once for those that are alike.
 
 Orders come from list scheduling with measured durations under caps of memory: twice what 1F1B keeps, and all that is left on
-the worker; `B` may be split in `I` on the critical path and a deferred `W`, or run whole, and then forwards may go first. Losses
-of one stage in pipelines that are copies of each other have one answer, in other numbers.
+the worker; `B` may be split in `I` on the critical path and a deferred `W`, or run whole, and then forwards may go first.
+Losses of one stage in pipelines that are copies of each other have one answer, in other numbers.
 """
 
 from __future__ import annotations
