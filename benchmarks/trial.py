@@ -24,6 +24,7 @@ import psutil
 
 from launcher.joblog import reader
 from launcher.joblog.events import Event
+from odyssey.plan import Plan, encode
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ROOT / "benchmarks" / "jobs"
@@ -208,6 +209,15 @@ def odyssey(folder: Path, n_ranks: int, flags: Sequence[str], arguments: Sequenc
     """`odyssey run` with the benchmarks' model."""
     run = [sys.executable, "-m", "odyssey_cli", "run", "--nodes", str(n_ranks), "--log-dir", str(folder / "logs"), *flags]
     return Trial([*run, str(JOBS / "odyssey_gpt.py"), *arguments], {"PYTHONPATH": str(ROOT)}, folder)
+
+
+def odyssey_with_plan(folder: Path, n_ranks: int, plan: Plan, arguments: Sequence[str]) -> Trial:
+    """The same, starting with this plan."""
+    file = folder / "plan.json"
+    file.write_bytes(encode(plan))
+    run = [sys.executable, "-m", "benchmarks.with_plan", str(file), "run", "--nodes", str(n_ranks)]
+    command = [*run, "--log-dir", str(folder / "logs"), str(JOBS / "odyssey_gpt.py"), *arguments]
+    return Trial(command, {"PYTHONPATH": str(ROOT)}, folder)
 
 
 def torchrun(folder: Path, n_ranks: int, script: str, flags: Sequence[str], arguments: Sequence[str]) -> Trial:

@@ -1,8 +1,8 @@
 """Orders for pipelines that exchange micro-batches, worked out once for those that are alike.
 
 Orders come from list scheduling with measured durations under caps of memory: twice what 1F1B keeps, and all that is left on
-the worker; `B` may be split in `I` on the critical path and a deferred `W`. Losses of one stage in pipelines that are copies
-of each other have one answer, in other numbers.
+the worker; `B` may be split in `I` on the critical path and a deferred `W`, or run whole, and then forwards may go first.
+Losses of one stage in pipelines that are copies of each other have one answer, in other numbers.
 """
 
 from __future__ import annotations
@@ -79,12 +79,16 @@ def _fastest(exchange: _Exchange, enough_s: float) -> dict[bool, Ordered]:
     fastest: dict[bool, Ordered] = {}
     are_many = exchange.n_tasks > MANY_TASKS
     for split in (True,) if are_many else (True, False):
-        way = fastest[split] = exchange.order(split, CAP)
+        way = exchange.order(split, CAP)
         is_enough = way.makespan_s < max(CLOSE * way.busiest_s, enough_s) or exchange.n_tasks > MOST_TASKS
-        if not (are_many and is_enough):
-            other = exchange.order(split, math.inf)
+        others = [] if are_many and is_enough else [(math.inf, False)]
+        if not split:  # the halves leave room for forwards anyway
+            others += [(CAP, True), (math.inf, True)]
+        for factor, forwards_first in others:
+            other = exchange.order(split, factor, forwards_first)
             if (other.over_bytes, other.makespan_s / WORTH) < (way.over_bytes, way.makespan_s):
-                fastest[split] = other
+                way = other
+        fastest[split] = way
     return fastest
 
 
@@ -110,16 +114,16 @@ class _Exchange:
         self._micro_batches = tuple(k for pipeline in pipelines for k in pipeline.micro_batches)
         self._key = self._kind()
 
-    def order(self, split: bool, factor: float) -> Ordered:
+    def order(self, split: bool, factor: float, forwards_first: bool = False) -> Ordered:
         """The orders under caps of `factor` times what 1F1B keeps."""
         known = _known(self._costs.profile)
-        key = (*self._key, split, factor)
+        key = (*self._key, split, factor, forwards_first)
         found = known.get(key)
         if found is None:
             if len(known) >= MOST_KNOWN:
                 known.clear()
             caps = _caps(self._plan, self._costs, self._room, factor)
-            way = order(self._plan, self._costs, split=split, caps=caps, room=self._room)
+            way = order(self._plan, self._costs, split=split, forwards_first=forwards_first, caps=caps, room=self._room)
             found = known[key] = _Known(way, self._workers, self._micro_batches)
         return self._in_own_numbers(found)
 
