@@ -1,6 +1,6 @@
 """The time from a loss to the first op of the next generation, part by part, at measured costs.
 
-detect + pause + search + spawn (if any) + groups + moves + warm-up
+detect + pause + search + spawn (if any) + groups + moves + warm-up + rest
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ def transition(plan: Plan, costs: Costs, search_s: float) -> Transition:
         groups_s=recovery.groups_base_s + recovery.groups_member_s * group_members(plan),
         moves_s=recovery.moves_scale * moves_s(plan.moves, costs),
         warm_up_s=recovery.warm_up_s,
+        rest_s=recovery.rest_s + recovery.proof_byte_s * proved_bytes(plan, costs),
     )
+
+
+def proved_bytes(plan: Plan, costs: Costs) -> int:
+    """State of the stage that has most of it: all show theirs at once."""
+    spans = {(column.first, column.stop) for block in plan.blocks for column in block.columns}
+    return max(sum(costs.move_bytes[first:stop]) for first, stop in spans)
 
 
 def group_members(plan: Plan) -> int:

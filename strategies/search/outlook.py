@@ -144,7 +144,8 @@ class _Ahead:
 
     def _pause_s(self, estimate: Estimate, moves_s: float) -> float:
         recovery = self._situation.profile.recovery
-        return recovery.detect_s + recovery.pause_s + estimate.transition.groups_s + moves_s + recovery.warm_up_s
+        parts = estimate.transition
+        return recovery.detect_s + recovery.pause_s + parts.groups_s + moves_s + recovery.warm_up_s + parts.rest_s
 
     def _of(self, n_left: int) -> float | None:
         """Step time of the best layout for so many workers, None if there is none."""
