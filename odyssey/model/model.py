@@ -118,6 +118,12 @@ class Model:
             for i, layer in enumerate(self.layers)
         )
 
+    @property
+    def built_bytes(self) -> int:
+        """Of the parameters and buffers in memory now."""
+        tensors = [t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()) if t.device != META]
+        return sum(t.untyped_storage().nbytes() for t in {t.data_ptr(): t for t in tensors}.values())
+
     def call(self, layer: int, value: Any) -> Any:
         """Run a layer. An exception that it raises says which one it was."""
         try:

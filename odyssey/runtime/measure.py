@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from odyssey import own_process
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
@@ -49,7 +48,6 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
     started_s = time.monotonic()
     groups.build()
     group_s = time.monotonic() - started_s
-    runtime_bytes = own_process.resident_bytes()
     place = next(i for i, stage in enumerate(order.chain) if stage.worker == worker)
     stage = order.chain[place]
     is_first, is_last = place == 0, place == len(order.chain) - 1
@@ -80,7 +78,8 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
     if is_last:
         loss_s = _measure_loss(job_spec.checked_loss, value, on_device(job_spec.first_micro_batch()[1], model.device), autocast)
     plan = trial_plan(order.generation, order.chain, job_spec.spec)
-    tried, trial_s = try_steps(plan, worker, copies, job_spec, backend, groups, (*before, *boundaries))
+    tried = try_steps(plan, worker, copies, job_spec, backend, groups, (*before, *boundaries))
+    states_bytes = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in costs)
     return Measured(
         generation=order.generation,
         costs=costs,
@@ -90,11 +89,11 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
         group_s=group_s,
         loss_s=loss_s,
         op_overhead_s=statistics.mean(overheads_s) if overheads_s else None,
-        runtime_bytes=runtime_bytes,
+        runtime_bytes=max(0, tried.memory_bytes - model.built_bytes - states_bytes),
         memory_bytes=memory_bytes(model.device),
         move_byte_s=move_byte_s,
-        tried=tried,
-        trial_s=trial_s,
+        tried=tried.times,
+        trial_s=tried.step_s,
     )
 
 

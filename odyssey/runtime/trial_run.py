@@ -10,9 +10,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
+from odyssey import own_process
 from odyssey.messages import Boundary, OpTime
 from odyssey.model.model import Model
 from odyssey.plan import Plan
@@ -25,6 +27,14 @@ N_STEPS = 3
 """That count, behind one that warms up."""
 
 
+class Tried(NamedTuple):
+    """What ops took, what a whole step took, and the memory of this process behind it, pages that it shares in parts."""
+
+    times: tuple[OpTime, ...]
+    step_s: float
+    memory_bytes: int
+
+
 def try_steps(
     plan: Plan,
     worker: int,
@@ -33,8 +43,8 @@ def try_steps(
     backend: Backend,
     groups: Groups,
     boundaries: Iterable[Boundary],
-) -> tuple[tuple[OpTime, ...], float]:
-    """What ops take in steps of `plan` on `model`, which is trained by them, and what a whole step takes, seconds.
+) -> Tried:
+    """What steps of `plan` take on `model`, which is trained by them.
 
     `boundaries`: of this worker's layers and of the one before them. Raises Cut when communication ends.
     """
@@ -52,6 +62,7 @@ def try_steps(
                     groups.wait(groups.all_reduce(sums).wait)
                 engine.apply(1 / plan.global_batch)
                 seconds.append(time.monotonic() - started_s)
-            return engine.computation.clock.take(plan.micro_batch), statistics.median(seconds[1:])
+            times, step_s = engine.computation.clock.take(plan.micro_batch), statistics.median(seconds[1:])
+            return Tried(times, step_s, own_process.proportional_bytes())
     finally:
         data.close()
