@@ -67,7 +67,7 @@ class Real(NamedTuple):
 
 
 KINDS = (
-    *(("1x2", None), ("1x4", None), ("2x1", "repartition"), ("3x1", "shrink"), ("2x2", "reroute"), ("2x2", "repartition")),
+    *(("1x2", None), ("1x4", None), ("2x1", "repartition"), ("2x2", "reroute"), ("2x2", "repartition")),
     *(("4x1", "respawn"), ("1+3", "shrink"), ("3x2", "reroute"), ("2x3", "repartition")),
 )
 REAL = (Real(FEW, "1x2", None), *(Real(script, *kind) for script in SCRIPTS for kind in KINDS))
@@ -77,6 +77,7 @@ REHEARSED = (
         (Case(source, shape, layout, drill), strategy)
         for source, shape, layout, drill in (
             ("gpt3-medium-a100-32", (1, 4), "2x2", "lose=1 lose=2"),
+            ("gpt3-3.35b-a100-32", (1, 4), "2x2", "lose=1 lose=2"),
             ("gpt3-medium-a100-32", (1, 8), "2x4", "lose=1 lose=6"),
             ("gpt3-medium-a100-32", (1, 8), "4x2", "lose=5 lose=2"),
             ("gpt3-3.35b-a100-32", (2, 4), "2x4", "lose=3 lose=4"),
@@ -262,7 +263,7 @@ def summarise(samples: Sequence[Sample]) -> dict[str, float]:
     }
     summary = {name: median(errors) for name, errors in found.items() if errors}
     for kind in ("real", "rehearsed"):
-        summary[f"{kind}_cases"] = float(len({each.case for each in samples if each.kind == kind}))
+        summary[f"cases_{kind}"] = float(len({each.case for each in samples if each.kind == kind}))
     return summary
 
 

@@ -18,7 +18,7 @@ from perfmodel.costs import Costs, has_input_gradient
 from perfmodel.moving import moves_s
 from perfmodel.profile import LayerProfile, Profile
 from perfmodel.timeline import simulate
-from perfmodel.transition import group_members, proved_bytes
+from perfmodel.transition import group_members, left_of_op_s, proved_bytes
 
 STEP_WEIGHT = 0.5
 """Part of the way that one report of op times moves the layers of its range: it is a mean over many ops."""
@@ -128,7 +128,8 @@ def _scaled(layer: LayerProfile, fields: Sequence[str], scale: float) -> LayerPr
 def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
     """The profile after a real transition to `plan`, or its first start, which shows what groups and proofs take.
 
-    What had only a default counts in full the first time.
+    What had only a default counts in full the first time. How long ranks take to pause depends on the moment: at a start it is
+    what an op is expected to have left, on top of what the profile has, and transitions move it by a part.
     """
     recovery, costs = profile.recovery, Costs(profile)
     is_start = went.total_s is None
@@ -139,10 +140,13 @@ def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
 
     expected_moves_s = moves_s(plan.moves, costs)
     moves_scale = went.moves_s / expected_moves_s if expected_moves_s > 0 and went.moves_s > 0 and not is_start else None
-    proved = proved_bytes(plan, costs)
+    proved = float(proved_bytes(plan, costs))
+    if is_start:
+        proved /= costs.state_per_parameter  # optimizers make their state when they step
+        recovery = msgspec.structs.replace(recovery, pause_s=recovery.pause_s + left_of_op_s(plan, costs))
     refined = msgspec.structs.replace(
         recovery,
-        pause_s=towards(recovery.pause_s, went.pause_s),
+        pause_s=towards(recovery.pause_s, went.pause_s, TRANSITION_WEIGHT),
         detect_s=towards(recovery.detect_s, went.detect_s),
         spawn_s=towards(recovery.spawn_s, went.spawn_s, TRANSITION_WEIGHT),
         groups_member_s=towards(recovery.groups_member_s, (went.groups_s - recovery.groups_base_s) / group_members(plan)),

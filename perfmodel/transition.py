@@ -5,6 +5,8 @@ detect + pause + search + spawn (if any) + groups + moves + warm-up + rest
 
 from __future__ import annotations
 
+from collections import Counter
+
 from odyssey.plan import Plan, Transition
 from perfmodel.costs import Costs
 from perfmodel.moving import moves_s
@@ -34,3 +36,15 @@ def proved_bytes(plan: Plan, costs: Costs) -> int:
 def group_members(plan: Plan) -> int:
     """Sum over the groups that are built of their members: the reductions of two or more, and the world."""
     return sum(len(group.workers) for group in plan.reduce if len(group.workers) > 1) + len(plan.workers)
+
+
+def left_of_op_s(plan: Plan, costs: Costs) -> float:
+    """What is left of an op at a random moment: half a backward of the longest stage, as ranks share their host's cores.
+
+    Ranks that wait for messages pause at once, those that compute only behind their op.
+    """
+    spans = {(column.first, column.stop) for block in plan.blocks for column in block.columns}
+    longest_s = max(costs.compute_s("B", first, stop, plan.micro_batch) for first, stop in spans)
+    cores = costs.profile.cluster.cores
+    crowd = max(Counter(costs.hosts(plan.workers)).values())
+    return longest_s / 2 * costs.profile.step_scale * (1.0 if cores is None else max(1.0, crowd / cores))

@@ -102,8 +102,8 @@ def test_accuracy_counts_every_plan_in_one_summary_and_has_quartiles_over_cases(
             "first_plan_step_median_error": 0.2,
             "step_median_error": 0.5,
             "transition_median_error": 0.1,
-            "real_cases": 6,
-            "rehearsed_cases": 0,
+            "cases_real": 6,
+            "cases_rehearsed": 0,
         }
     )
     low, middle, high, *cases = accuracy.rows(samples)
