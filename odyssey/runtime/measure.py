@@ -79,7 +79,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
         loss_s = _measure_loss(job_spec.checked_loss, value, on_device(job_spec.first_micro_batch()[1], model.device), autocast)
     plan = trial_plan(order.generation, order.chain, job_spec.spec)
     tried = try_steps(plan, worker, copies, job_spec, backend, groups, (*before, *boundaries))
-    states_bytes = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in costs)
+    states_bytes = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in costs) if model.device.type == "cpu" else 0
     return Measured(
         generation=order.generation,
         costs=costs,
