@@ -199,6 +199,19 @@ def _proportional_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
 
 
+def watch_peak(pid: int) -> None:
+    """Let the highest memory of a process, as `peak_bytes` tells it, begin anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory of a process since `watch_peak`: its proportional set size now, and how much less it has than at most."""
+    fields = {
+        line.split(":")[0]: line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "kB" in line
+    }
+    return _proportional_bytes(pid) + (int(fields["VmHWM"]) - int(fields["VmRSS"])) * 1024
+
+
 def new_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for one trial, in memory where the system offers that."""
     shared = Path("/dev/shm")

@@ -212,8 +212,10 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
 
     `latency_s`, `bandwidth`: None where the chain ends here. `group_s`: seconds to build the chain's group.
     `loss_s`: seconds of loss and its gradient, from the last rank only. `op_overhead_s`: processor seconds of sending
-    and receiving once between two layers; None on a rank alone. `runtime_bytes`: resident memory that is neither model
-    nor activations. `move_byte_s`: seconds of a byte of state that moves, from the chain's first two ranks only.
+    and receiving once between two layers; None on a rank alone. `runtime_bytes`: memory that is neither model nor
+    activations, of pages that ranks share its part. `move_byte_s`: seconds of a byte of state that moves, from the chain's
+    first two ranks only.
+    `tried`: what ops took in the steps of a trial (odyssey/trial.py), and `trial_s` one of these from beginning to end.
     """
 
     generation: int
@@ -227,6 +229,8 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     runtime_bytes: int
     memory_bytes: int
     move_byte_s: float | None = None
+    tried: tuple[OpTime, ...] = ()
+    trial_s: float | None = None
 
 
 class Paused(msgspec.Struct, frozen=True, tag=True):

@@ -145,7 +145,8 @@ def move_runs(moves: Iterable[Move]) -> tuple[MoveRun, ...]:
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """Seconds from the loss to the first op of the next generation, by part."""
+    """Seconds from the loss to the first op of the next generation, by part. `rest_s`: orders on their way, rolling forward,
+    proofs."""
 
     detect_s: float = 0.0
     pause_s: float = 0.0
@@ -154,6 +155,7 @@ class Transition(msgspec.Struct, frozen=True):
     groups_s: float = 0.0
     moves_s: float = 0.0
     warm_up_s: float = 0.0
+    rest_s: float = 0.0
 
     @property
     def total_s(self) -> float:

@@ -87,6 +87,9 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `move_layer_s`: of a layer that moves, for its optimizer and messages about it, whatever its size. `move_byte_s`: of a byte
     that is packed, digested, sent and copied, all of which overlaps, where the link is not slower; 0 in cluster files: the link
     alone counts there.
+    `rest_s`: until Go beside all of these, for orders on their way and engines that are made, and `proof_byte_s` of each byte
+    of state whose digest a rank shows before it goes on; 0 in cluster files. `n_seen`: transitions of the job that these have
+    been learnt from.
     Groups take `groups_base_s + groups_member_s * (sum over groups of their members)`. Moves take `moves_scale` times what
     bytes and links alone would.
 
@@ -106,6 +109,9 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moves_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     move_layer_s: Seconds = 0.005
     move_byte_s: Seconds = 0.0
+    rest_s: Seconds = 0.0
+    proof_byte_s: Seconds = 0.0
+    n_seen: Annotated[int, msgspec.Meta(ge=0)] = 0
     resubmit_s: Seconds = 1380.0
     save_s: Seconds = 10.0
 

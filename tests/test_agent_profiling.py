@@ -20,7 +20,7 @@ PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
 
 def after(*bodies: tuple[float, Body]) -> LiveProfile:
     """A job with a profile from a file; (time, event), in order."""
-    live_profile = LiveProfile(RunOptions("train.py"))
+    live_profile = LiveProfile(RunOptions("train.py"), {})
     live_profile.profile = profile()
     for time, body in bodies:
         live_profile.watch(Event(time, 0, "test", body))

@@ -92,7 +92,7 @@ class Prefetcher:
         self._plan = plan
         self._values: dict[tuple[int, int], Any] = {}
         self._wanted: set[tuple[int, int]] = set()
-        self._queue: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
         self._arrived = threading.Condition()
         if not is_random:
             threading.Thread(target=self._fetch, name="odyssey-data", daemon=True).start()
@@ -133,9 +133,14 @@ class Prefetcher:
             self._wanted = {key for key in self._wanted if key[0] >= first_step}
             self._values = {key: value for key, value in self._values.items() if key[0] >= first_step}
 
+    def close(self) -> None:
+        """Fetch no more."""
+        self._wanted = set()
+        self._queue.put(None)
+
     def _fetch(self) -> None:
-        while True:
-            step, micro_batch = self._queue.get()
+        while (key := self._queue.get()) is not None:
+            step, micro_batch = key
             value: Any = None
             if (step, micro_batch) in self._wanted:
                 try:

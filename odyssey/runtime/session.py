@@ -268,7 +268,7 @@ class Session:
         groups = Groups(order.store, order.generation, members, (), (), self.rank, self.model.device)
         self._control.use(groups)
         if self.rank in members:
-            self._link.report(measure(order, self.rank, self.model, self._job_spec, groups))
+            self._link.report(measure(order, self.rank, self.model, self._job_spec, self._backend, groups))
         self._control.change(Phase.measured)
 
     def _prepare(self, order: Prepare, transaction: Transaction | None) -> None:

@@ -158,7 +158,8 @@ class Ahead:
 
     def _pause_s(self, estimate: Estimate, moves_s: float) -> float:
         recovery = self._situation.profile.recovery
-        return recovery.detect_s + recovery.pause_s + estimate.transition.groups_s + moves_s + recovery.warm_up_s
+        parts = estimate.transition
+        return recovery.detect_s + recovery.pause_s + parts.groups_s + moves_s + recovery.warm_up_s + parts.rest_s
 
 
 def _last(plan: Plan, node_of: Mapping[int, int]) -> tuple[set[int], set[int]]:
