@@ -207,13 +207,17 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     job: Count = 1
 
 
+UNCUT = "nobody has looked whether its layers take each sample by itself"
+
+
 class Measured(msgspec.Struct, frozen=True, tag=True):
     """The answer to Measure: this rank's layers, and the link to its successor in the chain.
 
     `latency_s`, `bandwidth`: None where the chain ends here. `group_s`: seconds to build the chain's group.
     `loss_s`: seconds of loss and its gradient, from the last rank only. `op_overhead_s`: processor seconds of sending
     and receiving once between two layers; None on a rank alone. `runtime_bytes`: resident memory that is neither model
-    nor activations. `move_byte_s`: seconds of a byte of state that moves, from the chain's first two ranks only.
+    nor activations. `move_byte_s`: seconds of a byte of state that moves, from the chain's first two ranks only. `uncut`: why
+    micro-batches have to stay whole for the sake of these layers or of the loss, empty if they may be cut.
     """
 
     generation: int
@@ -227,6 +231,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     runtime_bytes: int
     memory_bytes: int
     move_byte_s: float | None = None
+    uncut: str = UNCUT
 
 
 class Paused(msgspec.Struct, frozen=True, tag=True):

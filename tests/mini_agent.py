@@ -213,9 +213,14 @@ class MiniAgent:
         return finished
 
     @property
-    def boundaries(self) -> tuple[Boundary, ...]:
+    def profile(self) -> Profile:
+        """What the ranks have measured."""
         assert self._profile is not None
-        return self._profile.boundaries
+        return self._profile
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        return self.profile.boundaries
 
     def _situation(self, held: dict[int, frozenset[int]], respawnable: tuple[int, ...]) -> Situation:
         assert self._profile is not None

@@ -29,6 +29,7 @@ from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.separable import Conditions, layer_problem, loss_problem
 from odyssey.runtime.transfer import receive_state, send_state
 
 N_REPEATS = 5
@@ -82,6 +83,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
     move_byte_s = _pass_state(order.chain, place, groups, model.device)
     if len(order.chain) > 1:
         groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
+    uncut = _uncut(stage, model, modules, inputs, value if is_last else None, job_spec)
     costs = _measure_layers(stage, modules, inputs, job_spec, model.device)
     if is_last:
         loss_s = _measure_loss(job_spec.checked_loss, value, on_device(job_spec.first_micro_batch()[1], model.device), autocast)
@@ -97,6 +99,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
         runtime_bytes=runtime_bytes,
         memory_bytes=memory_bytes(model.device),
         move_byte_s=move_byte_s,
+        uncut=uncut,
     )
 
 
@@ -132,6 +135,21 @@ def _measure_layers(
         for timing in timings:
             timing.step()
     return tuple(timing.cost() for timing in timings)
+
+
+def _uncut(stage: Stage, model: Model, modules: list[nn.Module], inputs: list[Any], output: Any, job_spec: JobSpec) -> str:
+    """Why micro-batches have to stay whole. `output`: of the last layer, where that is here: then the loss counts as well."""
+    autocast, n_samples = job_spec.autocast, min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
+    if n_samples == 1:
+        return "they have one sample"
+    eps = torch.finfo(autocast).eps if autocast else 0.0
+    given = Conditions(n_samples, model.device, lambda: _precision(model.device, autocast), eps)
+    for layer, module, value in zip(stage.layers, modules, inputs, strict=True):
+        if problem := layer_problem(model.specs[layer].name, layer, module, value, given):
+            return problem
+    if output is None:
+        return ""
+    return loss_problem(job_spec.checked_loss, output, on_device(job_spec.first_micro_batch()[1], model.device), given)
 
 
 class _Timings:

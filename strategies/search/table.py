@@ -25,6 +25,7 @@ from strategies.building.moves import improved
 from strategies.search import initial, unchanged
 from strategies.search.outlook import cost_s, holders, outlooks, worth
 from strategies.search.split import split
+from strategies.search.uneven import uneven
 from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Outlook, Proposal, Situation
 
 
@@ -142,6 +143,9 @@ def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candida
 
     candidates = [priced(proposal) for proposal in proposals]
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
+    cut = uneven(situation, changes, priced)
+    candidates += cut
+    changes += cut
     candidates += split(situation, costs, changes, priced)
     if situation.aim.objective is Objective.AHEAD:
         candidates = outlooks(situation, candidates)

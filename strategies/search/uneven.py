@@ -1,0 +1,80 @@
+"""Micro-batches that do not divide: the best plain plans once more, with the step's samples dealt out one by one.
+
+In whole micro-batches the pipelines of a layout differ by one: of 31 that share 128 of them most have four, and wait for those
+that have five. Where samples have nothing to do with each other (odyssey/runtime/separable.py) each pipeline may have its share
+of them instead, in micro-batches of which the last one is smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from odyssey.pipelines import Pipeline, blocks_of
+from odyssey.plan import Plan
+from odyssey.plan_proof import prove
+from perfmodel.profile import Profile
+from strategies.building.closed_form import Shape, distribute
+from strategies.building.shapes import shapes_of
+from strategies.situation import Candidate, Proposal, Situation
+
+WORTH = 0.99
+"""Micro-batches are cut only for less than this part of the step time: what a small one costs beside its samples is a guess."""
+
+
+def uneven(situation: Situation, candidates: Iterable[Candidate], priced: Callable[[Proposal], Candidate]) -> list[Candidate]:
+    """The best plain plan of each strategy with its micro-batches cut, where that is faster. Where it would be, and they must
+    stay whole, the reason why, of the best of them."""
+    taken = [(c, c.plan, c.estimate.objective) for c in candidates if c.plan is not None and c.estimate is not None]
+    taken.sort(key=lambda row: -row[2])
+    found: dict[str, Candidate] = {}
+    for candidate, plan, _ in taken:
+        assert candidate.estimate is not None
+        if candidate.strategy in found or not _is_plain(plan):
+            continue
+        other = cut(plan, situation.profile)
+        if other is None:
+            continue
+        row = priced(Proposal(candidate.strategy, other, ""))
+        if row.plan is None or row.estimate is None or row.estimate.step_s >= WORTH * candidate.estimate.step_s:
+            continue
+        if why := situation.profile.uncut:
+            less = 1 - row.estimate.step_s / candidate.estimate.step_s
+            reason = f"{plan.layout()} with micro-batches cut would take {less:.0%} less, and is not exact: {why}"
+            return [Candidate(candidate.strategy, None, None, reason)]
+        found[candidate.strategy] = row
+    return list(found.values())
+
+
+def _is_plain(plan: Plan) -> bool:
+    return plan.micro_batch > 1 and not plan.is_cut and not plan.routes and not plan.schedule.orders
+
+
+def cut(plan: Plan, profile: Profile) -> Plan | None:
+    """The same pipelines with the samples dealt out one by one; None where that is no faster by the closed form."""
+    shapes = shapes_of(profile, plan.n_micro_batches)
+    pipelines = plan.pipelines
+    its = [shapes.shape(tuple((stage.first, stage.stop) for stage in pipeline.stages)) for pipeline in pipelines]
+    whole_s = max(shape.seconds(len(pipeline.micro_batches)) for shape, pipeline in zip(its, pipelines, strict=True))
+    by_sample = {shape: _by_sample(shape, plan.micro_batch) for shape in set(its)}
+    rows = [by_sample[shape] for shape in its]
+    samples = distribute(rows, plan.global_batch)
+    if samples is None or max(row.seconds(n) for row, n in zip(rows, samples, strict=True)) >= WORTH * whole_s:
+        return None
+    return prove(replace(plan, blocks=blocks_of(_cut(pipelines, samples, plan.micro_batch))))
+
+
+def _cut(pipelines: Sequence[Pipeline], samples: Sequence[int], micro_batch: int) -> list[Pipeline]:
+    found, first = [], 0
+    for pipeline, n_samples in zip(pipelines, samples, strict=True):
+        stop = first - (-n_samples // micro_batch)
+        found.append(Pipeline(pipeline.stages, first, stop, n_samples))
+        first = stop
+    return found
+
+
+def _by_sample(shape: Shape, micro_batch: int) -> Shape:
+    """The same closed form with samples for micro-batches."""
+    turn_s = shape.bottleneck_s / micro_batch
+    return Shape(shape.ranges, shape.fill_s - shape.bottleneck_s + turn_s, turn_s)
