@@ -51,11 +51,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
     place = next(i for i, stage in enumerate(order.chain) if stage.worker == worker)
     stage = order.chain[place]
     is_first, is_last = place == 0, place == len(order.chain) - 1
-    if is_first:
-        value = on_device(job_spec.first_micro_batch()[0], model.device)
-    else:
-        before = _worker(order.chain[place - 1])
-        value = _arrived(receive_state(before, groups, "the first micro-batch")[0], model.device)
+    value = _input(order.chain, place, job_spec, groups, model.device)
     modules = model.copies(stage.layers)
     inputs, boundaries = [], []
     for layer, module in zip(stage.layers, modules, strict=True):
@@ -106,6 +102,13 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
 def _worker(stage: Stage) -> int:
     assert stage.worker is not None, "a chain has a worker at every stage"
     return stage.worker
+
+
+def _input(chain: Sequence[Stage], place: int, job_spec: JobSpec, groups: Groups, device: torch.device) -> Any:
+    """What the layers of a place are measured with."""
+    if place == 0:
+        return on_device(job_spec.first_micro_batch()[0], device)
+    return _arrived(receive_state(_worker(chain[place - 1]), groups, "the first micro-batch")[0], device)
 
 
 def _arrived(message: Any, device: torch.device) -> Any:
