@@ -7,6 +7,7 @@ of them instead, in micro-batches of which the last one is smaller.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
@@ -21,30 +22,36 @@ from strategies.situation import Candidate, Proposal, Situation
 
 WORTH = 0.99
 """Micro-batches are cut only for less than this part of the step time: what a small one costs beside its samples is a guess."""
+N_TRIED = 3
+"""So many plans of each strategy are tried."""
+MANY_WORKERS = 256
+"""Beyond so many only the best one is."""
 
 
 def uneven(situation: Situation, candidates: Iterable[Candidate], priced: Callable[[Proposal], Candidate]) -> list[Candidate]:
-    """The best plain plan of each strategy with its micro-batches cut, where that is faster. Where it would be, and they must
-    stay whole, the reason why, of the best of them."""
-    taken = [(c, c.plan, c.estimate.objective) for c in candidates if c.plan is not None and c.estimate is not None]
-    taken.sort(key=lambda row: -row[2])
-    found: dict[str, Candidate] = {}
-    for candidate, plan, _ in taken:
-        assert candidate.estimate is not None
-        if candidate.strategy in found or not _is_plain(plan):
+    """The best plain plans of each strategy with their micro-batches cut, where that is faster. Where it would be, but they
+    have to stay whole, the reason why, and the best that is missed."""
+    taken = [(c, c.plan, c.estimate) for c in candidates if c.plan is not None and c.estimate is not None]
+    taken.sort(key=lambda row: -row[2].objective)
+    most = 1 if len(situation.alive) > MANY_WORKERS else N_TRIED
+    n_tried: Counter[str] = Counter()
+    found: list[tuple[float, float, Candidate]] = []
+    for candidate, plan, estimate in taken:
+        if n_tried[candidate.strategy] == most or not _is_plain(plan):
             continue
         other = cut(plan, situation.profile)
         if other is None:
             continue
+        n_tried[candidate.strategy] += 1
         row = priced(Proposal(candidate.strategy, other, ""))
-        if row.plan is None or row.estimate is None or row.estimate.step_s >= WORTH * candidate.estimate.step_s:
-            continue
-        if why := situation.profile.uncut:
-            less = 1 - row.estimate.step_s / candidate.estimate.step_s
-            reason = f"{plan.layout()} with micro-batches cut would take {less:.0%} less, and is not exact: {why}"
-            return [Candidate(candidate.strategy, None, None, reason)]
-        found[candidate.strategy] = row
-    return list(found.values())
+        if row.plan is not None and row.estimate is not None and row.estimate.step_s < WORTH * estimate.step_s:
+            found.append((row.estimate.step_s, estimate.step_s, row))
+    if not situation.profile.uncut or not found:
+        return [row for _, _, row in found]
+    cut_s, whole_s, row = min(found, key=lambda way: way[0])
+    assert row.plan is not None
+    less = f"{row.plan.form()} would take {(1 - cut_s / whole_s) * 100:.0f} % less"
+    return [Candidate(row.strategy, None, None, f"{less}, but is not exact: {situation.profile.uncut}")]
 
 
 def _is_plain(plan: Plan) -> bool:
