@@ -297,10 +297,11 @@ class OpTime(msgspec.Struct, frozen=True):
 
 
 class OpTimes(msgspec.Struct, frozen=True, tag=True):
-    """Refreshes the profile from real steps, about once a second."""
+    """Refreshes the profile from real steps, about once a second. `uncut`: why micro-batches stay whole, if that is new."""
 
     generation: int
     times: tuple[OpTime, ...]
+    uncut: str = ""
 
 
 class StepTimes(msgspec.Struct, frozen=True, tag=True):

@@ -22,7 +22,7 @@ from perfmodel.price import price
 from perfmodel.profile import Profile
 from perfmodel.work import work_of
 from strategies.building.compose import reductions
-from strategies.search import best, initial_plan, search
+from strategies.search import answer, best, initial_plan, search
 from strategies.search.uneven import cut
 from strategies.situation import Candidate
 from tests.planning import first_plan, layer, profile, situation, without
@@ -262,3 +262,22 @@ def test_the_profile_keeps_why_micro_batches_stay_whole() -> None:
 
 def test_reductions_are_by_who_holds_layers_whatever_they_share() -> None:
     assert [group.workers for group in P.reduce] == [(0, 1, 2)] and isinstance(P.reductions[0], Reduction)
+
+
+# -- where it turns out not to be exact -----------------------------------------------------------------------------------
+
+
+def test_a_job_goes_on_in_whole_micro_batches_when_a_layer_begins_to_draw() -> None:
+    of = exact(4, 54)
+    plan = next(c.plan for c in initial_plan(situation(of, None, range(8)), "4x2") if c.plan is not None and c.plan.is_cut)
+    routed = next(c.plan for c in search(situation(of, plan, without(plan, 3)), "reroute") if c.plan is not None)
+    assert routed.is_cut and routed.routes
+    for before in (plan, routed):
+        alive = situation(replace(of, uncut="layer 1 draws random numbers"), before, before.workers)
+        chosen = best(answer(alive))
+        assert chosen is not None and chosen.plan is not None
+        prove(chosen.plan, before.held)
+        assert not chosen.plan.is_cut and chosen.plan.workers == before.workers
+        dependency_order({worker: program(chosen.plan, worker) for worker in chosen.plan.workers})
+    lost = situation(replace(of, uncut="layer 1 draws random numbers"), plan, without(plan, 3))
+    assert all(candidate.plan is None or not candidate.plan.is_cut for candidate in search(lost))

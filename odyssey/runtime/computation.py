@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from odyssey.errors import JobError
 from odyssey.model.model import Model
 from odyssey.plan import Plan
 from odyssey.runtime.boundary import Expectation, Expectations, detached, flatten
@@ -23,10 +22,15 @@ from odyssey.runtime.clock import Clock
 from odyssey.runtime.data import Prefetcher, layer_seed
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import backward, backward_input, backward_weight
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Cut, Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Compute, Receive, Send
+
+
+class Drawn(Cut):
+    """A layer that drew nothing when it was measured does so now, under a plan that cuts micro-batches: the numbers would be
+    others than in whole ones. This rank does not end the step; all do it again under a plan that cuts none."""
 
 
 class Piece:
@@ -168,13 +172,11 @@ class Computation:
         self.hand_on(op, attempt, [output.detach() for output in outputs])
 
     def _call_undrawn(self, layer: int, value: Any) -> Any:
-        """Run a layer in a micro-batch that may be cut. Raises JobError if it draws random numbers all the same: they would be
-        others than in whole micro-batches."""
+        """Run a layer in a micro-batch that may be cut. Raises Drawn if it draws random numbers all the same."""
         before = self._generator.get_state()
         value = self.model.call(layer, value)
         if not torch.equal(before, self._generator.get_state()):
-            what = f"layer {self.model.specs[layer].name} draws random numbers, which it did not when it was measured"
-            raise JobError(what, "draw from the first step on, or give micro_batch=1, which is never cut")
+            raise Drawn(f"layer {self.model.specs[layer].name} draws random numbers")
         return value
 
     def _backward(self, op: Compute, attempt: Try) -> None:
