@@ -152,7 +152,7 @@ def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candida
 
     candidates = [priced(proposal) for proposal in proposals]
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
-    cut = uneven(situation, changes, priced)
+    cut = uneven(situation, costs, changes, priced)
     candidates += cut
     changes += cut
     candidates += split(situation, costs, changes, priced)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 
 from odyssey.pipelines import Pipeline, blocks_of
 from odyssey.plan import Plan
 from odyssey.plan_proof import prove
-from perfmodel.profile import Profile
+from perfmodel.costs import Costs
 from strategies.building.closed_form import Shape, distribute
-from strategies.building.shapes import shapes_of
+from strategies.building.shapes import Shapes, shapes_of
 from strategies.situation import Candidate, Proposal, Situation
 
 WORTH = 0.99
@@ -28,7 +29,9 @@ MANY_WORKERS = 256
 """Beyond so many only the best one is."""
 
 
-def uneven(situation: Situation, candidates: Iterable[Candidate], priced: Callable[[Proposal], Candidate]) -> list[Candidate]:
+def uneven(
+    situation: Situation, costs: Costs, candidates: Iterable[Candidate], priced: Callable[[Proposal], Candidate]
+) -> list[Candidate]:
     """The best plain plans of each strategy with their micro-batches cut, where that is faster. Where it would be, but they
     have to stay whole, the reason why, and the best that is missed."""
     taken = [(c, c.plan, c.estimate) for c in candidates if c.plan is not None and c.estimate is not None]
@@ -39,7 +42,7 @@ def uneven(situation: Situation, candidates: Iterable[Candidate], priced: Callab
     for candidate, plan, estimate in taken:
         if n_tried[candidate.strategy] == most or not _is_plain(plan):
             continue
-        other = cut(plan, situation.profile)
+        other = cut(plan, costs)
         if other is None:
             continue
         n_tried[candidate.strategy] += 1
@@ -58,11 +61,11 @@ def _is_plain(plan: Plan) -> bool:
     return plan.micro_batch > 1 and not plan.is_cut and not plan.routes and not plan.schedule.orders
 
 
-def cut(plan: Plan, profile: Profile) -> Plan | None:
+def cut(plan: Plan, costs: Costs) -> Plan | None:
     """The same pipelines with the samples dealt out one by one; None where that is no faster by the closed form."""
-    shapes = shapes_of(profile, plan.n_micro_batches)
+    shapes = shapes_of(costs.profile, plan.n_micro_batches)
     pipelines = plan.pipelines
-    its = [shapes.shape(tuple((stage.first, stage.stop) for stage in pipeline.stages)) for pipeline in pipelines]
+    its = [_shape(shapes, costs, pipeline) for pipeline in pipelines]
     whole_s = max(shape.seconds(len(pipeline.micro_batches)) for shape, pipeline in zip(its, pipelines, strict=True))
     by_sample = {shape: _by_sample(shape, plan.micro_batch) for shape in set(its)}
     rows = [by_sample[shape] for shape in its]
@@ -79,6 +82,13 @@ def _cut(pipelines: Sequence[Pipeline], samples: Sequence[int], micro_batch: int
         found.append(Pipeline(pipeline.stages, first, stop, n_samples))
         first = stop
     return found
+
+
+def _shape(shapes: Shapes, costs: Costs, pipeline: Pipeline) -> Shape:
+    hosts = [costs.host(stage.worker) for stage in pipeline.stages if stage.worker is not None]
+    return shapes.shape(
+        tuple((stage.first, stage.stop) for stage in pipeline.stages), tuple(a != b for a, b in pairwise(hosts))
+    )
 
 
 def _by_sample(shape: Shape, micro_batch: int) -> Shape:
