@@ -86,8 +86,9 @@ REHEARSED = (
         for strategy in ("repartition", "reroute", "shrink")
     ),
     (Case("gpt3-3.35b-a100-32", (4, 8), "4x8", "lose=12 lose=30"), "reroute"),
+    (Case("gpt3-medium-a100-32", (4, 8), "8x4", "lose=16 lose=3"), "repartition"),
 )
-REHEARSED_STEPS = 4
+REHEARSED_STEPS = 5
 """Of each generation."""
 
 

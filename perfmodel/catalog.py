@@ -51,7 +51,8 @@ class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `gated`: a feed-forward of three matrices. `tied`: the head has the embedding's. `positions`: whether they are
     learnt. `heads`: of attention, for checkpointing `none`. `checkpointing`: what the backward computes
-    again: nothing, the attention scores (as any flash attention does), or the whole block.
+    again: nothing, the attention scores (as any flash attention does), or the whole block. `dropout`: its probability in
+    training; where it is 0 nothing is drawn, and plans may cut micro-batches.
     """
 
     name: str
@@ -66,6 +67,7 @@ class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     positions: bool = True
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     checkpointing: Kept = "selective"
+    dropout: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
 
 
 class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,6 +184,7 @@ def analytic(model: ModelFile, cluster: ClusterFile, global_batch: int, micro_ba
         ),
         recovery=cluster.recovery,
         is_modelled=True,
+        uncut=f"the blocks of {model.name} draw random numbers for dropout" if model.dropout else "",
     )
 
 

@@ -82,6 +82,7 @@ def merge(
             move_byte_s=next((report.move_byte_s for report in measured if report.move_byte_s is not None), MOVE_BYTE_S),
         ),
         boundaries=_boundaries(measured),
+        uncut=next((report.uncut for report in measured if report.uncut), ""),
     )
 
 

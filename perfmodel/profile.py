@@ -15,7 +15,7 @@ import msgspec
 
 from odyssey.codec import Json, Malformed, field_first, to_json
 from odyssey.errors import ProfileError
-from odyssey.messages import Boundary, LayerSpec
+from odyssey.messages import UNCUT, Boundary, LayerSpec
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
@@ -121,7 +121,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `step_scale`: measured over modelled step time of the plans that have run, 1 until one has: what the op graph leaves
     out (waking up, memory traffic, other users of the machine) is much the same for all plans. `halves_scale`: the two halves
-    of a backward over the whole one. `is_modelled`: by arithmetic (perfmodel/catalog.py), nobody has run it.
+    of a backward over the whole one. `is_modelled`: by arithmetic (perfmodel/catalog.py), nobody has run it. `uncut`: why
+    micro-batches have to stay whole, empty if plans may cut them.
     """
 
     model: str
@@ -140,6 +141,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     halves_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     boundaries: tuple[Boundary, ...] = ()
     is_modelled: bool = False
+    uncut: str = UNCUT
 
 
 def layer_specs(profile: Profile) -> tuple[LayerSpec, ...]:

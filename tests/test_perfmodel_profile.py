@@ -68,6 +68,15 @@ def test_what_ranks_measured_becomes_a_profile() -> None:
     assert of.recovery.groups_member_s == pytest.approx((0.3 - Recovery().groups_base_s) / 3)
 
 
+def test_micro_batches_may_be_cut_if_no_rank_knows_why_not() -> None:
+    reports = [measured([cost(0), cost(1)]), measured([cost(2)], last=True)]
+    free, drawing, silent = "", "layer 2 draws random numbers", reports[1].uncut
+    for last, expected in ((free, free), (drawing, drawing), (silent, silent)):
+        told = [msgspec.structs.replace(report, uncut=why) for report, why in zip(reports, (free, last), strict=True)]
+        assert merged(told).uncut == expected
+    assert silent, "a rank that has not looked does not say that they may"
+
+
 def test_an_op_costs_what_the_middle_rank_measured_or_the_stated_default() -> None:
     reports = [measured([cost(0)]), measured([cost(1)]), measured([cost(2)]), measured([cost(2)], last=True)]
     assert merged(reports).op_overhead_s == OP_OVERHEAD_S

@@ -121,6 +121,8 @@ class LiveProfile:
             from perfmodel.refine import refresh
 
             self.profile = refresh(self.profile, times.times)
+            if times.uncut:
+                self.profile = replace(self.profile, uncut=times.uncut)
 
     def calibrate(self, plan: Plan, went: GenerationStarted) -> None:
         """A real transition to `plan` has shown what its parts cost; the first start shows what groups do."""

@@ -29,6 +29,7 @@ from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.separable import Conditions, layer_problem, loss_problem
 from odyssey.runtime.transfer import receive_state, send_state
 from odyssey.runtime.trial_run import try_steps
 from odyssey.trial import trial_plan
@@ -36,6 +37,7 @@ from odyssey.trial import trial_plan
 N_REPEATS = 5
 PROBE_BYTES = 1 << 20
 PROBE_TAG = 5
+NOT_SAID = "the script does not say that samples are independent (Job(independent_samples=True))"
 N_STATES = 3
 STATE_BYTES = 16 << 20
 """Long enough that its pieces overlap."""
@@ -51,11 +53,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
     place = next(i for i, stage in enumerate(order.chain) if stage.worker == worker)
     stage = order.chain[place]
     is_first, is_last = place == 0, place == len(order.chain) - 1
-    if is_first:
-        value = on_device(job_spec.first_micro_batch()[0], model.device)
-    else:
-        sent = receive_state(_worker(order.chain[place - 1]), groups, "the first micro-batch")[0]
-        value = _arrived(sent, model.device)
+    value = _input(order.chain, place, job_spec, groups, model.device)
     before = () if is_first else (describe(value, stage.first - 1, n_samples),)
     copies = model.copy_of(stage.layers)
     inputs, value = _through(copies, stage, value, autocast)
@@ -74,12 +72,13 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
     move_byte_s = _pass_state(order.chain, place, groups, model.device)
     if len(order.chain) > 1:
         groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
+    uncut = _uncut(stage, copies, inputs, value if is_last else None, job_spec)
     costs = _measure_layers(stage, copies, inputs, job_spec)
     if is_last:
         loss_s = _measure_loss(job_spec.checked_loss, value, on_device(job_spec.first_micro_batch()[1], model.device), autocast)
     plan = trial_plan(order.generation, order.chain, job_spec.spec)
     tried = try_steps(plan, worker, copies, job_spec, backend, groups, (*before, *boundaries))
-    states_bytes = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in costs) if model.device.type == "cpu" else 0
+    states_bytes = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in costs)
     return Measured(
         generation=order.generation,
         costs=costs,
@@ -94,12 +93,20 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
         move_byte_s=move_byte_s,
         tried=tried.times,
         trial_s=tried.step_s,
+        uncut=uncut,
     )
 
 
 def _worker(stage: Stage) -> int:
     assert stage.worker is not None, "a chain has a worker at every stage"
     return stage.worker
+
+
+def _input(chain: Sequence[Stage], place: int, job_spec: JobSpec, groups: Groups, device: torch.device) -> Any:
+    """What the layers of a place are measured with."""
+    if place == 0:
+        return on_device(job_spec.first_micro_batch()[0], device)
+    return _arrived(receive_state(_worker(chain[place - 1]), groups, "the first micro-batch")[0], device)
 
 
 def _through(model: Model, stage: Stage, value: Any, autocast: torch.dtype | None) -> tuple[list[Any], Any]:
@@ -139,6 +146,23 @@ def _measure_layers(stage: Stage, model: Model, inputs: list[Any], job_spec: Job
         for timing in timings:
             timing.step()
     return tuple(timing.cost() for timing in timings)
+
+
+def _uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec: JobSpec) -> str:
+    """Why micro-batches have to stay whole. `output`: of the last layer, where that is here: then the loss counts as well."""
+    if not job_spec.independent_samples:
+        return NOT_SAID
+    autocast, n_samples = job_spec.autocast, min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
+    if n_samples == 1:
+        return "they have one sample"
+    eps = torch.finfo(autocast).eps if autocast else 0.0
+    given = Conditions(n_samples, model.device, lambda: _precision(model.device, autocast), eps)
+    for layer, value in zip(stage.layers, inputs, strict=True):
+        if problem := layer_problem(model.specs[layer].name, layer, model.layers[layer], value, given):
+            return problem
+    if output is None:
+        return ""
+    return loss_problem(job_spec.checked_loss, output, on_device(job_spec.first_micro_batch()[1], model.device), given)
 
 
 class _Timings:

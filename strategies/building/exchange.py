@@ -143,7 +143,7 @@ class _Exchange:
                 for its in plan.pipelines
             ),
             plan.micro_batch,
-            plan.n_samples(self._micro_batches[-1]),
+            tuple(plan.n_samples(its.stop_micro_batch - 1) for its in plan.pipelines),
             tuple((number_of[route.micro_batch], route.stage, worker_of[route.worker]) for route in plan.routes),
             tuple(hosts.setdefault(costs.host(worker), len(hosts)) for worker in self._workers),
         )

@@ -131,7 +131,7 @@ class Ahead:
         if n_others == 0:
             return regrouped
         n_stages = sum(len(pipeline.stages) for pipeline in plan.pipelines) / len(plan.pipelines)
-        share = plan.n_micro_batches / len(plan.pipelines)
+        share = n_micro_batches_of(self._situation) / len(plan.pipelines)
         slower = 1 + math.ceil(share / n_others) / (n_stages + share - 1)
         routed = (estimate.step_s * slower, self._pause_s(estimate, 0.0), 0.0)
         return max(routed, regrouped, key=self._rate)
