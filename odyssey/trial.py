@@ -28,7 +28,7 @@ def trial_plan(generation: int, chain: Sequence[Stage], spec: ModelSpec) -> Plan
             micro_batch=spec.micro_batch,
             n_layers=len(spec.layers),
             blocks=blocks_of((Pipeline(tuple(chain), 0, n_micro_batches),)),
-            reductions=tuple(Reduction(tuple(stage.layers), (), 0) for stage in chain),
+            reductions=tuple(Reduction(tuple(stage.layers), ()) for stage in chain),
             state_from=StateFrom.SCRIPT,
         )
     )
