@@ -27,8 +27,8 @@ from strategies.building.ordering import Ordered, order
 CAP = 2.0
 """Multiples of the activations that 1F1B keeps, within what is left on the worker."""
 MANY_TASKS = 400
-"""Beyond this many computations B is only tried in halves, and with all memory only if that is not `CLOSE` to what no order can
-beat."""
+"""Beyond this many computations B is only tried in halves if it has any, and with all memory only if that is not `CLOSE` to
+what no order can beat."""
 CLOSE = 1.1
 MOST_TASKS = 20_000
 """Beyond this many the first way is taken as it is: it takes a second to find, and most of the job is in it already."""
@@ -78,11 +78,11 @@ def _fastest(exchange: _Exchange, enough_s: float) -> dict[bool, Ordered]:
     """Whether B is split -> the fastest way that fits, else the one that lacks least."""
     fastest: dict[bool, Ordered] = {}
     are_many = exchange.n_tasks > MANY_TASKS
-    for split in (True,) if are_many else (True, False):
+    for split in (False,) if not exchange.has_halves else (True,) if are_many else (True, False):
         way = exchange.order(split, CAP)
         is_enough = way.makespan_s < max(CLOSE * way.busiest_s, enough_s) or exchange.n_tasks > MOST_TASKS
         others = [] if are_many and is_enough else [(math.inf, False)]
-        if not split:  # the halves leave room for forwards anyway
+        if others and not exchange.has_halves:  # then it is stages behind that may run dry
             others += [(CAP, True), (math.inf, True)]
         for factor, forwards_first in others:
             other = exchange.order(split, factor, forwards_first)
@@ -102,7 +102,7 @@ class _Known:
 
 
 class _Exchange:
-    """Pipelines that exchange micro-batches. `n_tasks`: micro-batches at stages."""
+    """Pipelines that exchange micro-batches. `n_tasks`: micro-batches at stages. `has_halves`: whether a B can be split."""
 
     def __init__(self, plan: Plan, members: Sequence[int], costs: Costs) -> None:
         pipelines = tuple(plan.pipelines[p] for p in members)
@@ -110,6 +110,7 @@ class _Exchange:
         self._plan = msgspec.structs.replace(plan, blocks=blocks_of(pipelines), routes=routes)
         self._costs = costs
         self.n_tasks = sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in pipelines)
+        self.has_halves = any(layer.input_gradient_s and layer.weight_gradient_s for layer in costs.profile.layers)
         self._workers = tuple(stage.worker for its in pipelines for stage in its.stages if stage.worker is not None)
         self._micro_batches = tuple(k for pipeline in pipelines for k in pipeline.micro_batches)
         self._key = self._kind()
