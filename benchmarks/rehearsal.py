@@ -1,4 +1,4 @@
-"""Rehearsed against predicted, and rehearsed against real: `python -m benchmarks.rehearsal` (about a quarter of an hour).
+"""Rehearsed against predicted, and rehearsed against real: `python -m benchmarks.rehearsal` (half an hour).
 
 For each situation (a model on a cluster, a layout, a loss) a job is rehearsed for every strategy and one for the model's own
 choice. Then a real job of two ranks, with a core each, is profiled, and rehearsed at its own profile.
