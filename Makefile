@@ -15,6 +15,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 READY := .venv/.ready
 CLIENTS := .venv/.clients
+SOLVER := .venv/.solver
 
 .PHONY: demo test soak lint format bench picture gpu-test
 .DEFAULT_GOAL := test
@@ -40,7 +41,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)
+bench: $(READY) $(SOLVER)
 	$(BIN)/python -m benchmarks
 
 picture: $(READY)
@@ -63,4 +64,9 @@ $(READY): pyproject.toml
 # What users run under a launcher: the soak launches it, nothing of ours imports it.
 $(CLIENTS): $(READY)
 	@flock pyproject.toml $(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[clients]"
+	@touch $@
+
+# For the benchmark that holds our schedules against a constraint solver.
+$(SOLVER): $(READY)
+	@flock pyproject.toml $(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[benchmarks]"
 	@touch $@

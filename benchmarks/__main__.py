@@ -10,7 +10,7 @@ import sys
 
 NAMES = (
     *("coordinator", "launch", "restart", "recovery", "accuracy", "overhead"),
-    *("rehearsal", "paper", "search", "horizon", "optimality", "moves"),
+    *("rehearsal", "paper", "search", "horizon", "optimality", "moves", "schedules"),
 )
 
 

@@ -1,46 +1,119 @@
-"""How well the performance model predicts: `python -m benchmarks.accuracy`.
+"""How well the performance model predicts: `python -m benchmarks.accuracy` (about ten minutes).
 
-Every plan that is chosen carries its estimate. This runs jobs in fault-free layouts, then jobs that lose a rank under
-each strategy, and holds the estimates against the same jobs' measured step times and transitions, with no correction
-afterwards.
+Every plan that is chosen carries its estimate. Real jobs run layouts of several models, then lose a rank under each strategy;
+others are rehearsed at up to 32 workers. Each estimate is held against what the same job then took, with no correction
+afterwards. None of the model's constants is fitted to these cases: a job measures all of them itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
 
-import strategies
-from benchmarks import joblog, report, trial
+from benchmarks import joblog, rehearsal, report, trial
 from benchmarks.report import Cell
 from odyssey.plan import Transition
 
-LAYOUTS = ("1x4", "2x2", "4x1", "1+3")
-STRATEGIES = strategies.names()
-N_STEPS = 25
+N_STEPS = 16
+"""Of each generation: enough for a median."""
+N_BEFORE_PEAK = 3
+"""Steps of a generation before its memory is watched: what a transition takes for a moment is over by then."""
 ABOUT = (
-    "Predicted and measured step time of every plan that ran, and of every transition into it, as medians over the runs "
-    "of a case. Predicted: the estimate in the plan event. Measured: median time from commit to commit, and the total "
-    "of the `go` event. The error is |predicted / measured - 1|; the summary has its median over all plans."
+    "Predicted and measured step time of every plan that ran, every transition into it, and the peak memory of the rank that "
+    "has most. Predicted: the estimate in the plan event. Measured on real ranks: median time from commit to commit; the total "
+    "of the `go` event, which begins when the loss is noticed; proportional set size at its highest since the third step. "
+    "Rehearsed: as `python -m benchmarks.rehearsal` has it. The error is |predicted / measured - 1|. A case is a model, its "
+    "layout, the strategy that made the plan and its schedule; its errors are medians over its plans. Nothing is fitted to "
+    "these cases: a job measures itself whatever the model needs, before the price that is held against it. Rows: quartiles "
+    "over the cases of a kind, then each case. The summary has medians over all plans, first ones and those after a loss apart."
 )
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """One generation of one job. The transition's two are None for the first generation."""
+class Script(NamedTuple):
+    """The benchmarks' model in one of its sizes."""
 
-    case: str
-    strategy: str
+    name: str
+    blocks: int
+    width: int
+    context: int
+    global_batch: int
+    micro_batch: int
+
+    @property
+    def arguments(self) -> list[str]:
+        sizes = zip(self._fields[1:], self[1:], strict=True)
+        return [text for name, size in sizes for text in (f"--{name.replace('_', '-')}", str(size))]
+
+
+SCRIPTS = (Script("small", 4, 128, 64, 32, 4), Script("deep", 8, 96, 32, 32, 4), Script("wide", 4, 384, 16, 16, 2))
+FEW = Script("two micro-batches", 4, 128, 64, 8, 4)
+"""Where pipelines have bubbles enough that the backward is split."""
+
+
+class Real(NamedTuple):
+    """A real job. `strategy`: after the loss of a rank; None: none is lost."""
+
+    script: Script
     layout: str
+    strategy: str | None
+
+
+KINDS = (
+    *(("1x2", None), ("1x4", None), ("2x1", "repartition"), ("2x2", "reroute"), ("2x2", "repartition")),
+    *(("4x1", "respawn"), ("1+3", "shrink"), ("3x2", "reroute"), ("2x3", "repartition")),
+)
+REAL = (Real(FEW, "1x2", None), *(Real(script, *kind) for script in SCRIPTS for kind in KINDS))
+Case = rehearsal.Case
+REHEARSED = (
+    *(
+        (Case(source, shape, layout, drill), strategy)
+        for source, shape, layout, drill in (
+            ("gpt3-medium-a100-32", (1, 4), "2x2", "lose=1 lose=2"),
+            ("gpt3-3.35b-a100-32", (1, 4), "2x2", "lose=1 lose=2"),
+            ("gpt3-medium-a100-32", (1, 8), "2x4", "lose=1 lose=6"),
+            ("gpt3-medium-a100-32", (1, 8), "4x2", "lose=5 lose=2"),
+            ("gpt3-3.35b-a100-32", (2, 4), "2x4", "lose=3 lose=4"),
+            ("gpt3-medium-a100-32", (2, 8), "4x4", "lose=2 lose=7"),
+        )
+        for strategy in ("repartition", "reroute", "shrink")
+    ),
+    (Case("gpt3-3.35b-a100-32", (4, 8), "4x8", "lose=12 lose=30"), "reroute"),
+    (Case("gpt3-medium-a100-32", (4, 8), "8x4", "lose=16 lose=3"), "repartition"),
+)
+REHEARSED_STEPS = 5
+"""Of each generation."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One generation of one job. A transition's two are None for the first generation, memory's where it was not watched."""
+
+    kind: str
+    model: str
+    n_ranks: int
+    strategy: str
+    plan: str
     predicted_step_s: float
     measured_step_s: float
-    predicted_transition_s: float | None
-    measured_transition_s: float | None
+    predicted_transition_s: float | None = None
+    measured_transition_s: float | None = None
+    predicted_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.measured_transition_s is None
+
+    @property
+    def case(self) -> tuple[str, str, int, str, str]:
+        return self.kind, self.model, self.n_ranks, self.strategy, self.plan
 
 
 def main() -> None:
@@ -50,65 +123,82 @@ def main() -> None:
     generator = random.Random(options.seed)
     console.print(f"seed {options.seed}")
     samples: list[Sample] = []
-    for _ in range(options.runs):
-        cases = [("layout", layout) for layout in options.layouts] + [("strategy", name) for name in options.strategies]
-        generator.shuffle(cases)
-        for kind, value in cases:
-            try:
-                found = measure_layout(value) if kind == "layout" else measure_strategy(value, generator)
-            except trial.TrialError as error:
-                console.print(f"{value}: {error}", style="red", markup=False)
-                continue
-            samples += found
-            for each in found:
-                console.print(
-                    f"{each.case:24} step {each.predicted_step_s:.4f} predicted, {each.measured_step_s:.4f} measured",
-                    highlight=False,
-                )
-    found_report = report.Report("accuracy", ABOUT, machine, summarise(samples), rows(samples))
-    report.publish(found_report, options.results)
+
+    def add(found: Iterable[Sample]) -> None:
+        for each in found:
+            samples.append(each)
+            text = f"{each.predicted_step_s:.4f} predicted, {each.measured_step_s:.4f} measured"
+            console.print(f"{each.model:22} {each.strategy:12} {each.plan:14} step {text}", highlight=False)
+
+    real, rehearsed = list(REAL), list(REHEARSED)
+    generator.shuffle(real)
+    for job in real[: options.real]:
+        try:
+            add(measure(job, generator))
+        except trial.TrialError as error:
+            console.print(f"{job.script.name} {job.layout} {job.strategy}: {error}", style="red", markup=False)
+    with tempfile.TemporaryDirectory(prefix="odyssey-accuracy-") as folder:
+        for case, strategy in rehearsed[: options.rehearsed]:
+            add(rehearse(case, strategy, Path(folder)))
+    report.publish(report.Report("accuracy", ABOUT, machine, summarise(samples), rows(samples)), options.results)
 
 
-def measure_layout(layout: str) -> list[Sample]:
-    """A job without failures."""
-    with trial.new_folder() as name:
-        with trial.odyssey(Path(name), 4, ["--layout", layout], ["--steps", "100000"]) as job:
-            job.wait_for_step(N_STEPS)
-            log = job.events()
-        return samples_of(f"fault-free {layout}", joblog.generations(log))
+def measure(job: Real, generator: random.Random) -> list[Sample]:
+    """A real job; each generation that made steps counts."""
+    n_ranks = sum(1 for _ in _workers(job.layout))
+    flags = ["--layout", job.layout, "--strategy", job.strategy or "auto"]
+    flags += ["--max-restarts", "1"] if job.strategy == "respawn" else []
+    arguments = ["--steps", "100000", *job.script.arguments]
+    peaks = []
+    with trial.new_folder() as name, trial.odyssey(Path(name), n_ranks, flags, arguments) as running:
+        peaks.append(_run(running, 0))
+        if job.strategy is not None:
+            running.kill(generator)
+            running.wait_until(lambda: len(joblog.generations(running.events())) >= 2, "the next generation")
+            peaks.append(_run(running, joblog.generations(running.events())[1].plan.step))
+        log = running.events()
+    return samples_of(job.script.name, n_ranks, joblog.generations(log), peaks)
 
 
-def measure_strategy(strategy: str, generator: random.Random) -> list[Sample]:
-    """A job that loses a rank and goes on by `strategy`; both its generations count."""
-    flags = ["--strategy", strategy, *(["--max-restarts", "1"] if strategy == "respawn" else [])]
-    with trial.new_folder() as name:
-        with trial.odyssey(Path(name), 4, flags, ["--steps", "100000"]) as job:
-            job.wait_for_step(N_STEPS)
-            job.kill(generator)
-            job.wait_until(lambda: len(joblog.generations(job.events())) >= 2, "the next generation")
-            job.wait_for_step(joblog.generations(job.events())[1].plan.step + N_STEPS)
-            log = job.events()
-        return samples_of("", joblog.generations(log))
+def _run(running: trial.Trial, first_step: int) -> int:
+    """Let a generation that begins with this step run; the most memory that a rank of it has had, bytes."""
+    running.wait_for_step(first_step + N_BEFORE_PEAK)
+    pids = joblog.rank_pids(running.events()).values()
+    for pid in pids:
+        trial.watch_peak(pid)
+    running.wait_for_step(first_step + N_STEPS)
+    return max(map(trial.peak_bytes, pids))
 
 
-def samples_of(case: str, generations: Sequence[joblog.Generation]) -> list[Sample]:
-    """A sample of each generation that has an estimate and enough steps; an empty `case` is named by what was done."""
+def _workers(layout: str) -> Iterator[int]:
+    """One for each worker of `2x3`, or `1+3`."""
+    n, x, length = layout.partition("x")
+    lengths = [int(length)] * int(n) if x else [int(part) for part in layout.split("+")]
+    for stages in lengths:
+        yield from range(stages)
+
+
+def samples_of(model: str, n_ranks: int, generations: Sequence[joblog.Generation], peaks: Sequence[int]) -> list[Sample]:
+    """A sample of each generation that has an estimate and enough steps. `peaks`: the most memory of a rank of each."""
     samples = []
-    for generation in generations:
+    for generation, peak_bytes in zip(generations, peaks, strict=False):
         plan, measured = generation.plan, generation.step_s()
         if plan.estimate is None or measured is None:
             continue
         total_s = generation.went.total_s
-        named = case or (f"fault-free {plan.layout()}" if total_s is None else f"after a loss: {plan.strategy}")
         samples.append(
             Sample(
-                case=named,
+                kind="real",
+                model=model,
+                n_ranks=n_ranks,
                 strategy=plan.strategy,
-                layout=plan.layout(),
+                plan=plan.form(),
                 predicted_step_s=plan.estimate.step_s,
                 measured_step_s=measured,
                 predicted_transition_s=None if total_s is None else _from_notice_s(plan.estimate.transition),
                 measured_transition_s=total_s,
+                predicted_peak_bytes=plan.estimate.peak_bytes,
+                measured_peak_bytes=peak_bytes,
             )
         )
     return samples
@@ -119,60 +209,119 @@ def _from_notice_s(transition: Transition) -> float:
     return transition.total_s - transition.detect_s
 
 
+def rehearse(case: Case, strategy: str, folder: Path) -> list[Sample]:
+    """A rehearsed job; one loss after the other."""
+    losses = case.drill.split()
+    drills = tuple(f"step={(i + 1) * REHEARSED_STEPS} {loss}" for i, loss in enumerate(losses))
+    one = rehearsal.rehearsed(case, strategy, drills, (len(losses) + 1) * REHEARSED_STEPS, folder)
+    return [
+        Sample(
+            kind="rehearsed",
+            model=case.source,
+            n_ranks=case.shape[0] * case.shape[1],
+            strategy=generation.strategy,
+            plan=generation.layout,
+            predicted_step_s=generation.predicted_step_s,
+            measured_step_s=generation.step_s,
+            predicted_transition_s=generation.predicted_transition_s if generation.transition else None,
+            measured_transition_s=generation.transition_s if generation.transition else None,
+        )
+        for generation in one.generations
+        if generation.step_s is not None
+    ]
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------------
+
+
 def step_error(sample: Sample) -> float:
     return abs(sample.predicted_step_s / sample.measured_step_s - 1)
 
 
 def transition_error(sample: Sample) -> float | None:
     """None where there was no transition."""
-    if sample.predicted_transition_s is None or sample.measured_transition_s is None:
-        return None
-    return abs(sample.predicted_transition_s / sample.measured_transition_s - 1)
+    return _error(sample.predicted_transition_s, sample.measured_transition_s)
+
+
+def memory_error(sample: Sample) -> float | None:
+    """None where it was not watched."""
+    return _error(sample.predicted_peak_bytes, sample.measured_peak_bytes)
+
+
+def _error(predicted: float | None, measured: float | None) -> float | None:
+    return None if predicted is None or measured is None else abs(predicted / measured - 1)
 
 
 def summarise(samples: Sequence[Sample]) -> dict[str, float]:
-    """Plans of strategies are priced at the costs that real steps have shown, the first plans of jobs at those of the
-    start: apart from each other, they say how good the model is and how good its first measurement."""
-    summary = {}
-    changes = [step_error(each) for each in samples if each.measured_transition_s is not None]
-    first = [step_error(each) for each in samples if each.measured_transition_s is None]
-    if changes:
-        summary["step_median_error"] = median(changes)
-    if first:
-        summary["first_plan_step_median_error"] = median(first)
-    transitions = [error for each in samples if (error := transition_error(each)) is not None]
-    if transitions:
-        summary["transition_median_error"] = median(transitions)
+    """Medians over all plans. First plans of jobs are priced before any of their steps has run, those after a loss at costs
+    that real steps have shown."""
+    found = {
+        "first_plan_step_median_error": [step_error(each) for each in samples if each.is_first],
+        "step_median_error": [step_error(each) for each in samples if not each.is_first],
+        "transition_median_error": [error for each in samples if (error := transition_error(each)) is not None],
+        "memory_median_error": [error for each in samples if (error := memory_error(each)) is not None],
+    }
+    summary = {name: median(errors) for name, errors in found.items() if errors}
+    for kind in ("real", "rehearsed"):
+        summary[f"cases_{kind}"] = float(len({each.case for each in samples if each.kind == kind}))
     return summary
 
 
 def rows(samples: Sequence[Sample]) -> list[dict[str, Cell]]:
-    """One row a case and layout, medians."""
-    result: list[dict[str, Cell]] = []
-    for case, layout in sorted({(each.case, each.layout) for each in samples}):
-        group = [each for each in samples if (each.case, each.layout) == (case, layout)]
-        row: dict[str, Cell] = {"case": case, "layout": layout, "plans": len(group)}
-        row["step predicted s"] = median(each.predicted_step_s for each in group)
-        row["step measured s"] = median(each.measured_step_s for each in group)
-        row["step error"] = median(step_error(each) for each in group)
-        for column, value in (
-            ("transition predicted s", lambda each: each.predicted_transition_s),
-            ("transition measured s", lambda each: each.measured_transition_s),
-            ("transition error", transition_error),
-        ):
-            values = [found for each in group if (found := value(each)) is not None]
-            row[column] = median(values) if values else None
-        result.append(row)
+    """Quartiles over the cases of each kind, then a row for each case."""
+    cases = [[each for each in samples if each.case == case] for case in sorted({each.case for each in samples})]
+    result = [row for kind in ("real", "rehearsed") for row in _quartiles(kind, [of for of in cases if of[0].kind == kind])]
+    for of in cases:
+        first = of[0]
+        head: dict[str, Cell] = {"kind": first.kind, "model": first.model, "ranks": first.n_ranks, "strategy": first.strategy}
+        result.append({**head, "plan": first.plan, "plans": len(of), **{name: _median(of, value) for name, value in COLUMNS}})
     return result
+
+
+COLUMNS: tuple[tuple[str, Callable[[Sample], float | None]], ...] = (
+    ("step predicted s", lambda each: each.predicted_step_s),
+    ("step measured s", lambda each: each.measured_step_s),
+    ("step error", step_error),
+    ("transition predicted s", lambda each: each.predicted_transition_s),
+    ("transition measured s", lambda each: each.measured_transition_s),
+    ("transition error", transition_error),
+    ("memory predicted B", lambda each: each.predicted_peak_bytes),
+    ("memory measured B", lambda each: each.measured_peak_bytes),
+    ("memory error", memory_error),
+)
+
+
+def _median(of: Iterable[Sample], value: Callable[[Sample], float | None]) -> float | None:
+    found = [number for each in of if (number := value(each)) is not None]
+    return median(found) if found else None
+
+
+def _quartiles(kind: str, cases: Sequence[Sequence[Sample]]) -> Iterator[dict[str, Cell]]:
+    """Of first plans, and of plans after a loss."""
+    for name, is_first in (("first plans", True), ("after a loss", False)):
+        its = [of for of in cases if of[0].is_first == is_first]
+        columns = {
+            column: [error for of in its if (error := _median(of, value)) is not None]
+            for column, value in COLUMNS
+            if column.endswith("error")
+        }
+        if len(its) < 2:
+            continue
+        for i, quartile in enumerate(("lower quartile", "median", "upper quartile")):
+            row: dict[str, Cell] = {"kind": kind, "model": f"{name}: {quartile}", "ranks": None, "strategy": None, "plan": None}
+            row["plans"] = sum(map(len, its))
+            for column, _ in COLUMNS:
+                errors = columns.get(column)
+                row[column] = quantiles(errors, method="inclusive")[i] if errors else None
+            yield row
 
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--runs", type=int, default=3, help="of each case (default %(default)s)")
-    parser.add_argument("--layouts", nargs="*", default=LAYOUTS)
-    parser.add_argument("--strategies", nargs="*", default=STRATEGIES, choices=STRATEGIES)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--real", type=int, default=len(REAL), help="only so many real jobs")
+    parser.add_argument("--rehearsed", type=int, default=len(REHEARSED), help="only the first so many rehearsed jobs")
+    parser.add_argument("--seed", type=int, default=0, help="of the order, the ranks that are killed and the moments")
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     return parser.parse_args()
 

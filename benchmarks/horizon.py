@@ -121,13 +121,15 @@ class Life:
         return self.outcome
 
     def _advance(self, until_s: float) -> None:
-        """Whole steps up to then, and the checkpoints between them; the step that is cut off is lost."""
+        """Whole steps up to then, and the checkpoints between them; of the step under way nothing counts yet."""
         plan = self._next
         if plan is not None and until_s > self._ready_s:
             self._plan = plan
             assert plan.estimate is not None
             step_s = plan.estimate.step_s
-            n_steps = math.floor((until_s - self._ready_s) / (step_s * (1 + SAVE_S / self._save_every_s)))
+            each_s = step_s * (1 + SAVE_S / self._save_every_s)
+            n_steps = math.floor((until_s - self._ready_s) / each_s)
+            self._ready_s += n_steps * each_s
             samples = n_steps * plan.global_batch
             self.outcome.samples += samples
             self._trained_s += n_steps * step_s

@@ -1,13 +1,17 @@
 """What our engine costs while nothing fails: `python -m benchmarks.overhead`.
 
-Pairs of runs on two pipelines of two stages: `odyssey run`, and the same model, split, micro-batches and 1F1B schedule
-written plainly on torch.distributed (benchmarks/jobs/pipeline_gpt.py). Who goes first alternates. The ratio of the
-median step times of a pair is one row; the summary has the median of the rows.
+Pairs of runs: a job of ours, and the same model, cuts, micro-batches and orders written plainly on torch.distributed
+(benchmarks/jobs/pipeline_gpt.py); in 1F1B, with the backward in halves, and with gradients summed in small buckets. The plan is
+given (benchmarks/with_plan.py), so both do the same ops in the same order. Who goes first alternates. The ratio of the median
+step times of a pair is one row; the summary has the median of the rows.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -15,56 +19,112 @@ from rich.console import Console
 
 from benchmarks import joblog, report, trial
 from benchmarks.report import Cell
+from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan import LayerWork, Plan, Schedule, StateFrom, Work
+from odyssey.plan_proof import prove
+from odyssey.schedule import compute_order
+from strategies.building.compose import reductions
 
-SIZES = ["--context", "128", "--global-batch", "64", "--micro-batch", "8"]
+N_RANKS = 4
+GLOBAL_BATCH, MICRO_BATCH = 64, 8
+SIZES = ["--context", "128", "--global-batch", str(GLOBAL_BATCH), "--micro-batch", str(MICRO_BATCH), "--blocks", "4"]
+N_LAYERS = 6
+EMBEDDING, BLOCK, HEAD = ((1, 1, 0, 1), (9, 18, 9, 9), (3, 6, 3, 3))
+WORK = Work(
+    (LayerWork(1, *EMBEDDING, 1, 1, 1, 0), LayerWork(4, *BLOCK, 1, 8, 1, 0), LayerWork(1, *HEAD, 1, 2, 1, 0)),
+    op_us=0,
+    room_bytes=10**9,
+)
+"""Embedding, blocks and head by their rough proportions: they decide about the order of the halves and nothing else."""
 N_WARM_UP = 5
 ABOUT = (
-    "Median step time of our engine over that of the same model, split and 1F1B schedule written plainly on "
-    "torch.distributed, two pipelines of two stages, without failures, in pairs of runs that alternate."
+    "Median step time of our engine over that of the same model, cuts and orders written plainly on torch.distributed, four "
+    "ranks without failures, in pairs of runs that alternate. 1f1b: two pipelines of two stages, the gradients of a stage in "
+    "one reduction; buckets: the same in several, within the last backward; split: one pipeline of four stages, the backward "
+    "in halves."
 )
+
+
+@dataclass(frozen=True)
+class Form:
+    """`metric`: its key in the summary. `cuts`: the layers at which stages begin but for the first."""
+
+    metric: str
+    n_pipelines: int
+    cuts: tuple[int, ...]
+    schedule: Schedule
+    bucket_bytes: int = 25 * 2**20
+
+
+FORMS = {
+    "1f1b": Form("overhead_ratio", 2, (3,), Schedule()),
+    "buckets": Form("overhead_buckets_ratio", 2, (3,), Schedule(), 2**18),
+    "split": Form("overhead_split_ratio", 1, (2, 3, 4), Schedule("split", None, WORK)),
+}
 
 
 def main() -> None:
     options = _parse_arguments()
     machine = report.this_machine()
     console = Console(stderr=True)
-    arguments = ["--steps", str(options.steps), *SIZES]
     rows: list[dict[str, Cell]] = []
-    _, split = measure_odyssey(["--steps", "3", *SIZES])
     for pair in range(options.pairs):
-        if pair % 2 == 0:
-            ours, split = measure_odyssey(arguments)
-            plain = measure_plain(arguments, split)
-        else:
-            plain = measure_plain(arguments, split)
-            ours, own_split = measure_odyssey(arguments)
-            if own_split != split:
-                console.print(f"pair {pair}: the split changed from {split} to {own_split}, not comparable", style="red")
-                split = own_split
-                continue
-        rows.append({"pair": pair, "layers in stage 0": split, "odyssey s": ours, "plain s": plain, "ratio": ours / plain})
-        console.print(f"pair {pair}: odyssey {ours:.4f} s, plain {plain:.4f} s, ratio {ours / plain:.3f}", highlight=False)
-    summary = {"overhead_ratio": median(row["ratio"] for row in rows)} if rows else {}
+        for name in options.forms:
+            form = FORMS[name]
+            plan, seconds = plan_of(form), {}
+            arguments = ["--steps", str(options.steps), "--bucket-bytes", str(form.bucket_bytes), *SIZES]
+            for measure in (measure_odyssey, measure_plain) if pair % 2 == 0 else (measure_plain, measure_odyssey):
+                seconds[measure] = measure(plan, arguments)
+            ours, plain = seconds[measure_odyssey], seconds[measure_plain]
+            rows.append({"form": name, "pair": pair, "odyssey s": ours, "plain s": plain, "ratio": ours / plain})
+            console.print(f"{name}: odyssey {ours:.4f} s, plain {plain:.4f} s, ratio {ours / plain:.3f}", highlight=False)
+    summary = {FORMS[name].metric: median(row["ratio"] for row in rows if row["form"] == name) for name in options.forms}
     report.publish(report.Report("overhead", ABOUT, machine, summary, rows), options.results)
 
 
-def measure_odyssey(arguments: list[str]) -> tuple[float, int]:
-    """Median step time, and the number of layers in the first stage."""
-    with trial.new_folder() as name:
-        with trial.odyssey(Path(name), 4, ["--layout", "2x2"], arguments) as job:
-            job.wait_for_end(600)
-            marks, log = job.marks(), job.events()
-        first, second = joblog.generations(log)[0].plan.pipelines
-        splits = {first.stages[0].stop, second.stages[0].stop}
-        if len(splits) != 1:
-            raise trial.TrialError(f"the pipelines are split differently, at layers {sorted(splits)}: not comparable")
-        return trial.step_s(marks, min(N_WARM_UP, len(marks) // 8)), splits.pop()
+def plan_of(form: Form) -> Plan:
+    """Consecutive ranks are a pipeline, all cut alike."""
+    ranges = list(pairwise((0, *form.cuts, N_LAYERS)))
+    share = GLOBAL_BATCH // MICRO_BATCH // form.n_pipelines
+    rows = [[Stage(p * len(ranges) + s, *its) for s, its in enumerate(ranges)] for p in range(form.n_pipelines)]
+    stages = {stage.worker: stage for row in rows for stage in row if stage.worker is not None}
+    return prove(
+        Plan(
+            generation=1,
+            strategy="initial",
+            step=0,
+            global_batch=GLOBAL_BATCH,
+            micro_batch=MICRO_BATCH,
+            n_layers=N_LAYERS,
+            blocks=blocks_of(Pipeline(tuple(row), p * share, (p + 1) * share) for p, row in enumerate(rows)),
+            reductions=reductions(stages, N_LAYERS, ()),
+            schedule=form.schedule,
+            state_from=StateFrom.SCRIPT,
+        )
+    )
 
 
-def measure_plain(arguments: list[str], split: int) -> float:
+def measure_odyssey(plan: Plan, arguments: Sequence[str]) -> float:
     """Median step time."""
     with trial.new_folder() as name:
-        with trial.torchrun(Path(name), 4, "pipeline_gpt.py", [], [*arguments, "--split", str(split)]) as job:
+        with trial.odyssey_with_plan(Path(name), N_RANKS, plan, arguments) as job:
+            job.wait_for_end(600)
+            marks, log = job.marks(), job.events()
+        ran = joblog.generations(log)[0].plan
+        if (ran.blocks, ran.schedule) != (plan.blocks, plan.schedule):
+            raise trial.TrialError(f"the job ran {ran.form()} and not the plan that it was given, {plan.form()}")
+        return trial.step_s(marks, N_WARM_UP)
+
+
+def measure_plain(plan: Plan, arguments: Sequence[str]) -> float:
+    """Median step time."""
+    first = plan.pipelines[0]
+    cuts = ",".join(str(stage.first) for stage in first.stages[1:])
+    orders = [compute_order(plan, stage.worker) for stage in first.stages if stage.worker is not None]
+    texts = ",".join(" ".join(f"{op.kind}{op.micro_batch}" for op in order) for order in orders)
+    with trial.new_folder() as name:
+        same = [*arguments, "--cuts", cuts, "--orders", texts]
+        with trial.torchrun(Path(name), N_RANKS, "pipeline_gpt.py", [], same) as job:
             job.wait_for_end(600)
             marks = job.marks()
         return trial.step_s(marks, N_WARM_UP)
@@ -73,6 +133,7 @@ def measure_plain(arguments: list[str], split: int) -> float:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=60, help="of each run (default %(default)s)")
     parser.add_argument("--results", type=Path, default=report.RESULTS)

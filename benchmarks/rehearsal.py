@@ -104,23 +104,14 @@ def _rehearsed(
     case: Case, asked: tuple[str, ...], folder: Path, rows: list[dict[str, Cell]], agent_share: dict[int, list[float]]
 ) -> list[Rehearsal]:
     """A job for each strategy that has a plan for this loss, and for the model's own choice."""
-    of = source.find(case.source).resized(*case.shape)
     n_ranks = case.shape[0] * case.shape[1]
-    plan = plan_now(of, case.layout, SECONDS_TO_CHANGE)
-    assert plan.estimate is not None
-    n_each = 2 if plan.schedule.rule == "1f1b" else 3
-    n_ops = n_each * sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in plan.pipelines)
-    speed = plan.estimate.step_s / max(STEP_S, OP_S * n_ops)
     found = []
     for strategy in asked:
-        wanted = Wanted(case.layout, (strategy,), (case.drill,), N_STEPS, speed, SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder)
         began, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
-        (one,) = rehearse(of, wanted, display=False)
+        one = rehearsed(case, strategy, (case.drill,), N_STEPS, folder)
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu_s = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
         agent_share.setdefault(n_ranks, []).append(cpu_s / (time.monotonic() - began))
-        if one.code > SIGNALS:
-            raise SystemExit(one.code)  # somebody has ended it, and all of this with it
         after = one.generations[-1]
         if one.code or (strategy not in ("auto", after.strategy)):
             continue  # it has no plan for this loss, and another one stood in
@@ -128,6 +119,21 @@ def _rehearsed(
         for generation in one.generations:
             rows.append(_row(case, n_ranks, strategy, generation))
     return found
+
+
+def rehearsed(case: Case, strategy: str, drills: tuple[str, ...], n_steps: int, folder: Path) -> Rehearsal:
+    """One job, at a speed that this machine can follow. Raises SystemExit if somebody ends it."""
+    of = source.find(case.source).resized(*case.shape)
+    plan = plan_now(of, case.layout, SECONDS_TO_CHANGE)
+    assert plan.estimate is not None
+    n_each = 2 if plan.schedule.rule == "1f1b" else 3
+    n_ops = n_each * sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in plan.pipelines)
+    speed = plan.estimate.step_s / max(STEP_S, OP_S * n_ops)
+    wanted = Wanted(case.layout, (strategy,), drills, n_steps, speed, SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder)
+    (one,) = rehearse(of, wanted, display=False)
+    if one.code > SIGNALS:
+        raise SystemExit(one.code)  # and all of this with it
+    return one
 
 
 def _row(case: Case, n_ranks: int, asked: str, generation: Generation) -> dict[str, Cell]:

@@ -24,6 +24,7 @@ import psutil
 
 from launcher.joblog import reader
 from launcher.joblog.events import Event
+from odyssey.plan import Plan, encode
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ROOT / "benchmarks" / "jobs"
@@ -198,6 +199,19 @@ def _proportional_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
 
 
+def watch_peak(pid: int) -> None:
+    """Let the highest memory of a process, as `peak_bytes` tells it, begin anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory of a process since `watch_peak`: its proportional set size now, and how much less it has than at most."""
+    fields = {
+        line.split(":")[0]: line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "kB" in line
+    }
+    return _proportional_bytes(pid) + (int(fields["VmHWM"]) - int(fields["VmRSS"])) * 1024
+
+
 def new_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for one trial, in memory where the system offers that."""
     shared = Path("/dev/shm")
@@ -208,6 +222,15 @@ def odyssey(folder: Path, n_ranks: int, flags: Sequence[str], arguments: Sequenc
     """`odyssey run` with the benchmarks' model."""
     run = [sys.executable, "-m", "odyssey_cli", "run", "--nodes", str(n_ranks), "--log-dir", str(folder / "logs"), *flags]
     return Trial([*run, str(JOBS / "odyssey_gpt.py"), *arguments], {"PYTHONPATH": str(ROOT)}, folder)
+
+
+def odyssey_with_plan(folder: Path, n_ranks: int, plan: Plan, arguments: Sequence[str]) -> Trial:
+    """The same, starting with this plan."""
+    file = folder / "plan.json"
+    file.write_bytes(encode(plan))
+    run = [sys.executable, "-m", "benchmarks.with_plan", str(file), "run", "--nodes", str(n_ranks)]
+    command = [*run, "--log-dir", str(folder / "logs"), str(JOBS / "odyssey_gpt.py"), *arguments]
+    return Trial(command, {"PYTHONPATH": str(ROOT)}, folder)
 
 
 def torchrun(folder: Path, n_ranks: int, script: str, flags: Sequence[str], arguments: Sequence[str]) -> Trial:

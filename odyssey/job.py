@@ -68,6 +68,9 @@ class Job:
     likewise, stepped after each step. Both are called once at the start for a look at what they make.
     `data[i]`: `(input, target)` of a sample. `global_batch` samples make a step, in micro-batches of `micro_batch`.
     `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
+    `independent_samples`: layers and loss take each sample by itself, whatever the data: no statistics or contrast over a
+    micro-batch, no mean over the tokens that are not padding. Then micro-batches may be cut where they do not divide among
+    the ranks that are left, which changes no number; what draws random numbers is not cut.
     `device`: default this rank's GPU if there is one, else the CPU.
     `resume`: go on from the newest whole checkpoint that `save` wrote into this folder; if there is none, from the
     beginning. It is decided once for the job: a rank that is started again later goes where the others are.
@@ -87,6 +90,7 @@ class Job:
         scheduler: SchedulerFactory | None = None,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
+        independent_samples: bool = False,
         device: torch.device | str | None = None,
         resume: str | Path | None = None,
         backend: Backend | None = None,
@@ -120,6 +124,7 @@ class Job:
             first_micro_batch=first_micro_batch,
             seed=seed,
             autocast=autocast,
+            independent_samples=independent_samples,
         )
         self._session = _session(connection, self._model, job_spec, backend)
         if resume is not None:

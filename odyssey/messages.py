@@ -207,13 +207,19 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     job: Count = 1
 
 
+UNCUT = "nobody has looked whether its layers take each sample by itself"
+
+
 class Measured(msgspec.Struct, frozen=True, tag=True):
     """The answer to Measure: this rank's layers, and the link to its successor in the chain.
 
     `latency_s`, `bandwidth`: None where the chain ends here. `group_s`: seconds to build the chain's group.
     `loss_s`: seconds of loss and its gradient, from the last rank only. `op_overhead_s`: processor seconds of sending
-    and receiving once between two layers; None on a rank alone. `runtime_bytes`: resident memory that is neither model
-    nor activations. `move_byte_s`: seconds of a byte of state that moves, from the chain's first two ranks only.
+    and receiving once between two layers; None on a rank alone. `runtime_bytes`: memory that is neither model nor
+    activations, of pages that ranks share its part. `move_byte_s`: seconds of a byte of state that moves, from the chain's
+    first two ranks only.
+    `tried`: what ops took in the steps of a trial (odyssey/trial.py), and `trial_s` one of these from beginning to end.
+    `uncut`: why micro-batches have to stay whole for the sake of these layers or of the loss, empty if they may be cut.
     """
 
     generation: int
@@ -227,6 +233,9 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     runtime_bytes: int
     memory_bytes: int
     move_byte_s: float | None = None
+    tried: tuple[OpTime, ...] = ()
+    trial_s: float | None = None
+    uncut: str = UNCUT
 
 
 class Paused(msgspec.Struct, frozen=True, tag=True):
@@ -292,10 +301,11 @@ class OpTime(msgspec.Struct, frozen=True):
 
 
 class OpTimes(msgspec.Struct, frozen=True, tag=True):
-    """Refreshes the profile from real steps, about once a second."""
+    """Refreshes the profile from real steps, about once a second. `uncut`: why micro-batches stay whole, if that is new."""
 
     generation: int
     times: tuple[OpTime, ...]
+    uncut: str = ""
 
 
 class StepTimes(msgspec.Struct, frozen=True, tag=True):

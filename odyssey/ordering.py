@@ -1,9 +1,9 @@
 """List scheduling: a simulation in which every free worker starts the most urgent thing that is ready.
 
 Backwards go first (they free memory and the stages before wait for them), then forwards as long as the worker's
-activations stay under its cap, then deferred weight-gradients. The orders are the ones of a run that came to its end, so the
-workers can never wait for each other in a circle. Where caps would stop everybody, the least overdraft is allowed and the
-memory model judges the result.
+activations stay under its cap, then deferred weight-gradients and, whole, backwards of a first stage, for which nobody waits.
+The orders are the ones of a run that came to its end, so the workers can never wait for each other in a circle. Where caps
+would stop everybody, the least overdraft is allowed and the memory model judges the result.
 
 A backward is split in I and a deferred W where there is room for what the W needs; where there is none a deferred W goes
 first, or else B runs whole. So that there is room, forwards beyond the number that 1F1B has in flight start only if the halves
@@ -68,10 +68,14 @@ class Run:
     """One simulation. `rows`: by worker. `now`: when it has played, the makespan.
 
     By worker, `caps`: the most bytes that it may keep; `at_once`: the micro-batches that it has in flight under 1F1B.
+    `forwards_first`: as long as there is room for them they go before backwards, so that no stage behind runs out of work.
     """
 
-    def __init__(self, tasks: Tasks, caps: Mapping[int, float], at_once: Mapping[int, int]) -> None:
+    def __init__(
+        self, tasks: Tasks, caps: Mapping[int, float], at_once: Mapping[int, int], *, forwards_first: bool = False
+    ) -> None:
         self.tasks = tasks
+        self._forwards_first = forwards_first
         self.rows = {worker: Row(caps[worker], at_once[worker]) for worker in sorted(set(tasks.worker))}
         self.now: float = 0
         self._events: list[tuple[float, int, int, str]] = []
@@ -103,22 +107,29 @@ class Run:
 
     def _start(self, worker: int) -> None:
         row, tasks = self.rows[worker], self.tasks
-        if row.backwards:
+        if row.backwards and not (self._forwards_first and self._has_room(row)):
             task = row.backwards[0]
             if not tasks.splits[task]:
                 self._run(row, row.backwards, "B")
             elif row.live + tasks.defers[task] <= row.cap:
                 self._run(row, row.backwards, "I")
             elif row.deferred:
-                self._run(row, row.deferred, "W")
+                self._run(row, row.deferred, self._deferred_kind(row.deferred[0]))
             else:
                 self._run(row, row.backwards, "B")
-        elif row.forwards and self._has_room(row, row.forwards[0]):
+        elif self._has_room(row):
             self._run(row, row.forwards, "F")
         elif row.deferred:
-            self._run(row, row.deferred, "W")
+            self._run(row, row.deferred, self._deferred_kind(row.deferred[0]))
 
-    def _has_room(self, row: Row, task: int) -> bool:
+    def _deferred_kind(self, task: int) -> Kind:
+        return "W" if self.tasks.name[task][0] > 0 else "B"
+
+    def _has_room(self, row: Row) -> bool:
+        """For the most urgent forward, if there is one."""
+        if not row.forwards:
+            return False
+        task = row.forwards[0]
         keeps = self.tasks.keeps[task]
         if row.live + keeps > row.cap:
             return False
@@ -126,7 +137,7 @@ class Run:
 
     def _adds(self, task: int) -> float:
         """What an I of this task would add, if it may be split."""
-        return self.tasks.defers[task] if self.tasks.splits[task] else 0
+        return self.tasks.defers[task] if self.tasks.splits[task] and self.tasks.name[task][0] > 0 else 0
 
     def _run(self, row: Row, ready: list[int], kind: Kind) -> None:
         """Start `kind` of the most urgent task of `ready`."""
@@ -175,7 +186,8 @@ class Run:
 
     def _ready(self, task: int, kind: str) -> None:
         row = self.rows[self.tasks.worker[task]]
-        heapq.heappush(row.forwards if kind == "F" else row.backwards, task)
+        back = row.backwards if self.tasks.name[task][0] > 0 else row.deferred  # nobody waits for a first stage's
+        heapq.heappush(row.forwards if kind == "F" else back, task)
 
     def _overdraw(self) -> bool:
         """Everybody waits for memory: let the forward run that needs the least above its cap. False if all is done."""

@@ -20,8 +20,7 @@ def n_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def resident_bytes() -> int:
-    """Memory that this process has to itself now."""
-    with open("/proc/self/statm") as statm:
-        _, resident, shared, *_ = map(int, statm.read().split())
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+def proportional_bytes() -> int:
+    """Memory of this process now, of pages that it shares with others its part."""
+    with open("/proc/self/smaps_rollup") as rollup:
+        return next(int(line.split()[1]) for line in rollup if line.startswith("Pss:")) * 1024

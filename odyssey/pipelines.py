@@ -39,11 +39,16 @@ class Stage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pipeline(msgspec.Struct, frozen=True, gc=False):
-    """Stages that together hold the whole model, and the micro-batches `[first, stop)` that they are home to."""
+    """Stages that together hold the whole model, and the micro-batches `[first, stop)` that they are home to.
+
+    `n_samples`: of these, where a plan cuts micro-batches: the last one has what is left. None where all are whole, but for the
+    last one of the step.
+    """
 
     stages: tuple[Stage, ...]
     first_micro_batch: int
     stop_micro_batch: int
+    n_samples: int | None = None
 
     @property
     def micro_batches(self) -> range:
@@ -81,16 +86,17 @@ class Column(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return (Stage(worker, self.first, self.stop) for run in self.workers for worker in run.numbers)
 
 
-class Block(msgspec.Struct, frozen=True, gc=False):
+class Block(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """`n` pipelines in a row that hold the same layers at each stage, and are home to as many micro-batches each.
 
-    Their micro-batches follow each other from `first_micro_batch` on, `n_micro_batches` to each.
+    Their micro-batches follow each other from `first_micro_batch` on, `n_micro_batches` to each. `n_samples`: of each pipeline.
     """
 
     n: NumberOf
     first_micro_batch: int
     n_micro_batches: int
     columns: tuple[Column, ...]
+    n_samples: int | None = None
 
     def __post_init__(self) -> None:
         for s, column in enumerate(self.columns):
@@ -101,7 +107,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         """All of them, one after the other."""
         first = self.first_micro_batch
         for stages in zip(*(column.stages for column in self.columns), strict=True) if self.columns else repeat((), self.n):
-            yield Pipeline(stages, first, first := first + self.n_micro_batches)
+            yield Pipeline(stages, first, first := first + self.n_micro_batches, self.n_samples)
 
 
 def blocks_of(pipelines: Iterable[Pipeline]) -> tuple[Block, ...]:
@@ -123,7 +129,7 @@ def _kind(numbered: tuple[int, Pipeline]) -> Hashable:
     p, its = numbered
     n_micro_batches = its.stop_micro_batch - its.first_micro_batch
     start = its.first_micro_batch - p * n_micro_batches  # the same where one begins at the other's end
-    return n_micro_batches, start, tuple(map(_SPAN, its.stages))
+    return n_micro_batches, start, its.n_samples, tuple(map(_SPAN, its.stages))
 
 
 def _block(alike: Sequence[Pipeline]) -> Block:
@@ -134,6 +140,7 @@ def _block(alike: Sequence[Pipeline]) -> Block:
         its.first_micro_batch,
         its.stop_micro_batch - its.first_micro_batch,
         tuple(Column(stage.first, stage.stop, _runs(column)) for stage, column in zip(its.stages, columns, strict=True)),
+        its.n_samples,
     )
 
 

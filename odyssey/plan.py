@@ -5,7 +5,8 @@ between them. This file imports no torch, so that the agent can plan before (and
 
 Micro-batches are numbered over the whole step: micro-batch `k` is the samples at positions
 `[k * micro_batch, min((k + 1) * micro_batch, global_batch))` of the step's global batch, in every layout. A plan
-distributes these numbers among pipelines; it cannot change, invent or drop a sample.
+distributes these numbers among pipelines; it cannot change, invent or drop a sample. A plan that cuts micro-batches
+distributes the positions: each pipeline has as many as it says, in micro-batches of which its last one may be smaller.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Annotated
 
 import msgspec
@@ -145,7 +147,8 @@ def move_runs(moves: Iterable[Move]) -> tuple[MoveRun, ...]:
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """Seconds from the loss to the first op of the next generation, by part."""
+    """Seconds from the loss to the first op of the next generation, by part. `rest_s`: orders on their way, rolling forward,
+    proofs."""
 
     detect_s: float = 0.0
     pause_s: float = 0.0
@@ -154,6 +157,7 @@ class Transition(msgspec.Struct, frozen=True):
     groups_s: float = 0.0
     moves_s: float = 0.0
     warm_up_s: float = 0.0
+    rest_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -229,13 +233,44 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def _summing(self, reduction: Reduction) -> tuple[int, ...]:
         return self.holders(reduction.layers[0]) if reduction.layers else self.tie_holders(reduction.ties[0])
 
+    @cached_property
+    def is_cut(self) -> bool:
+        """Whether pipelines have their numbers of samples, and smaller micro-batches for it. If any has, all have."""
+        return any(block.n_samples is not None for block in self.blocks)
+
     @property
     def n_micro_batches(self) -> int:
+        if self.is_cut:
+            return sum(block.n * block.n_micro_batches for block in self.blocks)
         return -(-self.global_batch // self.micro_batch)
 
     def n_samples(self, micro_batch: int) -> int:
-        """Samples in a micro-batch: `micro_batch`, or fewer in the step's last one."""
-        return min(self.micro_batch, self.global_batch - micro_batch * self.micro_batch)
+        """Samples in a micro-batch: `micro_batch`, or fewer in the step's last one, or in that of a pipeline."""
+        if not self.is_cut:
+            return min(self.micro_batch, self.global_batch - micro_batch * self.micro_batch)
+        its = self.pipelines[self.home[micro_batch]]
+        assert its.n_samples is not None, "the proof: where one pipeline has its number of samples all have"
+        return min(self.micro_batch, its.n_samples - (micro_batch - its.first_micro_batch) * self.micro_batch)
+
+    def positions(self, micro_batch: int) -> range:
+        """Those of the step's global batch that are in a micro-batch."""
+        first = micro_batch * self.micro_batch
+        if self.is_cut:
+            p = self.home[micro_batch]
+            first = self._first_positions[p] + (micro_batch - self.pipelines[p].first_micro_batch) * self.micro_batch
+        return range(first, first + self.n_samples(micro_batch))
+
+    def samples_of(self, pipeline: int) -> int:
+        """How many samples of a step a pipeline has."""
+        its = self.pipelines[pipeline]
+        if its.n_samples is not None:
+            return its.n_samples
+        return min(its.stop_micro_batch * self.micro_batch, self.global_batch) - its.first_micro_batch * self.micro_batch
+
+    @cached_property
+    def _first_positions(self) -> tuple[int, ...]:
+        """Of each pipeline's samples."""
+        return tuple(accumulate((its.n_samples or 0 for its in self.pipelines[:-1]), initial=0))
 
     @cached_property
     def home(self) -> Mapping[int, int]:
@@ -338,8 +373,13 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return f"{text} -{lost}" if lost else text
 
     def form(self) -> str:
-        """The layout, and the schedule where it is not plain 1F1B: `2x4 split 1.5x`."""
-        return self.layout() if self.schedule.rule == "1f1b" else f"{self.layout()} {self.schedule.name}"
+        """The layout, whether micro-batches are cut, and the schedule where it is not plain 1F1B: `2x4 cut split 1.5x`."""
+        words = [self.layout()]
+        if self.is_cut:
+            words.append("cut")
+        if self.schedule.rule != "1f1b":
+            words.append(self.schedule.name)
+        return " ".join(words)
 
     def under(self, schedule: Schedule) -> Plan:
         """The same under another schedule. What was derived of the rest is not derived again."""

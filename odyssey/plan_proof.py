@@ -57,6 +57,7 @@ def _problems(plan: Plan) -> Iterator[str]:
             yield f"pipeline {p} holds layers up to {next_layer}, the model has {plan.n_layers}"
     if next_micro_batch != plan.n_micro_batches:
         yield f"the pipelines run {next_micro_batch} micro-batches, a step has {plan.n_micro_batches}"
+    yield from _sample_problems(plan)
     for worker in plan.idle:
         if worker in seen:
             yield f"worker {worker} is idle and in {seen[worker]}"
@@ -66,6 +67,23 @@ def _problems(plan: Plan) -> Iterator[str]:
     yield from _route_problems(plan)
     yield from _reduce_problems(plan)
     yield from schedule_problems(plan.schedule, plan.n_layers)
+
+
+def _sample_problems(plan: Plan) -> Iterator[str]:
+    """Of a plan that cuts micro-batches. Pipelines have the step's samples one after the other, so that none is twice."""
+    if not plan.is_cut:
+        return
+    n_samples = 0
+    for p, pipeline in enumerate(plan.pipelines):
+        if pipeline.n_samples is None:
+            yield f"pipeline {p} does not say how many samples it has, and others do"
+            return
+        n = len(pipeline.micro_batches)
+        if -(-pipeline.n_samples // plan.micro_batch) != n:
+            yield f"pipeline {p} has {pipeline.n_samples} samples in {n} micro-batches, of {plan.micro_batch} but for its last"
+        n_samples += pipeline.n_samples
+    if n_samples != plan.global_batch:
+        yield f"the pipelines have {n_samples} samples, a step has {plan.global_batch}"
 
 
 def _route_problems(plan: Plan) -> Iterator[str]:

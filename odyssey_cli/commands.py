@@ -103,7 +103,7 @@ def _launch(context: typer.Context, command: Command) -> int:
     return run.execute(context.args, command)
 
 
-@app.command(context_settings=_SETTINGS, short_help="Say what would be done if ranks were lost.")
+@app.command(context_settings=_SETTINGS, short_help="Say what would be done if ranks were lost, and what to start with.")
 def plan(
     source: Annotated[
         str | None,
@@ -116,6 +116,16 @@ def plan(
     fail: Annotated[int | None, typer.Option("--fail", metavar="N", help="Lose any N ranks: the worst case.")] = None,
     fail_ranks: Annotated[str | None, typer.Option("--fail-ranks", metavar="RANKS", help="Lose these: 1,5 or 4-7.")] = None,
     fail_nodes: Annotated[int | None, typer.Option("--fail-nodes", metavar="N", help="Lose any N whole nodes.")] = None,
+    layouts: Annotated[
+        bool, typer.Option("--layouts", help="Instead: what each layout to start with comes to at this failure rate.")
+    ] = False,
+    spares: Annotated[
+        int | None, typer.Option("--spares", metavar="K", help="Instead: what up to K ranks that stand by are worth.")
+    ] = None,
+    spare_nodes: Annotated[int | None, typer.Option("--spare-nodes", metavar="K", help="The same for whole nodes.")] = None,
+    horizon: Annotated[
+        str | None, typer.Option("--horizon", metavar="TIME", help="Until lost ranks are back, for these. Default: 1d.")
+    ] = None,
     layout: Layout = "auto",
     nodes: Nodes = None,
     nproc_per_node: RanksPerNode = None,
@@ -133,29 +143,35 @@ def plan(
     trace: TraceFile = None,
     change: ChangeFile = None,
 ) -> None:
-    """Say what would be done if ranks were lost, without starting any."""
+    """Say what would be done if ranks were lost, and what to start with, without starting any."""
     from odyssey_cli.planning import plan as command
 
     raise typer.Exit(
         command.plan(
-            source,
-            fail=fail,
-            fail_ranks=fail_ranks,
-            fail_nodes=fail_nodes,
-            layout=layout,
-            nodes=nodes,
-            nproc_per_node=nproc_per_node,
-            mtbf=mtbf,
-            failure_rate=failure_rate,
-            objective=objective,
-            survive=survive,
-            survive_nodes=survive_nodes,
-            strategy=strategy,
-            as_json=json,
-            with_timeline=timeline,
-            svg=svg,
-            trace=trace,
-            change=change,
+            command.Request(
+                source=source,
+                fail=fail,
+                fail_ranks=fail_ranks,
+                fail_nodes=fail_nodes,
+                layouts=layouts,
+                spares=spares,
+                spare_nodes=spare_nodes,
+                horizon=horizon,
+                layout=layout,
+                nodes=nodes,
+                nproc_per_node=nproc_per_node,
+                mtbf=mtbf,
+                failure_rate=failure_rate,
+                objective=objective,
+                survive=survive,
+                survive_nodes=survive_nodes,
+                strategy=strategy,
+                as_json=json,
+                with_timeline=timeline,
+                svg=svg,
+                trace=trace,
+                change=change,
+            )
         )
     )
 

@@ -51,7 +51,8 @@ class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `gated`: a feed-forward of three matrices. `tied`: the head has the embedding's. `positions`: whether they are
     learnt. `heads`: of attention, for checkpointing `none`. `checkpointing`: what the backward computes
-    again: nothing, the attention scores (as any flash attention does), or the whole block.
+    again: nothing, the attention scores (as any flash attention does), or the whole block. `dropout`: its probability in
+    training; where it is 0 nothing is drawn, and plans may cut micro-batches.
     """
 
     name: str
@@ -66,10 +67,15 @@ class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     positions: bool = True
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     checkpointing: Kept = "selective"
+    dropout: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
 
 
 class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Equal devices. `flops`: peak rate of a device by precision, `efficiency`: the part of it that a block reaches."""
+    """Equal devices. `flops`: peak rate of a device by precision, `efficiency`: the part of it that a block reaches.
+
+    The defaults of `runtime_gb` and `op_overhead_s` are assumed: what a device's context and buffers take, and the launch of
+    a few kernels.
+    """
 
     name: str
     n_ranks: Few
@@ -178,6 +184,7 @@ def analytic(model: ModelFile, cluster: ClusterFile, global_batch: int, micro_ba
         ),
         recovery=cluster.recovery,
         is_modelled=True,
+        uncut=f"the blocks of {model.name} draw random numbers for dropout" if model.dropout else "",
     )
 
 
@@ -270,12 +277,14 @@ def _read(path_or_name: str, folder: str, kind: type[T]) -> T:
             known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
             raise ProfileError(f"no {what} is called {path_or_name!r}", f"give a YAML file, or one of: {known}")
     help = f"compare it with those in {_root() / folder}"
+    no_zero = "each holder of a layer keeps all of its optimizer state, to recover from; see docs/performance-model.md"
     try:
         return msgspec.yaml.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}", "give the path of a YAML file") from None
     except msgspec.ValidationError as error:
-        raise ProfileError(f"{path}: {field_first(str(error))}", help) from None
+        what = field_first(str(error))
+        raise ProfileError(f"{path}: {what}", no_zero if "`zero`" in what else help) from None
     except msgspec.DecodeError as error:
         why = " ".join(str(error).replace('in "<byte string>",', "at").split())  # PyYAML takes several lines for it
         raise ProfileError(f"{path}: not YAML: {why}", help) from None

@@ -67,7 +67,7 @@ def merge(
         op_overhead_s=median(overheads_s) if overheads_s else OP_OVERHEAD_S,
         # stated default for a tiny all-reduce: up and down a binary tree of the ranks
         commit_s=2 * math.ceil(math.log2(n_ranks)) * slowest if n_ranks > 1 else slowest,
-        runtime_bytes=round(median(report.runtime_bytes for report in measured)),
+        runtime_bytes=max(report.runtime_bytes for report in measured),
         cluster=Cluster(
             ranks_per_node=ranks_per_node,
             nodes_per_host=nodes_per_host,
@@ -82,6 +82,7 @@ def merge(
             move_byte_s=next((report.move_byte_s for report in measured if report.move_byte_s is not None), MOVE_BYTE_S),
         ),
         boundaries=_boundaries(measured),
+        uncut=next((report.uncut for report in measured if report.uncut), ""),
     )
 
 

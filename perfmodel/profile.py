@@ -15,7 +15,7 @@ import msgspec
 
 from odyssey.codec import Json, Malformed, field_first, to_json
 from odyssey.errors import ProfileError
-from odyssey.messages import Boundary, LayerSpec
+from odyssey.messages import UNCUT, Boundary, LayerSpec
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
@@ -87,6 +87,9 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `move_layer_s`: of a layer that moves, for its optimizer and messages about it, whatever its size. `move_byte_s`: of a byte
     that is packed, digested, sent and copied, all of which overlaps, where the link is not slower; 0 in cluster files: the link
     alone counts there.
+    `rest_s`: until Go beside all of these, for orders on their way and engines that are made, and `proof_byte_s` of each byte
+    of state whose digest a rank shows before it goes on; 0 in cluster files. `n_seen`: transitions of the job that these have
+    been learnt from.
     Groups take `groups_base_s + groups_member_s * (sum over groups of their members)`. Moves take `moves_scale` times what
     bytes and links alone would.
 
@@ -106,6 +109,9 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moves_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     move_layer_s: Seconds = 0.005
     move_byte_s: Seconds = 0.0
+    rest_s: Seconds = 0.0
+    proof_byte_s: Seconds = 0.0
+    n_seen: Annotated[int, msgspec.Meta(ge=0)] = 0
     resubmit_s: Seconds = 1380.0
     save_s: Seconds = 10.0
 
@@ -115,7 +121,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `step_scale`: measured over modelled step time of the plans that have run, 1 until one has: what the op graph leaves
     out (waking up, memory traffic, other users of the machine) is much the same for all plans. `halves_scale`: the two halves
-    of a backward over the whole one. `is_modelled`: by arithmetic (perfmodel/catalog.py), nobody has run it.
+    of a backward over the whole one. `is_modelled`: by arithmetic (perfmodel/catalog.py), nobody has run it. `uncut`: why
+    micro-batches have to stay whole, empty if plans may cut them.
     """
 
     model: str
@@ -134,6 +141,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     halves_scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     boundaries: tuple[Boundary, ...] = ()
     is_modelled: bool = False
+    uncut: str = UNCUT
 
 
 def layer_specs(profile: Profile) -> tuple[LayerSpec, ...]:

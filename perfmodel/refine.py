@@ -6,18 +6,19 @@ turn a decision, and a machine that has become slower is known after a few repor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any, Protocol
 
 import msgspec
 
-from odyssey.messages import OpTime
+from odyssey.messages import Measured, OpTime
 from odyssey.plan import Plan
 from perfmodel.costs import Costs, has_input_gradient
 from perfmodel.moving import moves_s
 from perfmodel.profile import LayerProfile, Profile
 from perfmodel.timeline import simulate
-from perfmodel.transition import group_members
+from perfmodel.transition import group_members, left_of_op_s, proved_bytes
 
 STEP_WEIGHT = 0.5
 """Part of the way that one report of op times moves the layers of its range: it is a mean over many ops."""
@@ -25,6 +26,32 @@ SCALE_WEIGHT = 0.7
 """Part of the way that one look at real step times moves `step_scale`: it is a median of many."""
 TRANSITION_WEIGHT = 0.5
 """Part of the way that one transition moves the parts of Recovery: transitions are rare and vary less."""
+
+
+class Went(Protocol):
+    """Measured parts of a transition, seconds, None where one did not take place; `total_s` is None at a first start.
+
+    `proof_s` is within `rest_s`.
+    """
+
+    @property
+    def detect_s(self) -> float | None: ...
+    @property
+    def pause_s(self) -> float | None: ...
+    @property
+    def spawn_s(self) -> float | None: ...
+    @property
+    def groups_s(self) -> float: ...
+    @property
+    def moves_s(self) -> float: ...
+    @property
+    def rest_s(self) -> float | None: ...
+    @property
+    def proof_s(self) -> float: ...
+    @property
+    def total_s(self) -> float | None: ...
+
+
 FIELDS = {
     "F": ("forward_s",),
     "B": ("input_gradient_s", "weight_gradient_s"),
@@ -34,14 +61,34 @@ FIELDS = {
 }
 
 
-def rescale(profile: Profile, plan: Plan, measured_step_s: float, node_of: Mapping[int, int] | None = None) -> Profile:
+def tried(profile: Profile, plan: Plan, reports: Iterable[Measured], node_of: Mapping[int, int] | None = None) -> Profile:
+    """The profile after the trial of `plan` at a job's start: what ops and the whole step took there counts in full."""
+    reports = [report for report in reports if report.trial_s is not None]
+    if not reports:
+        return profile
+    times = [time for report in reports for time in report.tried]
+    beside_s = [time.mean_s for time in times if time.kind == "O"]
+    computed = [time for time in times if time.kind != "O"]
+    if beside_s:
+        computed.append(OpTime("O", 0, 0, len(beside_s), fmean(beside_s)))
+    step_s = median(report.trial_s for report in reports if report.trial_s is not None)
+    return rescale(refresh(profile, computed, weight=1.0), plan, step_s, node_of, weight=1.0)
+
+
+def rescale(
+    profile: Profile,
+    plan: Plan,
+    measured_step_s: float,
+    node_of: Mapping[int, int] | None = None,
+    weight: float = SCALE_WEIGHT,
+) -> Profile:
     """The profile after `plan` has run for a while with this median step time."""
     modelled_s = simulate(plan, profile, node_of).step_s
-    scale = profile.step_scale + SCALE_WEIGHT * (measured_step_s / modelled_s - profile.step_scale)
+    scale = profile.step_scale + weight * (measured_step_s / modelled_s - profile.step_scale)
     return msgspec.structs.replace(profile, step_scale=scale)
 
 
-def refresh(profile: Profile, op_times: Sequence[OpTime]) -> Profile:
+def refresh(profile: Profile, op_times: Sequence[OpTime], weight: float = STEP_WEIGHT) -> Profile:
     """The profile after a report of real op times over ranges of layers.
 
     The layers of a range keep their proportions; their sum moves towards what was measured (less the loss where the
@@ -54,7 +101,7 @@ def refresh(profile: Profile, op_times: Sequence[OpTime]) -> Profile:
         if time.n < 1:
             continue
         if kind == "O":
-            op_overhead_s += STEP_WEIGHT * (max(time.mean_s, 0.0) - op_overhead_s)
+            op_overhead_s += weight * (max(time.mean_s, 0.0) - op_overhead_s)
             continue
         if time.first == 0 and kind in ("I", "W") and not has_input_gradient(profile):
             if kind == "I":
@@ -67,7 +114,7 @@ def refresh(profile: Profile, op_times: Sequence[OpTime]) -> Profile:
         measured = time.mean_s - loss_s
         if known <= 0 or measured <= 0:
             continue
-        scale = 1 + STEP_WEIGHT * (measured / known - 1)
+        scale = 1 + weight * (measured / known - 1)
         for i in range(time.first, time.stop):
             layers[i] = _scaled(layers[i], fields, scale)
     return msgspec.structs.replace(profile, layers=tuple(layers), op_overhead_s=op_overhead_s)
@@ -78,37 +125,34 @@ def _scaled(layer: LayerProfile, fields: Sequence[str], scale: float) -> LayerPr
     return msgspec.structs.replace(layer, **changes)
 
 
-def calibrate(
-    profile: Profile,
-    plan: Plan,
-    *,
-    detect_s: float | None,
-    pause_s: float | None,
-    spawn_s: float | None,
-    groups_s: float,
-    moves_s: float,
-) -> Profile:
-    """The profile after a real transition to `plan` with these measured parts; None where a part did not take place."""
-    recovery = profile.recovery
-    members_s = max(0.0, groups_s - recovery.groups_base_s) / group_members(plan)
-    expected_moves_s = _expected_moves_s(profile, plan)
-    moves_scale = recovery.moves_scale
-    if expected_moves_s > 0 and moves_s > 0:
-        moves_scale = _towards(moves_scale, moves_s / expected_moves_s)
+def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
+    """The profile after a real transition to `plan`, or its first start, which shows what groups and proofs take.
+
+    What had only a default counts in full the first time. How long ranks take to pause depends on the moment: at a start it is
+    what an op is expected to have left, on top of what the profile has, and transitions move it by a part.
+    """
+    recovery, costs = profile.recovery, Costs(profile)
+    is_start = went.total_s is None
+    weight = 1.0 if is_start or recovery.n_seen == 0 else TRANSITION_WEIGHT
+
+    def towards(old: float, new: float | None, weight: float = weight) -> float:
+        return old if new is None else old + weight * (max(new, 0.0) - old)
+
+    expected_moves_s = moves_s(plan.moves, costs)
+    moves_scale = went.moves_s / expected_moves_s if expected_moves_s > 0 and went.moves_s > 0 and not is_start else None
+    proved = float(proved_bytes(plan, costs))
+    if is_start:
+        proved /= costs.state_per_parameter  # optimizers make their state when they step
+        recovery = msgspec.structs.replace(recovery, pause_s=recovery.pause_s + left_of_op_s(plan, costs))
     refined = msgspec.structs.replace(
         recovery,
-        detect_s=_towards(recovery.detect_s, detect_s),
-        pause_s=_towards(recovery.pause_s, pause_s),
-        spawn_s=_towards(recovery.spawn_s, spawn_s),
-        groups_member_s=_towards(recovery.groups_member_s, members_s),
-        moves_scale=moves_scale,
+        pause_s=towards(recovery.pause_s, went.pause_s, TRANSITION_WEIGHT),
+        detect_s=towards(recovery.detect_s, went.detect_s),
+        spawn_s=towards(recovery.spawn_s, went.spawn_s, TRANSITION_WEIGHT),
+        groups_member_s=towards(recovery.groups_member_s, (went.groups_s - recovery.groups_base_s) / group_members(plan)),
+        moves_scale=towards(recovery.moves_scale, moves_scale),
+        rest_s=towards(recovery.rest_s, None if went.rest_s is None else went.rest_s - went.proof_s),
+        proof_byte_s=towards(recovery.proof_byte_s, went.proof_s / proved if proved else None),
+        n_seen=recovery.n_seen + (not is_start),
     )
     return msgspec.structs.replace(profile, recovery=refined)
-
-
-def _towards(old: float, new: float | None) -> float:
-    return old if new is None else old + TRANSITION_WEIGHT * (new - old)
-
-
-def _expected_moves_s(profile: Profile, plan: Plan) -> float:
-    return moves_s(plan.moves, Costs(profile))

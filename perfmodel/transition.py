@@ -1,9 +1,11 @@
 """The time from a loss to the first op of the next generation, part by part, at measured costs.
 
-detect + pause + search + spawn (if any) + groups + moves + warm-up
+detect + pause + search + spawn (if any) + groups + moves + warm-up + rest
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from odyssey.plan import Plan, Transition
 from perfmodel.costs import Costs
@@ -21,9 +23,28 @@ def transition(plan: Plan, costs: Costs, search_s: float) -> Transition:
         groups_s=recovery.groups_base_s + recovery.groups_member_s * group_members(plan),
         moves_s=recovery.moves_scale * moves_s(plan.moves, costs),
         warm_up_s=recovery.warm_up_s,
+        rest_s=recovery.rest_s + recovery.proof_byte_s * proved_bytes(plan, costs),
     )
+
+
+def proved_bytes(plan: Plan, costs: Costs) -> int:
+    """State of the stage that has most of it: all show theirs at once."""
+    spans = {(column.first, column.stop) for block in plan.blocks for column in block.columns}
+    return max(sum(costs.move_bytes[first:stop]) for first, stop in spans)
 
 
 def group_members(plan: Plan) -> int:
     """Sum over the groups that are built of their members: the reductions of two or more, and the world."""
     return sum(len(group.workers) for group in plan.reduce if len(group.workers) > 1) + len(plan.workers)
+
+
+def left_of_op_s(plan: Plan, costs: Costs) -> float:
+    """What is left of an op at a random moment: half a backward of the longest stage, as ranks share their host's cores.
+
+    Ranks that wait for messages pause at once, those that compute only behind their op.
+    """
+    spans = {(column.first, column.stop) for block in plan.blocks for column in block.columns}
+    longest_s = max(costs.compute_s("B", first, stop, plan.micro_batch) for first, stop in spans)
+    cores = costs.profile.cluster.cores
+    crowd = max(Counter(costs.hosts(plan.workers)).values())
+    return longest_s / 2 * costs.profile.step_scale * (1.0 if cores is None else max(1.0, crowd / cores))

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tests import models, reference
 from tests.jobs.train import make_optimizer, make_scheduler
@@ -19,9 +20,16 @@ EXACT = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedul
 
 
 @functools.cache
-def expected_of(variant: str, steps: int, global_batch: int, micro_batch: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and state with `--clip 0.5 --schedule`, and `--dropout 0.1` but for the `mlp`."""
-    dropout = 0.0 if variant == "mlp" else 0.1
+def expected_of(
+    variant: str, steps: int, global_batch: int, micro_batch: int, dropout: float = 0.1, draw_after: int | None = None
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and state with `--clip 0.5 --schedule`, and `--dropout` but for the `mlp`, and `--draw-after`."""
+
+    def after_step(n_done: int, layers: list[nn.Module]) -> None:
+        if n_done - 1 == draw_after:
+            models.set_dropout(layers, 0.1)
+
+    dropout = 0.0 if variant == "mlp" else dropout
     return reference.train(
         partial(models.build_layers, variant, n_blocks=4, dropout=dropout, dtype=torch.float64),
         models.loss_for(variant),
@@ -33,4 +41,5 @@ def expected_of(variant: str, steps: int, global_batch: int, micro_batch: int) -
         steps=steps,
         scheduler=make_scheduler,
         clip_norm=0.5,
+        after_step=after_step,
     )

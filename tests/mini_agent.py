@@ -155,7 +155,7 @@ class MiniAgent:
 
     def first_plan(self, layout: str) -> Plan:
         """In plain 1F1B."""
-        table = initial_plan(self._situation({}, ()), layout)
+        table = initial_plan(self.situation({}, self.profile), layout)
         return next(c.plan for c in table if c.plan is not None and c.plan.schedule.rule == "1f1b")
 
     def split(self, plan: Plan, cap: float | None) -> Plan:
@@ -184,7 +184,7 @@ class MiniAgent:
     def replan(self, strategy: str, paused: dict[int, Paused], respawnable: tuple[int, ...] = ()) -> Plan:
         """The best plan of `strategy` for the ranks that answered the pause."""
         held = {rank: frozenset(report.held) for rank, report in paused.items()}
-        chosen = best(search(self._situation(held, respawnable), strategy))
+        chosen = best(search(self.situation(held, self.profile, respawnable), strategy))
         assert chosen is not None and chosen.plan is not None, f"{strategy} has no plan"
         return prove(chosen.plan, held)
 
@@ -213,12 +213,17 @@ class MiniAgent:
         return finished
 
     @property
-    def boundaries(self) -> tuple[Boundary, ...]:
+    def profile(self) -> Profile:
+        """What the ranks have measured."""
         assert self._profile is not None
-        return self._profile.boundaries
+        return self._profile
 
-    def _situation(self, held: dict[int, frozenset[int]], respawnable: tuple[int, ...]) -> Situation:
-        assert self._profile is not None
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        return self.profile.boundaries
+
+    def situation(self, held: dict[int, frozenset[int]], profile: Profile, respawnable: tuple[int, ...] = ()) -> Situation:
+        """For a search: `held` by the ranks that live."""
         alive = tuple(sorted(held)) if self.plan is not None else tuple(range(self._n_ranks))
         return Situation(
             generation=self.generation if self.plan is not None else 1,
@@ -229,7 +234,7 @@ class MiniAgent:
             respawnable=respawnable,
             held=held,
             node_of={rank: rank for rank in range(self._n_ranks)},
-            profile=self._profile,
+            profile=profile,
             seconds_to_change=3600.0,
         )
 

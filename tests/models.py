@@ -12,6 +12,8 @@ Everything is float64 unless told otherwise, so that exactness can be asked for 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -161,6 +163,14 @@ def build_layers(
         for layer in layers[:3]:
             layer.requires_grad_(False)
     return layers
+
+
+def set_dropout(layers: Iterable[nn.Module], probability: float) -> None:
+    """From now on."""
+    for layer in layers:
+        for module in layer.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = probability
 
 
 def data_for(variant: str, n_samples: int = 96, dtype: torch.dtype = torch.float64) -> TokenData | VectorData:

@@ -13,6 +13,7 @@ from launcher.joblog.events import Body, Event, GenerationStarted, ProfileRefine
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.planner import Planner
+from odyssey.messages import OpTimes
 from tests.coordinator_talk import make_plan, model, profile
 
 PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
@@ -20,7 +21,7 @@ PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
 
 def after(*bodies: tuple[float, Body]) -> LiveProfile:
     """A job with a profile from a file; (time, event), in order."""
-    live_profile = LiveProfile(RunOptions("train.py"))
+    live_profile = LiveProfile(RunOptions("train.py"), {})
     live_profile.profile = profile()
     for time, body in bodies:
         live_profile.watch(Event(time, 0, "test", body))
@@ -55,6 +56,16 @@ def test_each_respawn_moves_it_half_way() -> None:
     assert spawn_s(live_profile) == pytest.approx(0.25)
     live_profile.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.04, None, 0.01))
     assert spawn_s(live_profile) == pytest.approx(0.25), "nothing was spawned"
+
+
+def test_a_layer_that_begins_to_draw_is_known_from_then_on() -> None:
+    live_profile = after()
+    live_profile.profile = msgspec.structs.replace(profile(), uncut="")
+    live_profile.refresh(OpTimes(1, ()))
+    assert live_profile.profile.uncut == ""
+    live_profile.refresh(OpTimes(1, (), "layer 3 draws random numbers"))
+    live_profile.refresh(OpTimes(1, ()))
+    assert live_profile.profile.uncut == "layer 3 draws random numbers"
 
 
 def test_the_log_is_told_at_which_costs_a_plan_is_chosen() -> None:

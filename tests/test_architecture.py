@@ -21,6 +21,7 @@ PLAN_SIDE = {
     "odyssey.split",
     "odyssey.schedule",
     "odyssey.buckets",
+    "odyssey.trial",
     "odyssey.errors",
     "odyssey.messages",
     "odyssey.codec",
@@ -78,7 +79,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "plan",
         "split plan_proof",
         "schedule messages tracebacks",
-        "buckets link",
+        "buckets link trial",
         "zygote model",
         "runtime",
         "checkpoints",
@@ -88,7 +89,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         *(
             "profile",
             "costs catalog merge reliability checkpointing",
-            "cells running memory reducing moving walk objective",
+            "cells running memory reducing moving walk objective horizon",
             "sharing work transition",
             "timeline",
         ),
@@ -303,7 +304,7 @@ COMMANDS = {
     "plan": {
         "--fail", "--fail-nodes", "--fail-ranks", "--failure-rate", "--help", "--json", "--layout", "--mtbf", "--nodes",
         "--nproc-per-node", "--objective", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
-        "--change",
+        "--change", "--layouts", "--spares", "--spare-nodes", "--horizon",
     },
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",

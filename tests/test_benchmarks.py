@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import psutil
 import pytest
@@ -76,13 +78,48 @@ def test_parts_of_a_recovery_add_up_to_the_whole():
 
 
 def test_accuracy_compares_each_generation_with_its_own_estimate():
-    first, second = accuracy.samples_of("", joblog.generations(a_job_that_loses_rank_3()))
-    assert (first.case, second.case) == ("fault-free 2x2", "after a loss: reroute")
+    log = joblog.generations(a_job_that_loses_rank_3())
+    first, second = accuracy.samples_of("small", 4, log, [1 << 20, 2 << 20])
+    assert (first.is_first, second.is_first) == (True, False)
+    assert (first.plan, second.strategy, second.plan) == ("2x2", "reroute", "2x2 -1")
     assert accuracy.step_error(first) == pytest.approx(0.1)
     assert accuracy.step_error(second) == pytest.approx(0.1)
     assert accuracy.transition_error(first) is None
     assert accuracy.transition_error(second) == pytest.approx(1 - 0.09 / 0.16), "less the detection, which is not measured"
-    assert accuracy.summarise([first, second])["transition_median_error"] == pytest.approx(1 - 0.09 / 0.16)
+    assert (accuracy.memory_error(first), accuracy.memory_error(second)) == pytest.approx((0.0, 0.5))
+
+
+def test_accuracy_counts_every_plan_in_one_summary_and_has_quartiles_over_cases():
+    def one(model: str, predicted_s: float, transition_s: float | None) -> accuracy.Sample:
+        return accuracy.Sample(
+            "real", model, 4, "x", "2x2", predicted_s, 1.0, transition_s, None if transition_s is None else 1.0
+        )
+
+    samples = [*(one(f"m{i}", 1 + i / 10, None) for i in range(5)), *(one("lost", 1.5, x) for x in (1.1, 1.1, 1.4))]
+    found = accuracy.summarise(samples)
+    assert found == pytest.approx(
+        {
+            "first_plan_step_median_error": 0.2,
+            "step_median_error": 0.5,
+            "transition_median_error": 0.1,
+            "cases_real": 6,
+            "cases_rehearsed": 0,
+        }
+    )
+    low, middle, high, *cases = accuracy.rows(samples)
+    assert (low["step error"], middle["step error"], high["step error"]) == pytest.approx((0.1, 0.2, 0.3))
+    assert [row["plans"] for row in cases] == [3, 1, 1, 1, 1, 1] and low["plans"] == 5
+
+
+def test_the_peak_of_a_process_is_what_it_had_since_it_is_watched():
+    pid = os.getpid()
+    trial.watch_peak(pid)
+    before = trial.peak_bytes(pid)
+    block = b"x" * (64 << 20)
+    del block
+    assert 60 << 20 < trial.peak_bytes(pid) - before < 70 << 20
+    trial.watch_peak(pid)
+    assert trial.peak_bytes(pid) - before < 10 << 20
 
 
 def test_recovery_summary_quotes_the_automatic_choice_and_the_ratio_to_torchrun():

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+import configs
 from odyssey.errors import ProfileError
 from odyssey_cli.planning.source import find
 from perfmodel.catalog import load, load_job, names
 from perfmodel.costs import has_input_gradient
 from perfmodel.profile import Profile
 from tests.planning import first_plan, profile
+
+CONFIGS = Path(configs.__file__).parent
 
 
 @pytest.mark.parametrize("name", names()["jobs"])
@@ -129,6 +132,27 @@ def test_a_model_and_a_cluster_that_do_not_go_together_are_an_error() -> None:
     with pytest.raises(ProfileError, match="cluster v100-32: flops: none for bf16") as caught:
         load("llama2-7b@v100-32")
     assert "fp16, fp32" in caught.value.help
+
+
+@pytest.mark.parametrize("cluster", names()["clusters"])
+def test_every_constant_of_a_cluster_says_where_it_is_from(cluster: str) -> None:
+    """Sizes that are the cluster's name or said in the first line need no more."""
+    head, *lines = (CONFIGS / "clusters" / f"{cluster}.yaml").read_text().splitlines()
+    assert head.startswith("# ")
+    said = ("name:", "n_ranks:", "ranks_per_node:", "nodes_per_host:", "cores:")
+    unsaid = [line for line in lines if not line.startswith(said) and not line.partition("#")[2].strip()]
+    assert [line for line in unsaid if not (line.startswith("memory_gb:") and f"{line.split()[1]} GB" in head)] == []
+
+
+@pytest.mark.parametrize("path", sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("models/*.yaml")]), ids=lambda path: path.stem)
+def test_every_model_and_job_begins_with_where_it_is_from(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+
+
+def test_optimizer_state_that_is_divided_among_ranks_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="unknown field `zero`") as caught:
+        _with(tmp_path, zero="1")
+    assert "each holder of a layer keeps all of its optimizer state" in caught.value.help
 
 
 def test_scores_that_are_kept_need_the_number_of_heads(tmp_path: Path) -> None:

@@ -196,6 +196,12 @@ def test_it_says_what_to_start_with_and_what_failures_cost(folder: Path, capfd: 
         (["--objective", "best"], "error: --objective: unknown value 'best'\nhelp: one of: ahead, paper"),
         (["--failure-rate", "0"], "error: --failure-rate: expected losses per node-day, got 0\n"),
         (["--fail", "1", "--fail-nodes", "1"], "error: --fail and --fail-nodes exclude each other\n"),
+        (["--layouts", "--fail", "1"], "error: --layouts and --fail exclude each other\n"),
+        (["--spares", "1", "--layout", "2x2"], "error: --spares and --layout exclude each other\n"),
+        (["--layouts", "--svg", "picture.svg"], "error: --layouts and --svg exclude each other\n"),
+        (["--spares", "4"], "error: --spares 4: there are 4 ranks\n"),
+        (["--spare-nodes", "0"], "error: --spare-nodes: expected at least 1, got 0\n"),
+        (["--layouts", "--horizon", "soon"], "error: --horizon: expected a duration, got 'soon'\n"),
     ],
 )
 def test_what_cannot_be_survived_or_meant_is_an_error(
@@ -215,3 +221,57 @@ def test_the_papers_objective_looks_at_no_loss_but_the_next(folder: Path, capfd:
     out = capfd.readouterr().out
     assert "until the next loss (eq. 8)" in out
     assert not [line for line in out.splitlines() if line.startswith("   strategy") and "next loss" in line]
+
+
+def test_layouts_are_compared_by_what_is_useful_at_this_rate_of_losses(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "gpt3-6.7b-a100-32", "--nodes", "2", "--layouts", "--mtbf", "6h"]
+    assert main(asked) == 0
+    out = capfd.readouterr().out
+    assert main([*asked, "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+
+    useful = [start["prospect"]["samples_per_s"] for start in answer["starts"]]
+    assert useful == sorted(useful, reverse=True) and len(useful) >= 6
+    assert all(start["prospect"]["samples_per_s"] < start["samples_per_s"] for start in answer["starts"])
+    (single,) = (start for start in answer["starts"] if start["layout"] == "1x16")
+    assert single["prospect"]["n_ends"] > 0.9
+    (marked,) = (line for line in out.splitlines() if line.startswith("▸  "))
+    assert marked.split()[1] == answer["chosen"]
+    rows = [line.split()[0] for line in out.splitlines()[3:] if line.startswith("   ")]
+    assert sorted([*rows, answer["chosen"]]) == sorted(start["layout"] for start in answer["starts"])
+    assert "16x1: no split of 34 layers in 1 stages fits 80.0 GB each" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_spares_are_shown_held_back_and_added(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "gpt3-6.7b-a100-32", "--nodes", "2", "--spare-nodes", "1", "--mtbf", "6h", "--horizon", "12h"]
+    assert main(asked) == 0
+    out = capfd.readouterr().out
+    assert main([*asked, "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+
+    assert [(spare["n_ranks"], spare["n_idle"]) for spare in answer["held_back"]] == [(16, 0), (16, 8)]
+    (added,) = answer["added"]
+    assert (added["n_ranks"], added["n_idle"], added["start"]["n_idle"]) == (24, 8, 8)
+    none, with_spare = (spare["start"]["prospect"] for spare in (answer["held_back"][0], added))
+    assert none["n_losses"] < with_spare["n_losses"]  # which has more nodes to lose
+    assert none["samples_per_s"] < with_spare["samples_per_s"] < added["training"]["prospect"]["samples_per_s"]
+    assert "held back, of 16 ranks" in out and "added to 16 ranks" in out and "most useful work with none held back" in out
+    assert "in the mean over 12.0 h" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_what_failures_cost_of_an_hour_is_what_they_take_from_useful_work(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", "gpt3-6.7b-a100-32", "--nodes", "2", "--mtbf", "1h", "--horizon", "6h"]
+    assert main(asked) == 0
+    (line,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("failures cost "))
+    assert main([*asked, "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+
+    prospect, rate = answer["prospect"], answer["now"]["global_batch"] / answer["step_s"]
+    lost = 1 - prospect["samples_per_s"] / rate
+    assert line.startswith(f"failures cost {lost * 60:.0f} min of every hour over 6.0 h, with ")
+    assert lost == pytest.approx(prospect["stopped"] + prospect["slower"])
+    assert 3 < prospect["n_losses"] < 6  # some of six strike what is gone

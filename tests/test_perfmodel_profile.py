@@ -7,15 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launcher.joblog.events import GenerationStarted
 from odyssey.errors import ProfileError
 from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime
+from odyssey.pipelines import Stage
 from odyssey.plan import Move, move_runs
+from odyssey.trial import trial_plan
 from perfmodel.catalog import load
 from perfmodel.costs import Costs
 from perfmodel.merge import MOVE_BYTE_S, OP_OVERHEAD_S, check_model, merge
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile, Recovery, read, write
-from perfmodel.refine import SCALE_WEIGHT, STEP_WEIGHT, TRANSITION_WEIGHT, calibrate, refresh, rescale
+from perfmodel.refine import SCALE_WEIGHT, STEP_WEIGHT, TRANSITION_WEIGHT, calibrate, refresh, rescale, tried
 from perfmodel.timeline import simulate
 from tests.planning import first_plan, layer, profile
 
@@ -63,6 +66,15 @@ def test_what_ranks_measured_becomes_a_profile() -> None:
     assert of.cluster.intra_host == Link(0.1, 1e6)
     assert of.ties == MODEL.ties and [b.layer for b in of.boundaries] == [0, 2]
     assert of.recovery.groups_member_s == pytest.approx((0.3 - Recovery().groups_base_s) / 3)
+
+
+def test_micro_batches_may_be_cut_if_no_rank_knows_why_not() -> None:
+    reports = [measured([cost(0), cost(1)]), measured([cost(2)], last=True)]
+    free, drawing, silent = "", "layer 2 draws random numbers", reports[1].uncut
+    for last, expected in ((free, free), (drawing, drawing), (silent, silent)):
+        told = [msgspec.structs.replace(report, uncut=why) for report, why in zip(reports, (free, last), strict=True)]
+        assert merged(told).uncut == expected
+    assert silent, "a rank that has not looked does not say that they may"
 
 
 def test_an_op_costs_what_the_middle_rank_measured_or_the_stated_default() -> None:
@@ -169,13 +181,55 @@ def test_a_real_transition_moves_the_parts_that_took_place() -> None:
     rows = [layer(str(i), parameter_bytes=100) for i in range(2)]
     of = profile(rows, 4, intra=Link(0.0, 100.0), recovery=Recovery(0.1, 0.2, 1.0, 0.5, 0.01, move_layer_s=0.0))
     plan = msgspec.structs.replace(first_plan(of, "2x2", 4), move_runs=move_runs((Move(0, 0, 2),)))
-    went = {"detect_s": 0.3, "pause_s": None, "groups_s": 0.5 + 8 * 0.05, "moves_s": 3.0}
-    after = calibrate(of, plan, spawn_s=None, **went).recovery
-    assert after.detect_s == pytest.approx(0.1 + TRANSITION_WEIGHT * 0.2)
-    assert after.pause_s == 0.2 and after.spawn_s == 1.0
-    assert after.groups_member_s == pytest.approx(0.01 + TRANSITION_WEIGHT * 0.04)
-    assert after.moves_scale == pytest.approx(1 + TRANSITION_WEIGHT * 2)
-    assert calibrate(of, plan, spawn_s=0.1, **went).recovery.spawn_s == pytest.approx(1.0 - TRANSITION_WEIGHT * 0.9)
+    went = GenerationStarted(0.3, None, None, 0.5 + 8 * 0.05, 3.0, 5.0, rest_s=0.9, proof_s=0.2)
+    first = calibrate(of, plan, went)
+    assert first.recovery.n_seen == 1, "and what had a default before counts in full"
+    assert first.recovery.detect_s == pytest.approx(0.3) and first.recovery.groups_member_s == pytest.approx(0.05)
+    assert first.recovery.moves_scale == pytest.approx(3) and first.recovery.rest_s == pytest.approx(0.7)
+    assert first.recovery.pause_s == 0.2 and first.recovery.spawn_s == 1.0, "these did not take place"
+    went = msgspec.structs.replace(went, detect_s=0.5, pause_s=0.4, spawn_s=0.1, groups_s=0.5 + 8 * 0.25)
+    after = calibrate(first, plan, went).recovery
+    assert after.detect_s == pytest.approx(0.3 + TRANSITION_WEIGHT * 0.2)
+    assert after.pause_s == pytest.approx(0.2 + TRANSITION_WEIGHT * 0.2)
+    assert after.spawn_s == pytest.approx(1.0 - TRANSITION_WEIGHT * 0.9)
+    assert after.groups_member_s == pytest.approx(0.05 + TRANSITION_WEIGHT * 0.2)
+    assert after.moves_scale == pytest.approx(3)
+
+
+def test_a_transition_that_was_seen_is_foretold_part_by_part() -> None:
+    of = profile([layer(str(i), parameter_bytes=100) for i in range(2)], 4)
+    plan = msgspec.structs.replace(first_plan(of, "2x2", 4), move_runs=move_runs((Move(0, 0, 2),)))
+    went = GenerationStarted(None, 0.4, 0.1, 0.6, 3.0, 5.0, rest_s=0.9, proof_s=0.2)
+    parts = price(plan, calibrate(of, plan, went), seconds_to_change=1e4).transition
+    assert (parts.groups_s, parts.moves_s, parts.rest_s) == pytest.approx((0.6, 3.0, 0.9))
+
+
+def test_the_first_start_shows_what_groups_and_proofs_take_and_nothing_of_a_loss() -> None:
+    of = profile([layer("a", parameter_bytes=100), layer("b", parameter_bytes=300)], 4)
+    plan = first_plan(of, "2x2", 4)
+    after = calibrate(of, plan, GenerationStarted(None, None, None, 0.5, 7.0, None, rest_s=0.6, proof_s=0.4)).recovery
+    assert after.n_seen == 0 and after.moves_scale == of.recovery.moves_scale
+    assert after.pause_s == pytest.approx(of.recovery.pause_s + of.layers[0].backward_s / 2), "half an op is left"
+    without_optimizer = Costs(of).move_bytes[1] / Costs(of).state_per_parameter
+    assert after.rest_s == pytest.approx(0.2) and after.proof_byte_s == pytest.approx(0.4 / without_optimizer)
+    wider = first_plan(of, "2x1", 4)
+    parts = price(wider, msgspec.structs.replace(of, recovery=after), seconds_to_change=1e4).transition
+    assert parts.rest_s == pytest.approx(0.2 + 0.4 * sum(Costs(of).move_bytes) / without_optimizer)
+
+
+def test_a_trial_at_the_start_gives_the_first_price_in_full() -> None:
+    of = profile(2, 1, op_overhead_s=0.5)
+    chain = trial_plan(0, (Stage(0, 0, 1), Stage(1, 1, 2)), msgspec.structs.replace(MODEL, layers=MODEL.layers[:2], ties=()))
+    times = [(OpTime("F", 0, 1, 5, 3.0), OpTime("O", 0, 0, 5, 0.1)), (OpTime("B", 1, 2, 5, 8.0), OpTime("O", 0, 0, 5, 0.3))]
+    reports = [
+        msgspec.structs.replace(measured([cost(0)]), tried=of_rank, trial_s=trial_s)
+        for of_rank, trial_s in zip(times, (50.0, 52.0), strict=True)
+    ]
+    after = tried(of, chain, reports)
+    assert after.layers[0].forward_s == 3.0 and after.layers[1].forward_s == of.layers[1].forward_s
+    assert after.layers[1].backward_s == 8.0 and after.op_overhead_s == pytest.approx(0.2)
+    assert price(chain, after, seconds_to_change=1e4).step_s == pytest.approx(51.0)
+    assert tried(of, chain, [measured([cost(0)])]) == of, "where nothing was tried nothing is learnt"
 
 
 def test_what_an_op_costs_beside_its_computation_is_learnt() -> None:

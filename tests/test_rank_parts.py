@@ -63,6 +63,9 @@ def one_stage_plan(n_layers=3, global_batch=8, micro_batch=2):
     return prove(Plan(1, "test", 0, global_batch, micro_batch, n_layers, blocks_of((Pipeline((stage,), 0, n),)), reductions))
 
 
+MICRO_BATCHES = [range(2 * k, 2 * k + 2) for k in range(4)]
+
+
 class Failing:
     def __len__(self):
         return 8
@@ -77,24 +80,34 @@ def test_the_error_of_a_dataset_reaches_who_asks_for_the_sample_and_nobody_else(
     sampler, plan = Sampler(8, 0), one_stage_plan()
     bad = next(k for k in range(4) if 5 in sampler.ids(2 * k, 2 * k + 2))
     data = Prefetcher(Failing(), sampler, plan)
-    data.request(0, range(4))
-    for k in range(4):
+    data.request(0, MICRO_BATCHES)
+    for k, positions in enumerate(MICRO_BATCHES):
         if k == bad:
             with pytest.raises(OSError, match="disk is gone"):
-                data.get(0, k)
+                data.get(0, positions)
         else:
-            assert data.get(0, k)[0].tolist() == sampler.ids(2 * k, 2 * k + 2)
+            assert data.get(0, positions)[0].tolist() == sampler.ids(2 * k, 2 * k + 2)
 
 
 def test_a_redone_step_finds_its_samples_again():
     sampler, plan = Sampler(8, 0), one_stage_plan()
     data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], sampler, plan)
     for _ in range(2):
-        data.request(0, range(4))
-        data.request(1, range(4))
-        assert [data.get(0, k)[1].tolist() for k in range(4)] == [[-i for i in sampler.ids(2 * k, 2 * k + 2)] for k in range(4)]
+        data.request(0, MICRO_BATCHES)
+        data.request(1, MICRO_BATCHES)
+        found = [data.get(0, positions)[1].tolist() for positions in MICRO_BATCHES]
+        assert found == [[-i for i in sampler.ids(2 * k, 2 * k + 2)] for k in range(4)]
     data.keep_only(1)
-    assert data.get(1, 0)[0].tolist() == sampler.ids(8, 10)
+    assert data.get(1, range(2))[0].tolist() == sampler.ids(8, 10)
+
+
+def test_samples_are_the_same_however_a_step_is_cut_into_micro_batches():
+    sampler, plan = Sampler(8, 0), one_stage_plan()
+    data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], sampler, plan)
+    for cuts in ([0, 2, 4, 6, 8], [0, 2, 3, 5, 7, 8], [0, 1, 2, 4, 6, 8]):
+        micro_batches = list(map(range, cuts, cuts[1:]))
+        data.request(3, micro_batches)
+        assert [i for its in micro_batches for i in data.get(3, its)[0].tolist()] == sampler.ids(24, 32)
 
 
 # -- state as bytes -------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_a_loss_is_recovered_from_and_compared_with_what_was_predicted(scene: Sc
     assert found["code"] == 0 and found["asked"] == "auto"
     assert found["generations"][1]["change"][0].startswith("rank 1 is lost: stage 1 of pipeline 0, ")
     first, second = found["generations"]
-    assert first["layout"] == "2x2 split 2x" and first["n_workers"] == 4 and first["transition"] == {}
+    assert first["layout"].startswith("2x2 split ") and first["n_workers"] == 4 and first["transition"] == {}
     assert second["n_workers"] <= 3 and first["n_steps"] + second["n_steps"] == 6
     assert {"pause", "search", "groups", "moves", "rest"} <= set(second["transition"])
     assert second["transition"]["moves"] > 0 or second["predicted_transition"]["moves"] == 0

@@ -152,7 +152,7 @@ def plain(splits: list[list[tuple[int, int]]], shares: list[int], lost: list[tup
 def with_orders(plan: Plan, split: bool = False) -> Plan:
     costs = Costs(profile(plan.n_layers, plan.global_batch, plan.micro_batch))
     nothing = dict.fromkeys(plan.workers, 0.0)
-    orders = order(plan, costs, split=split, caps=nothing, room=nothing).orders
+    orders = order(plan, costs, split=split, forwards_first=not split, caps=nothing, room=nothing).orders
     return msgspec.structs.replace(plan, schedule=Schedule(orders=orders))
 
 

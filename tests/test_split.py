@@ -190,7 +190,7 @@ def test_a_plan_under_another_schedule_is_the_plan_with_that_schedule() -> None:
     afresh = decode(encode(ruled))
     assert ruled == afresh and ruled.place == afresh.place and ruled.groups_of == afresh.groups_of
     assert [program(ruled, worker) for worker in ruled.workers] == [program(afresh, worker) for worker in afresh.workers]
-    assert program(ruled, 0) != program(plan, 0)
+    assert [program(ruled, worker) for worker in plan.workers] != [program(plan, worker) for worker in plan.workers]
 
 
 def test_a_plan_under_the_rule_stays_small() -> None:

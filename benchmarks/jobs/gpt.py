@@ -60,5 +60,6 @@ def parse_arguments(parser: argparse.ArgumentParser | None = None) -> argparse.N
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--bucket-bytes", type=int, default=25 * 2**20, help="of gradients that are summed at once")
     parser.add_argument("--marks", type=Path, help="folder for the ranks' time stamps")
     return parser.parse_args()

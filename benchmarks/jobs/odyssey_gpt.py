@@ -5,10 +5,12 @@ from __future__ import annotations
 import gpt
 
 import odyssey
+from odyssey import buckets
 
 
 def main() -> None:
     options = gpt.parse_arguments()
+    buckets.BUCKET_BYTES = options.bucket_bytes
     job = odyssey.Job(
         layers=lambda: gpt.build_layers(options),
         loss=gpt.loss_fn,

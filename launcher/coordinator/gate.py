@@ -147,6 +147,9 @@ def _gate_problems(
     for micro_batch in range(plan.n_micro_batches):
         if micro_batch not in owner:
             yield f"micro-batch {micro_batch} is run by no rank"
+    counted = sum(n_samples for worker in plan.workers for _, n_samples in ready[worker].samples)
+    if counted != plan.global_batch:
+        yield f"the ranks count {counted} samples in all, the global batch is {plan.global_batch}"
 
 
 def _reduction_problems(plan: Plan, ready: Mapping[int, RankReady]) -> Iterator[str]:

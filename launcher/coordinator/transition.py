@@ -224,8 +224,9 @@ def _generation_started(job: JobState, plan: Plan) -> GenerationStarted:
     slowest = max(recovery.ready.values(), key=lambda report: (report.moves_s if plan.moves else 0.0, report.groups_s))
     groups_s, moves_s = slowest.groups_s, slowest.moves_s
     proof_s = max(report.proof_s for report in recovery.ready.values())
+    rest_s = max(0.0, now - recovery.joined_at - groups_s - moves_s)
     if recovery.loss_at is None:
-        return GenerationStarted(None, None, None, groups_s, moves_s, None, proof_s=proof_s)
+        return GenerationStarted(None, None, None, groups_s, moves_s, None, rest_s=rest_s, proof_s=proof_s)
     return GenerationStarted(
         detect_s=None,
         pause_s=recovery.paused_at - recovery.loss_at,
@@ -234,6 +235,6 @@ def _generation_started(job: JobState, plan: Plan) -> GenerationStarted:
         moves_s=moves_s,
         total_s=now - recovery.loss_at,
         spawn_s=recovery.joined_at - recovery.chosen_at if recovery.joined_at > recovery.chosen_at else None,
-        rest_s=max(0.0, now - recovery.joined_at - groups_s - moves_s),
+        rest_s=rest_s,
         proof_s=proof_s,
     )

@@ -313,12 +313,12 @@ class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class GenerationStarted(msgspec.Struct, frozen=True, tag="go"):
-    """Decision: all ranks are ready and agree. Measured parts of the transition, seconds; None for the first start.
+    """Decision: all ranks are ready and agree. Measured parts of the transition, seconds; None for what did not take place.
 
     From the first loss on, one after the other: pause, plan, spawn (None where no rank had to be waited for), groups and
     moves (of the rank that moved longest) and the rest: orders on their way, rolling forward, proofs. Together they are
-    `total_s`. `proof_s`, within the rest: of the rank that took longest. `detect_s`, before them, is None where nobody knows
-    when the rank was gone.
+    `total_s`. A first start has groups, moves and the rest. `proof_s`, within the rest: of the rank that took longest.
+    `detect_s`, before them, is None where nobody knows when the rank was gone.
     """
 
     detect_s: float | None

@@ -14,7 +14,9 @@ from launcher.coordinator.actions import StartMeasure
 from launcher.joblog.events import Event, GenerationStarted, Pausing, RankJoined, RankStarted, UnitCommitted
 from launcher.options import RunOptions
 from odyssey.messages import Measured, ModelSpec, OpTimes
+from odyssey.pipelines import Stage
 from odyssey.plan import Plan
+from odyssey.trial import trial_plan
 from perfmodel.profile import Profile
 
 N_STEPS, N_STEPS_NEEDED = 32, 4
@@ -24,8 +26,9 @@ N_STEPS, N_STEPS_NEEDED = 32, 4
 class LiveProfile:
     """The newest profile, and the measurement under way. `profile` is None until there is one."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, node_of: Mapping[int, int]) -> None:
         self._options = options
+        self._node_of = node_of
         self.profile: Profile | None = None
         self.since = 0.0
         """When the measurement under way began, on the caller's clock."""
@@ -37,6 +40,7 @@ class LiveProfile:
         self._steps_s: deque[float] = deque(maxlen=N_STEPS)
         """From commit to commit, of the generation that runs."""
         self._generation = 0
+        self._chain: tuple[Stage, ...] = ()
         self._reports: dict[int, Measured | None] = {}
 
     def watch(self, event: Event) -> None:
@@ -64,12 +68,12 @@ class LiveProfile:
                 self._committed_at = None
                 self._steps_s.clear()
 
-    def rescale(self, plan: Plan, node_of: Mapping[int, int]) -> None:
+    def rescale(self, plan: Plan) -> None:
         """Hold the model's step time of the plan that runs against its real steps, once there are some."""
         if self.profile is not None and len(self._steps_s) >= N_STEPS_NEEDED:
             from perfmodel.refine import rescale
 
-            self.profile = rescale(self.profile, plan, median(self._steps_s), node_of)
+            self.profile = rescale(self.profile, plan, median(self._steps_s), self._node_of)
 
     def _with_spawn(self, profile: Profile) -> Profile:
         if self._spawn_s is None:
@@ -79,7 +83,7 @@ class LiveProfile:
     def begin(self, action: StartMeasure, now: float) -> tuple[int, ...]:
         """A measurement along the action's chain begins; answers the ranks that take part."""
         self.since = now
-        self._generation = action.generation
+        self._generation, self._chain = action.generation, action.chain
         self._reports = {stage.worker: None for stage in action.chain if stage.worker is not None}
         return tuple(self._reports)
 
@@ -94,16 +98,19 @@ class LiveProfile:
         """The profile from all reports, written to the file that was asked for. Raises ProfileError, OSError."""
         from perfmodel import profile as profiles
         from perfmodel.merge import merge
+        from perfmodel.refine import tried
 
+        reports = [report for report in self._reports.values() if report is not None]
         merged = merge(
             model,
-            [report for report in self._reports.values() if report is not None],
+            reports,
             ranks_per_node=self._options.n_ranks_per_node,
             nodes_per_host=self._options.n_nodes,
             cores=len(os.sched_getaffinity(0)) if model.device == "cpu" else None,
             model_name=Path(self._options.script).stem,
         )
-        self.profile = self._with_spawn(merged)
+        plan = trial_plan(self._generation, self._chain, model)
+        self.profile = self._with_spawn(tried(merged, plan, reports, self._node_of))
         if self._options.write_profile is not None:
             profiles.write(self.profile, self._options.write_profile)
         return self.profile
@@ -114,6 +121,8 @@ class LiveProfile:
             from perfmodel.refine import refresh
 
             self.profile = refresh(self.profile, times.times)
+            if times.uncut:
+                self.profile = replace(self.profile, uncut=times.uncut)
 
     def calibrate(self, plan: Plan, went: GenerationStarted) -> None:
         """A real transition to `plan` has shown what its parts cost; the first start shows what groups do."""
@@ -121,12 +130,4 @@ class LiveProfile:
         if self.profile is not None:
             from perfmodel.refine import calibrate
 
-            self.profile = calibrate(
-                self.profile,
-                plan,
-                detect_s=went.detect_s,
-                pause_s=went.pause_s,
-                spawn_s=went.spawn_s,
-                groups_s=went.groups_s,
-                moves_s=went.moves_s if went.total_s is not None else 0.0,
-            )
+            self.profile = calibrate(self.profile, plan, went)

@@ -40,7 +40,7 @@ class Planner:
         self._state = state
         self._now = now
         self._feed = feed
-        self.live_profile = LiveProfile(options)
+        self.live_profile = LiveProfile(options, node_of)
         self._search = PlanSearch(options, node_of, loop)
         self._first_step_is_late: Timer | None = None
         """Set from a Go until its first step is done, or has taken long: it has the processors to itself."""
@@ -109,7 +109,7 @@ class Planner:
         if not isinstance(state, JobState) or state.plan is None or state.status is not Status.RUNNING:
             return
         generation = state.world.generation
-        self.live_profile.rescale(state.plan, self._node_of)
+        self.live_profile.rescale(state.plan)
         profile = self._in_force()
         expected = self._expected_change()
         self._search.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, profile, expected)

@@ -118,6 +118,12 @@ class Model:
             for i, layer in enumerate(self.layers)
         )
 
+    @property
+    def built_bytes(self) -> int:
+        """Of the parameters and buffers in memory now."""
+        tensors = [t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()) if t.device != META]
+        return sum(t.untyped_storage().nbytes() for t in {t.data_ptr(): t for t in tensors}.values())
+
     def call(self, layer: int, value: Any) -> Any:
         """Run a layer. An exception that it raises says which one it was."""
         try:
@@ -169,14 +175,17 @@ class Model:
             _replace(layer, lambda t, target=target: t.detach().to(target))  # type: ignore[misc]
         self._take(wanted)
 
-    def copies(self, layers: Iterable[int]) -> list[nn.Module]:
-        """Copies of layers on the device, with their values as built, for measuring: nothing done to them lasts."""
-        result = []
-        for i in layers:
+    def copy_of(self, layers: Iterable[int]) -> Model:
+        """A model that holds copies of layers, with their values as built, for measuring: nothing done to it lasts."""
+        wanted = frozenset(layers)
+        other = copy.copy(self)
+        other.layers, other.held, other.shards = list(self.layers), frozenset(), {}
+        for i in wanted:
             with torch.random.fork_rng(devices=[]):
                 layer = self._factories[i]() if i in self._factories else copy.deepcopy(self.layers[i])
-            result.append(layer.to(self.device))
-        return result
+            other.layers[i] = layer.to(self.device)
+        other._take(wanted)
+        return other
 
     def adopt(self, layer: int, state: dict[str, Any]) -> None:
         """Hold one layer, with the state that another rank exported. What this rank had of it before is let go whole:

@@ -22,10 +22,15 @@ from odyssey.runtime.clock import Clock
 from odyssey.runtime.data import Prefetcher, layer_seed
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import backward, backward_input, backward_weight
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Cut, Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Compute, Receive, Send
+
+
+class Drawn(Cut):
+    """A layer that drew nothing when it was measured does so now, under a plan that cuts micro-batches: the numbers would be
+    others than in whole ones. This rank does not end the step; all do it again under a plan that cuts none."""
 
 
 class Piece:
@@ -86,6 +91,8 @@ class Computation:
         self._job_spec = job_spec
         self._data = data
         self._generator = default_generator(model.device)
+        self._n_whole = -(-plan.global_batch // plan.micro_batch)
+        """Micro-batches that no plan cuts, so the same number under all plans: no micro-batch's own is the next one."""
 
     # -- what an engine tells of ---------------------------------------------------------------------------------------
 
@@ -128,7 +135,7 @@ class Computation:
         """
         for number, shard in self.model.shards.items():
             if shard.optimizer is not None:
-                self._generator.manual_seed(layer_seed(self._job_spec.seed, step, self.plan.n_micro_batches, number))
+                self._generator.manual_seed(layer_seed(self._job_spec.seed, step, self._n_whole, number))
                 shard.optimizer.step()
             if shard.scheduler is not None:
                 shard.scheduler.step()
@@ -137,7 +144,7 @@ class Computation:
         stage = self.plan.layer_range(op.micro_batch, op.stage)
         leaves: list[torch.Tensor] = []
         if op.stage == 0:
-            value = self._on_device(self._data.get(attempt.step, op.micro_batch)[0])
+            value = self._on_device(self._data.get(attempt.step, self.plan.positions(op.micro_batch))[0])
         else:
             leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
             value = self._expect(stage.first - 1, op.micro_batch).nest(leaves)
@@ -151,9 +158,9 @@ class Computation:
                     first, value = layer, detached(value)
                     leaves = pytree.tree_leaves(value)
                 self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, op.micro_batch, layer))
-                value = self.model.call(layer, value)
+                value = self.model.call(layer, value) if not self.plan.is_cut else self._call_undrawn(layer, value)
             if self.plan.is_last(op.micro_batch, op.stage):
-                target = self._on_device(self._data.get(attempt.step, op.micro_batch)[1])
+                target = self._on_device(self._data.get(attempt.step, self.plan.positions(op.micro_batch))[1])
                 loss = self.loss(value, target)
                 attempt.loss_sum += loss.detach().double() * self.plan.n_samples(op.micro_batch)
                 outputs = [loss]
@@ -163,6 +170,14 @@ class Computation:
         pieces.append(Piece(range(first, stage.stop), leaves, outputs))
         attempt.live[op.stage, op.micro_batch] = Live(pieces)
         self.hand_on(op, attempt, [output.detach() for output in outputs])
+
+    def _call_undrawn(self, layer: int, value: Any) -> Any:
+        """Run a layer in a micro-batch that may be cut. Raises Drawn if it draws random numbers all the same."""
+        before = self._generator.get_state()
+        value = self.model.call(layer, value)
+        if not torch.equal(before, self._generator.get_state()):
+            raise Drawn(f"layer {self.model.specs[layer].name} draws random numbers")
+        return value
 
     def _backward(self, op: Compute, attempt: Try) -> None:
         live = attempt.live[op.stage, op.micro_batch]

@@ -1,7 +1,7 @@
 """Which samples a step uses, the seeds of its random numbers, and a thread that fetches ahead.
 
-Everything here is a pure function of (seed, step, micro-batch, layer): a micro-batch that is redone, or run by another
-worker, sees the same samples and the same dropout masks.
+Everything here is a pure function of (seed, step, micro-batch, layer), or of (seed, step, position in the global batch): a
+micro-batch that is redone, or run by another worker, sees the same samples and the same dropout masks.
 """
 
 from __future__ import annotations
@@ -68,16 +68,11 @@ class Sampler:
         return permutation
 
 
-def micro_batch_ids(sampler: Sampler, plan: Plan, step: int, micro_batch: int) -> list[int]:
-    """Sample ids of one micro-batch of `step`."""
-    start = step * plan.global_batch + micro_batch * plan.micro_batch
-    return sampler.ids(start, start + plan.n_samples(micro_batch))
-
-
 class Prefetcher:
     """Fetches and collates micro-batches on a thread of its own, in the order asked for, ahead of their use.
 
-    What was fetched stays until `keep_only` lets it go, so that a redone step finds its samples in place.
+    A micro-batch goes by its positions in the step's global batch, which no plan changes. What was fetched stays until
+    `keep_only` lets it go, so that a redone step finds its samples in place.
     """
 
     def __init__(self, data: Dataset, sampler: Sampler, plan: Plan, *, is_random: bool = False) -> None:
@@ -90,42 +85,44 @@ class Prefetcher:
         self._is_random = is_random
         self._sampler = sampler
         self._plan = plan
-        self._values: dict[tuple[int, int], Any] = {}
-        self._wanted: set[tuple[int, int]] = set()
-        self._queue: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._values: dict[tuple[int, range], Any] = {}
+        self._wanted: set[tuple[int, range]] = set()
+        self._queue: SimpleQueue[tuple[int, range] | None] = SimpleQueue()
         self._arrived = threading.Condition()
         if not is_random:
             threading.Thread(target=self._fetch, name="odyssey-data", daemon=True).start()
 
-    def ids(self, step: int, micro_batch: int) -> list[int]:
-        """Sample ids of one micro-batch of `step`."""
-        return micro_batch_ids(self._sampler, self._plan, step, micro_batch)
+    def ids(self, step: int, positions: range) -> list[int]:
+        """Sample ids at these positions of a step."""
+        start = step * self._plan.global_batch
+        return self._sampler.ids(start + positions.start, start + positions.stop)
 
-    def request(self, step: int, micro_batches: Iterable[int]) -> None:
+    def request(self, step: int, micro_batches: Iterable[range]) -> None:
         """Fetch these micro-batches of `step`, unless they are there or on their way."""
-        for micro_batch in () if self._is_random else micro_batches:
-            key = (step, micro_batch)
+        for positions in () if self._is_random else micro_batches:
+            key = (step, positions)
             if key not in self._wanted:
                 self._wanted.add(key)
                 self._queue.put(key)
 
-    def get(self, step: int, micro_batch: int) -> Any:
+    def get(self, step: int, positions: range) -> Any:
         """`(input, target)` of a requested micro-batch, collated. Raises what the dataset raised for it."""
         if self._is_random:
-            return self._drawn(step, micro_batch)
+            return self._drawn(step, positions)
         with self._arrived:
-            while (step, micro_batch) not in self._values:
+            while (step, positions) not in self._values:
                 self._arrived.wait()  # ended by `_fetch`, which delivers a value or the dataset's exception
-            value = self._values[step, micro_batch]
+            value = self._values[step, positions]
         if isinstance(value, Exception):
             raise value
         return value
 
-    def _drawn(self, step: int, micro_batch: int) -> Any:
-        if (step, micro_batch) not in self._values:
-            seeds = [layer_seed(self._sampler.seed, step, micro_batch, -1 - i) for i in range(self._plan.micro_batch)]
-            self._values[step, micro_batch] = fetch(self._data, self.ids(step, micro_batch), seeds)
-        return self._values[step, micro_batch]
+    def _drawn(self, step: int, positions: range) -> Any:
+        if (step, positions) not in self._values:
+            places = [divmod(position, self._plan.micro_batch) for position in positions]
+            seeds = [layer_seed(self._sampler.seed, step, micro_batch, -1 - i) for micro_batch, i in places]
+            self._values[step, positions] = fetch(self._data, self.ids(step, positions), seeds)
+        return self._values[step, positions]
 
     def keep_only(self, first_step: int) -> None:
         """Let go of everything before `first_step`."""
@@ -133,18 +130,23 @@ class Prefetcher:
             self._wanted = {key for key in self._wanted if key[0] >= first_step}
             self._values = {key: value for key, value in self._values.items() if key[0] >= first_step}
 
+    def close(self) -> None:
+        """Fetch no more."""
+        self._wanted = set()
+        self._queue.put(None)
+
     def _fetch(self) -> None:
-        while True:
-            step, micro_batch = self._queue.get()
+        while (key := self._queue.get()) is not None:
+            step, positions = key
             value: Any = None
-            if (step, micro_batch) in self._wanted:
+            if (step, positions) in self._wanted:
                 try:
-                    value = fetch(self._data, self.ids(step, micro_batch))
+                    value = fetch(self._data, self.ids(step, positions))
                 except Exception as error:  # raised again in the thread that asks for it
                     value = error
             with self._arrived:
-                if (step, micro_batch) in self._wanted:
-                    self._values[step, micro_batch] = value
+                if (step, positions) in self._wanted:
+                    self._values[step, positions] = value
                     self._arrived.notify_all()
 
 

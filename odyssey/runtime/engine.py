@@ -56,7 +56,8 @@ class Engine:
         self._program = program(plan, worker)
         self._reductions = Reductions(plan, worker, self._program, self.gradients, groups)
         computed = [op for op in self._program if isinstance(op, Compute) and op.kind == "F"]
-        self._micro_batches = list(dict.fromkeys(op.micro_batch for op in computed if self._needs_data(op)))
+        read = dict.fromkeys(op.micro_batch for op in computed if self._needs_data(op))
+        self._read = [plan.positions(micro_batch) for micro_batch in read]
         self.samples = tuple(
             (op.micro_batch, plan.n_samples(op.micro_batch)) for op in computed if plan.is_last(op.micro_batch, op.stage)
         )
@@ -65,7 +66,7 @@ class Engine:
     @property
     def reads_data(self) -> bool:
         """Whether this worker's part of the plan begins or ends a pipeline for some micro-batch."""
-        return bool(self._micro_batches)
+        return bool(self._read)
 
     def _new_try(self, step: int) -> Try:
         exchange = Exchange(self.plan, self.groups, self.expectations, self._program)
@@ -88,8 +89,8 @@ class Engine:
     def _begin(self, step: int) -> None:
         self._try = self._new_try(step)
         self._data.keep_only(step)
-        self._data.request(step, self._micro_batches)
-        self._data.request(step + 1, self._micro_batches)
+        self._data.request(step, self._read)
+        self._data.request(step + 1, self._read)
         self.gradients.zero()
         for layer in self.model.held:
             if not self.model.layers[layer].training:

@@ -19,7 +19,7 @@ class JobSpec(NamedTuple):
     """`loss(output, target)`: mean over a micro-batch's samples. `prefetcher(plan)`: made once, at the first plan.
 
     `first_micro_batch()`: a collated `(input, target)` of full size, to measure with. `autocast`: None computes in the
-    parameters' own precision.
+    parameters' own precision. `independent_samples`: the script says that layers and loss take each sample by itself.
     """
 
     spec: ModelSpec
@@ -29,6 +29,7 @@ class JobSpec(NamedTuple):
     first_micro_batch: Callable[[], Any]
     seed: int
     autocast: torch.dtype | None
+    independent_samples: bool = False
 
     def checked_loss(self, output: Any, target: Any) -> torch.Tensor:
         """What `loss` gives. Raises JobError if that is nothing to train with."""

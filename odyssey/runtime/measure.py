@@ -2,7 +2,7 @@
 
 All ranks measure at the same time, as they compute at the same time when they train: what they share (caches, memory)
 slows both alike, and what a core's sharing costs is not in the thread's processor time. Nothing is trained: the layers
-are copies.
+are copies. At the end the ranks try a few whole steps along the chain.
 """
 
 from __future__ import annotations
@@ -19,55 +19,45 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from odyssey import own_process
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
 from odyssey.pipelines import Stage
+from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import describe, detached, flatten
 from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.separable import Conditions, layer_problem, loss_problem
 from odyssey.runtime.transfer import receive_state, send_state
+from odyssey.runtime.trial_run import try_steps
+from odyssey.trial import trial_plan
 
 N_REPEATS = 5
 PROBE_BYTES = 1 << 20
 PROBE_TAG = 5
+NOT_SAID = "the script does not say that samples are independent (Job(independent_samples=True))"
 N_STATES = 3
 STATE_BYTES = 16 << 20
 """Long enough that its pieces overlap."""
 
 
-def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups: Groups) -> Measured:
+def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backend: Backend, groups: Groups) -> Measured:
     """This rank's part of the chain. Raises Cut when communication ends, JobError for layers that cannot be trained."""
     n_samples = min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
     autocast = job_spec.autocast
     started_s = time.monotonic()
     groups.build()
     group_s = time.monotonic() - started_s
-    runtime_bytes = own_process.resident_bytes()
     place = next(i for i, stage in enumerate(order.chain) if stage.worker == worker)
     stage = order.chain[place]
     is_first, is_last = place == 0, place == len(order.chain) - 1
-    if is_first:
-        value = on_device(job_spec.first_micro_batch()[0], model.device)
-    else:
-        before = _worker(order.chain[place - 1])
-        value = _arrived(receive_state(before, groups, "the first micro-batch")[0], model.device)
-    modules = model.copies(stage.layers)
-    inputs, boundaries = [], []
-    for layer, module in zip(stage.layers, modules, strict=True):
-        inputs.append(value)
-        with _precision(model.device, autocast):
-            try:
-                output = module(value)
-            except Exception as error:
-                error.add_note(f"in layer {model.specs[layer].name}")
-                raise
-        flatten(output, layer)
-        value = detached(output)
-        boundaries.append(describe(value, layer, n_samples))
+    value = _input(order.chain, place, job_spec, groups, model.device)
+    before = () if is_first else (describe(value, stage.first - 1, n_samples),)
+    copies = model.copy_of(stage.layers)
+    inputs, value = _through(copies, stage, value, autocast)
+    boundaries = tuple(describe(its, layer, n_samples) for layer, its in zip(stage.layers, (*inputs[1:], value), strict=True))
     latency_s = bandwidth = loss_s = None
     overheads_s = []
     if not is_last:
@@ -82,27 +72,53 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, groups
     move_byte_s = _pass_state(order.chain, place, groups, model.device)
     if len(order.chain) > 1:
         groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
-    costs = _measure_layers(stage, modules, inputs, job_spec, model.device)
+    uncut = _uncut(stage, copies, inputs, value if is_last else None, job_spec)
+    costs = _measure_layers(stage, copies, inputs, job_spec)
     if is_last:
         loss_s = _measure_loss(job_spec.checked_loss, value, on_device(job_spec.first_micro_batch()[1], model.device), autocast)
+    plan = trial_plan(order.generation, order.chain, job_spec.spec)
+    tried = try_steps(plan, worker, copies, job_spec, backend, groups, (*before, *boundaries))
+    states_bytes = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in costs)
     return Measured(
         generation=order.generation,
         costs=costs,
-        boundaries=tuple(boundaries),
+        boundaries=boundaries,
         latency_s=latency_s,
         bandwidth=bandwidth,
         group_s=group_s,
         loss_s=loss_s,
         op_overhead_s=statistics.mean(overheads_s) if overheads_s else None,
-        runtime_bytes=runtime_bytes,
+        runtime_bytes=max(0, tried.memory_bytes - model.built_bytes - states_bytes),
         memory_bytes=memory_bytes(model.device),
         move_byte_s=move_byte_s,
+        tried=tried.times,
+        trial_s=tried.step_s,
+        uncut=uncut,
     )
 
 
 def _worker(stage: Stage) -> int:
     assert stage.worker is not None, "a chain has a worker at every stage"
     return stage.worker
+
+
+def _input(chain: Sequence[Stage], place: int, job_spec: JobSpec, groups: Groups, device: torch.device) -> Any:
+    """What the layers of a place are measured with."""
+    if place == 0:
+        return on_device(job_spec.first_micro_batch()[0], device)
+    return _arrived(receive_state(_worker(chain[place - 1]), groups, "the first micro-batch")[0], device)
+
+
+def _through(model: Model, stage: Stage, value: Any, autocast: torch.dtype | None) -> tuple[list[Any], Any]:
+    """What each layer of a stage is given, and what the last one gives, each as the beginning of a graph of its own."""
+    inputs = []
+    for layer in stage.layers:
+        inputs.append(value)
+        with _precision(model.device, autocast):
+            output = model.call(layer, value)
+        flatten(output, layer)
+        value = detached(output)
+    return inputs, value
 
 
 def _arrived(message: Any, device: torch.device) -> Any:
@@ -115,14 +131,12 @@ def _arrived(message: Any, device: torch.device) -> Any:
 # -- layers ---------------------------------------------------------------------------------------------------------------
 
 
-def _measure_layers(
-    stage: Stage, modules: list[nn.Module], inputs: list[Any], job_spec: JobSpec, device: torch.device
-) -> tuple[LayerCost, ...]:
+def _measure_layers(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec) -> tuple[LayerCost, ...]:
     """What each layer of the stage costs. Rounds go through all layers forward and back, as a step does: a layer that was
     measured over and over by itself would find its weights in the cache each time."""
     timings = [
-        _Timings(layer, module, value, job_spec.optimizer, device)
-        for layer, module, value in zip(stage.layers, modules, inputs, strict=True)
+        _Timings(layer, model.layers[layer], value, job_spec.optimizer, model.device)
+        for layer, value in zip(stage.layers, inputs, strict=True)
     ]
     for _ in range(N_REPEATS + 1):  # the first round warms up
         for timing in timings:
@@ -132,6 +146,23 @@ def _measure_layers(
         for timing in timings:
             timing.step()
     return tuple(timing.cost() for timing in timings)
+
+
+def _uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec: JobSpec) -> str:
+    """Why micro-batches have to stay whole. `output`: of the last layer, where that is here: then the loss counts as well."""
+    if not job_spec.independent_samples:
+        return NOT_SAID
+    autocast, n_samples = job_spec.autocast, min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
+    if n_samples == 1:
+        return "they have one sample"
+    eps = torch.finfo(autocast).eps if autocast else 0.0
+    given = Conditions(n_samples, model.device, lambda: _precision(model.device, autocast), eps)
+    for layer, value in zip(stage.layers, inputs, strict=True):
+        if problem := layer_problem(model.specs[layer].name, layer, model.layers[layer], value, given):
+            return problem
+    if output is None:
+        return ""
+    return loss_problem(job_spec.checked_loss, output, on_device(job_spec.first_micro_batch()[1], model.device), given)
 
 
 class _Timings:

@@ -42,6 +42,7 @@ from odyssey.messages import (
 from odyssey.model.model import Model
 from odyssey.plan import Plan, StateFrom
 from odyssey.runtime.backend import Backend
+from odyssey.runtime.computation import Drawn
 from odyssey.runtime.control import Control
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
@@ -171,6 +172,8 @@ class Session:
         except Cut as cut:
             if self._engine is not None:
                 self._engine.computation.interrupted()
+            if isinstance(cut, Drawn) and self._engine is not None:
+                self._link.report(OpTimes(self._engine.plan.generation, (), str(cut)))
             self._stand_still(str(cut))
             return
         # The unit is final: tell the agent before anything else, so that its result outlives this rank.
@@ -268,7 +271,7 @@ class Session:
         groups = Groups(order.store, order.generation, members, (), (), self.rank, self.model.device)
         self._control.use(groups)
         if self.rank in members:
-            self._link.report(measure(order, self.rank, self.model, self._job_spec, groups))
+            self._link.report(measure(order, self.rank, self.model, self._job_spec, self._backend, groups))
         self._control.change(Phase.measured)
 
     def _prepare(self, order: Prepare, transaction: Transaction | None) -> None:

@@ -18,6 +18,7 @@ from odyssey_cli.planning.ask import Answer
 from odyssey_cli.timeline.change import sentences
 from strategies.search import best
 from strategies.search.dryrun import Outcome
+from strategies.search.prospect import Prospect
 from strategies.situation import Objective, Outlook
 
 _MOST_OUTCOMES = 12
@@ -50,12 +51,19 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
 
 
 def _cost(answer: Answer) -> str:
-    """What failures cost, as the layout now stands."""
-    each_s, change_s = answer.outlook.cost_s, answer.expected_change.seconds
-    hourly_s = 3600 * min(1.0, each_s / (each_s + change_s))
-    ends = answer.outlook.share_of_ends
-    text = f"a loss takes {quantities.seconds(each_s)} from training, {quantities.seconds(hourly_s)} of every hour"
-    return f"{text}; {quantities.percent(ends)} of losses end the job" if ends >= 0.005 else text
+    """What the next loss takes, and what failures cost of every hour, as the layout now stands."""
+    outlook, prospect = answer.outlook, answer.prospect
+    ends = f"; {quantities.percent(outlook.share_of_ends)} of losses end the job" if outlook.share_of_ends >= 0.005 else ""
+    return f"a loss takes {quantities.seconds(outlook.cost_s)} from training{ends}\n{hourly(prospect)}"
+
+
+def hourly(prospect: Prospect) -> str:
+    """What failures cost of every hour of a job, in seconds of training."""
+    lost, stopped, slower = (
+        quantities.seconds(3600 * part) for part in (prospect.lost, prospect.stopped, max(0.0, prospect.slower))
+    )
+    over = f"over {quantities.seconds(prospect.horizon_s)}, with {prospect.n_losses:.2g} losses"
+    return f"failures cost {lost} of every hour {over}: {stopped} stopped or redone, {slower} by slower steps"
 
 
 def _score(answer: Answer) -> str:
@@ -82,13 +90,13 @@ def start_table(answer: Answer, ascii_only: bool) -> Table:
             quantities.rate(candidate.plan.global_batch / candidate.estimate.step_s),
             quantities.rate(candidate.estimate.objective),
             next_loss(candidate.outlook),
-            _survives(candidate.outlook),
+            survives(candidate.outlook),
             style="bold" if chosen else "",
         )
     return table
 
 
-def _survives(outlook: Outlook) -> str:
+def survives(outlook: Outlook) -> str:
     """The losses after which every layer has a holder, wherever they hit."""
     ranks, nodes = outlook.n_holders - 1, outlook.n_nodes - 1
     text = f"any {quantities.plural(ranks, 'rank')}" if ranks else "no loss"

@@ -15,7 +15,12 @@ from perfmodel.reliability import ExpectedChange
 from strategies.search import best, initial_plan
 from strategies.search.dryrun import Outcome, fail_any, fail_ranks
 from strategies.search.outlook import cost_s, outlooks
+from strategies.search.prospect import Prospect, Steps, prospects
 from strategies.situation import Aim, Candidate, Outlook, Situation
+
+HORIZON_S = 86400.0
+"""How far ahead failures are counted where nothing is said: until what is lost is back. Of InfiniteHBD's repairs half take less
+than 0.85 days (arXiv 2502.03885)."""
 
 
 class Losses(msgspec.Struct, frozen=True):
@@ -29,7 +34,8 @@ class Answer(msgspec.Struct, frozen=True):
     """What `odyssey plan` says: the layout now, and every kind of loss that was asked for, the fastest outcome first.
 
     `starts`: the layouts that a job could start with, best first; empty for a job that runs. `outlook`: what the layout now
-    leaves for the next loss. `method`: which of the `n_placements` ways to lose ranks were looked at.
+    leaves for the next loss, `prospect`: what failures cost it over a given time. `method`: which of the `n_placements` ways to
+    lose ranks were looked at.
     """
 
     source: str
@@ -40,6 +46,7 @@ class Answer(msgspec.Struct, frozen=True):
     aim: Aim
     starts: tuple[Candidate, ...]
     outlook: Outlook
+    prospect: Prospect
     n_placements: int
     method: str
     outcomes: tuple[Outcome, ...]
@@ -64,19 +71,20 @@ def ask(
     change: ExpectedChange,
     strategy: str | None = None,
     aim: Aim | None = None,
+    horizon_s: float = HORIZON_S,
 ) -> Answer:
     """Search for the answer: after the loss of these ranks, or of any so many. `strategy`: the only one that may propose."""
     began = time.perf_counter()
     aim = found.aim if aim is None else aim
-    start = _at_start(found, change, aim)
+    start = at_start(found, change, aim)
     runs = found.plan is not None and found.plan.estimate is not None and layout == "auto"
     starts = [] if runs else initial_plan(start, layout if layout != "auto" else found.layout)
     now = found.plan if runs and found.plan is not None else _chosen(starts, len(start.alive))
     assert now.estimate is not None
     here = msgspec.structs.replace(start, plan=now, alive=tuple(sorted((*now.workers, *now.idle))))
-    outlook = outlooks(here, [Candidate(now.strategy, now, now.estimate, "")])[0].outlook
-    assert outlook is not None
-    outlook = msgspec.structs.replace(outlook, cost_s=cost_s(now.estimate.step_s, outlook.next_losses))
+    as_it_is = Candidate(now.strategy, now, now.estimate, "")
+    steps = Steps(here)
+    steps.learn(len(now.workers), now.estimate.step_s)
     if isinstance(lost, Losses):
         run = fail_any(
             found.profile,
@@ -102,7 +110,8 @@ def ask(
         expected_change=change,
         aim=aim,
         starts=tuple(starts),
-        outlook=outlook,
+        outlook=outlook_of(here, as_it_is),
+        prospect=prospects(here, [as_it_is], horizon_s, steps)[0],
         n_placements=n_placements,
         method=method,
         outcomes=outcomes,
@@ -114,12 +123,21 @@ def plan_now(found: source.Source, layout: str, change_s: float, aim: Aim | None
     """The job's own plan, or else the one that a job would start with, where D is known to be `change_s`."""
     if found.plan is not None and found.plan.estimate is not None and layout == "auto":
         return found.plan
-    start = _at_start(found, ExpectedChange(change_s), found.aim if aim is None else aim)
+    start = at_start(found, ExpectedChange(change_s), found.aim if aim is None else aim)
     return _chosen(initial_plan(start, layout if layout != "auto" else found.layout), len(start.alive))
 
 
-def _at_start(found: source.Source, change: ExpectedChange, aim: Aim) -> Situation:
-    ranks = range(found.n_nodes * found.ranks_per_node)
+def outlook_of(situation: Situation, candidate: Candidate) -> Outlook:
+    """What a candidate's plan leaves for the next loss, whatever plans are chosen by."""
+    assert candidate.estimate is not None
+    outlook = outlooks(situation, [candidate])[0].outlook
+    assert outlook is not None
+    return msgspec.structs.replace(outlook, cost_s=cost_s(candidate.estimate.step_s, outlook.next_losses))
+
+
+def at_start(found: source.Source, change: ExpectedChange, aim: Aim, n_ranks: int | None = None) -> Situation:
+    """Before a job, with all ranks of its source or so many."""
+    ranks = range(found.n_nodes * found.ranks_per_node if n_ranks is None else n_ranks)
     return Situation(
         generation=1,
         step=0,

@@ -1,83 +1,145 @@
-"""`odyssey plan`: what would be done if ranks were lost, without starting any."""
+"""`odyssey plan`: what would be done if ranks were lost, and what to start with, without starting any."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
 
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
 from odyssey_cli import files
 from odyssey_cli.command_line import values
-from odyssey_cli.planning import source
+from odyssey_cli.planning import source, start_tables
 from odyssey_cli.planning.answer import show
-from odyssey_cli.planning.ask import Losses, ask
+from odyssey_cli.planning.ask import HORIZON_S, Answer, Losses, ask
 from odyssey_cli.planning.predicted import stands, timeline
+from odyssey_cli.planning.starts import ask_layouts, ask_spares
 from odyssey_cli.timeline import save, terminal
 
 
-def plan(
-    source_text: str | None,
-    *,
-    fail: int | None,
-    fail_ranks: str | None,
-    fail_nodes: int | None,
-    layout: str,
-    nodes: int | None,
-    nproc_per_node: int | None,
-    mtbf: str | None,
-    failure_rate: float | None,
-    objective: str | None,
-    survive: int | None,
-    survive_nodes: int | None,
-    strategy: str,
-    as_json: bool,
-    with_timeline: bool,
-    svg: str | None,
-    trace: str | None,
-    change: str | None,
-) -> int:
+class Request(msgspec.Struct, frozen=True):
+    """The command line, as it was written."""
+
+    source: str | None
+    fail: int | None
+    fail_ranks: str | None
+    fail_nodes: int | None
+    layouts: bool
+    spares: int | None
+    spare_nodes: int | None
+    horizon: str | None
+    layout: str
+    nodes: int | None
+    nproc_per_node: int | None
+    mtbf: str | None
+    failure_rate: float | None
+    objective: str | None
+    survive: int | None
+    survive_nodes: int | None
+    strategy: str
+    as_json: bool
+    with_timeline: bool
+    svg: str | None
+    trace: str | None
+    change: str | None
+
+
+def plan(request: Request) -> int:
     """Answer on stdout; returns the exit code: FAILED if training survives none of the losses."""
-    if as_json and with_timeline:
-        raise UsageError("--json and --timeline exclude each other", "--trace FILE writes the timeline as JSON")
-    lost = _losses(fail, fail_ranks, fail_nodes)
-    values.layout(layout)
-    mtbf_s = values.duration_s(mtbf, "--mtbf") if mtbf is not None else None
-    for value, option in ((nodes, "--nodes"), (nproc_per_node, "--nproc-per-node")):
+    _check_together(request)
+    lost, spares = _losses(request), _spares(request)
+    values.layout(request.layout)
+    values.strategy(request.strategy)
+    mtbf_s = values.duration_s(request.mtbf, "--mtbf") if request.mtbf is not None else None
+    horizon_s = values.duration_s(request.horizon, "--horizon") if request.horizon is not None else HORIZON_S
+    for value, option in ((request.nodes, "--nodes"), (request.nproc_per_node, "--nproc-per-node")):
         if value is not None:
             values.count(value, option, 1)
-    only = None if values.strategy(strategy) == "auto" else strategy
-    svg_file, trace_file = files.check_if_given(svg, "--svg"), files.check_if_given(trace, "--trace")
-    change_file = files.check_if_given(change, "--change")
-    found = source.find(source_text).resized(nodes, nproc_per_node)
-    rate = None if failure_rate is None else values.failure_rate(failure_rate)
-    aim = values.aim(found.aim, objective, survive, survive_nodes)
-    answer = ask(found, lost, layout, found.expected_change(mtbf_s, rate), only, aim)
-    if as_json:
+    for file, option in ((request.svg, "--svg"), (request.trace, "--trace"), (request.change, "--change")):
+        files.check_if_given(file, option)
+    found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
+    rate = None if request.failure_rate is None else values.failure_rate(request.failure_rate)
+    aim = values.aim(found.aim, request.objective, request.survive, request.survive_nodes)
+    expected = found.expected_change(mtbf_s, rate)
+    if request.layouts:
+        start_tables.show(ask_layouts(found, request.layout, expected, aim, horizon_s), as_json=request.as_json)
+    elif spares is not None:
+        n_ranks = found.ranks_per_node if spares.nodes else 1
+        start_tables.show(ask_spares(found, spares.n, n_ranks, expected, aim, horizon_s), as_json=request.as_json)
+    else:
+        only = None if request.strategy == "auto" else request.strategy
+        return _answer(request, found, ask(found, lost, request.layout, expected, only, aim, horizon_s))
+    return ExitCode.OK
+
+
+def _answer(request: Request, found: source.Source, answer: Answer) -> int:
+    """Of what is done after losses, with its pictures."""
+    if request.as_json:
         sys.stdout.buffer.write(to_json(answer) + b"\n")
     else:
         show(answer)
-    if with_timeline or svg_file is not None or trace_file is not None:
-        drawn = timeline(answer, found.profile, with_loss=(fail, fail_ranks, fail_nodes) != (None, None, None))
-        if with_timeline:
+    svg_file, trace_file = (None if file is None else Path(file) for file in (request.svg, request.trace))
+    if request.with_timeline or svg_file is not None or trace_file is not None:
+        with_loss = (request.fail, request.fail_ranks, request.fail_nodes) != (None, None, None)
+        drawn = timeline(answer, found.profile, with_loss=with_loss)
+        if request.with_timeline:
             print()
             terminal.show(drawn)
         save.save(drawn, svg_file, trace_file)
-    if change_file is not None:
-        save.save_change(f"{answer.source}: the layout before and after the loss", stands(answer), change_file)
+    if request.change is not None:
+        save.save_change(f"{answer.source}: the layout before and after the loss", stands(answer), Path(request.change))
     return ExitCode.OK if answer.chosen is not None else ExitCode.FAILED
 
 
-def _losses(fail: int | None, fail_ranks: str | None, fail_nodes: int | None) -> Losses | tuple[int, ...]:
-    given = [
-        option
-        for option, value in (("--fail", fail), ("--fail-ranks", fail_ranks), ("--fail-nodes", fail_nodes))
-        if value is not None
-    ]
+def _check_together(request: Request) -> None:
+    """Options that ask another question than `--layouts` or `--spares`, and what they have no meaning for."""
+    if request.as_json and request.with_timeline:
+        raise UsageError("--json and --timeline exclude each other", "--trace FILE writes the timeline as JSON")
+    questions = _given(
+        ("--layouts", request.layouts or None),
+        ("--spares", request.spares),
+        ("--spare-nodes", request.spare_nodes),
+        ("--fail", request.fail),
+        ("--fail-ranks", request.fail_ranks),
+        ("--fail-nodes", request.fail_nodes),
+    )
+    _exclude(questions)
+    if not questions or questions[0].startswith("--fail"):
+        return
+    others = _given(
+        ("--strategy", None if request.strategy == "auto" else request.strategy),
+        ("--timeline", request.with_timeline or None),
+        ("--svg", request.svg),
+        ("--trace", request.trace),
+        ("--change", request.change),
+        ("--layout", None if questions[0] == "--layouts" or request.layout == "auto" else request.layout),
+    )
+    _exclude([questions[0], *others])
+
+
+def _given(*options: tuple[str, object]) -> list[str]:
+    return [option for option, value in options if value is not None]
+
+
+def _exclude(given: Sequence[str]) -> None:
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other", "give one of them")
-    if fail_ranks is not None:
-        return values.ranks(fail_ranks, "--fail-ranks")
-    if fail_nodes is not None:
-        return Losses(values.count(fail_nodes, "--fail-nodes", 1), nodes=True)
-    return Losses(values.count(fail, "--fail", 1) if fail is not None else 1)
+
+
+def _losses(request: Request) -> Losses | tuple[int, ...]:
+    if request.fail_ranks is not None:
+        return values.ranks(request.fail_ranks, "--fail-ranks")
+    if request.fail_nodes is not None:
+        return Losses(values.count(request.fail_nodes, "--fail-nodes", 1), nodes=True)
+    return Losses(values.count(request.fail, "--fail", 1) if request.fail is not None else 1)
+
+
+def _spares(request: Request) -> Losses | None:
+    """So many ranks or nodes that stand by."""
+    if request.spare_nodes is not None:
+        return Losses(values.count(request.spare_nodes, "--spare-nodes", 1), nodes=True)
+    return Losses(values.count(request.spares, "--spares", 1)) if request.spares is not None else None

@@ -19,8 +19,8 @@ from odyssey.plan import Plan
 from odyssey_cli.display import quantities
 from odyssey_cli.timeline.change import sentences
 
-PARTS = ("detect", "pause", "search", "spawn", "groups", "moves", "warm_up")
-"""Of a transition, as the performance model has them; what is rehearsed has `rest` as well."""
+PARTS = ("detect", "pause", "search", "spawn", "groups", "moves", "warm_up", "rest")
+"""Of a transition, as the performance model has them."""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
     steps, transitions = _table("STEPS", "strategy", "plan", "layout"), _table("TRANSITIONS", "strategy", "")
     for name in ("predicted", "rehearsed", "differs", "samples/s"):
         steps.add_column(name, justify="right", no_wrap=True)
-    for name in (*PARTS, "rest", "total"):
+    for name in (*PARTS, "total"):
         transitions.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
     changes: list[Text] = []
     for rehearsal in rehearsals:
@@ -171,5 +171,5 @@ def _step_cells(found: Generation, global_batch: int) -> tuple[Text | str, ...]:
 
 
 def _parts(parts: dict[str, float]) -> tuple[str, ...]:
-    cells = [quantities.seconds(parts[part]) if part in parts else "" for part in (*PARTS, "rest")]
+    cells = [quantities.seconds(parts[part]) if part in parts else "" for part in PARTS]
     return *cells, quantities.seconds(sum(parts.values()))

@@ -5,6 +5,7 @@ hosts.py        stages over hosts
 buckets.py      reductions of layers
 shapes.py       splits of layers over stages
 layouts.py      how many pipelines of which lengths
+whole.py        a plan in force whose micro-batches are not to be cut any more
 compose.py      from ranges of layers to a proved Plan
 moves.py        who sends which layer to whom, and in which order
 worth.py        what it is worth which worker gets which layers

@@ -39,11 +39,12 @@ def compose(
     pipelines: Sequence[Sequence[Stage]],
     shares: Sequence[int],
     *,
+    samples: Sequence[int | None] = (),
     routes: Sequence[Route] = (),
     schedule: Schedule | None = None,
     spawned: Sequence[int] = (),
 ) -> Plan:
-    """A proved plan of these stages, with `shares` micro-batches to each pipeline.
+    """A proved plan of these stages, with `shares` micro-batches to each pipeline; `samples`: of each, where they are cut.
 
     Raises PlanError if it contradicts itself or the state that the survivors hold.
     """
@@ -51,8 +52,8 @@ def compose(
     profile = situation.profile
     built = []
     first = 0
-    for stages, share in zip(pipelines, shares, strict=True):
-        built.append(Pipeline(tuple(stages), first, first + share))
+    for stages, share, n_samples in zip(pipelines, shares, samples or [None] * len(shares), strict=True):
+        built.append(Pipeline(tuple(stages), first, first + share, n_samples))
         first += share
     needed = {stage.worker: stage for stages in pipelines for stage in stages if stage.worker is not None}
     at_start = situation.plan is None

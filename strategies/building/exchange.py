@@ -1,8 +1,8 @@
 """Orders for pipelines that exchange micro-batches, worked out once for those that are alike.
 
 Orders come from list scheduling with measured durations under caps of memory: twice what 1F1B keeps, and all that is left on
-the worker; `B` may be split in `I` on the critical path and a deferred `W`. Losses of one stage in pipelines that are copies
-of each other have one answer, in other numbers.
+the worker; `B` may be split in `I` on the critical path and a deferred `W`, or run whole, and then forwards may go first.
+Losses of one stage in pipelines that are copies of each other have one answer, in other numbers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from strategies.building.ordering import Ordered, order
 CAP = 2.0
 """Multiples of the activations that 1F1B keeps, within what is left on the worker."""
 MANY_TASKS = 400
-"""Beyond this many computations B is only tried in halves, and with all memory only if that is not `CLOSE` to what no order can
-beat."""
+"""Beyond this many computations B is only tried in halves if it has any, and with all memory only if that is not `CLOSE` to
+what no order can beat."""
 CLOSE = 1.1
 MOST_TASKS = 20_000
 """Beyond this many the first way is taken as it is: it takes a second to find, and most of the job is in it already."""
@@ -78,13 +78,17 @@ def _fastest(exchange: _Exchange, enough_s: float) -> dict[bool, Ordered]:
     """Whether B is split -> the fastest way that fits, else the one that lacks least."""
     fastest: dict[bool, Ordered] = {}
     are_many = exchange.n_tasks > MANY_TASKS
-    for split in (True,) if are_many else (True, False):
-        way = fastest[split] = exchange.order(split, CAP)
+    for split in (False,) if not exchange.has_halves else (True,) if are_many else (True, False):
+        way = exchange.order(split, CAP)
         is_enough = way.makespan_s < max(CLOSE * way.busiest_s, enough_s) or exchange.n_tasks > MOST_TASKS
-        if not (are_many and is_enough):
-            other = exchange.order(split, math.inf)
+        others = [] if are_many and is_enough else [(math.inf, False)]
+        if others and not exchange.has_halves:  # then it is stages behind that may run dry
+            others += [(CAP, True), (math.inf, True)]
+        for factor, forwards_first in others:
+            other = exchange.order(split, factor, forwards_first)
             if (other.over_bytes, other.makespan_s / WORTH) < (way.over_bytes, way.makespan_s):
-                fastest[split] = other
+                way = other
+        fastest[split] = way
     return fastest
 
 
@@ -98,7 +102,7 @@ class _Known:
 
 
 class _Exchange:
-    """Pipelines that exchange micro-batches. `n_tasks`: micro-batches at stages."""
+    """Pipelines that exchange micro-batches. `n_tasks`: micro-batches at stages. `has_halves`: whether a B can be split."""
 
     def __init__(self, plan: Plan, members: Sequence[int], costs: Costs) -> None:
         pipelines = tuple(plan.pipelines[p] for p in members)
@@ -106,20 +110,21 @@ class _Exchange:
         self._plan = msgspec.structs.replace(plan, blocks=blocks_of(pipelines), routes=routes)
         self._costs = costs
         self.n_tasks = sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in pipelines)
+        self.has_halves = any(layer.input_gradient_s and layer.weight_gradient_s for layer in costs.profile.layers)
         self._workers = tuple(stage.worker for its in pipelines for stage in its.stages if stage.worker is not None)
         self._micro_batches = tuple(k for pipeline in pipelines for k in pipeline.micro_batches)
         self._key = self._kind()
 
-    def order(self, split: bool, factor: float) -> Ordered:
+    def order(self, split: bool, factor: float, forwards_first: bool = False) -> Ordered:
         """The orders under caps of `factor` times what 1F1B keeps."""
         known = _known(self._costs.profile)
-        key = (*self._key, split, factor)
+        key = (*self._key, split, factor, forwards_first)
         found = known.get(key)
         if found is None:
             if len(known) >= MOST_KNOWN:
                 known.clear()
             caps = _caps(self._plan, self._costs, self._room, factor)
-            way = order(self._plan, self._costs, split=split, caps=caps, room=self._room)
+            way = order(self._plan, self._costs, split=split, forwards_first=forwards_first, caps=caps, room=self._room)
             found = known[key] = _Known(way, self._workers, self._micro_batches)
         return self._in_own_numbers(found)
 
@@ -139,7 +144,7 @@ class _Exchange:
                 for its in plan.pipelines
             ),
             plan.micro_batch,
-            plan.n_samples(self._micro_batches[-1]),
+            tuple(plan.n_samples(its.stop_micro_batch - 1) for its in plan.pipelines),
             tuple((number_of[route.micro_batch], route.stage, worker_of[route.worker]) for route in plan.routes),
             tuple(hosts.setdefault(costs.host(worker), len(hosts)) for worker in self._workers),
         )

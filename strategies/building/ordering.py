@@ -25,10 +25,13 @@ class Ordered:
     over_bytes: float
 
 
-def order(plan: Plan, costs: Costs, *, split: bool, caps: Mapping[int, float], room: Mapping[int, float]) -> Ordered:
+def order(
+    plan: Plan, costs: Costs, *, split: bool, forwards_first: bool, caps: Mapping[int, float], room: Mapping[int, float]
+) -> Ordered:
     """Orders for the pipelines that `plan.routes` join.
 
-    `split`: B as I and a deferred W. `caps`: worker -> bytes of activations that it should keep, `room`: that it can.
+    `split`: B as I and a deferred W. `forwards_first`: see odyssey/ordering.py. `caps`: worker -> bytes of activations that it
+    should keep, `room`: that it can.
     """
     orders: list[ComputeOrder] = []
     makespan = busiest = over = 0.0
@@ -36,7 +39,7 @@ def order(plan: Plan, costs: Costs, *, split: bool, caps: Mapping[int, float], r
     for members in joined(plan, together=False):
         if touched.intersection(members):
             at_once = {w: len(plan.pipelines[p].stages) - s for w, (p, s) in plan.place.items()}
-            run = Run(_tasks(plan, costs, members, split), caps, at_once)
+            run = Run(_tasks(plan, costs, members, split), caps, at_once, forwards_first=forwards_first)
             run.play()
             makespan = max(makespan, run.now)
             busiest = max(busiest, *(row.worked for row in run.rows.values()))

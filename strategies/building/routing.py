@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from odyssey.errors import PlanError
-from odyssey.pipelines import Pipeline, Stage, blocks_of
+from odyssey.pipelines import Stage, blocks_of
 from odyssey.plan import Plan, Route, Schedule
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
@@ -46,6 +46,7 @@ def routed(
     before = situation.plan
     assert before is not None
     shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
+    samples = [pipeline.n_samples for pipeline in before.pipelines]
     costs = Costs(situation.profile, situation.node_of)
     stages = cut(stages)
     routing = _Routing(before, stages, costs)
@@ -54,7 +55,7 @@ def routed(
     routes, ways = _narrowest(routing, before, costs) if routing.lost else ([], [])
     rule = msgspec.structs.replace(before.schedule, orders=())
     try:
-        draft = compose(situation, strategy, stages, shares, routes=routes, schedule=rule, spawned=spawned)
+        draft = compose(situation, strategy, stages, shares, samples=samples, routes=routes, schedule=rule, spawned=spawned)
     except PlanError as error:
         return [Proposal(strategy, None, error.what)]
     if not routes:
@@ -218,8 +219,7 @@ class _Cells:
 def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Route], list[Ordered]]:
     """The routes with the fewest hosts that are as fast as can be, with orders."""
     pipelines = tuple(
-        Pipeline(tuple(row), its.first_micro_batch, its.stop_micro_batch)
-        for row, its in zip(routing.stages, before.pipelines, strict=True)
+        msgspec.structs.replace(its, stages=tuple(row)) for row, its in zip(routing.stages, before.pipelines, strict=True)
     )
     blocks = blocks_of(pipelines)
     is_small = sum(len(its.stages) * len(its.micro_batches) for its in pipelines) <= MOST_TOGETHER

@@ -3,9 +3,12 @@
 table.py     every strategy's candidates for a change, best first
 outlook.py   what a plan leaves for the next loss
 initial.py   how a job starts
+uneven.py    the best once more with micro-batches cut
 split.py     the best once more with the backward in halves
 unchanged.py how it goes on where no worker of its plan is lost
 dryrun.py    the same for losses that have not happened
+prospect.py  what a plan comes to over a given time
+starts.py    layouts to start with, and ranks that stand by
 page.py      docs/strategies.md
 """
 

@@ -2,7 +2,7 @@
 
 No search: the loss of one rank or of one whole node, each by the few kinds of what follows, at closed-form prices.
 
-    a rank that idles      nothing changes but a generation
+    a rank that idles      nothing changes but a generation; nor with a node of them
     the only holder        of some layer, or all of them are on one node: the job ends, and starts again from a checkpoint
     any other              the micro-batches of its stage run on other pipelines (ReCycle; Odyssey, eqs. 12 and 13), or the
                            survivors regroup, which takes moves: whichever is worth more
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 
 from msgspec.structs import replace
 
@@ -26,7 +27,7 @@ from perfmodel.objective import After, expected_rate, useful_rate
 from perfmodel.reliability import ExpectedChange
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.layouts import quick_best_s
-from strategies.building.shapes import Shapes, shapes_of
+from strategies.building.shapes import shapes_of
 from strategies.situation import Candidate, NextLoss, Outlook, Situation
 
 NODE_SHARE = 0.25
@@ -37,8 +38,7 @@ Then = tuple[float | None, float, float]
 
 def outlooks(situation: Situation, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates with what their plans leave for the next loss."""
-    shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
-    ahead = _Ahead(situation, shapes)
+    ahead = Ahead(situation, cache(partial(closed_step_s, situation)))
     return [ahead.with_outlook(candidate) for candidate in candidates]
 
 
@@ -54,6 +54,13 @@ def _node_of(situation: Situation, plan: Plan) -> dict[int, int]:
     """Of all ranks of a plan, those too that it spawns."""
     per_node = situation.profile.cluster.ranks_per_node
     return {worker: situation.node_of.get(worker, worker // per_node) for worker in (*plan.workers, *plan.idle)}
+
+
+def closed_step_s(situation: Situation, n_left: int) -> float | None:
+    """Step time of the best layout for so many workers by closed form, None if there is none."""
+    shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
+    closed_s = quick_best_s(shapes, n_left) if n_left > 0 else math.inf
+    return closed_s * situation.profile.step_scale if closed_s < math.inf else None
 
 
 def worth(candidate: Candidate, transition_s: float, change: ExpectedChange) -> float:
@@ -80,45 +87,51 @@ def _after(next_losses: Iterable[NextLoss]) -> list[After]:
     ]
 
 
-class _Ahead:
+class Ahead:
     """One situation, whatever the plan."""
 
-    def __init__(self, situation: Situation, shapes: Shapes) -> None:
+    def __init__(self, situation: Situation, step_of: Callable[[int], float | None]) -> None:
+        """`step_of`: seconds of a step in the best layout for so many workers, None if there is none."""
         self._situation = situation
-        self._shapes = shapes
+        self._step_of = step_of
         self._costs = Costs(situation.profile, situation.node_of)
-        self._best_s: dict[int, float | None] = {}
 
     def with_outlook(self, candidate: Candidate) -> Candidate:
         plan, estimate = candidate.plan, candidate.estimate
         if plan is None or estimate is None:
             return candidate
+        next_losses = tuple(NextLoss(share, *then) for share, _, then in self.next_losses(plan, estimate))
+        return replace(candidate, outlook=replace(holders(self._situation, plan), next_losses=next_losses))
+
+    def next_losses(self, plan: Plan, estimate: Estimate) -> list[tuple[float, int, Then]]:
+        """What may be lost next: the share of it, how many ranks it leaves, and what follows."""
         node_of = _node_of(self._situation, plan)
         last_holders, last_nodes = _last(plan, node_of)
         everyone = (*plan.workers, *plan.idle)
         n = len(everyone)
         rank = (1 - NODE_SHARE) / n
-        losses = [
-            (rank * len(plan.idle), (estimate.step_s, self._pause_s(estimate, 0.0), 0.0)),
-            (rank * (len(plan.workers) - len(last_holders)), self._survived(plan, estimate)),
-            (rank * len(last_holders), self._ended(estimate, n - 1)),
+        unchanged = estimate.step_s, self._pause_s(estimate, 0.0), 0.0
+        losses: list[tuple[float, int, Then]] = [
+            (rank * len(plan.idle), n - 1, unchanged),
+            (rank * (len(plan.workers) - len(last_holders)), n - 1, self._survived(plan, estimate)),
+            (rank * len(last_holders), n - 1, self.ended(estimate, n - 1)),
         ]
         sizes = Counter(node_of[worker] for worker in everyone)
-        kinds = Counter((size, node in last_nodes) for node, size in sizes.items())
-        for (size, is_last), count in sorted(kinds.items()):
-            then = self._ended(estimate, n - size) if is_last else self._regrouped(plan, estimate, n - size)
-            losses.append((NODE_SHARE * count / len(sizes), then))
-        next_losses = tuple(NextLoss(share, *then) for share, then in losses if share > 0)
-        return replace(candidate, outlook=replace(holders(self._situation, plan), next_losses=next_losses))
+        at_work = {node_of[worker] for worker in plan.workers}
+        kinds = Counter((size, node in last_nodes, node in at_work) for node, size in sizes.items())
+        for (size, is_last, works), count in sorted(kinds.items()):
+            then = self.ended(estimate, n - size) if is_last else self.regrouped(plan, estimate, n - size)
+            losses.append((NODE_SHARE * count / len(sizes), n - size, then if works else unchanged))
+        return [loss for loss in losses if loss[0] > 0]
 
     def _survived(self, plan: Plan, estimate: Estimate) -> Then:
         """The better of routing around the lost worker's stage and of regrouping."""
-        regrouped = self._regrouped(plan, estimate, len(plan.workers) + len(plan.idle) - 1)
+        regrouped = self.regrouped(plan, estimate, len(plan.workers) + len(plan.idle) - 1)
         n_others = len(plan.pipelines) - 1
         if n_others == 0:
             return regrouped
         n_stages = sum(len(pipeline.stages) for pipeline in plan.pipelines) / len(plan.pipelines)
-        share = plan.n_micro_batches / len(plan.pipelines)
+        share = n_micro_batches_of(self._situation) / len(plan.pipelines)
         slower = 1 + math.ceil(share / n_others) / (n_stages + share - 1)
         routed = (estimate.step_s * slower, self._pause_s(estimate, 0.0), 0.0)
         return max(routed, regrouped, key=self._rate)
@@ -127,31 +140,26 @@ class _Ahead:
         step_s, pause_s, _ = then
         return 0.0 if step_s is None else useful_rate(1, step_s, pause_s, self._situation.change)
 
-    def _regrouped(self, plan: Plan, estimate: Estimate, n_left: int) -> Then:
+    def regrouped(self, plan: Plan, estimate: Estimate, n_left: int) -> Then:
         """In the best layout for so many, as if each of them got a stage anew."""
-        step_s = self._of(n_left)
+        step_s = self._step_of(n_left)
         if step_s is None:
-            return self._ended(estimate, n_left)
+            return self.ended(estimate, n_left)
         profile = self._situation.profile
         part = len(plan.pipelines) / len(plan.workers)
         transfer_s = self._costs.transfer_s(profile.cluster.inter_host, part * sum(self._costs.move_bytes))
         layers_s = part * len(profile.layers) * profile.recovery.move_layer_s
         return step_s, self._pause_s(estimate, profile.recovery.moves_scale * (transfer_s + layers_s)), 0.0
 
-    def _ended(self, estimate: Estimate, n_left: int) -> Then:
+    def ended(self, estimate: Estimate, n_left: int) -> Then:
+        """Started again from a checkpoint, in the best layout for so many."""
         recovery, change_s = self._situation.profile.recovery, self._situation.seconds_to_change
-        return self._of(n_left), self._pause_s(estimate, 0.0), recovery.resubmit_s + redone_s(change_s, recovery.save_s)
+        return self._step_of(n_left), self._pause_s(estimate, 0.0), recovery.resubmit_s + redone_s(change_s, recovery.save_s)
 
     def _pause_s(self, estimate: Estimate, moves_s: float) -> float:
         recovery = self._situation.profile.recovery
-        return recovery.detect_s + recovery.pause_s + estimate.transition.groups_s + moves_s + recovery.warm_up_s
-
-    def _of(self, n_left: int) -> float | None:
-        """Step time of the best layout for so many workers, None if there is none."""
-        if n_left not in self._best_s:
-            closed_s = quick_best_s(self._shapes, n_left) if n_left > 0 else math.inf
-            self._best_s[n_left] = closed_s * self._situation.profile.step_scale if closed_s < math.inf else None
-        return self._best_s[n_left]
+        parts = estimate.transition
+        return recovery.detect_s + recovery.pause_s + parts.groups_s + moves_s + recovery.warm_up_s + parts.rest_s
 
 
 def _last(plan: Plan, node_of: Mapping[int, int]) -> tuple[set[int], set[int]]:

@@ -77,10 +77,8 @@ def _least_s(plan: Plan, costs: Costs) -> float:
     known: dict[tuple[int, int, int], float] = {}
     worst_s = 0.0
     of_host: dict[int, float] = {}
-    for pipeline in plan.pipelines:
-        n_samples = min(pipeline.stop_micro_batch * plan.micro_batch, plan.global_batch)
-        n_samples -= pipeline.first_micro_batch * plan.micro_batch
-        reaches_s = 0.0
+    for p, pipeline in enumerate(plan.pipelines):
+        n_samples, reaches_s = plan.samples_of(p), 0.0
         for stage in pipeline.stages:
             key = (stage.first, stage.stop, n_samples)
             if key not in known:

@@ -22,9 +22,11 @@ from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
 from perfmodel.reliability import ExpectedChange
 from strategies.building.moves import improved
+from strategies.building.whole import exact
 from strategies.search import initial, unchanged
 from strategies.search.outlook import cost_s, holders, outlooks, worth
 from strategies.search.split import split
+from strategies.search.uneven import uneven
 from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Outlook, Proposal, Situation
 
 
@@ -39,9 +41,11 @@ def answer(situation: Situation, forced: str | None = None, layout: str = "auto"
     if situation.untrained and layers_without_holder(situation):
         anew = replace(situation, plan=None, lost=(), respawnable=(), held={})
         return initial_plan(anew, layout)
-    if not situation.lost:  # a connection was, or the store
+    situation = _with_exact_plan(situation)
+    if not situation.lost:  # a connection was, or the store; or micro-batches cannot stay cut
         check_holders(situation)
-        return _ranked(situation, unchanged.propose(situation))
+        candidates = _ranked(situation, unchanged.propose(situation))
+        return search(situation) if best(candidates) is None else candidates
     candidates = search(situation, forced)
     return search(situation) if forced is not None and best(candidates) is None else candidates
 
@@ -51,12 +55,18 @@ def search(situation: Situation, only: str | None = None) -> list[Candidate]:
 
     Raises StateLost naming all layers without a holder.
     """
+    situation = _with_exact_plan(situation)
     asked = strategies.load_all() if only is None else [strategies.load(only)]
     check_holders(situation)
     proposals = [proposal for strategy in asked for proposal in strategy.propose(situation)]
     if situation.plan is not None and set(situation.plan.workers) <= set(situation.alive):
         proposals += unchanged.propose(situation)
     return _ranked(situation, proposals)
+
+
+def _with_exact_plan(situation: Situation) -> Situation:
+    plan = situation.plan
+    return situation if plan is None else replace(situation, plan=exact(plan, situation.profile))
 
 
 def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
@@ -142,6 +152,9 @@ def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candida
 
     candidates = [priced(proposal) for proposal in proposals]
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
+    cut = uneven(situation, costs, changes, priced)
+    candidates += cut
+    changes += cut
     candidates += split(situation, costs, changes, priced)
     if situation.aim.objective is Objective.AHEAD:
         candidates = outlooks(situation, candidates)

@@ -15,9 +15,10 @@ def propose(situation: Situation) -> list[Proposal]:
     if plan is None or set(plan.workers) - set(situation.alive):
         return [Proposal(NAME, None, "a worker of the plan is lost")]
     shares = [len(pipeline.micro_batches) for pipeline in plan.pipelines]
+    samples = [pipeline.n_samples for pipeline in plan.pipelines]
     stages = [pipeline.stages for pipeline in plan.pipelines]
     try:
-        same = compose(situation, NAME, stages, shares, routes=plan.routes, schedule=plan.schedule)
+        same = compose(situation, NAME, stages, shares, samples=samples, routes=plan.routes, schedule=plan.schedule)
     except PlanError as error:
         return [Proposal(NAME, None, error.what)]
     return [Proposal(NAME, same, "")]

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -31,8 +30,14 @@ def main() -> None:
     if options.die is not None:
         die_in_reductions(*options.die)
     dtype = getattr(torch, options.dtype)
+    built = []
+
+    def build():
+        built[:] = models.build_layers(options.model, n_blocks=options.blocks, dropout=options.dropout, dtype=dtype)
+        return list(built)
+
     job = odyssey.Job(
-        layers=partial(models.build_layers, options.model, n_blocks=options.blocks, dropout=options.dropout, dtype=dtype),
+        layers=build,
         loss=models.loss_for(options.model),
         optimizer=make_optimizer,
         data=models.data_for(options.model, options.samples, dtype),
@@ -42,6 +47,7 @@ def main() -> None:
         scheduler=make_scheduler if options.schedule else None,
         clip_norm=options.clip,
         autocast=torch.bfloat16 if options.autocast else None,
+        independent_samples=options.independent_samples,
     )
     losses: dict[int, float] = {}
     kept = Kept()
@@ -49,6 +55,8 @@ def main() -> None:
         kept.__enter__()
     for step in job.steps(options.steps):
         losses[step.index] = step.loss
+        if step.index == options.draw_after:
+            models.set_dropout(built, 0.1)
         if job.is_leader:
             print(f"step {step.index} loss {step.loss!r}", flush=True)
         if options.pause:
@@ -132,6 +140,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=96, help="size of the data set")
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--independent-samples", action="store_true")
+    parser.add_argument("--draw-after", type=int, help="from the step behind this one on layers have a dropout of 0.1")
     parser.add_argument("--clip", type=float)
     parser.add_argument("--schedule", action="store_true", help="with a learning rate that changes at every step")
     parser.add_argument("--autocast", action="store_true", help="bfloat16")
