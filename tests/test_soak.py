@@ -56,13 +56,13 @@ def kill(on: str, number: int, rank: int, delay_s: float = 0.01) -> Fault:
 
 
 LAYOUTS = ("4x2", "2x2", "2x4", "3+2+3")
-QUICK = "2x2"
+QUICK = ("2x2-auto", "2x2-respawn")
 
 
 @pytest.mark.parametrize(
     ("layout", "strategy"),
     [
-        pytest.param(layout, strategy, marks=() if layout == QUICK else pytest.mark.soak)
+        pytest.param(layout, strategy, marks=() if f"{layout}-{strategy}" in QUICK else pytest.mark.soak)
         for layout in LAYOUTS
         for strategy in draw.STRATEGIES
     ],
@@ -136,6 +136,7 @@ def test_a_rank_that_stands_still_is_lost_and_changes_nothing(tmp_path):
     assert outcome.struck == ["stop rank"] and len(outcome.strategies) == 2
 
 
+@pytest.mark.soak
 def test_stages_that_need_no_gradient_train_on_and_survive(tmp_path):
     """Whole stages of frozen layers: no gradient comes back to say that what they have sent has arrived."""
     frozen = Recipe(variant="prefix", global_batch=32, steps=8)
