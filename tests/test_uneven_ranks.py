@@ -125,12 +125,12 @@ def test_a_rank_that_is_killed_changes_no_number(
 def test_any_shares_and_any_moment_of_a_kill_change_no_number(
     agent_of: Callable[..., MiniAgent], seed: int, tmp_path: Path
 ) -> None:
-    """Killed before any of its reductions, one for each layer, of any step; then cut otherwise, or routed."""
+    """Killed before one of its reductions, one for each layer; then cut otherwise, or routed."""
     rng = random.Random(seed)
     layout = rng.choice(["4x1", "2x2", "3+1"])
     strategy = rng.choice(["reroute", "repartition"] + (["shrink"] if layout == "4x1" else []))
-    lost, n_started = rng.randrange(1, 4), rng.randrange(2 * N_STEPS)
-    variant = rng.choice(models.VARIANTS)
+    lost, n_started = rng.randrange(1, 4), rng.randrange(N_STEPS)  # a stage may have one layer, and one reduction a step
+    variant = rng.choice(sorted({*models.VARIANTS} - {"frozen", "prefix"}))  # or none at all in these
     agent = agent_of("--model", variant, "--bucket-bytes", 1, "--die", lost, n_started, "--out", tmp_path / "out.pt")
     agent.measure()
     plan = cut_into(agent.first_plan(layout), drawn_shares(rng, len(agent.first_plan(layout).pipelines)))
