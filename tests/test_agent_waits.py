@@ -135,6 +135,7 @@ def planner(ran: Ran) -> int:
 # -- ranks ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_stopped_before_it_joins_is_done_without(tmp_path: Path, losses: list[float]) -> None:
     ran = run(tmp_path, script=stops_itself(tmp_path, "before it joins", "1"), n_nodes=3)
     assert_exact(ran, losses)
@@ -195,6 +196,7 @@ def test_of_a_script_whose_only_rank_is_stopped_it_is_said(tmp_path: Path, losse
 # -- helpers -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_stopped_store_is_replaced_when_groups_are_to_be_built(tmp_path: Path, losses: list[float]) -> None:
     stop_store = Once(is_step(3), lambda ran: stop(store(ran)))
     ran = run(tmp_path, stop_store, n_nodes=3, layout="3x1", drills=("step=5 kill=1",))
@@ -211,6 +213,7 @@ def test_a_store_that_is_stopped_before_the_first_groups_is_replaced(tmp_path: P
     assert ran.all(RankLost) == [] and len(ran.all(StoreLost)) == 1
 
 
+@pytest.mark.soak
 def test_a_stopped_zygote_is_replaced_when_a_rank_is_to_be_spawned(tmp_path: Path, losses: list[float]) -> None:
     def stop_zygotes(ran: Ran) -> None:
         for pid in zygotes(ran):

@@ -209,7 +209,7 @@ def command_lines(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
     return [*argv, *draw(st.sampled_from([[], [], [], ["--"]])), script, *draw(REST)], environment
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(command_lines(), st.sampled_from([Command.TORCHRUN, Command.RUN]))
 def test_any_command_line_of_torchrun_means_what_it_means_there(
     line: tuple[list[str], dict[str, str]], command: Command

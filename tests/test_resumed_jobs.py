@@ -129,7 +129,7 @@ def test_loading_whatever_is_there_is_refused_with_the_help_to_resume(tmp_path: 
     ("moment", "acts"),
     [
         ("end", ["0", "1"]),  # nobody knew that it was done: done again
-        ("another", ["0"]),  # the unit was redone, the action was not
+        pytest.param("another", ["0"], marks=pytest.mark.soak),  # the unit was redone, the action was not
     ],
 )
 @pytest.mark.parametrize("max_restarts", [1, pytest.param(0, marks=pytest.mark.soak)])

@@ -326,7 +326,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("folder", ["--nodes", "3", "--layout", "1x3"], "layout 1x3"),
         pytest.param("folder", ["--nodes", "4", "--layout", "3+1"], "layout 3+1", marks=pytest.mark.soak),
         pytest.param("file", ["--nodes", "3", "--layout", "1x3"], "layout 1x3", marks=pytest.mark.soak),
-        ("file", ["--nodes", "4", "--layout", "3+1", "--drill", "step=5 kill=3"], "rank 3 lost"),
+        pytest.param(
+            "file",
+            ["--nodes", "4", "--layout", "3+1", "--drill", "step=5 kill=3"],
+            "rank 3 lost",
+            marks=pytest.mark.soak,
+        ),
         pytest.param(
             "folder",
             ["--nodes", "2", "--layout", "2x1", "--strategy", "respawn", "--max-restarts", "1", "--drill", "step=5 kill=1"],

@@ -130,6 +130,7 @@ def test_a_second_loss_during_the_recovery_changes_nothing(phase, tmp_path):
     pytest.fail("in none of five jobs the second loss fell into the recovery from the first")
 
 
+@pytest.mark.soak
 def test_a_rank_that_stands_still_is_lost_and_changes_nothing(tmp_path):
     chain = (Fault("stop", "rank", "step", 3, 0.005, 1),)
     outcome = ran(Case(0, "2x2", 4, recipe=SHORT, chains=(chain,)), tmp_path)

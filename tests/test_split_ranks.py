@@ -82,7 +82,7 @@ def test_what_a_ranks_graphs_keep_is_within_the_cap(agent_of: Callable[..., Mini
     """As autograd itself tells: every tensor that it saves for backward, until it lets go of it."""
     plain: Plan | None = None
     most = []
-    for cap in (None, 1.0, 1.5, 2.0):
+    for cap in (None, 1.0, 2.0):
         folder = tmp_path / str(cap)
         folder.mkdir()
         agent = agent_of("--keeps", folder)
@@ -94,6 +94,6 @@ def test_what_a_ranks_graphs_keep_is_within_the_cap(agent_of: Callable[..., Mini
         agent.finish()
         most.append([int((folder / str(rank)).read_text()) for rank in range(4)])
     plainly, *capped = most
-    for cap, keep in zip((1.0, 1.5, 2.0), capped, strict=True):
+    for cap, keep in zip((1.0, 2.0), capped, strict=True):
         assert all(its <= cap * before for its, before in zip(keep, plainly, strict=True)), most
-    assert capped[2][0] > capped[1][0] > plainly[0], f"the cap is made use of: {most}"
+    assert capped[1][0] > plainly[0], f"the cap is made use of: {most}"

@@ -269,6 +269,7 @@ def test_a_rank_that_hangs_in_a_read_is_named_and_ended(
     ran.assert_replays()
 
 
+@pytest.mark.soak
 def test_a_warning_ends_nothing_and_progress_is_told(tmp_path: Path, fifo: Path) -> None:
     def let_go(event: Event, ran: Ran) -> None:
         if isinstance(event.body, Stalled) and not ran.all(Stalled)[1:]:
