@@ -129,7 +129,7 @@ def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
     """The profile after a real transition to `plan`, or its first start, which shows what groups and proofs take.
 
     What had only a default counts in full the first time. How long ranks take to pause depends on the moment: at a start it is
-    what an op is expected to have left, on top of what the profile has, and transitions move it by a part.
+    at least what an op is expected to have left, however often a job starts, and transitions move it by a part.
     """
     recovery, costs = profile.recovery, Costs(profile)
     is_start = went.total_s is None
@@ -143,7 +143,7 @@ def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
     proved = float(proved_bytes(plan, costs))
     if is_start:
         proved /= costs.state_per_parameter  # optimizers make their state when they step
-        recovery = msgspec.structs.replace(recovery, pause_s=recovery.pause_s + left_of_op_s(plan, costs))
+        recovery = msgspec.structs.replace(recovery, pause_s=max(recovery.pause_s, left_of_op_s(plan, costs)))
     refined = msgspec.structs.replace(
         recovery,
         pause_s=towards(recovery.pause_s, went.pause_s, TRANSITION_WEIGHT),

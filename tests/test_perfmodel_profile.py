@@ -209,7 +209,10 @@ def test_the_first_start_shows_what_groups_and_proofs_take_and_nothing_of_a_loss
     plan = first_plan(of, "2x2", 4)
     after = calibrate(of, plan, GenerationStarted(None, None, None, 0.5, 7.0, None, rest_s=0.6, proof_s=0.4)).recovery
     assert after.n_seen == 0 and after.moves_scale == of.recovery.moves_scale
-    assert after.pause_s == pytest.approx(of.recovery.pause_s + of.layers[0].backward_s / 2), "half an op is left"
+    assert after.pause_s == pytest.approx(of.layers[0].backward_s / 2), "half an op is left"
+    assert after.pause_s > of.recovery.pause_s
+    again = calibrate(msgspec.structs.replace(of, recovery=after), plan, GenerationStarted(None, None, None, 0.5, 7.0, None))
+    assert again.recovery.pause_s == after.pause_s, "a start that is made again says no more"
     without_optimizer = Costs(of).move_bytes[1] / Costs(of).state_per_parameter
     assert after.rest_s == pytest.approx(0.2) and after.proof_byte_s == pytest.approx(0.4 / without_optimizer)
     wider = first_plan(of, "2x1", 4)
