@@ -239,7 +239,7 @@ def test_layouts_are_compared_by_what_is_useful_at_this_rate_of_losses(folder: P
     assert marked.split()[1] == answer["chosen"]
     rows = [line.split()[0] for line in out.splitlines()[3:] if line.startswith("   ")]
     assert sorted([*rows, answer["chosen"]]) == sorted(start["layout"] for start in answer["starts"])
-    assert "16x1: no split of 34 layers in 1 stages fits 80.0 GB each" in out
+    assert "16x1: no split of 34 layers in one stage fits 80.0 GB each" in out
     assert max(map(len, out.splitlines())) <= 80
 
 

@@ -58,7 +58,8 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
             shape = shapes.of(n_stages)
             if shape is None:
                 limit = situation.profile.cluster.memory_bytes / 1e9
-                reason = f"no split of {n_layers} layers in {n_stages} stages fits {limit:.1f} GB each"
+                stages = "one stage" if n_stages == 1 else f"{n_stages} stages"
+                reason = f"no split of {n_layers} layers in {stages} fits {limit:.1f} GB each"
                 proposals.append(Proposal(NAME, None, reason))
                 break
             draft.append((shape.ranges, [None] * n_stages))
