@@ -210,5 +210,10 @@ def has_input_gradient(profile: Profile) -> bool:
     return profile.layers[0].input_gradient_s > 0
 
 
+def has_halves(profile: Profile) -> bool:
+    """Whether the backward of some layer can be split in two."""
+    return any(layer.input_gradient_s > 0 and layer.weight_gradient_s > 0 for layer in profile.layers)
+
+
 def _sums(seconds: Iterable[float]) -> list[float]:
     return [0.0, *accumulate(seconds)]

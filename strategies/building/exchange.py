@@ -19,7 +19,7 @@ from odyssey.pipelines import blocks_of
 from odyssey.plan import ComputeOrder, Plan
 from odyssey.schedule import Compute, parse
 from perfmodel.cells import joined
-from perfmodel.costs import Costs
+from perfmodel.costs import Costs, has_halves
 from perfmodel.memory import Memory
 from perfmodel.profile import Profile
 from strategies.building.ordering import Ordered, order
@@ -110,7 +110,7 @@ class _Exchange:
         self._plan = msgspec.structs.replace(plan, blocks=blocks_of(pipelines), routes=routes)
         self._costs = costs
         self.n_tasks = sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in pipelines)
-        self.has_halves = any(layer.input_gradient_s and layer.weight_gradient_s for layer in costs.profile.layers)
+        self.has_halves = has_halves(costs.profile)
         self._workers = tuple(stage.worker for its in pipelines for stage in its.stages if stage.worker is not None)
         self._micro_batches = tuple(k for pipeline in pipelines for k in pipeline.micro_batches)
         self._key = self._kind()

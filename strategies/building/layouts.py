@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from perfmodel.costs import has_halves
 from strategies.building.closed_form import Shape, distribute
 from strategies.building.hosts import Hosts, apart, cut_every, pipelines_together, room_of, stages_together
 from strategies.building.shapes import Shapes
@@ -58,7 +59,7 @@ def layouts(
             chosen.append(lengths)
             if len(chosen) == n_best:
                 break
-    if n_best > 1 and len(chosen) == n_best and shapes.has_halves:
+    if n_best > 1 and len(chosen) == n_best and has_halves(shapes.profile):
         in_halves = min((lengths for *_, lengths in scored[:N_IN_HALVES]), key=lambda lengths: _in_halves_s(shapes, lengths))
         if in_halves not in chosen:
             chosen[-1] = in_halves

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, repeat
 
 from odyssey.pipelines import Pipeline, Stage, blocks_of
@@ -84,11 +84,6 @@ class Shapes:
             hops = [self._hops_s[cut][layer] for layer, cut in zip(behind, cuts or repeat(False), strict=False)]
             known = self._by_ranges[key] = Shape(ranges, sum(times) + sum(hops), bottleneck_s(times, hops))
         return known
-
-    @cached_property
-    def has_halves(self) -> bool:
-        """Whether the backward of some layer can be split in two."""
-        return any(layer.input_gradient_s > 0 and layer.weight_gradient_s > 0 for layer in self.profile.layers)
 
     def in_halves(self, shape: Shape) -> Shape:
         """The same pipeline with its backward in halves at best (zero bubble, Qi et al. 2024): from its first forward on, each

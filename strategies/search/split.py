@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from odyssey.plan import Plan, Schedule
-from perfmodel.costs import Costs
+from perfmodel.costs import Costs, has_halves
 from perfmodel.objective import objective
 from perfmodel.work import work_of
 from strategies.situation import Candidate, Proposal, Situation
@@ -31,9 +31,9 @@ def split(
 ) -> list[Candidate]:
     """The best plain plans of each strategy under `split`, at the least cap that is about as fast as the fastest; of those
     that gain by it. A plan is not tried if no order of it can beat the best candidate."""
-    work = work_of(situation.profile)
-    if not any(layer.input_gradient_us and layer.weight_gradient_us for layer in work.layers):
+    if not has_halves(situation.profile):
         return []
+    work = work_of(situation.profile)
     found: list[Candidate] = []
     taken = [(c, c.plan, c.estimate) for c in candidates if c.plan is not None and c.estimate is not None]
     best = max((estimate.objective for *_, estimate in taken), default=0.0)
