@@ -18,17 +18,16 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks import report
+from benchmarks.plan_cases import SEED, Ranges, found_by_search, large_job, plan_of, small_job, worth
 from benchmarks.report import Cell
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction
 from perfmodel.costs import Costs
 from perfmodel.price import price
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
-from strategies.building.compose import compose
-from strategies.search import best, initial_plan, search, warm_up
-from strategies.situation import Aim, Objective, Situation
+from perfmodel.profile import Profile
+from strategies.search import warm_up
+from strategies.situation import Situation
 
-SEED = 1
 N_SMALL = {"one host": 40, "hosts": 60}
 N_LARGE = 12
 N_STEPS = 4000
@@ -43,124 +42,7 @@ ABOUT = (
     "plans have two pipelines, as they do with `--layout auto`. Within 2 %: the share of jobs."
 )
 
-Ranges = tuple[tuple[int, int], ...]
 Rows = tuple[tuple[int, ...], ...]
-
-
-# -- jobs --------------------------------------------------------------------------------------------------------------
-
-
-def random_profile(draw: random.Random, n_hosts: int, per_host: int, n_layers: int, n_micro_batches: int) -> Profile:
-    """Stages of some 20 ms; between hosts an activation takes up to as long as a layer, a gradient as ten."""
-    unit_s = 0.01
-    act = draw.uniform(0.02, 1.0) * unit_s * 1e9
-    gradient = draw.uniform(0.05, 10.0) * unit_s * 1e9
-    layers = []
-    even = draw.random() < 0.5
-    for i in range(n_layers):
-        work = unit_s * (1.0 if even else draw.uniform(0.4, 2.0))
-        size = round(gradient * (1.0 if even else draw.uniform(0.5, 1.5)))
-        layers.append(
-            LayerProfile(
-                name=f"layer {i}",
-                digest=f"layer {i}",
-                forward_s=work / 3,
-                input_gradient_s=2 * work / 3,
-                weight_gradient_s=0.0,
-                optimizer_s=0.0,
-                parameter_bytes=size,
-                gradient_bytes=size,
-                optimizer_bytes=2 * size,
-                buffer_bytes=0,
-                activation_bytes=0,
-                output_bytes=round(act * (1.0 if even else draw.uniform(0.5, 1.5))),
-            )
-        )
-    largest = max(sum(layer.parameter_bytes * 4 for layer in layers[i : i + 2]) for i in range(n_layers))
-    whole = sum(layer.parameter_bytes * 4 for layer in layers)
-    memory = whole * 2 if draw.random() < 0.6 else max(largest * 1.05, whole * draw.uniform(0.35, 0.7))
-    within = 1e9 * draw.uniform(2, 40)
-    return Profile(
-        model="random",
-        micro_batch=1,
-        global_batch=n_micro_batches,
-        layers=tuple(layers),
-        ties=(),
-        tie_bytes=(),
-        loss_s=0.0,
-        op_overhead_s=0.0,
-        commit_s=0.0,
-        runtime_bytes=0,
-        cluster=Cluster(
-            ranks_per_node=per_host,
-            nodes_per_host=1,
-            cores=None,
-            memory_bytes=round(memory) + round(12 * act),
-            intra_host=Link(1e-5, within),
-            inter_host=Link(2e-5, 1e9 if n_hosts > 1 else within),
-        ),
-        recovery=Recovery(),
-    )
-
-
-def start(profile: Profile, n_workers: int, d_s: float) -> Situation:
-    """Of a job on so many workers."""
-    return Situation(
-        generation=0,
-        step=0,
-        plan=None,
-        alive=tuple(range(n_workers)),
-        lost=(),
-        respawnable=(),
-        held={},
-        node_of={worker: worker // profile.cluster.ranks_per_node for worker in range(n_workers)},
-        profile=profile,
-        seconds_to_change=d_s,
-        aim=Aim(objective=Objective.PAPER),
-    )
-
-
-def after(situation: Situation, plan: Plan, lost: Sequence[int]) -> Situation:
-    """Of the same job after a loss."""
-    alive = tuple(worker for worker in situation.alive if worker not in lost)
-    return Situation(
-        generation=1,
-        step=1,
-        plan=plan,
-        alive=alive,
-        lost=tuple(lost),
-        respawnable=(),
-        held={worker: plan.held.get(worker, frozenset()) for worker in alive},
-        node_of={worker: situation.node_of[worker] for worker in alive},
-        profile=situation.profile,
-        seconds_to_change=situation.seconds_to_change,
-        aim=situation.aim,
-    )
-
-
-def worth(situation: Situation, plan: Plan) -> float:
-    """What is compared: of a first plan samples per second, after a loss eq. 8; 0 where it does not fit."""
-    profile = situation.profile
-    estimate = price(plan, profile, seconds_to_change=situation.seconds_to_change, node_of=situation.node_of)
-    if estimate.peak_bytes > profile.cluster.memory_bytes:
-        return 0.0
-    return plan.global_batch / estimate.step_s if situation.plan is None else estimate.objective
-
-
-def plan_of(situation: Situation, ranges: Sequence[Ranges], workers: Sequence[Sequence[int]], share: Sequence[int]) -> Plan:
-    """A plan of just this."""
-    stages = [
-        [Stage(worker, first, stop) for worker, (first, stop) in zip(row, its, strict=True)]
-        for row, its in zip(workers, ranges, strict=True)
-    ]
-    return compose(situation, "any", stages, share)
-
-
-def found_by_search(situation: Situation) -> Plan | None:
-    """The plan that a job would take of those that regroup its workers."""
-    table = initial_plan(situation, "auto") if situation.plan is None else search(situation, "repartition")
-    chosen = best(table)
-    return None if chosen is None else chosen.plan
 
 
 # -- every plan --------------------------------------------------------------------------------------------------------
@@ -374,38 +256,6 @@ def beginnings(situation: Situation, draw: random.Random) -> Iterator[Draft]:
 
 
 # -- the benchmark -----------------------------------------------------------------------------------------------------
-
-
-def small_job(kind: str, number: int) -> Situation | None:
-    """A random one: every other one after a loss; None where nothing can go on."""
-    draw = random.Random(f"{SEED} {kind} {number}")
-    n_hosts, per_host = draw.choice([(1, 4), (1, 5), (1, 6)] if kind == "one host" else [(2, 2), (2, 3), (3, 2), (2, 3)])
-    n_layers, n_micro_batches = draw.randint(3, 5), draw.randint(4, 8)
-    profile = random_profile(draw, n_hosts, per_host, n_layers, n_micro_batches)
-    return random_situation(draw, profile, n_hosts * per_host, n_lost=0 if number % 2 else draw.choice((1, 1, 2)))
-
-
-def large_job(number: int) -> Situation | None:
-    """The same of 12 to 32 workers on two to four hosts."""
-    draw = random.Random(f"{SEED} large {number}")
-    n_hosts, per_host = draw.choice([(2, 6), (2, 8), (4, 4), (3, 8), (4, 8)])
-    n_workers = n_hosts * per_host
-    profile = random_profile(draw, n_hosts, per_host, draw.randint(8, 24), 2 * n_workers)
-    return random_situation(draw, profile, n_workers, n_lost=0 if number % 2 else draw.choice((1, 2, 3)))
-
-
-def random_situation(draw: random.Random, profile: Profile, n_workers: int, n_lost: int) -> Situation | None:
-    """A start, or what a loss makes of the plan found for it."""
-    situation = start(profile, n_workers, draw.choice((600.0, 3600.0, 21600.0)))
-    if n_lost == 0:
-        return situation
-    plan = found_by_search(situation)
-    if plan is None:
-        return None
-    lost = draw.sample(plan.workers, n_lost)
-    later = after(situation, plan, lost)
-    kept = {layer for layers in later.held.values() for layer in layers}
-    return later if len(kept) == len(profile.layers) else None
 
 
 def row_of(

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.optimality import Everything, found_by_search, small_job, worth
+from benchmarks.optimality import Everything
+from benchmarks.plan_cases import found_by_search, small_job, worth
 from odyssey.plan import Plan
 from perfmodel.profile import Link, Profile
 from strategies.building.closed_form import bottleneck_s
