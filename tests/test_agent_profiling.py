@@ -9,11 +9,11 @@ from launcher.coordinator.actions import Propose
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, World
 from launcher.host.loop import Loop
-from launcher.joblog.events import Body, Event, GenerationStarted, ProfileRefined, RankJoined, RankStarted
+from launcher.joblog.events import Body, Event, GenerationStarted, ProfileRefined, RankJoined, RankStarted, UnitCommitted
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.planner import Planner
-from odyssey.messages import OpTimes
+from odyssey.messages import OpTimes, Result
 from tests.coordinator_talk import make_plan, model, profile
 
 PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
@@ -56,6 +56,27 @@ def test_each_respawn_moves_it_half_way() -> None:
     assert spawn_s(live_profile) == pytest.approx(0.25)
     live_profile.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.04, None, 0.01))
     assert spawn_s(live_profile) == pytest.approx(0.25), "nothing was spawned"
+
+
+def test_steps_of_the_plan_before_a_loss_say_nothing_of_the_one_after_it() -> None:
+    """Where a step then takes ten times as long, the plan is not taken for one that was priced ten times too high."""
+
+    def committed(first: float, seconds: float, n: int) -> list[tuple[float, Body]]:
+        return [(first + i * seconds, UnitCommitted(0, Result(i, "step", ()), 8, seconds)) for i in range(n)]
+
+    live_profile = after(*committed(0.0, 1.0, 9))
+    for _ in range(20):
+        live_profile.rescale(PLAN)
+    assert live_profile.profile is not None
+    before = live_profile.profile.step_scale
+    live_profile.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.1))
+    live_profile.rescale(PLAN)
+    assert live_profile.profile.step_scale == before, "none of its own has come yet"
+    for at, body in committed(100.0, 10.0, 9):
+        live_profile.watch(Event(at, 2, "test", body))
+    for _ in range(20):
+        live_profile.rescale(PLAN)
+    assert live_profile.profile.step_scale == pytest.approx(10 * before)
 
 
 def test_a_layer_that_begins_to_draw_is_known_from_then_on() -> None:

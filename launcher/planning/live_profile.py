@@ -11,7 +11,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from launcher.coordinator.actions import StartMeasure
-from launcher.joblog.events import Event, GenerationStarted, Pausing, RankJoined, RankStarted, UnitCommitted
+from launcher.joblog.events import Event, GenerationStarted, RankJoined, RankStarted, UnitCommitted
 from launcher.options import RunOptions
 from odyssey.messages import Measured, ModelSpec, OpTimes
 from odyssey.pipelines import Stage
@@ -59,14 +59,10 @@ class LiveProfile:
                     self._spawn_s = took_s
                     if self.profile is not None:
                         self.profile = self._with_spawn(self.profile)
-
             case UnitCommitted(result=result):
                 if result.kind == "step" and self._committed_at is not None:
                     self._steps_s.append(event.time - self._committed_at)
                 self._committed_at = event.time if result.kind == "step" else None
-            case Pausing() | GenerationStarted():
-                self._committed_at = None
-                self._steps_s.clear()
 
     def rescale(self, plan: Plan) -> None:
         """Hold the model's step time of the plan that runs against its real steps, once there are some."""
@@ -125,8 +121,11 @@ class LiveProfile:
                 self.profile = replace(self.profile, uncut=times.uncut)
 
     def calibrate(self, plan: Plan, went: GenerationStarted) -> None:
-        """A real transition to `plan` has shown what its parts cost; the first start shows what groups do."""
+        """A real transition to `plan` has shown what its parts cost; the first start shows what groups do. Steps of the plan
+        before it say nothing of this one."""
         self._has_run = True
+        self._committed_at = None
+        self._steps_s.clear()
         if self.profile is not None:
             from perfmodel.refine import calibrate
 
