@@ -218,7 +218,8 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     and receiving once between two layers; None on a rank alone. `runtime_bytes`: memory that is neither model nor
     activations, of pages that ranks share its part. `move_byte_s`: seconds of a byte of state that moves, from the chain's
     first two ranks only.
-    `tried`: what ops took in the steps of a trial (odyssey/trial.py), and `trial_s` one of these from beginning to end.
+    `tried`: what ops took in the steps of a trial (odyssey/trial.py), `trial_s` one of these from beginning to end, and
+    `proof_s` what it took to digest the state of the trained layers.
     `uncut`: why micro-batches have to stay whole for the sake of these layers or of the loss, empty if they may be cut.
     """
 
@@ -235,6 +236,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     move_byte_s: float | None = None
     tried: tuple[OpTime, ...] = ()
     trial_s: float | None = None
+    proof_s: float | None = None
     uncut: str = UNCUT
 
 

@@ -72,7 +72,18 @@ def tried(profile: Profile, plan: Plan, reports: Iterable[Measured], node_of: Ma
     if beside_s:
         computed.append(OpTime("O", 0, 0, len(beside_s), fmean(beside_s)))
     step_s = median(report.trial_s for report in reports if report.trial_s is not None)
+    profile = _with_proofs(profile, reports)
     return rescale(refresh(profile, computed, weight=1.0), plan, step_s, node_of, weight=1.0)
+
+
+def _with_proofs(profile: Profile, reports: Iterable[Measured]) -> Profile:
+    """With what ranks took to digest the state that a trial left."""
+    move_bytes = Costs(profile).move_bytes
+    shown = [(report.proof_s, sum(move_bytes[cost.layer] for cost in report.costs)) for report in reports]
+    byte_s = [proof_s / size_bytes for proof_s, size_bytes in shown if proof_s is not None and size_bytes]
+    if not byte_s:
+        return profile
+    return msgspec.structs.replace(profile, recovery=msgspec.structs.replace(profile.recovery, proof_byte_s=median(byte_s)))
 
 
 def rescale(
@@ -142,7 +153,8 @@ def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
     moves_scale = went.moves_s / expected_moves_s if expected_moves_s > 0 and went.moves_s > 0 and not is_start else None
     proved = float(proved_bytes(plan, costs))
     if is_start:
-        proved /= costs.state_per_parameter  # optimizers make their state when they step
+        # optimizers make their state when they step; a trial has shown what it takes with that
+        proved = 0.0 if recovery.proof_byte_s else proved / costs.state_per_parameter
         recovery = msgspec.structs.replace(recovery, pause_s=max(recovery.pause_s, left_of_op_s(plan, costs)))
     refined = msgspec.structs.replace(
         recovery,

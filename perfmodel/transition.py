@@ -39,12 +39,14 @@ def group_members(plan: Plan) -> int:
 
 
 def left_of_op_s(plan: Plan, costs: Costs) -> float:
-    """What is left of an op at a random moment: half a backward of the longest stage, as ranks share their host's cores.
+    """What is left of an op at a random moment, in the longest stage, as those that survive share their host's cores.
 
-    Ranks that wait for messages pause at once, those that compute only behind their op.
+    Ranks that wait for messages pause at once, those that compute only behind their op: a moment falls into an op of length t
+    as often as there is t, and then t / 2 are left (the inspection paradox).
     """
     spans = {(column.first, column.stop) for block in plan.blocks for column in block.columns}
-    longest_s = max(costs.compute_s("B", first, stop, plan.micro_batch) for first, stop in spans)
+    ops_s = [[costs.compute_s(kind, first, stop, plan.micro_batch) for kind in "FB"] for first, stop in spans]
+    left_s = max(sum(op_s * op_s for op_s in its) / sum(its) / 2 for its in ops_s)
     cores = costs.profile.cluster.cores
-    crowd = max(Counter(costs.hosts(plan.workers)).values())
-    return longest_s / 2 * costs.profile.step_scale * (1.0 if cores is None else max(1.0, crowd / cores))
+    crowd = max(Counter(costs.hosts(plan.workers)).values()) - 1
+    return left_s * costs.profile.step_scale * (1.0 if cores is None else max(1.0, crowd / cores))

@@ -209,7 +209,10 @@ def test_the_first_start_shows_what_groups_and_proofs_take_and_nothing_of_a_loss
     plan = first_plan(of, "2x2", 4)
     after = calibrate(of, plan, GenerationStarted(None, None, None, 0.5, 7.0, None, rest_s=0.6, proof_s=0.4)).recovery
     assert after.n_seen == 0 and after.moves_scale == of.recovery.moves_scale
-    assert after.pause_s == pytest.approx(of.layers[0].backward_s / 2), "half an op is left"
+    forward_s, backward_s = of.layers[0].forward_s, of.layers[0].backward_s
+    in_backward = backward_s / (forward_s + backward_s)  # of all moments
+    left_s = in_backward * backward_s / 2 + (1 - in_backward) * forward_s / 2
+    assert after.pause_s == pytest.approx(left_s), "half an op is left"
     assert after.pause_s > of.recovery.pause_s
     again = calibrate(msgspec.structs.replace(of, recovery=after), plan, GenerationStarted(None, None, None, 0.5, 7.0, None))
     assert again.recovery.pause_s == after.pause_s, "a start that is made again says no more"
@@ -233,6 +236,22 @@ def test_a_trial_at_the_start_gives_the_first_price_in_full() -> None:
     assert after.layers[1].backward_s == 8.0 and after.op_overhead_s == pytest.approx(0.2)
     assert price(chain, after, seconds_to_change=1e4).step_s == pytest.approx(51.0)
     assert tried(of, chain, [measured([cost(0)])]) == of, "where nothing was tried nothing is learnt"
+
+
+def test_a_trial_shows_what_a_proof_takes_and_the_first_start_then_does_not() -> None:
+    """There, all ranks begin at once, and optimizers have no state yet."""
+    of = profile([layer("a", parameter_bytes=100), layer("b", parameter_bytes=300)], 4)
+    chain = trial_plan(0, (Stage(0, 0, 1), Stage(1, 1, 2)), msgspec.structs.replace(MODEL, layers=MODEL.layers[:2], ties=()))
+    sizes = Costs(of).move_bytes
+    reports = [
+        msgspec.structs.replace(measured([cost(number)]), trial_s=1.0, proof_s=2.0 * sizes[number]) for number in range(2)
+    ]
+    after = tried(of, chain, reports)
+    assert after.recovery.proof_byte_s == pytest.approx(2.0)
+    started = calibrate(
+        after, first_plan(of, "2x2", 4), GenerationStarted(None, None, None, 0.5, 0.0, None, rest_s=9.0, proof_s=8.0)
+    )
+    assert started.recovery.proof_byte_s == pytest.approx(2.0) and started.recovery.rest_s == pytest.approx(1.0)
 
 
 def test_what_an_op_costs_beside_its_computation_is_learnt() -> None:

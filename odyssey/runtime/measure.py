@@ -93,6 +93,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
         move_byte_s=move_byte_s,
         tried=tried.times,
         trial_s=tried.step_s,
+        proof_s=tried.proof_s,
         uncut=uncut,
     )
 
