@@ -65,7 +65,8 @@ class Row:
 
 
 class Run:
-    """One simulation. `rows`: by worker. `now`: when it has played, the makespan.
+    """One simulation. `rows`: by worker. `started`: kind, stage and micro-batch of all computations, in the order in which they
+    began. `now`: when it has played, the makespan.
 
     By worker, `caps`: the most bytes that it may keep; `at_once`: the micro-batches that it has in flight under 1F1B.
     `forwards_first`: as long as there is room for them they go before backwards, so that no stage behind runs out of work.
@@ -77,6 +78,7 @@ class Run:
         self.tasks = tasks
         self._forwards_first = forwards_first
         self.rows = {worker: Row(caps[worker], at_once[worker]) for worker in sorted(set(tasks.worker))}
+        self.started: list[tuple[Kind, int, int]] = []
         self.now: float = 0
         self._events: list[tuple[float, int, int, str]] = []
 
@@ -143,8 +145,9 @@ class Run:
         """Start `kind` of the most urgent task of `ready`."""
         tasks = self.tasks
         task = heapq.heappop(ready)
-        stage, micro_batch = tasks.name[task]
-        row.order.append((kind, stage, micro_batch))
+        op = kind, *tasks.name[task]
+        row.order.append(op)
+        self.started.append(op)
         row.busy = True
         if kind == "F":
             row.in_flight += 1

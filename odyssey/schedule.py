@@ -26,7 +26,7 @@ import msgspec
 from odyssey.errors import PlanError
 from odyssey.plan import Plan
 from odyssey.plan_proof import schedule_problems
-from odyssey.split import split_orders
+from odyssey.split import split_sequence
 
 ComputeKind = Literal["F", "B", "I", "W"]
 TransferKind = Literal["F", "B"]
@@ -171,7 +171,7 @@ def _ordered(plan: Plan, worker: int) -> list[Compute]:
     p, s = plan.place[worker]
     if plan.schedule.rule == "split":
         first = plan.pipelines[p].first_micro_batch
-        return [Compute(kind, s, first + j) for kind, j in split_orders(plan, p)[s]]
+        return [Compute(kind, s, first + j) for kind, stage, j in split_sequence(plan, p) if stage == s]
     own = [k for k in plan.pipelines[p].micro_batches if (k, s) not in plan.route_of]
     return one_forward_one_backward(s, len(plan.pipelines[p].stages), own)
 

@@ -6,7 +6,7 @@ same order. Pipelines that are alike share one expansion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections.abc
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,14 +14,15 @@ from odyssey.errors import PlanError
 from odyssey.ordering import Kind, Run, Tasks
 from odyssey.plan import LayerWork, Plan, Work
 
-Orders = tuple[tuple[tuple[Kind, int], ...], ...]
-"""For each stage, its computations: kind, and position of the micro-batch among the pipeline's own."""
+Sequence = tuple[tuple[Kind, int, int], ...]
+"""Computations of a pipeline: kind, stage, and position of the micro-batch among the pipeline's own."""
 Ranges = tuple[tuple[int, int], ...]
 
 
-def split_orders(plan: Plan, pipeline: int) -> Orders:
-    """The orders of one whole pipeline. Raises PlanError if some of its micro-batches are routed elsewhere."""
-    known: dict[int, Orders] = plan.__dict__.setdefault("_split_orders", {})
+def split_sequence(plan: Plan, pipeline: int) -> Sequence:
+    """The computations of one whole pipeline, in the order in which they begin as the rule has it: each behind those that it
+    waits for. Raises PlanError if some of its micro-batches are routed elsewhere."""
+    known: dict[int, Sequence] = plan.__dict__.setdefault("_split_sequence", {})
     if pipeline not in known:
         its = plan.pipelines[pipeline]
         work = plan.schedule.work
@@ -37,7 +38,7 @@ def split_orders(plan: Plan, pipeline: int) -> Orders:
 @lru_cache(maxsize=256)
 def _expanded(
     work: Work, cap: float | None, ranges: Ranges, n_micro_batches: int, last_samples: int, micro_batch: int
-) -> Orders:
+) -> Sequence:
     """`last_samples`: of the last micro-batch; all others have `micro_batch`."""
     tasks = Tasks()
     layers = [layer for layer in work.layers for _ in range(layer.n)]
@@ -58,7 +59,7 @@ def _expanded(
     at_once = {s: min(len(ranges) - s, n_micro_batches) for s in range(len(ranges))}
     run = Run(tasks, {s: stage.most_bytes(cap, at_once[s], work.room_bytes) for s, stage in enumerate(stages)}, at_once)
     run.play()
-    return tuple(tuple((kind, j) for kind, _, j in row.order) for row in run.rows.values())
+    return tuple(run.started)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class _Stage:
         return max(room, self.activation_bytes)
 
 
-def _stage(layers: Sequence[LayerWork]) -> _Stage:
+def _stage(layers: collections.abc.Sequence[LayerWork]) -> _Stage:
     """Where the stage's input has no gradient (the model's own input has none) all of the backward is left to W."""
     forward = sum(layer.forward_us for layer in layers)
     backward = sum(layer.backward_us for layer in layers)

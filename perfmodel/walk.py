@@ -31,7 +31,7 @@ class Walked:
 
 
 @dataclass
-class _Row:
+class Row:
     """One micro-batch: by stage of its home pipeline its worker, costs and sizes. `edges`: a full output at each cut."""
 
     runners: Sequence[int | None]
@@ -137,15 +137,15 @@ class _Walk:
         return leaves + channel.latency_s
 
 
-def _rows(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, _Row]:
+def _rows(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, Row]:
     """Of each micro-batch that is at home in these pipelines; those that are alike share all but their workers."""
     routed: dict[int, list[tuple[int, int]]] = {}
     at_home = {k for p in pipelines for k in plan.pipelines[p].micro_batches} if plan.routes else set()
     for route in plan.routes:
         if route.micro_batch in at_home:
             routed.setdefault(route.micro_batch, []).append((route.stage, route.worker))
-    known: dict[tuple[tuple[tuple[int, int], ...], int], _Row] = {}
-    rows: dict[int, _Row] = {}
+    known: dict[tuple[tuple[tuple[int, int], ...], int], Row] = {}
+    rows: dict[int, Row] = {}
     for p in pipelines:
         stages = plan.pipelines[p].stages
         layers = tuple((stage.first, stage.stop) for stage in stages)
@@ -154,22 +154,22 @@ def _rows(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, _Row]
             n_samples = plan.n_samples(k)
             alike = known.get((layers, n_samples))
             if alike is None:
-                alike = known[layers, n_samples] = _row(costs, layers, n_samples)
+                alike = known[layers, n_samples] = row_of(costs, layers, n_samples)
             runners = own
             if k in routed:
                 runners = own.copy()
                 for stage, worker in routed[k]:
                     runners[stage] = worker
-            rows[k] = _Row(runners, alike.seconds, alike.layers, alike.activations, alike.outputs, alike.sent, alike.edges)
+            rows[k] = Row(runners, alike.seconds, alike.layers, alike.activations, alike.outputs, alike.sent, alike.edges)
     return rows
 
 
-def _row(costs: Costs, layers: Sequence[tuple[int, int]], n_samples: int) -> _Row:
+def row_of(costs: Costs, layers: Sequence[tuple[int, int]], n_samples: int) -> Row:
     profile = costs.profile
     activations = costs.sums(lambda layer: layer.activation_bytes)
     outputs = costs.sums(lambda layer: layer.output_bytes)
     edges = [0, *(profile.layers[first - 1].output_bytes for first, _ in layers[1:]), 0]
-    return _Row(
+    return Row(
         [],
         {kind: [costs.compute_s(kind, first, stop, n_samples) for first, stop in layers] for kind in "FBIW"},
         list(layers),

@@ -90,7 +90,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
             "profile",
             "costs catalog merge reliability checkpointing",
             "cells running memory reducing moving walk objective horizon",
-            "sharing work transition",
+            "sharing work transition pipeline_walk",
             "timeline",
         ),
         *("cell_cost refine", "price"),

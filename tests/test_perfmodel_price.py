@@ -19,6 +19,7 @@ from perfmodel.timeline import simulate
 from perfmodel.transition import group_members, transition
 from tests.planning import break_even, first_plan, layer, profile
 from tests.test_schedule import plans
+from tests.test_split import plans as split_plans
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
@@ -104,8 +105,8 @@ def test_the_faster_step_wins_above_the_break_even_computed_by_hand() -> None:
     assert break_even(estimate(1, 10), estimate(2, 1)) == pytest.approx(19.0)
 
 
-@settings(deadline=None, max_examples=60)
-@given(plan=plans())
+@settings(deadline=None, max_examples=120)
+@given(plan=st.one_of(plans(), split_plans(), split_plans().map(lambda plan: plan.under(Schedule()))))
 def test_a_price_is_to_the_bit_that_of_the_programs_also_where_alike_pipelines_were_priced_before(plan: Plan) -> None:
     rows = [
         layer(str(i), 1 + i / 3, 2.1, 3 - i % 2, gradient_bytes=5, output_bytes=7 + i, activation_bytes=11 * i)

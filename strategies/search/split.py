@@ -7,9 +7,10 @@ nothing to gain where there are hardly any, or where ranks share cores that are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from odyssey.plan import Plan, Schedule
+from odyssey.plan import Plan, Schedule, Work
 from perfmodel.costs import Costs, has_halves
 from perfmodel.objective import objective
 from perfmodel.work import work_of
@@ -49,19 +50,43 @@ def split(
         if hoped <= best or n_tried[candidate.strategy] == (1 if are_many else N_TRIED):
             continue
         n_tried[candidate.strategy] += 1
-        chosen: Candidate | None = None
-        for cap in FEW if are_many else LADDER:
-            schedule = Schedule("split", cap, work)
-            rung = priced(Proposal(candidate.strategy, plan.under(schedule), ""))
-            if rung.plan is None or rung.estimate is None or rung.estimate.step_s >= enough_s:
-                break
-            if chosen is None:
-                enough_s = min(enough_s, rung.estimate.step_s / WORTH)
-            chosen = rung
+        rung = partial(_rung, priced, candidate.strategy, plan, work)
+        chosen = _least_that_is_fast(rung, FEW if are_many else LADDER, enough_s)
         if chosen is not None and chosen.estimate is not None:
             best = max(best, chosen.estimate.objective)
             found.append(chosen)
     return found
+
+
+def _rung(priced: Callable[[Proposal], Candidate], strategy: str, plan: Plan, work: Work, cap: float | None) -> Candidate:
+    return priced(Proposal(strategy, plan.under(Schedule("split", cap, work)), ""))
+
+
+def _least_that_is_fast(
+    under: Callable[[float | None], Candidate], ladder: Sequence[float | None], enough_s: float
+) -> Candidate | None:
+    """Under the least cap that is about as fast as all memory is, if that takes less than `enough_s`.
+
+    More memory is not slower, so each rung that is looked at decides half of those that are left.
+    """
+
+    def is_fast(rung: Candidate) -> bool:
+        return rung.plan is not None and rung.estimate is not None and rung.estimate.step_s < enough_s
+
+    chosen = under(ladder[0])
+    if not is_fast(chosen):
+        return None
+    assert chosen.estimate is not None
+    enough_s = min(enough_s, chosen.estimate.step_s / WORTH)
+    most, least = 0, len(ladder)
+    while most + 1 < least:
+        middle = (most + least) // 2
+        rung = under(ladder[middle])
+        if is_fast(rung):
+            most, chosen = middle, rung
+        else:
+            least = middle
+    return chosen
 
 
 def _is_plain(plan: Plan) -> bool:
