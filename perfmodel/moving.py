@@ -28,6 +28,8 @@ def occupied(move: Move, costs: Costs) -> dict[Resource, float]:
 
 def move_ends(moves: Iterable[Move], costs: Costs) -> dict[int, float]:
     """Worker -> seconds until its last move is done: each begins when all that it occupies has done with those before it."""
+    if costs.profile.cluster.interface_bandwidth is None:
+        return _ends_of_pairs(moves, costs)
     free: dict[Resource, float] = {}
     for move in moves:
         taken = occupied(move, costs)
@@ -35,6 +37,18 @@ def move_ends(moves: Iterable[Move], costs: Costs) -> dict[int, float]:
         for resource, seconds in taken.items():
             free[resource] = start_s + seconds
     return {resource: end_s for resource, end_s in free.items() if isinstance(resource, int)}
+
+
+def _ends_of_pairs(moves: Iterable[Move], costs: Costs) -> dict[int, float]:
+    """The same where a move occupies its two workers and nothing else."""
+    host_of, (near_s, far_s) = costs.host, costs.move_s
+    free: dict[int, float] = {}
+    for move in moves:
+        source, target = move.source, move.target
+        sent, received = free.get(source, 0.0), free.get(target, 0.0)
+        seconds = near_s[move.layer] if host_of(source) == host_of(target) else far_s[move.layer]
+        free[source] = free[target] = (sent if sent > received else received) + seconds
+    return free
 
 
 def moves_s(moves: Sequence[Move], costs: Costs) -> float:

@@ -44,9 +44,12 @@ def compose(
     schedule: Schedule | None = None,
     spawned: Sequence[int] = (),
 ) -> Plan:
-    """A proved plan of these stages, with `shares` micro-batches to each pipeline; `samples`: of each, where they are cut.
+    """A plan of these stages, with `shares` micro-batches to each pipeline; `samples`: of each, where they are cut.
 
-    Raises PlanError if it contradicts itself or the state that the survivors hold.
+    It is proved but for its moves, whose proof takes long: that of the plan that is taken is made in the end
+    (strategies/search/table.py).
+
+    Raises PlanError if it contradicts itself.
     """
     global_batch, micro_batch = batch_of(situation)
     profile = situation.profile
@@ -74,7 +77,7 @@ def compose(
         idle=tuple(sorted(set(situation.alive) - set(needed))),
         state_from=StateFrom.SCRIPT if at_start else StateFrom.HOLDERS,
     )
-    return prove(plan, None if at_start else situation.held)
+    return prove(plan)
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------

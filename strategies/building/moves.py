@@ -9,8 +9,8 @@ Every plan of a search gets a first answer; the one that is taken is worth a sec
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from odyssey.pipelines import Stage
@@ -45,7 +45,7 @@ def moves(situation: Situation, needed: Mapping[int, Stage]) -> tuple[Move, ...]
     if not missing:
         return ()
     costs = Costs(situation.profile, situation.node_of)
-    chosen = _Sources(costs, missing, held, situation.alive).choose()
+    chosen = _Sources(costs, missing, situation).choose()
     return _Order(chosen, costs).first() if len(chosen) <= MOST_PLACED else tuple(chosen)
 
 
@@ -54,7 +54,7 @@ def improved(first: tuple[Move, ...], situation: Situation) -> tuple[Move, ...]:
     costs = Costs(situation.profile, situation.node_of)
     order = _Order(first, costs)
     end_s = max(move_ends(first, costs).values())
-    sources = _Sources(costs, [(move.layer, move.target) for move in first], situation.held, situation.alive)
+    sources = _Sources(costs, [(move.layer, move.target) for move in first], situation)
     relieved = _Order(sources.relieved(first), costs)
     if relieved.bound_s < order.bound_s * (1 - 1e-9):
         order = relieved
@@ -67,34 +67,49 @@ def improved(first: tuple[Move, ...], situation: Situation) -> tuple[Move, ...]:
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 
+class _Near:
+    """Who holds a layer on a host. Most hosts of a large job are alike: what the workers of one hold, one after the other."""
+
+    def __init__(self, situation: Situation, costs: Costs) -> None:
+        nothing: frozenset[int] = frozenset()
+        self._workers: dict[int, list[int]] = {}
+        for worker in sorted(situation.alive):
+            self._workers.setdefault(costs.host(worker), []).append(worker)
+        known: dict[tuple[frozenset[int], ...], dict[int, list[int]]] = {}
+        self._places: dict[int, dict[int, list[int]]] = {}
+        for host, workers in self._workers.items():
+            held = tuple(situation.held.get(worker, nothing) for worker in workers)
+            if held not in known:
+                known[held] = {layer: [i for i, its in enumerate(held) if layer in its] for layer in nothing.union(*held)}
+            self._places[host] = known[held]
+
+    def holders(self, layer: int, host: int) -> list[int]:
+        """Survivors, ascending."""
+        if host not in self._workers:
+            return []
+        workers = self._workers[host]
+        return [workers[i] for i in self._places[host].get(layer, ())]
+
+
 class _Sources:
     """The choice of a source for each (layer, target) of `missing`."""
 
-    def __init__(
-        self, costs: Costs, missing: Sequence[tuple[int, int]], held: Mapping[int, frozenset[int]], alive: Iterable[int]
-    ) -> None:
+    def __init__(self, costs: Costs, missing: Sequence[tuple[int, int]], situation: Situation) -> None:
         self._costs = costs
-        self._anywhere: dict[int, _Heap] = {layer: [] for layer, _ in missing}
+        holders = situation.holders
+        self._missing = [lack for lack in missing if lack[0] in holders]
+        host = self._host = {target: costs.host(target) for _, target in self._missing}
+        """Of each target."""
+        self._anywhere: dict[int, _Heap] = {
+            layer: [(0.0, worker) for worker in holders[layer][: len(missing)]]
+            for layer in {layer for layer, _ in self._missing}
+        }
         """Of each layer no more holders than there are moves."""
-        self._on_host: dict[tuple[int, int], _Heap] = {}
-        hosts = {costs.host(target) for _, target in missing}
-        living = set(alive)
-        wanted_of: dict[frozenset[int], list[int]] = {}
-        sought_of: dict[frozenset[int], list[int]] = {}
-        for worker in sorted(held):
-            if worker not in living:
-                continue
-            layers = held[worker]
-            if layers not in wanted_of:
-                wanted_of[layers] = sought_of[layers] = sorted(self._anywhere.keys() & layers)
-            if sought := sought_of[layers]:
-                for layer in sought:
-                    self._anywhere[layer].append((0.0, worker))
-                sought_of[layers] = [layer for layer in sought if len(self._anywhere[layer]) < len(missing)]
-            if wanted_of[layers] and (host := costs.host(worker)) in hosts:
-                for layer in wanted_of[layers]:
-                    self._on_host.setdefault((layer, host), []).append((0.0, worker))
-        self._missing = [lack for lack in missing if self._anywhere[lack[0]]]
+        near = _Near(situation, costs)
+        places = {(layer, host[target]) for layer, target in self._missing}
+        self._on_host = {place: [(0.0, worker) for worker in workers] for place in places if (workers := near.holders(*place))}
+        self._in_turn: dict[int | tuple[int, int], deque[int]] = {}
+        """By layer, and by layer and host: holders that may have time, whose turn it is first."""
         self._busy: dict[Resource, float] = {}
         self._bottleneck_s = 0.0
         self._chosen: list[tuple[Move, float]] = []
@@ -108,32 +123,50 @@ class _Sources:
 
     def choose(self) -> list[Move]:
         """Whoever passes a layer on stands behind the move that brings it."""
-        busy, host, anywhere, on_host = self._busy, self._costs.host, self._anywhere, self._on_host
-        move_s, lacks = self._costs.move_s, []
+        busy, host, anywhere, on_host = self._busy, self._host, self._anywhere, self._on_host
+        (near_s, far_s), lacks = self._costs.move_s, []
         for layer, target in self._missing:
-            near = on_host.get((layer, host(target)))
-            seconds = move_s[near is None][layer]
+            seconds = near_s[layer] if (layer, host[target]) in on_host else far_s[layer]
             busy[target] = busy.get(target, 0.0) + seconds  # what it will receive at least
             lacks.append((len(anywhere[layer]), -seconds, layer, target))
         self._bottleneck_s = max(busy.values())
         is_shared = self._costs.profile.cluster.interface_bandwidth is not None
         lacks.sort()
         for _, minus_s, layer, target in lacks:
-            near = on_host.get((layer, host(target)))
-            source = _least_busy(near or anywhere[layer], busy)
-            end_s = busy.get(source, 0.0) - minus_s
-            if end_s <= self._bottleneck_s and (near or not is_shared):
-                busy[source] = end_s
-                self._chosen.append((Move(layer, source, target), max(end_s, busy[target])))
-                continue
+            place = (layer, host[target])
+            near = on_host.get(place)
+            if near or not is_shared:
+                source = self._next(place if near else layer, near or anywhere[layer], -minus_s)
+                if source is not None:
+                    busy[source] = end_s = busy.get(source, 0.0) - minus_s
+                    self._chosen.append((Move(layer, source, target), end_s if end_s > busy[target] else busy[target]))
+                    continue
             busy[target] += minus_s
             move, end_s = self._best(layer, target)
             if (layer, move.source) in self._has_at_s:
                 self._passing_s[move.source] = end_s
             add(busy, occupied(move, self._costs))
-            self._bottleneck_s = max(self._bottleneck_s, end_s)
+            if end_s > self._bottleneck_s:
+                self._bottleneck_s = end_s
+                self._in_turn.clear()  # there is time again
             self._chosen.append((move, end_s))
         return [move for move, _ in self._chosen]
+
+    def _next(self, key: int | tuple[int, int], holders: _Heap, seconds: float) -> int | None:
+        """Of the holders one that has so much time before the busiest is done anyway: the least busy; of many in their turn."""
+        if len(self._missing) <= MOST_PLACED:
+            worker = _least_busy(holders, self._busy)
+            return worker if self._busy.get(worker, 0.0) + seconds <= self._bottleneck_s else None
+        waiting = self._in_turn.get(key)
+        if waiting is None:
+            waiting = self._in_turn[key] = deque(worker for _, worker in holders)
+        while waiting:
+            worker = waiting[0]
+            if self._busy.get(worker, 0.0) + seconds <= self._bottleneck_s:
+                waiting.rotate(-1)
+                return worker
+            waiting.popleft()
+        return None
 
     def _best(self, layer: int, target: int) -> tuple[Move, float]:
         """The quickest move of those that make no one busier than the busiest is anyway; if there is none, the one after which

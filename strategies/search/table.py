@@ -16,6 +16,7 @@ from msgspec.structs import replace
 import strategies
 from odyssey.errors import PlanError, StateLost, UsageError
 from odyssey.plan import Transition, move_runs
+from odyssey.plan_proof import prove
 from perfmodel.costs import Costs
 from perfmodel.moving import moves_s
 from perfmodel.objective import objective
@@ -174,14 +175,22 @@ def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candida
 
 
 def _with_better_moves(situation: Situation, costs: Costs, candidates: list[Candidate]) -> list[Candidate]:
-    """The one that is to be taken with more thought on its moves; it can only gain."""
+    """The one that is to be taken with more thought on its moves, by which it can only gain, and with their proof."""
     aim = situation.aim
     first = min(candidates, key=lambda candidate: _rank(candidate, aim), default=None)
-    if first is None or first.plan is None or first.estimate is None or not first.plan.moves:
+    if first is None or first.plan is None or first.estimate is None or situation.plan is None:
         return candidates
-    moves = improved(first.plan.moves, situation)
-    parts = replace(first.estimate.transition, moves_s=situation.profile.recovery.moves_scale * moves_s(moves, costs))
-    better = _valued(replace(first, plan=replace(first.plan, move_runs=move_runs(moves))), parts, situation.change, aim)
+    plan, better = first.plan, first
+    if plan.moves:
+        moves = improved(plan.moves, situation)
+        parts = replace(first.estimate.transition, moves_s=situation.profile.recovery.moves_scale * moves_s(moves, costs))
+        plan = replace(plan, move_runs=move_runs(moves))
+        better = _valued(replace(first, plan=plan), parts, situation.change, aim)
+    try:
+        prove(plan, situation.held)
+    except PlanError as error:
+        others = [candidate for candidate in candidates if candidate is not first]
+        return [*_with_better_moves(situation, costs, others), Candidate(first.strategy, None, first.estimate, error.what)]
     return [better if candidate is first else candidate for candidate in candidates]
 
 

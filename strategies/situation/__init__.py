@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -45,7 +46,7 @@ class Aim(msgspec.Struct, frozen=True):
         return self.survive_nodes or 0
 
 
-class Situation(msgspec.Struct, frozen=True):
+class Situation(msgspec.Struct, frozen=True, dict=True):
     """The cluster, the plan in force, what was lost and what was measured, at one moment.
 
     `plan` is None at the start of a job: then every worker of `alive` is free and holds whatever it is told to.
@@ -75,6 +76,18 @@ class Situation(msgspec.Struct, frozen=True):
     def change(self) -> ExpectedChange:
         """D and how sure it is."""
         return ExpectedChange(self.seconds_to_change, n_behind=self.n_behind)
+
+    @cached_property
+    def holders(self) -> Mapping[int, Sequence[int]]:
+        """Of each layer that somebody holds, the survivors that do, ascending."""
+        found: dict[int, list[int]] = {}
+        alike: dict[frozenset[int], list[int]] = {}
+        for worker in sorted(self.alive):
+            alike.setdefault(self.held.get(worker, frozenset()), []).append(worker)
+        for layers, workers in alike.items():
+            for layer in layers:
+                found.setdefault(layer, []).extend(workers)
+        return {layer: sorted(workers) for layer, workers in found.items()}
 
 
 class Proposal(msgspec.Struct, frozen=True):
