@@ -55,8 +55,8 @@ def _expanded(
             tasks.way.append(parts[s - 1].transfer_us if s else 0)
             tasks.keeps.append(part.activation_bytes)
             tasks.defers.append(part.output_bytes)
-    at_once = {s: min(len(ranges) - s, n_micro_batches) for s in range(len(ranges))}
-    run = Run(tasks, {s: stage.most_bytes(cap, at_once[s], work.room_bytes) for s, stage in enumerate(stages)}, at_once)
+    at_once = [min(len(ranges) - s, n_micro_batches) for s in range(len(ranges))]
+    run = Run(tasks, {s: stage.most_bytes(cap, at_once[s], work.room_bytes) for s, stage in enumerate(stages)})
     run.play()
     return tuple(tuple((kind, j) for kind, _, j in row.order) for row in run.rows.values())
 
