@@ -6,8 +6,8 @@ The orders are the ones of a run that came to its end, so the workers can never 
 would stop everybody, the least overdraft is allowed and the memory model judges the result.
 
 A backward is split in I and a deferred W where there is room for what the W needs; where there is none a deferred W goes
-first, or else B runs whole. So that there is room, forwards beyond the number that 1F1B has in flight start only if the halves
-of all fit. At the cap of 1F1B this comes to 1F1B; with memory to spare the W fill the bubbles (zero bubble, Qi et al. 2024).
+first, or else B runs whole. At the cap of 1F1B this comes to 1F1B; with memory to spare the W fill the bubbles (zero bubble,
+Qi et al. 2024).
 """
 
 from __future__ import annotations
@@ -46,18 +46,14 @@ class Tasks:
 class Row:
     """A worker of the simulation: what it has done, in order, and for how long; what is ready.
 
-    `live`: the bytes that it keeps, `most`: at any time; `promised`: with what the halves of all in flight will add. `at_once`:
-    as many as 1F1B has in flight.
+    `live`: the bytes that it keeps, `most`: at any time.
     """
 
     cap: float
-    at_once: int
     order: list[tuple[Kind, int, int]] = field(default_factory=list)
     worked: float = 0.0
     live: float = 0.0
     most: float = 0.0
-    promised: float = 0.0
-    in_flight: int = 0
     busy: bool = False
     forwards: list[int] = field(default_factory=list)
     backwards: list[int] = field(default_factory=list)
@@ -65,20 +61,16 @@ class Row:
 
 
 class Run:
-    """One simulation. `rows`: by worker. `started`: kind, stage and micro-batch of all computations, in the order in which they
-    began. `now`: when it has played, the makespan.
+    """One simulation. `rows`: by worker. `now`: when it has played, the makespan.
 
-    By worker, `caps`: the most bytes that it may keep; `at_once`: the micro-batches that it has in flight under 1F1B.
-    `forwards_first`: as long as there is room for them they go before backwards, so that no stage behind runs out of work.
+    `caps`: by worker, the most bytes that it may keep. `forwards_first`: as long as there is room for them they go before
+    backwards, so that no stage behind runs out of work.
     """
 
-    def __init__(
-        self, tasks: Tasks, caps: Mapping[int, float], at_once: Mapping[int, int], *, forwards_first: bool = False
-    ) -> None:
+    def __init__(self, tasks: Tasks, caps: Mapping[int, float], *, forwards_first: bool = False) -> None:
         self.tasks = tasks
         self._forwards_first = forwards_first
-        self.rows = {worker: Row(caps[worker], at_once[worker]) for worker in sorted(set(tasks.worker))}
-        self.started: list[tuple[Kind, int, int]] = []
+        self.rows = {worker: Row(caps[worker]) for worker in sorted(set(tasks.worker))}
         self.now: float = 0
         self._events: list[tuple[float, int, int, str]] = []
 
@@ -129,30 +121,17 @@ class Run:
 
     def _has_room(self, row: Row) -> bool:
         """For the most urgent forward, if there is one."""
-        if not row.forwards:
-            return False
-        task = row.forwards[0]
-        keeps = self.tasks.keeps[task]
-        if row.live + keeps > row.cap:
-            return False
-        return row.in_flight < row.at_once or row.promised + keeps + self._adds(task) <= row.cap
-
-    def _adds(self, task: int) -> float:
-        """What an I of this task would add, if it may be split."""
-        return self.tasks.defers[task] if self.tasks.splits[task] and self.tasks.name[task][0] > 0 else 0
+        return bool(row.forwards) and row.live + self.tasks.keeps[row.forwards[0]] <= row.cap
 
     def _run(self, row: Row, ready: list[int], kind: Kind) -> None:
         """Start `kind` of the most urgent task of `ready`."""
         tasks = self.tasks
         task = heapq.heappop(ready)
-        op = kind, *tasks.name[task]
-        row.order.append(op)
-        self.started.append(op)
+        stage, micro_batch = tasks.name[task]
+        row.order.append((kind, stage, micro_batch))
         row.busy = True
         if kind == "F":
-            row.in_flight += 1
             row.live += tasks.keeps[task]
-            row.promised += tasks.keeps[task] + self._adds(task)
         elif kind == "I":
             row.live += tasks.defers[task]
         if row.live > row.most:
@@ -176,9 +155,7 @@ class Run:
         if kind == "I":
             heapq.heappush(row.deferred, task)
         else:
-            row.in_flight -= 1
             row.live -= tasks.keeps[task] + (tasks.defers[task] if kind == "W" else 0)
-            row.promised -= tasks.keeps[task] + self._adds(task)
 
     def _arrive(self, task: int, kind: str, delay: float, touched: set[int]) -> None:
         if delay > 0:

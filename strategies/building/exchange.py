@@ -1,8 +1,8 @@
 """Orders for pipelines that exchange micro-batches, worked out once for those that are alike.
 
 Orders come from list scheduling with measured durations under caps of memory: twice what 1F1B keeps, and all that is left on
-the worker; `B` may be split in `I` on the critical path and a deferred `W`, or run whole, and then forwards may go first.
-Losses of one stage in pipelines that are copies of each other have one answer, in other numbers.
+the worker; forwards may go first; `B` is split in `I` on the critical path and a deferred `W`, or runs whole where it has no
+halves. Losses of one stage in pipelines that are copies of each other have one answer, in other numbers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from strategies.building.ordering import Ordered, order
 CAP = 2.0
 """Multiples of the activations that 1F1B keeps, within what is left on the worker."""
 MANY_TASKS = 400
-"""Beyond this many computations B is only tried in halves if it has any, and with all memory only if that is not `CLOSE` to
-what no order can beat."""
+"""Beyond this many computations B is only tried in halves if it has any, and then not with forwards first; and anything but the
+first way only if that is not `CLOSE` to what no order can beat."""
 CLOSE = 1.1
 MOST_TASKS = 20_000
 """Beyond this many the first way is taken as it is: it takes a second to find, and most of the job is in it already."""
@@ -42,7 +42,8 @@ def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], s
     """Orders for all pipelines that exchange micro-batches by `plan.routes`, and those pipelines that take longer than
     `enough_s` for it, or more memory than there is: more hosts may help (if they are not most of a large job already).
 
-    Where ranks share cores there may be two answers, with B split and whole: what is best then is the price's to say.
+    Where ranks share cores, or halves take longer, there may be two answers, with B split and whole: what is best then is the
+    price's to say.
     """
     chosen: dict[bool, list[Ordered]] = {True: [], False: []}
     slow: set[int] = set()
@@ -57,8 +58,6 @@ def ordered(plan: Plan, costs: Costs, enough_s: float) -> tuple[list[Ordered], s
         best = min(fastest.values(), key=lambda way: (way.over_bytes, way.makespan_s))
         if (best.makespan_s > enough_s or best.over_bytes > 0) and exchange.n_tasks <= MOST_TASKS:
             slow.update(members)
-        if costs.profile.cluster.cores is None:
-            fastest = {True: best}
         for split, way in fastest.items():
             chosen[split].append(way)
     return [_together(ways) for ways in chosen.values() if len(ways) == n_cells], slow
@@ -78,11 +77,11 @@ def _fastest(exchange: _Exchange, enough_s: float) -> dict[bool, Ordered]:
     """Whether B is split -> the fastest way that fits, else the one that lacks least."""
     fastest: dict[bool, Ordered] = {}
     are_many = exchange.n_tasks > MANY_TASKS
-    for split in (False,) if not exchange.has_halves else (True,) if are_many else (True, False):
+    for split in exchange.splits if not are_many else exchange.splits[:1]:
         way = exchange.order(split, CAP)
         is_enough = way.makespan_s < max(CLOSE * way.busiest_s, enough_s) or exchange.n_tasks > MOST_TASKS
         others = [] if are_many and is_enough else [(math.inf, False)]
-        if others and not exchange.has_halves:  # then it is stages behind that may run dry
+        if others and not (split and are_many):  # stages behind may run dry, above all where nothing is split
             others += [(CAP, True), (math.inf, True)]
         for factor, forwards_first in others:
             other = exchange.order(split, factor, forwards_first)
@@ -102,7 +101,8 @@ class _Known:
 
 
 class _Exchange:
-    """Pipelines that exchange micro-batches. `n_tasks`: micro-batches at stages. `has_halves`: whether a B can be split."""
+    """Pipelines that exchange micro-batches. `n_tasks`: micro-batches at stages. `splits`: whether B may be split, the likelier
+    first."""
 
     def __init__(self, plan: Plan, members: Sequence[int], costs: Costs) -> None:
         pipelines = tuple(plan.pipelines[p] for p in members)
@@ -110,7 +110,7 @@ class _Exchange:
         self._plan = msgspec.structs.replace(plan, blocks=blocks_of(pipelines), routes=routes)
         self._costs = costs
         self.n_tasks = sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in pipelines)
-        self.has_halves = has_halves(costs.profile)
+        self.splits = _splits(costs.profile)
         self._workers = tuple(stage.worker for its in pipelines for stage in its.stages if stage.worker is not None)
         self._micro_batches = tuple(k for pipeline in pipelines for k in pipeline.micro_batches)
         self._key = self._kind()
@@ -159,6 +159,13 @@ class _Exchange:
             for order in known.way.orders
         ]
         return dataclasses.replace(known.way, orders=tuple(sorted(orders, key=lambda order: order.worker)))
+
+
+def _splits(profile: Profile) -> tuple[bool, ...]:
+    if not has_halves(profile):
+        return (False,)
+    halves_cost_more = profile.cluster.cores is not None or profile.halves_scale > 1
+    return (True, False) if halves_cost_more else (True,)
 
 
 def _renumbered(text: str, number_of: Mapping[int, int]) -> str:

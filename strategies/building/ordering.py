@@ -38,8 +38,7 @@ def order(
     touched = {plan.place[route.worker][0] for route in plan.routes} | {plan.home[route.micro_batch] for route in plan.routes}
     for members in joined(plan, together=False):
         if touched.intersection(members):
-            at_once = {w: len(plan.pipelines[p].stages) - s for w, (p, s) in plan.place.items()}
-            run = Run(_tasks(plan, costs, members, split), caps, at_once, forwards_first=forwards_first)
+            run = Run(_tasks(plan, costs, members, split), caps, forwards_first=forwards_first)
             run.play()
             makespan = max(makespan, run.now)
             busiest = max(busiest, *(row.worked for row in run.rows.values()))
