@@ -115,7 +115,10 @@ class Boundary(msgspec.Struct, frozen=True):
 
 
 class LayerCost(msgspec.Struct, frozen=True):
-    """One layer measured on one micro-batch of the full size. Seconds of compute, bytes."""
+    """One layer measured on one micro-batch of the full size. Seconds of compute, bytes.
+
+    `halves_s`: of both halves of its backward, one after the other; 0 where it has not both.
+    """
 
     layer: int
     forward_s: float
@@ -126,6 +129,7 @@ class LayerCost(msgspec.Struct, frozen=True):
     optimizer_bytes: int
     activation_bytes: int
     output_bytes: int
+    halves_s: float = 0.0
 
 
 # -- orders: agent -> rank ---------------------------------------------------------------------------------------------
@@ -210,6 +214,15 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 UNCUT = "nobody has looked whether its layers take each sample by itself"
 
 
+class Trial(msgspec.Struct, frozen=True):
+    """Of the steps of a trial (odyssey/trial.py): what ops took, what a step did from beginning to end, and what it took to
+    digest the state that came of them."""
+
+    times: tuple[OpTime, ...]
+    step_s: float
+    proof_s: float
+
+
 class Measured(msgspec.Struct, frozen=True, tag=True):
     """The answer to Measure: this rank's layers, and the link to its successor in the chain.
 
@@ -218,8 +231,8 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     and receiving once between two layers; None on a rank alone. `runtime_bytes`: memory that is neither model nor
     activations, of pages that ranks share its part. `move_byte_s`: seconds of a byte of state that moves, from the chain's
     first two ranks only.
-    `tried`: what ops took in the steps of a trial (odyssey/trial.py), `trial_s` one of these from beginning to end, and
-    `proof_s` what it took to digest the state of the trained layers.
+    `beside_reduction`: what a layer takes while a reduction
+    runs over what it takes without; None on a rank alone.
     `uncut`: why micro-batches have to stay whole for the sake of these layers or of the loss, empty if they may be cut.
     """
 
@@ -234,9 +247,8 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     runtime_bytes: int
     memory_bytes: int
     move_byte_s: float | None = None
-    tried: tuple[OpTime, ...] = ()
-    trial_s: float | None = None
-    proof_s: float | None = None
+    trial: Trial | None = None
+    beside_reduction: float | None = None
     uncut: str = UNCUT
 
 

@@ -7,7 +7,7 @@ cannot measure has a stated default here, which real steps replace (perfmodel/re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from odyssey.errors import ProfileError
@@ -16,8 +16,8 @@ from perfmodel.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, P
 
 OP_OVERHEAD_S = 30e-6
 """Default: Python and dispatch around one op of the engine."""
-HALVES_ON_CPUS = 1.18
-"""On processors the halves of a backward take 15 to 20 % longer than the whole (layers of 128 and 256 hidden, torch 2.13)."""
+MOST_HALVES = 2.0
+"""The halves of a backward do nothing more than twice."""
 MOVE_BYTE_S = 1e-9
 """Default for a byte of state that moves, where no two ranks have moved any."""
 LONE_LINK = Link(1e-4, 1e9)
@@ -50,7 +50,6 @@ def merge(
     losses = [report.loss_s for report in measured if report.loss_s is not None]
     if not losses:
         raise ProfileError(f"{model_name}: loss_s has no measurement", HELP)
-    overheads_s = [report.op_overhead_s for report in measured if report.op_overhead_s is not None]
     intra, inter = _links(measured, ranks_per_node * nodes_per_host)
     n_ranks = len(measured)
     slowest = max(intra.latency_s, inter.latency_s) if n_ranks > ranks_per_node * nodes_per_host else intra.latency_s
@@ -63,8 +62,8 @@ def merge(
         ties=model.ties,
         tie_bytes=model.tie_bytes,
         loss_s=median(losses),
-        halves_scale=HALVES_ON_CPUS if model.device == "cpu" else 1.0,
-        op_overhead_s=median(overheads_s) if overheads_s else OP_OVERHEAD_S,
+        halves_scale=_halves_scale(by_layer),
+        op_overhead_s=_median((report.op_overhead_s for report in measured), OP_OVERHEAD_S),
         # stated default for a tiny all-reduce: up and down a binary tree of the ranks
         commit_s=2 * math.ceil(math.log2(n_ranks)) * slowest if n_ranks > 1 else slowest,
         runtime_bytes=max(report.runtime_bytes for report in measured),
@@ -75,6 +74,7 @@ def merge(
             memory_bytes=min(report.memory_bytes for report in measured),
             intra_host=intra,
             inter_host=inter,
+            beside_reduction=_median((report.beside_reduction for report in measured), 1.0),
             all_reduce=(AllReduce.RING,) if model.device == "cpu" else ANY_WAY,
         ),
         recovery=Recovery(
@@ -104,6 +104,18 @@ def check_model(profile: Profile, model: ModelSpec) -> None:
                 f"{name} of the profile of {profile.model} is {getattr(profile, name)}, the model's is {getattr(model, name)}",
                 HELP,
             )
+
+
+def _median(measured: Iterable[float | None], default: float) -> float:
+    known = [one for one in measured if one is not None]
+    return median(known) if known else default
+
+
+def _halves_scale(by_layer: Mapping[int, Sequence[LayerCost]]) -> float:
+    """The two halves over the whole, of all layers that have both."""
+    rows = [cost for costs in by_layer.values() for cost in costs if cost.halves_s > 0]
+    whole_s = sum(cost.input_gradient_s + cost.weight_gradient_s for cost in rows)
+    return min(max(1.0, sum(cost.halves_s for cost in rows) / whole_s), MOST_HALVES) if whole_s > 0 else 1.0
 
 
 def _layer(model: ModelSpec, index: int, costs: Sequence[LayerCost]) -> LayerProfile:

@@ -69,7 +69,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the workers run. `cores`: processors of a host that its ranks share; None where each rank computes on a device
     of its own. `memory_bytes`: what one worker may take. `interface_bandwidth`: bytes per second, each way, that all ranks of a
     host share to other hosts; None where each has an interface of its own. `all_reduce`: the ways that its library has, of
-    which it takes the quickest: Gloo the ring alone, NCCL all."""
+    which it takes the quickest: Gloo the ring alone, NCCL all. `beside_reduction`: what a computation takes while its rank
+    reduces gradients, over what it takes else; 1 in cluster files, where nobody has measured it."""
 
     ranks_per_node: Annotated[int, msgspec.Meta(ge=1)]
     nodes_per_host: Annotated[int, msgspec.Meta(ge=1)]
@@ -79,6 +80,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inter_host: Link
     interface_bandwidth: Annotated[float, msgspec.Meta(gt=0)] | None = None
     all_reduce: Annotated[tuple[AllReduce, ...], msgspec.Meta(min_length=1)] = (AllReduce.RING,)
+    beside_reduction: Annotated[float, msgspec.Meta(ge=1)] = 1.0
 
 
 class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from odyssey.messages import Measured, OpTime
+from odyssey.messages import Measured, OpTime, Trial
 from odyssey.plan import Plan
 from perfmodel.costs import Costs, has_input_gradient
 from perfmodel.moving import moves_s
@@ -63,24 +63,24 @@ FIELDS = {
 
 def tried(profile: Profile, plan: Plan, reports: Iterable[Measured], node_of: Mapping[int, int] | None = None) -> Profile:
     """The profile after the trial of `plan` at a job's start: what ops and the whole step took there counts in full."""
-    reports = [report for report in reports if report.trial_s is not None]
-    if not reports:
+    tried = [(report, report.trial) for report in reports if report.trial is not None]
+    if not tried:
         return profile
-    times = [time for report in reports for time in report.tried]
+    times = [time for _, trial in tried for time in trial.times]
     beside_s = [time.mean_s for time in times if time.kind == "O"]
     computed = [time for time in times if time.kind != "O"]
     if beside_s:
         computed.append(OpTime("O", 0, 0, len(beside_s), fmean(beside_s)))
-    step_s = median(report.trial_s for report in reports if report.trial_s is not None)
-    profile = _with_proofs(profile, reports)
+    step_s = median(trial.step_s for _, trial in tried)
+    profile = _with_proofs(profile, tried)
     return rescale(refresh(profile, computed, weight=1.0), plan, step_s, node_of, weight=1.0)
 
 
-def _with_proofs(profile: Profile, reports: Iterable[Measured]) -> Profile:
+def _with_proofs(profile: Profile, tried: Iterable[tuple[Measured, Trial]]) -> Profile:
     """With what ranks took to digest the state that a trial left."""
     move_bytes = Costs(profile).move_bytes
-    shown = [(report.proof_s, sum(move_bytes[cost.layer] for cost in report.costs)) for report in reports]
-    byte_s = [proof_s / size_bytes for proof_s, size_bytes in shown if proof_s is not None and size_bytes]
+    shown = [(trial.proof_s, sum(move_bytes[cost.layer] for cost in report.costs)) for report, trial in tried]
+    byte_s = [proof_s / size_bytes for proof_s, size_bytes in shown if size_bytes]
     if not byte_s:
         return profile
     return msgspec.structs.replace(profile, recovery=msgspec.structs.replace(profile.recovery, proof_byte_s=median(byte_s)))

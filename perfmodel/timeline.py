@@ -116,13 +116,30 @@ def finish(
 ) -> End:
     """The end of a step whose simulated workers reach the commit point, and have gradients complete, at these times."""
     reduced: dict[int, Reduced] = {}
-    for one in queue(plan, costs, ready(plan, costs, complete, twin)):
+    queued = queue(plan, costs, ready(plan, costs, complete, twin))
+    for one in queued:
         first = reduced.get(one.bucket.group, one)
         reduced[one.bucket.group] = first._replace(end_s=max(first.end_s, one.end_s))
     committed = max(*computed_s.values(), *(one.end_s for one in reduced.values()), 0.0)
+    committed += _slowed_s(plan, costs, computed_s, queued)
     if len(twin) > 1:
         committed += costs.profile.commit_s
     return End(reduced, committed, _optimizer_end(plan, costs, committed, twin))
+
+
+def _slowed_s(plan: Plan, costs: Costs, computed_s: Mapping[int, float], queued: Sequence[Reduced]) -> float:
+    """What reductions beside the backward add to it, at the worker that they slow down most. Its own come later by as much."""
+    slower = costs.profile.cluster.beside_reduction - 1
+    if not slower:
+        return 0.0
+    of_group: dict[int, list[Reduced]] = {}
+    for one in queued:
+        of_group.setdefault(one.bucket.group, []).append(one)
+    groups_of = plan.groups_of
+    return slower * max(
+        sum(max(0.0, min(one.end_s, until_s) - one.start_s) for g in groups_of.get(worker, ()) for one in of_group.get(g, ()))
+        for worker, until_s in computed_s.items()
+    )
 
 
 def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[int, int]) -> dict[int, float]:

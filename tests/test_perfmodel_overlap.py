@@ -35,6 +35,17 @@ def test_each_layer_is_reduced_while_those_below_it_compute() -> None:
     assert (reduced.start_s, reduced.end_s) == pytest.approx((6.0, 18.0))
 
 
+def test_a_backward_beside_reductions_takes_longer_and_so_do_those_behind_it() -> None:
+    """6 of its 8 s are beside reductions: they take half as long again, 3 s more."""
+    of = replicas(4, 30)
+    slowed = replace(of, cluster=replace(of.cluster, beside_reduction=1.5))
+    plan = first_plan(of, "2x1", 2)
+    assert simulate(plan, slowed).step_s == pytest.approx(18.0 + 3.0)
+    assert price(plan, slowed, seconds_to_change=1e9).step_s == pytest.approx(21.0)
+    alone = first_plan(of, "1x2", 2)
+    assert simulate(alone, slowed).step_s == simulate(alone, of).step_s, "nothing is reduced there"
+
+
 def test_what_is_quicker_than_the_backward_is_hidden_but_for_the_last() -> None:
     of = profile([layer(str(i), gradient_bytes=30 * MB) for i in range(4)], 2, intra=Link(0.0, 30.0 * MB))
     assert simulate(first_plan(of, "2x1", 2), of).step_s == pytest.approx(12.0 + 1.0)

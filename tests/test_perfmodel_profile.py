@@ -9,7 +9,7 @@ import pytest
 
 from launcher.joblog.events import GenerationStarted
 from odyssey.errors import ProfileError
-from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime
+from odyssey.messages import Boundary, LayerCost, LayerSpec, Measured, ModelSpec, OpTime, Trial
 from odyssey.pipelines import Stage
 from odyssey.plan import Move, move_runs
 from odyssey.trial import trial_plan
@@ -177,6 +177,24 @@ def test_op_times_that_say_nothing_change_nothing() -> None:
     assert refresh(of, [*empty, OpTime("S", 0, 2, 5, 1.0)]) == of
 
 
+def test_the_halves_of_a_backward_cost_what_they_were_measured_to() -> None:
+    """Over all layers that have both; never less than the whole, and at most twice as much."""
+    rows = [msgspec.structs.replace(cost(i), halves_s=halves_s) for i, halves_s in enumerate((0.0, 6.0, 6.5))]
+    assert merged([measured(rows, last=True)]).halves_scale == pytest.approx(12.5 / 10)
+    for halves_s, scale in ((4.0, 1.0), (99.0, 2.0), (0.0, 1.0)):
+        rows = [msgspec.structs.replace(cost(i), halves_s=halves_s) for i in range(3)]
+        assert merged([measured(rows, last=True)]).halves_scale == scale
+
+
+def test_what_reductions_slow_down_is_the_median_over_the_ranks() -> None:
+    reports = [
+        msgspec.structs.replace(measured([cost(i)], last=i == 2), beside_reduction=slower)
+        for i, slower in enumerate((1.1, 1.6, 1.2))
+    ]
+    assert merged(reports).cluster.beside_reduction == 1.2
+    assert merged([measured([cost(i) for i in range(3)], last=True)]).cluster.beside_reduction == 1.0
+
+
 def test_a_real_transition_moves_the_parts_that_took_place() -> None:
     rows = [layer(str(i), parameter_bytes=100) for i in range(2)]
     of = profile(rows, 4, intra=Link(0.0, 100.0), recovery=Recovery(0.1, 0.2, 1.0, 0.5, 0.01, move_layer_s=0.0))
@@ -228,7 +246,7 @@ def test_a_trial_at_the_start_gives_the_first_price_in_full() -> None:
     chain = trial_plan(0, (Stage(0, 0, 1), Stage(1, 1, 2)), msgspec.structs.replace(MODEL, layers=MODEL.layers[:2], ties=()))
     times = [(OpTime("F", 0, 1, 5, 3.0), OpTime("O", 0, 0, 5, 0.1)), (OpTime("B", 1, 2, 5, 8.0), OpTime("O", 0, 0, 5, 0.3))]
     reports = [
-        msgspec.structs.replace(measured([cost(0)]), tried=of_rank, trial_s=trial_s)
+        msgspec.structs.replace(measured([cost(0)]), trial=Trial(of_rank, trial_s, 0.0))
         for of_rank, trial_s in zip(times, (50.0, 52.0), strict=True)
     ]
     after = tried(of, chain, reports)
@@ -244,7 +262,7 @@ def test_a_trial_shows_what_a_proof_takes_and_the_first_start_then_does_not() ->
     chain = trial_plan(0, (Stage(0, 0, 1), Stage(1, 1, 2)), msgspec.structs.replace(MODEL, layers=MODEL.layers[:2], ties=()))
     sizes = Costs(of).move_bytes
     reports = [
-        msgspec.structs.replace(measured([cost(number)]), trial_s=1.0, proof_s=2.0 * sizes[number]) for number in range(2)
+        msgspec.structs.replace(measured([cost(number)]), trial=Trial((), 1.0, 2.0 * sizes[number])) for number in range(2)
     ]
     after = tried(of, chain, reports)
     assert after.recovery.proof_byte_s == pytest.approx(2.0)

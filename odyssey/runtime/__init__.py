@@ -9,8 +9,8 @@ data.py       samples and seeds; clock.py: what computing takes; recorder.py: wh
 groups.py     communication that can be cut; connections.py: by shutting its sockets
 gradients.py  what is summed over it; reductions.py: bucket by bucket, while the backward computes
 transfer.py   layers on their way between ranks
-evaluation.py, measure.py, once.py: what is run instead of a step; within measure.py trial_run.py: steps that are tried, and
-separable.py: whether micro-batches may be cut
+evaluation.py, measure.py, once.py: what is run instead of a step; within measure.py trial_run.py: steps that are tried,
+separable.py: whether micro-batches may be cut, and beside_reduction.py: how much reductions slow computations down
 job_spec.py   what the script asked for; draws.py: data sets that draw random numbers
 proof.py      what a rank shows before it goes on
 heartbeat.py  for loops of one's own

@@ -24,6 +24,7 @@ from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
 from odyssey.pipelines import Stage
 from odyssey.runtime.backend import Backend
+from odyssey.runtime.beside_reduction import beside_reduction
 from odyssey.runtime.boundary import describe, detached, flatten
 from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
@@ -73,7 +74,12 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
     if len(order.chain) > 1:
         groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
     uncut = _uncut(stage, copies, inputs, value if is_last else None, job_spec)
-    costs = _measure_layers(stage, copies, inputs, job_spec)
+    timings = _timings(stage, copies, inputs, job_spec)
+    costs = tuple(timing.cost() for timing in timings)
+    slowdown = None
+    if len(order.chain) > 1:
+        longest = max(timings, key=_Timings.seconds)
+        slowdown = beside_reduction(lambda: longest.once(autocast), groups, model.device)
     if is_last:
         loss_s = _measure_loss(job_spec.checked_loss, value, on_device(job_spec.first_micro_batch()[1], model.device), autocast)
     plan = trial_plan(order.generation, order.chain, job_spec.spec)
@@ -91,9 +97,8 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
         runtime_bytes=max(0, tried.memory_bytes - model.built_bytes - states_bytes),
         memory_bytes=memory_bytes(model.device),
         move_byte_s=move_byte_s,
-        tried=tried.times,
-        trial_s=tried.step_s,
-        proof_s=tried.proof_s,
+        trial=tried.trial,
+        beside_reduction=slowdown,
         uncut=uncut,
     )
 
@@ -132,8 +137,8 @@ def _arrived(message: Any, device: torch.device) -> Any:
 # -- layers ---------------------------------------------------------------------------------------------------------------
 
 
-def _measure_layers(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec) -> tuple[LayerCost, ...]:
-    """What each layer of the stage costs. Rounds go through all layers forward and back, as a step does: a layer that was
+def _timings(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec) -> list[_Timings]:
+    """What each layer of the stage takes. Rounds go through all layers forward and back, as a step does: a layer that was
     measured over and over by itself would find its weights in the cache each time."""
     timings = [
         _Timings(layer, model.layers[layer], value, job_spec.optimizer, model.device)
@@ -146,7 +151,7 @@ def _measure_layers(stage: Stage, model: Model, inputs: list[Any], job_spec: Job
             timing.backward()
         for timing in timings:
             timing.step()
-    return tuple(timing.cost() for timing in timings)
+    return timings
 
 
 def _uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec: JobSpec) -> str:
@@ -179,7 +184,7 @@ class _Timings:
         for weight in self._weights:
             weight.grad = torch.zeros_like(weight)
         self._optimizer = optimizer(self._weights) if self._weights else None
-        self._seconds: dict[str, list[float]] = {"forward": [], "input": [], "both": [], "step": []}
+        self._seconds: dict[str, list[float]] = {"forward": [], "input": [], "weight": [], "both": [], "step": []}
         self._output: list[torch.Tensor] = []
         self._activation_bytes = 0
 
@@ -194,10 +199,11 @@ class _Timings:
     def backward(self) -> None:
         leaves = [leaf for leaf in self._output if leaf.requires_grad]
         ones = [torch.ones_like(leaf) for leaf in leaves]
-        for name, targets in (("input", self._inputs), ("both", [*self._inputs, *self._weights])):
+        both = [*self._inputs, *self._weights]
+        for name, targets in (("input", self._inputs), ("weight", self._weights), ("both", both)):
             start_s = now_s(self._device)
             if leaves and targets:
-                torch.autograd.backward(leaves, ones, inputs=targets, retain_graph=name == "input")
+                torch.autograd.backward(leaves, ones, inputs=targets, retain_graph=name != "both")
             self._seconds[name].append(now_s(self._device) - start_s)
 
     def step(self) -> None:
@@ -209,6 +215,15 @@ class _Timings:
             self._optimizer.step()
         self._seconds["step"].append(now_s(self._device) - start_s)
 
+    def once(self, autocast: torch.dtype | None) -> None:
+        """Forward and back."""
+        self.forward(autocast)
+        self.backward()
+
+    def seconds(self) -> float:
+        """All that was measured."""
+        return sum(map(sum, self._seconds.values()))
+
     def cost(self) -> LayerCost:
         median_s = {name: statistics.median(seconds[1:]) for name, seconds in self._seconds.items()}
         input_s = min(median_s["input"], median_s["both"]) if self._inputs else 0.0
@@ -218,6 +233,7 @@ class _Timings:
             forward_s=median_s["forward"],
             input_gradient_s=input_s,
             weight_gradient_s=median_s["both"] - input_s,
+            halves_s=median_s["input"] + median_s["weight"] if self._inputs and self._weights else 0.0,
             optimizer_s=median_s["step"],
             parameter_bytes=sum(map(size_bytes, self._module.parameters())),
             optimizer_bytes=sum(size_bytes(t) for values in state for t in values.values() if isinstance(t, torch.Tensor)),

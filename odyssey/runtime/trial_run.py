@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from odyssey import own_process
-from odyssey.messages import Boundary, OpTime
+from odyssey.messages import Boundary, Trial
 from odyssey.model.model import Model
 from odyssey.model.packing import digest
 from odyssey.plan import Plan
@@ -29,12 +29,9 @@ N_STEPS = 3
 
 
 class Tried(NamedTuple):
-    """What ops took, what a whole step took, what it takes to show the state that came of them, as it is shown behind a
-    transition, and the memory of this process behind the steps, pages that it shares in parts."""
+    """A trial, and the memory of this process behind its steps, pages that it shares in parts."""
 
-    times: tuple[OpTime, ...]
-    step_s: float
-    proof_s: float
+    trial: Trial
     memory_bytes: int
 
 
@@ -70,6 +67,6 @@ def try_steps(
             started_s = time.monotonic()
             for number in sorted(model.shards):
                 digest(model.shard_state(number))
-            return Tried(times, step_s, time.monotonic() - started_s, memory_bytes)
+            return Tried(Trial(times, step_s, time.monotonic() - started_s), memory_bytes)
     finally:
         data.close()

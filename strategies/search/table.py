@@ -243,7 +243,7 @@ def _rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, floa
     if estimate is None:
         return (True, 0, 1.0, 0.0, 0.0, 0, candidate.strategy)
     wait_s = estimate.transition.total_s if estimate.objective == 0 else 0.0
-    moves_s, n_moves = estimate.transition.moves_s, len(plan.moves) if plan else 0
+    moves_s, n_moves = estimate.transition.moves_s, sum(run.n for run in plan.move_runs) if plan else 0
     exposed = _exposed(candidate, aim)
     return (plan is None, exposed, -_weighed(candidate, aim), wait_s, moves_s, n_moves, candidate.strategy)
 
