@@ -9,7 +9,8 @@ In reading order:
 
 job.py        what a script hands over, and the loop that it gets back
 plan.py       who holds which layers and runs which micro-batch; pipelines.py: its pipelines, alike ones written once;
-              plan_proof.py: that it can be done, and is exact; layout.py: `2x4`, as people write it
+              plan_proof.py: that it can be done, and is exact; renaming.py: for other workers; layout.py: `2x4`, as people
+              write it
 schedule.py   the ops of it, worker by worker; split.py: with the backward in halves; ordering.py: the list scheduler;
               buckets.py: what is reduced when; trial.py: the plan of the steps that are tried when a job starts
 messages.py   what a rank and its agent say to each other; codec.py: bytes from outside; link.py: the rank's end

@@ -139,12 +139,13 @@ def _block(alike: Sequence[Pipeline]) -> Block:
         len(alike),
         its.first_micro_batch,
         its.stop_micro_batch - its.first_micro_batch,
-        tuple(Column(stage.first, stage.stop, _runs(column)) for stage, column in zip(its.stages, columns, strict=True)),
+        tuple(Column(stage.first, stage.stop, runs_of(column)) for stage, column in zip(its.stages, columns, strict=True)),
         its.n_samples,
     )
 
 
-def _runs(workers: Iterable[int | None]) -> tuple[Run, ...]:
+def runs_of(workers: Iterable[int | None]) -> tuple[Run, ...]:
+    """The same workers in the same order, in as few runs as come of taking each as long as it goes."""
     found: list[Run] = []
     first: int | None = None
     last: int | None = None

@@ -149,6 +149,23 @@ def test_the_usual_loss_is_looked_up(strategy: str, tmp_path: Path) -> None:
     ran.assert_replays()
 
 
+@pytest.mark.parametrize(("drill", "lost"), [("kill=3", {3}), ("lose=node1", {2, 3})], ids=["a rank", "a node"])
+def test_a_loss_is_looked_up_that_only_its_like_was_searched_for(drill: str, lost: set[int], tmp_path: Path) -> None:
+    """Two pipelines on a node each. What is searched for is the loss of rank 0, 1, and node 0."""
+    slow = ("--steps", "40", "--pause", "0.1")
+    wanted = options(tmp_path, *slow, n_nodes=2, n_ranks_per_node=2, layout="2x2", drills=(f"step=35 {drill}",))
+    ran = Ran(wanted)
+    assert ran.code == 0
+    assert ran.steps() == list(range(40))
+    assert {loss.rank for loss in ran.all(RankLost)} == lost
+    assert [proposed.ahead for proposed in ran.all(Proposed)] == [False, True]
+    proposed = ran.all(Proposed)[-1]
+    assert proposed.ahead_problem == ""
+    assert proposed.n_planned == proposed.n_to_plan == 6, "two ranks, a node, and the three pairs of both nodes"
+    assert lost.isdisjoint(ran.all(PlanChosen)[-1].plan.workers)
+    ran.assert_replays()
+
+
 def test_a_script_that_fails_in_mid_job_ends_it_with_its_own_words(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     text = Path(TRAIN).read_text().replace("losses[step.index] = step.loss", "assert job.is_leader or step.index < 3, 'mine'")

@@ -15,6 +15,7 @@ OURS = {"odyssey", "perfmodel", "strategies", "launcher", "odyssey_cli", "config
 PLAN_SIDE = {
     "odyssey.plan",
     "odyssey.plan_proof",
+    "odyssey.renaming",
     "odyssey.pipelines",
     "odyssey.layout",
     "odyssey.ordering",
@@ -77,7 +78,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "text errors own_process ordering",
         "codec layout pipelines",
         "plan",
-        "split plan_proof",
+        "split plan_proof renaming",
         "schedule messages tracebacks",
         "buckets link trial",
         "zygote model",

@@ -158,7 +158,8 @@ def test_the_summary_of_a_job_counts_what_was_lost() -> None:
     board = board_after("JobEnded")
 
     assert summary(board, None) == (
-        "40 steps in 0:04\nrecovered from the loss of 1 rank in 88 ms\n130 ms lost in all, the work that was redone included"
+        "40 steps in 0:04\nrecovered from the loss of 1 rank in 88 ms; planned ahead: 0 of 1\n"
+        "130 ms lost in all, the work that was redone included"
     )
 
 

@@ -187,7 +187,9 @@ class RankPaused(msgspec.Struct, frozen=True, tag="rank_paused"):
 class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
     """The table of all candidates for the situation of this generation, best first.
 
-    `why_not`, `help`: why there can be none, and what to do about it, where nothing was asked for one.
+    `ahead`: found before the loss; `ahead_problem`: why what had been found could not be taken. `n_planned` of `n_to_plan`
+    classes of losses had been planned for by then; the second is 0 where it was not known yet. `why_not`, `help`: why there can
+    be no plan, and what to do about it, where nothing was asked for one.
     """
 
     candidates: tuple[Candidate, ...]
@@ -197,6 +199,9 @@ class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
     ahead: bool
     why_not: str = ""
     help: str = ""
+    ahead_problem: str = ""
+    n_planned: int = 0
+    n_to_plan: int = 0
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):

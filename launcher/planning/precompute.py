@@ -1,6 +1,7 @@
-"""Plans for every single loss, computed before it happens by a process of low priority, so that the usual case is a look-up.
+"""Plans for losses that have not happened, found by a process of low priority, so that the usual case is a look-up.
 
-The agent sends the situations after each Go and keeps the answers as bytes; it decodes one only when it comes true. A
+The agent sends the plan in force after each Go and keeps the answers as bytes; it decodes one only when it comes true. Which
+losses there are, and which of them are alike, the process finds itself: with thousands of ranks that takes seconds. A
 process and not a thread: a search that holds the interpreter's lock would delay the very recovery that it prepares.
 """
 
@@ -11,32 +12,48 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from launcher.host.send_buffer import SendBuffer
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import Deframer, frame
 from strategies.situation import Candidate, Situation
 
+if TYPE_CHECKING:
+    from strategies.search.foreseen import Loss
+
 NICENESS = 10
 _candidates = Packed(list[Candidate])
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Search these situations, one answer each, in this order. A newer Ask makes an older one void."""
+    """Search what may be lost next, one answer for each class of losses. A newer Ask makes an older one void.
+
+    `whole`: the situation without any loss; its `held` is left out, everyone holds what the plan says.
+    """
 
     number: int
     only: str | None
-    situations: tuple[Situation, ...]
+    may_respawn: bool
+    whole: Situation
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the search gave for the situation at `index` of the Ask of this number. `candidates`: msgpack, decoded on demand."""
+    """What the search gave for the loss of `lost`, which stands for all with this `key` (strategies/search/foreseen.py).
+
+    `n_left`: answers to this Ask that are still to come; `n_classes`: all. `candidates`: msgpack, decoded on demand.
+    """
 
     number: int
-    index: int
+    key: bytes
+    lost: tuple[int, ...]
+    n_left: int
+    n_classes: int
     candidates: msgspec.Raw
 
 
@@ -97,21 +114,66 @@ class Process:
         self.socket.close()
 
 
+class Work:
+    """An Ask, and which of its answers are to come. Those come first that there were none for at older costs."""
+
+    def __init__(self, ask: Ask, before: Work | None = None) -> None:
+        from strategies.search.foreseen import Kind, losses, symmetries
+
+        whole = ask.whole
+        plan = whole.plan
+        assert plan is not None
+        self._ask = ask
+        self._held = {rank: plan.held.get(rank, frozenset()) for rank in whole.alive}
+        self._subject = plan, whole.alive, ask.may_respawn
+        if before is not None and before._subject == self._subject:
+            self._losses: dict[bytes, Loss] = before._losses
+            self._done: set[bytes] = before._done
+        else:
+            self._losses, self._done = losses(symmetries(whole), ask.may_respawn), set()
+        pairs = {key for key, loss in self._losses.items() if loss.kind is Kind.PAIR}
+        self._to_do = deque(sorted(self._losses, key=lambda key: (key in pairs, key in self._done)))
+
+    def __bool__(self) -> bool:
+        return bool(self._to_do)
+
+    def next(self) -> Answer:
+        """Search for the next class."""
+        from odyssey.errors import OdysseyError
+        from strategies.search import answer as find
+
+        key = self._to_do.popleft()
+        loss, whole = self._losses[key], self._ask.whole
+        gone = set(loss.lost)
+        situation = replace(
+            whole,
+            generation=whole.generation + 1,
+            alive=tuple(rank for rank in whole.alive if rank not in gone),
+            lost=loss.lost,
+            respawnable=loss.lost if loss.may_return else (),
+            held={rank: layers for rank, layers in self._held.items() if rank not in gone},
+        )
+        try:
+            candidates = find(situation, self._ask.only)
+        except OdysseyError:
+            candidates = []
+        self._done.add(key)
+        found = msgspec.Raw(msgspec.msgpack.encode(candidates))
+        return Answer(self._ask.number, key, loss.lost, len(self._to_do), len(self._losses), found)
+
+
 def main(fd: int, agent: int) -> None:
     """Search what is asked until the agent is gone."""
     from launcher.host.kernel import die_with_parent
-    from odyssey.errors import OdysseyError
-    from strategies.search import answer as find
 
     die_with_parent(agent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     link = socket.socket(fileno=fd)
     asks = Deframer(Ask)
-    current: Ask | None = None
-    index = 0
+    work: Work | None = None
     while True:
-        link.setblocking(current is None)
+        link.setblocking(not work)
         try:
             data = link.recv(1 << 20)
         except BlockingIOError:
@@ -121,20 +183,13 @@ def main(fd: int, agent: int) -> None:
         if data is not None:
             if not data:
                 return
-            for ask in asks.feed(data):
-                current, index = ask, 0
+            for newest in list(asks.feed(data))[-1:]:
+                work = Work(newest, work)
             continue
-        assert current is not None
-        try:
-            candidates = find(current.situations[index], current.only)
-        except OdysseyError:
-            candidates = []
-        answer = Answer(current.number, index, msgspec.Raw(msgspec.msgpack.encode(candidates)))
+        assert work is not None
+        answer = work.next()
         link.setblocking(True)
         try:
             link.sendall(frame(answer))
         except OSError:
             return
-        index += 1
-        if index == len(current.situations):
-            current = None

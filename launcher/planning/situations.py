@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import msgspec
 from msgspec.structs import replace
 
 from launcher.coordinator.actions import Propose
@@ -14,11 +13,13 @@ from launcher.health.waits import Wait
 from launcher.host.loop import Loop
 from launcher.host.orphans import kill
 from launcher.joblog.events import Proposed
+from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
 from launcher.planning import precompute
 from odyssey.codec import Malformed
-from odyssey.errors import StateLost
+from odyssey.errors import PlanError, StateLost
 from odyssey.plan import Plan
+from odyssey.plan_proof import prove
 from perfmodel.profile import Profile
 from perfmodel.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from strategies.situation import Aim, Candidate, Situation
@@ -81,16 +82,6 @@ def only(strategy: str) -> str | None:
     return None if strategy == "auto" else strategy
 
 
-def single_losses(plan: Plan, alive: Sequence[int], can_respawn: bool) -> list[Propose]:
-    """What would be asked after the loss of each one rank of `plan`, with every survivor holding what the plan says."""
-    asks = []
-    for lost in plan.workers:
-        survivors = tuple(rank for rank in alive if rank != lost)
-        held = {rank: plan.held.get(rank, frozenset()) for rank in survivors}
-        asks.append(Propose(plan.generation + 1, plan.step, plan, survivors, (lost,), (lost,) if can_respawn else (), held))
-    return asks
-
-
 class PlanSearch:
     """Answers Propose with Proposed. Owned by the agent's thread; its process for planning ahead starts at the first Go."""
 
@@ -100,41 +91,48 @@ class PlanSearch:
         self._loop = loop
         self._only = only(options.strategy)
         self._process: precompute.Process | None = None
-        self._number = 0
-        self._asked: list[Propose] = []
-        self._answers: dict[int, msgspec.Raw] = {}
-        self._due: set[int] = set()
-        """Indices of the newest Ask that are not answered yet."""
+        self._number = self._since = 0
+        """Of the newest Ask, and of the first one about this subject."""
+        self._subject: tuple[Plan, tuple[int, ...], bool] | None = None
+        """What the answers are for: the plan in force, who lives, whether the lost may come back."""
+        self._answers: dict[bytes, precompute.Answer] = {}
+        self._n_classes = 0
+        self._is_due = False
+        """Whether answers to the newest Ask are still to come."""
 
     def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
         """Raises OdysseyError if nothing can be proposed at all."""
-        from strategies.search import rescore
-
         started = time.perf_counter()
-        known = self._look_up(ask)
-        if known is None:
-            options = self._options
+        options = self._options
+        problem = ""
+        try:
+            candidates = self._found_ahead(ask, profile, expected, started)
+        except (Malformed, PlanError) as error:
+            candidates, problem = [], str(error)
+        if candidates:
+            search_s = time.perf_counter() - started
+            found = Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead=True)
+        else:
             found = proposed(ask, profile, self._node_of, expected, options.strategy, options.layout, options.aim)
-            return replace(found, search_s=time.perf_counter() - started)
-        search_s = time.perf_counter() - started
-        candidates = rescore(known, expected, self._options.aim, search_s=search_s)
-        return Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead=True)
+            found = replace(found, search_s=time.perf_counter() - started, ahead_problem=problem)
+        return replace(found, n_planned=len(self._answers), n_to_plan=self._n_classes)
 
     def plan_ahead(
         self, plan: Plan, members: frozenset[int], can_respawn: bool, profile: Profile, expected: ExpectedChange
     ) -> None:
-        """Have a plan ready for the loss of each one rank. Answers for an earlier plan are dropped; those for the same
+        """Have plans ready for what may be lost next. Answers for an earlier plan are dropped; those for the same
         plan at older costs stay until the new ones are there."""
-        asked = single_losses(plan, tuple(sorted(members)), can_respawn)
-        if len(asked) != len(self._asked) or not all(map(_is_same, asked, self._asked)):
-            self._answers = {}
-        self._asked = asked
+        subject = plan, tuple(sorted(members)), can_respawn
+        if subject != self._subject:
+            self._answers, self._n_classes = {}, 0
+            self._since = self._number + 1
+        self._subject = subject
         self._number += 1
-        self._due = set(range(len(asked)))
-        situations = tuple(situation_of(ask, profile, self._node_of, expected, self._options.aim) for ask in self._asked)
+        self._is_due = True
+        whole = situation_of(_without_loss(*subject), profile, self._node_of, expected, self._options.aim)
         if self._process is None:
             self._process = precompute.Process()
-        self._process.ask(precompute.Ask(self._number, self._only, situations))
+        self._process.ask(precompute.Ask(self._number, self._only, can_respawn, whole))
         self._on_process(0)
 
     def _on_process(self, mask: int) -> None:
@@ -144,9 +142,11 @@ class PlanSearch:
         try:
             more = process.flush()
             for answer in process.answers():
+                if answer.number >= self._since:
+                    self._answers[answer.key] = answer
+                    self._n_classes = answer.n_classes
                 if answer.number == self._number:
-                    self._answers[answer.index] = answer.candidates
-                    self._due.discard(answer.index)
+                    self._is_due = answer.n_left > 0
         except (OSError, EOFError):
             self.close()  # the next Go starts another one
             return
@@ -154,7 +154,7 @@ class PlanSearch:
 
     def awaited(self) -> Iterator[Wait]:
         """The process that plans ahead, for the agent's watch. Without its answers the next loss is searched for."""
-        if self._process is not None and self._due:
+        if self._process is not None and self._is_due:
             yield Wait("the planner", "it plans for the next loss", self._process.pid, self._is_late, quiet=True)
 
     def _is_late(self, what: str) -> None:
@@ -162,15 +162,33 @@ class PlanSearch:
         kill(self._process.pid)
         self.close()  # the next Go, or the next look at real costs, starts another one
 
-    def _look_up(self, ask: Propose) -> list[Candidate] | None:
-        for index, prepared in enumerate(self._asked):
-            if index in self._answers and _is_same(prepared, ask):
-                try:
-                    found = precompute.decode_candidates(self._answers[index])
-                except Malformed:
-                    return None  # searched now
-                return [_from_step(candidate, ask.step) for candidate in found] or None
-        return None
+    def _found_ahead(self, ask: Propose, profile: Profile, expected: ExpectedChange, started: float) -> list[Candidate]:
+        """The table for this loss, as one of its class was searched for; empty if none was. `started`: the look-up.
+
+        Raises Malformed, or PlanError if what was found is no plan for this loss.
+        """
+        from strategies.search import best, rescore
+        from strategies.search.foreseen import answer_for, key_of, symmetries
+
+        if self._subject is None or not self._answers or not _is_foreseen(ask, *self._subject):
+            return []
+        aim = self._options.aim
+        alike = symmetries(situation_of(_without_loss(*self._subject), profile, self._node_of, expected, aim))
+        answer = self._answers.get(key_of(alike, ask.lost, bool(ask.respawnable)))
+        if answer is None:
+            return []
+        names = alike.names(answer.lost, ask.lost)
+        if names is None:
+            raise PlanError(
+                f"what was found for the loss of {ranks_text(answer.lost)} is none for that of {ranks_text(ask.lost)}"
+            )
+        table = precompute.decode_candidates(answer.candidates)
+        table = answer_for(table, names, ask.generation, ask.step)
+        table = rescore(table, expected, aim, search_s=time.perf_counter() - started)
+        chosen = best(table)
+        if answer.lost != ask.lost and chosen is not None and chosen.plan is not None:
+            prove(chosen.plan, ask.held)
+        return table
 
     def close(self) -> None:
         """The end of file ends the process; the agent's last sweep does where it is in a long search."""
@@ -180,28 +198,27 @@ class PlanSearch:
             self._process = None
 
 
-def _from_step(candidate: Candidate, step: int) -> Candidate:
-    """The same plan, to go on from this step: which one that would be could not be known ahead."""
-    if candidate.plan is None:
-        return candidate
-    return replace(candidate, plan=replace(candidate.plan, step=step))
+def _without_loss(plan: Plan, members: tuple[int, ...], may_respawn: bool) -> Propose:
+    """What is in force, with everybody alive. Who holds what is left out: it is what the plan says."""
+    return Propose(plan.generation, plan.step, plan, members, (), (), {})
+
+
+def _is_foreseen(ask: Propose, plan: Plan, members: tuple[int, ...], may_respawn: bool) -> bool:
+    """Whether the classes of losses are of this plan, and each survivor holds what the plan says."""
+    return (
+        ask.plan == plan
+        and bool(ask.lost)
+        and tuple(sorted((*ask.alive, *ask.lost))) == members
+        and ask.respawnable in ((), ask.lost)
+        and ask.held == {rank: plan.held.get(rank, frozenset()) for rank in ask.alive}
+    )
 
 
 def import_all() -> None:
     """What planning needs and the way to the first rank does not."""
     from perfmodel import merge, refine
     from strategies import search
+    from strategies.search import foreseen
 
-    assert merge and refine
+    assert merge and refine and foreseen
     search.warm_up()
-
-
-def _is_same(prepared: Propose, ask: Propose) -> bool:
-    """The plan's first step is all that may differ."""
-    return (
-        prepared.generation == ask.generation
-        and prepared.alive == ask.alive
-        and prepared.lost == ask.lost
-        and prepared.respawnable == ask.respawnable
-        and prepared.held == ask.held
-    )

@@ -142,6 +142,12 @@ class Board:
         return sum(len(recovery.lost) for recovery in self.recoveries)
 
     @property
+    def planned_ahead(self) -> str:
+        """Of the losses so far, how many there was a plan for before they came: `planned ahead: 3 of 4`; empty without any."""
+        asked = [recovery.proposed.ahead for recovery in self.recoveries if recovery.lost and recovery.proposed is not None]
+        return f"planned ahead: {sum(asked)} of {len(asked)}" if asked else ""
+
+    @property
     def lost_s(self) -> float:
         """Seconds that all recoveries together cost, as far as known."""
         known = (r.lost_s if r.lost_s is not None else r.went.total_s if r.went else None for r in self.recoveries)

@@ -54,7 +54,7 @@ class PlainLog:
         try:
             self._board.apply(event)
             self._is_job = self._is_job or isinstance(event.body, RankJoined)
-            text = _text(event) if self._is_news(event) else ""
+            text = _text(event, self._board) if self._is_news(event) else ""
             if isinstance(event.body, Suspected):
                 if event.time - self._suspected < QUIET_S:
                     return
@@ -87,7 +87,8 @@ class PlainLog:
                 return self._board.ended is None
 
 
-def _text(event: Event) -> str:
+def _text(event: Event, board: Board) -> str:
+    """`board`: with this event in it."""
     match event.body:
         case JobStarted() as job:
             ranks = quantities.plural(job.n_nodes * job.n_ranks_per_node, "rank")
@@ -104,10 +105,7 @@ def _text(event: Event) -> str:
         case Pausing(lost=(), reason=reason):
             return f"generation {event.generation}: pause: {reason}"
         case Proposed() as proposed if event.generation > 1:
-            n_candidates = quantities.plural(len(proposed.candidates), "candidate")
-            change = quantities.seconds(proposed.seconds_to_change)
-            source = proposed.seconds_to_change_source
-            return f"generation {event.generation}: {n_candidates}, next change expected in {change} ({source})"
+            return f"generation {event.generation}: {_proposed(proposed, board)}"
         case PlanChosen(plan=plan, reason=reason):
             return f"generation {event.generation}: plan {plan.strategy}, layout {plan.form()}: {reason}"
         case GenerationStarted() as went:
@@ -126,6 +124,20 @@ def _text(event: Event) -> str:
             return text
         case _:
             return ""
+
+
+def _proposed(proposed: Proposed, board: Board) -> str:
+    """How many candidates; how many losses plans were ready for; and where this one was none of these, how far that was."""
+    n_candidates = quantities.plural(len(proposed.candidates), "candidate")
+    change = quantities.seconds(proposed.seconds_to_change)
+    parts = [f"{n_candidates}, next change expected in {change} ({proposed.seconds_to_change_source})"]
+    if board.planned_ahead:
+        parts.append(board.planned_ahead)
+    if not proposed.ahead and proposed.n_to_plan:
+        parts.append(f"plans ahead: {proposed.n_planned} of {quantities.plural(proposed.n_to_plan, 'class', 'classes')}")
+    if proposed.ahead_problem:
+        parts.append(f"searched now, as the plan found ahead cannot be: {proposed.ahead_problem}")
+    return "; ".join(parts)
 
 
 def _short(folder: str) -> str:

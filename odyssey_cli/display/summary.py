@@ -24,7 +24,7 @@ def summary(board: Board, log_dir: Path | None) -> str:
         took = f" in {' and '.join(map(quantities.seconds, times))}" if times else ""
         if len(times) > 3:
             took = f" in {quantities.seconds(min(times))} to {quantities.seconds(max(times))}"
-        lines.append(f"{what}{took}")
+        lines.append("; ".join(part for part in (f"{what}{took}", board.planned_ahead) if part))
         lines.append(f"{quantities.seconds(board.lost_s)} lost in all, the work that was redone included")
     if log_dir is not None:
         lines.append(f"log: {log_dir}")

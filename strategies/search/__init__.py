@@ -7,6 +7,8 @@ uneven.py    the best once more with micro-batches cut
 split.py     the best once more with the backward in halves
 unchanged.py how it goes on where no worker of its plan is lost
 dryrun.py    the same for losses that have not happened
+alike.py     which losses are alike
+foreseen.py  the losses to plan for before they happen
 prospect.py  what a plan comes to over a given time
 starts.py    layouts to start with, and ranks that stand by
 page.py      docs/strategies.md
