@@ -19,7 +19,7 @@ from strategies.situation import Candidate, Proposal, Situation
 LADDER = (None, 2.0, 1.5, 1.25, 1.0)
 """Caps in multiples of the activations that 1F1B keeps; None: all memory that is left."""
 WORTH = 0.99
-"""More memory is taken, and another plan tried, only for less than this part of the step time."""
+"""More memory is taken only for less than this part of the step time."""
 N_TRIED = 2
 """So many plans of each strategy are tried."""
 MANY_WORKERS = 256
@@ -31,7 +31,7 @@ def split(
     situation: Situation, costs: Costs, candidates: Iterable[Candidate], priced: Callable[[Proposal], Candidate]
 ) -> list[Candidate]:
     """The best plain plans of each strategy under `split`, at the least cap that is about as fast as the fastest; of those
-    that gain by it. A plan is not tried if no order of it can beat the best candidate by much."""
+    that gain by it. A plan is not tried if no order of it can beat the best candidate."""
     if not has_halves(situation.profile):
         return []
     work = work_of(situation.profile)
@@ -47,7 +47,7 @@ def split(
     n_tried: Counter[str] = Counter()
     are_many = len(situation.alive) > MANY_WORKERS
     for hoped, candidate, plan, enough_s in hopes:
-        if hoped * WORTH <= best or n_tried[candidate.strategy] == (1 if are_many else N_TRIED):
+        if hoped <= best or n_tried[candidate.strategy] == (1 if are_many else N_TRIED):
             continue
         n_tried[candidate.strategy] += 1
         rung = partial(_rung, priced, candidate.strategy, plan, work)
