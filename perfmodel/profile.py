@@ -118,13 +118,21 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     save_s: Seconds = 10.0
 
 
+class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far off prices of this job's own plans were, predicted / measured - 1 each, the newest last: step times of plans
+    that ran, and the parts of transitions that are a plan's own. What they are for says perfmodel/spread.py."""
+
+    steps: tuple[float, ...] = ()
+    transitions: tuple[float, ...] = ()
+
+
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that the performance model knows of a job.
 
     `step_scale`: measured over modelled step time of the plans that have run, 1 until one has: what the op graph leaves
     out (waking up, memory traffic, other users of the machine) is much the same for all plans. `halves_scale`: the two halves
     of a backward over the whole one. `is_modelled`: by arithmetic (perfmodel/catalog.py), nobody has run it. `uncut`: why
-    micro-batches have to stay whole, empty if plans may cut them.
+    micro-batches have to stay whole, empty if plans may cut them. `errors`: of the prices of plans that ran in this job.
     """
 
     model: str
@@ -144,6 +152,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boundaries: tuple[Boundary, ...] = ()
     is_modelled: bool = False
     uncut: str = UNCUT
+    errors: Errors = Errors()
 
 
 def layer_specs(profile: Profile) -> tuple[LayerSpec, ...]:

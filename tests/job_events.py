@@ -26,6 +26,7 @@ from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Estimate, Plan, Reduction, Route, Transition
 from odyssey.plan_proof import prove
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.spread import Spread
 from strategies.situation import Candidate
 
 START = 1_700_000_000.0
@@ -77,10 +78,11 @@ def plan(generation: int = 1, lost: int | None = None, estimate: Estimate | None
 
 def candidates() -> tuple[Candidate, ...]:
     best = Estimate(0.062, Transition(0.002, 0.011, 0.0, 0.0, 0.06, 0.01), 312 << 20, 410.0)
+    spread = Spread(0.06, 0.18)
     other = Estimate(0.071, Transition(0.002, 0.011, 0.0, 0.0, 0.06, 0.09), 420 << 20, 380.0)
     return (
-        Candidate("reroute", plan(2, 3, best), best, "best objective"),
-        Candidate("shrink", plan(2, None, other), other, "7 % less useful work an hour than reroute"),
+        Candidate("reroute", plan(2, 3, best), best, "best objective", None, spread, 0.08),
+        Candidate("shrink", plan(2, None, other), other, "7 % less useful work an hour than reroute", None, spread, 0.08, True),
         Candidate("respawn", None, None, "no restarts are left (--max-restarts 0)"),
     )
 

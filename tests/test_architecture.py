@@ -89,7 +89,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "perfmodel": (
         *(
             "profile",
-            "costs catalog merge reliability checkpointing",
+            "costs catalog merge reliability checkpointing spread",
             "cells running memory reducing moving walk objective horizon",
             "sharing work transition pipeline_walk",
             "timeline",

@@ -145,7 +145,8 @@ def test_json_holds_everything(folder: Path, capfd: pytest.CaptureFixture[str]) 
     answer = json.loads(capfd.readouterr().out)
     assert code == 0
     assert answer["n_placements"] == 4
-    assert {"strategy", "plan", "estimate", "reason", "outlook"} == set(answer["outcomes"][0]["candidates"][0])
+    names = {"strategy", "plan", "estimate", "reason", "outlook", "spread", "worth_spread", "is_tie"}
+    assert names == set(answer["outcomes"][0]["candidates"][0])
 
 
 def test_a_job_of_configs_can_be_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

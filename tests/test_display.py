@@ -91,14 +91,37 @@ def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
         "━" * 76,
         "■ detect 2.0 ms   ■ pause 11 ms   ■ plan 4.0 ms   ■ groups 61 ms   ■ move 10 ms",
         "",
-        "   strategy  layout   step  rate  transition   memory  score",
-        "▸  reroute   2x2 -1  62 ms  81 %       83 ms  312 MiB    410",
-        "   shrink    2x2     71 ms  70 %      163 ms  420 MiB    380",
-        "   respawn   -           -     -           -        -      -",
-        "next change expected in 1.0 h (--mtbf)",
+        "   strategy  layout  step ±6 %  rate  transition   memory    score",
+        "▸  reroute   2x2 -1      62 ms  81 %       83 ms  312 MiB  410 ±33",
+        "≈  shrink    2x2         71 ms  70 %      163 ms  420 MiB  380 ±30",
+        "   respawn   -               -     -           -        -        -",
+        "≈ as good within the spread; next change expected in 1.0 h (--mtbf)",
         "",
     ]
     assert "loss of rank 3 (SIGKILL)  recovered in 88 ms  cost 130 ms" not in text_of(board, after=SHOW_RECOVERY_S)
+
+
+def test_spreads_give_way_first_and_the_marks_never() -> None:
+    board = board_after("UnitCommitted", 30)
+
+    def rows(width: int, ascii_only: bool = False) -> list[str]:
+        lines = text_of(board, width, ascii_only=ascii_only)
+        at = next(i for i, line in enumerate(lines) if line.startswith("   strategy"))
+        return lines[at : at + 3]
+
+    assert rows(66)[1] == "▸  reroute   2x2 -1      62 ms  81 %       83 ms  312 MiB  410 ±33"
+    assert rows(60) == [
+        "   strategy  layout   step  rate  transition   memory  score",
+        "▸  reroute   2x2 -1  62 ms  81 %       83 ms  312 MiB    410",
+        "≈  shrink    2x2     71 ms  70 %      163 ms  420 MiB    380",
+    ]
+    assert rows(48) == [
+        "   strategy  layout   step  transition  score",
+        "▸  reroute   2x2 -1  62 ms       83 ms    410",
+        "≈  shrink    2x2     71 ms      163 ms    380",
+    ]
+    assert [line[0] for line in rows(80, ascii_only=True)] == [" ", ">", "~"]
+    assert rows(80, ascii_only=True)[1].endswith("410 +-33")
 
 
 def test_a_wide_terminal_has_room_for_the_reasons() -> None:

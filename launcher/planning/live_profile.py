@@ -39,6 +39,11 @@ class LiveProfile:
         self._committed_at: float | None = None
         self._steps_s: deque[float] = deque(maxlen=N_STEPS)
         """From commit to commit, of the generation that runs."""
+        self._scaled_by: str | None = None
+        """The form of the plan whose steps `step_scale` was learnt from last; at the Go of the plan that runs: `_priced_by`."""
+        self._priced_by: str | None = None
+        self._is_held = False
+        """Whether the price of the plan that runs was held against its steps before."""
         self._generation = 0
         self._chain: tuple[Stage, ...] = ()
         self._reports: dict[int, Measured | None] = {}
@@ -65,11 +70,21 @@ class LiveProfile:
                 self._committed_at = event.time if result.kind == "step" else None
 
     def rescale(self, plan: Plan) -> None:
-        """Hold the model's step time of the plan that runs against its real steps, once there are some."""
+        """Hold the model's step time of the plan that runs against its real steps, once there are some.
+
+        If another plan had shown the scale that it was priced at, its error is one that prices have beside each other. What the
+        first plan is off is what all were, and a plan of the same form as the one before can hardly be off.
+        """
         if self.profile is not None and len(self._steps_s) >= N_STEPS_NEEDED:
             from perfmodel.refine import rescale
+            from perfmodel.spread import with_step
 
-            self.profile = rescale(self.profile, plan, median(self._steps_s), self._node_of)
+            step_s = median(self._steps_s)
+            self.profile = rescale(self.profile, plan, step_s, self._node_of)
+            self._scaled_by = plan.form()
+            if plan.estimate is not None and self._priced_by not in (None, self._scaled_by):
+                self.profile = with_step(self.profile, plan.estimate.step_s, step_s, again=self._is_held)
+                self._is_held = True
 
     def _with_spawn(self, profile: Profile) -> Profile:
         if self._spawn_s is None:
@@ -126,7 +141,12 @@ class LiveProfile:
         self._has_run = True
         self._committed_at = None
         self._steps_s.clear()
+        self._priced_by, self._is_held = self._scaled_by, False
         if self.profile is not None:
             from perfmodel.refine import calibrate
+            from perfmodel.spread import own_s, with_transition
 
             self.profile = calibrate(self.profile, plan, went)
+            took_s = (went.spawn_s or 0.0) + went.groups_s + went.moves_s + (went.rest_s or 0.0)
+            if went.total_s is not None and plan.estimate is not None and took_s > 0:
+                self.profile = with_transition(self.profile, own_s(plan.estimate.transition), took_s)

@@ -1,4 +1,4 @@
-"""The table of candidates: what every strategy offered, its price, and why one of them was taken."""
+"""The table of candidates: what every strategy offered, its price with its spread, and why one of them was taken."""
 
 from __future__ import annotations
 
@@ -10,44 +10,87 @@ from rich.text import Text
 from odyssey_cli.display import quantities
 from strategies.situation import Candidate, Outlook
 
+Columns = list[list[str]]
+"""Of a table, each with its name first."""
+LEAST_LAYOUT = 10
+
 
 def candidate_table(
     candidates: Sequence[Candidate],
     is_chosen: Callable[[Candidate], bool],
     now_samples_per_s: float | None,
+    width: int,
     *,
     max_rows: int = 100,
     with_reasons: bool = True,
     ascii_only: bool = False,
 ) -> Table:
-    """One row a candidate, the chosen one marked, the best first.
+    """One row a candidate, the best first; the chosen one is marked, and those that tie with the best.
 
-    `now_samples_per_s`: the throughput before the loss, to which `rate` is relative. `with_reasons`: a last column with
-    the reasons, cut to the width; `reasons` gives them whole.
+    `now_samples_per_s`: the throughput before the loss, to which `rate` is relative. Spreads are beside the numbers where
+    `width` has room for them. `with_reasons`: a last column with the reasons, cut to the width; `reasons` gives them whole.
     """
-    looks_ahead = any(next_loss(candidate.outlook) != "-" for candidate in candidates)
+    shown = candidates[:max_rows]
+    whole, plain = (
+        _columns(shown, now_samples_per_s, with_spread=with_spread, ascii_only=ascii_only) for with_spread in (True, False)
+    )
+    columns = fitted(whole, plain, width, ("memory", "rate", "next loss", "transition"))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-    table.add_column("", width=1)
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("layout", no_wrap=True)
-    for name in ("step", "rate", "transition", "memory", "score", *(("next loss",) if looks_ahead else ())):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", width=1, no_wrap=True)
+    for i, (name, *_) in enumerate(columns):  # the layout alone gives way where there is no room
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i != 1)
     if with_reasons:
         table.add_column("")
-    for candidate in candidates[:max_rows]:
+    for i, candidate in enumerate(shown):
         chosen = is_chosen(candidate)
-        mark = Text((">" if ascii_only else "▸") if chosen else "", style="green")
-        row_style = "" if chosen else "dim"
-        cells = [mark, Text(candidate.strategy, style="bold green" if chosen else row_style)]
-        cells += [Text(cell, style=row_style) for cell in _numbers(candidate, now_samples_per_s)]
-        if looks_ahead:
-            cells.append(Text(next_loss(candidate.outlook), style=row_style))
+        styles = ["bold green" if chosen else "dim", *("" if chosen else "dim" for _ in columns[1:])]
+        cells = [row_mark(candidate, is_chosen=chosen, ascii_only=ascii_only)]
+        for column, style in zip(columns, styles, strict=True):
+            cells.append(Text(column[i + 1], style=style, no_wrap=True, overflow="ellipsis"))
         if with_reasons:
             cells.append(Text(candidate.reason, style="dim", no_wrap=True, overflow="ellipsis"))
         table.add_row(*cells)
     if len(candidates) > max_rows:
         table.add_row("", Text(f"and {len(candidates) - max_rows} more", style="dim"))
     return table
+
+
+def fitted(columns: Columns, plain: Columns, width: int, least: Sequence[str]) -> Columns:
+    """The columns if they stand whole behind that of the marks; else `plain`, without those of `least` in turn as long as there
+    is too little room, where the layout may be cut to `LEAST_LAYOUT`."""
+    if _width(columns) <= width:
+        return columns
+    for name in least:
+        cut = sum(max(0, max(map(len, column)) - LEAST_LAYOUT) for column in plain if column[0] == "layout")
+        if _width(plain) - cut <= width:
+            break
+        plain = [column for column in plain if column[0] != name]
+    return plain
+
+
+def _width(columns: Columns) -> int:
+    return 1 + sum(2 + max(map(len, column)) for column in columns)
+
+
+def _columns(
+    candidates: Sequence[Candidate], now_samples_per_s: float | None, *, with_spread: bool, ascii_only: bool
+) -> Columns:
+    """With their names; `-` where there is nothing to price."""
+    step = step_name(candidates, ascii_only=ascii_only) if with_spread else "step"
+    looks_ahead = any(next_loss(candidate.outlook) != "-" for candidate in candidates)
+    rows = [["strategy", "layout", step, "rate", "transition", "memory", "score", "next loss"]]
+    for candidate in candidates:
+        plan, estimate = candidate.plan, candidate.estimate
+        cells = [candidate.strategy, "-" if plan is None else plan.form(), *["-"] * 6]
+        if estimate is not None:
+            cells[2] = quantities.seconds(estimate.step_s)
+            if plan is not None and now_samples_per_s:
+                cells[3] = quantities.percent(plan.global_batch / estimate.step_s / now_samples_per_s)
+            cells[4:6] = quantities.seconds(estimate.transition.total_s), quantities.size(estimate.peak_bytes)
+            cells[6] = score(candidate, with_spread=with_spread, ascii_only=ascii_only)
+            cells[7] = next_loss(candidate.outlook)
+        rows.append(cells)
+    return [list(column) for column in zip(*rows, strict=True)][: 8 if looks_ahead else 7]
 
 
 def reasons(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bool]) -> Table:
@@ -61,23 +104,40 @@ def reasons(candidates: Sequence[Candidate], is_chosen: Callable[[Candidate], bo
     return table
 
 
-def _numbers(candidate: Candidate, now_samples_per_s: float | None) -> list[str]:
-    """Layout, step time, rate, transition, memory, score; `-` where there is nothing to price."""
-    layout = candidate.plan.form() if candidate.plan is not None else "-"
-    estimate = candidate.estimate
-    if estimate is None:
-        return [layout, "-", "-", "-", "-", "-"]
-    relative = "-"
-    if candidate.plan is not None and now_samples_per_s:
-        relative = quantities.percent(candidate.plan.global_batch / estimate.step_s / now_samples_per_s)
-    return [
-        layout,
-        quantities.seconds(estimate.step_s),
-        relative,
-        quantities.seconds(estimate.transition.total_s),
-        quantities.size(estimate.peak_bytes),
-        quantities.rate(estimate.objective) if candidate.plan is not None else "-",
-    ]
+def row_mark(candidate: Candidate, *, is_chosen: bool, ascii_only: bool = False) -> Text:
+    """Of the chosen one, and of those as good as the best as far as prices can tell."""
+    if is_chosen:
+        return Text(">" if ascii_only else "▸", style="green")
+    return Text(_tie(ascii_only) if candidate.is_tie else "", style="dim")
+
+
+def _tie(ascii_only: bool) -> str:
+    return "~" if ascii_only else "≈"
+
+
+def step_name(candidates: Sequence[Candidate], *, ascii_only: bool = False) -> str:
+    """`step ±6 %`: the spread of step times is the same in all rows."""
+    return f"step {spread}" if (spread := step_spread(candidates, ascii_only=ascii_only)) else "step"
+
+
+def step_spread(candidates: Sequence[Candidate], *, ascii_only: bool = False) -> str:
+    """`±6 %`, empty where nothing is priced."""
+    spread = next((candidate.spread for candidate in candidates if candidate.spread is not None), None)
+    return "" if spread is None else f"{'+-' if ascii_only else '±'}{quantities.percent(spread.step)}"
+
+
+def score(candidate: Candidate, *, with_spread: bool = True, ascii_only: bool = False) -> str:
+    """The objective and its spread; `-` of what cannot be taken."""
+    if candidate.plan is None or candidate.estimate is None:
+        return "-"
+    if candidate.spread is None or not with_spread:
+        return quantities.rate(candidate.estimate.objective)
+    return quantities.rate_within(candidate.estimate.objective, candidate.worth_spread, ascii_only=ascii_only)
+
+
+def ties_text(candidates: Sequence[Candidate], *, ascii_only: bool = False) -> str:
+    """What the mark of ties means, if there are any."""
+    return f"{_tie(ascii_only)} as good within the spread" if any(candidate.is_tie for candidate in candidates) else ""
 
 
 def next_loss(outlook: Outlook | None) -> str:

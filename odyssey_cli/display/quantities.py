@@ -42,7 +42,17 @@ def size(value: float) -> str:
 
 def rate(value: float) -> str:
     """Per second: `3.41`, `87.2`, `1,240`."""
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+    return f"{value:,.{_rate_digits(value)}f}"
+
+
+def rate_within(value: float, spread: float, *, ascii_only: bool = False) -> str:
+    """A rate and how far off it may be, `spread` of it: `3.41 ±0.20`, `87.2 ±5.2`, `1,240 ±74`."""
+    return f"{rate(value)} {'+-' if ascii_only else '±'}{value * spread:,.{_rate_digits(value)}f}"
+
+
+def _rate_digits(value: float) -> int:
+    """Behind the point."""
+    return 2 if value < 9.995 else 1 if value < 99.95 else 0
 
 
 def percent(value: float) -> str:

@@ -14,7 +14,7 @@ from launcher.joblog.events import GenerationStarted
 from launcher.joblog.wording import ranks_text
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board, Recovery
-from odyssey_cli.display.candidates import candidate_table
+from odyssey_cli.display.candidates import candidate_table, ties_text
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
 
 SHOW_RECOVERY_S = 20.0
@@ -128,6 +128,7 @@ def render_recovery(
             recovery.proposed.candidates,
             recovery.is_chosen,
             recovery.predicted_before,
+            width,
             max_rows=n_candidates,
             with_reasons=width >= WIDE,
             ascii_only=ascii_only,
@@ -135,7 +136,8 @@ def render_recovery(
         yield Padding(table, (1, 0, 0, 0))
         change, source = recovery.proposed.seconds_to_change, recovery.proposed.seconds_to_change_source
         expected = f"next change expected in {quantities.seconds(change)} ({source})"
-        yield Text(expected, style="dim", no_wrap=True, overflow="ellipsis")
+        ties = ties_text(recovery.proposed.candidates, ascii_only=ascii_only)
+        yield Text("; ".join(filter(None, (ties, expected))), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def phases(went: GenerationStarted, width: int, *, ascii_only: bool = False) -> RenderableType:

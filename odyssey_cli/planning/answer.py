@@ -9,7 +9,18 @@ from rich.text import Text
 from launcher.joblog.wording import ranks_text
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
-from odyssey_cli.display.candidates import candidate_table, next_loss, reasons
+from odyssey_cli.display.candidates import (
+    Columns,
+    candidate_table,
+    fitted,
+    next_loss,
+    reasons,
+    row_mark,
+    score,
+    step_name,
+    step_spread,
+    ties_text,
+)
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
 from odyssey_cli.display.page import page
 from odyssey_cli.display.rank_state import RankState
@@ -19,7 +30,7 @@ from odyssey_cli.timeline.change import sentences
 from strategies.search import best
 from strategies.search.dryrun import Outcome
 from strategies.search.prospect import Prospect
-from strategies.situation import Objective, Outlook
+from strategies.situation import Candidate, Objective, Outlook
 
 _MOST_OUTCOMES = 12
 
@@ -40,13 +51,13 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
     if answer.now.idle and (idle := idle_line(answer.now, {}, ascii_only=ascii_only)):
         parts.append(idle)
     if len(answer.starts) > 1:
-        parts += ["", Text("layouts to start with", style="dim"), start_table(answer, ascii_only)]
+        parts += ["", Text("layouts to start with", style="dim"), start_table(answer, width, ascii_only)]
     if len(answer.outcomes) > 1:
         parts += ["", Text(f"losses  {answer.method}", style="dim"), outcome_table(answer)]
     parts += ["", *_outcome(answer, width, ascii_only)]
     change = answer.expected_change
     footer = f"next change expected in {quantities.seconds(change.seconds)} ({change.source})\n{_cost(answer)}"
-    parts += ["", Text(f"{footer}\n{_score(answer)}; {_searched(answer)}", style="dim")]
+    parts += ["", Text(f"{footer}\n{_score(answer, ascii_only)}\n{_searched(answer)}", style="dim")]
     return Group(*parts)
 
 
@@ -66,34 +77,54 @@ def hourly(prospect: Prospect) -> str:
     return f"failures cost {lost} of every hour {over}: {stopped} stopped or redone, {slower} by slower steps"
 
 
-def _score(answer: Answer) -> str:
+def _score(answer: Answer, ascii_only: bool) -> str:
+    """What the score is, and what the marks of spread and ties mean."""
     until = "the loss after the next" if answer.aim.objective is Objective.AHEAD else "the next loss (eq. 8)"
-    return f"score: useful samples a second until {until}"
+    score = f"score: useful samples a second until {until}"
+    priced = [*answer.starts, *answer.shown.candidates]
+    if not (spread := step_spread(priced, ascii_only=ascii_only)):
+        return score
+    ties = ties_text(priced, ascii_only=ascii_only)
+    return f"{score}\nsteps {spread} beside each other: half are nearer" + (f"; {ties}" if ties else "")
 
 
-def start_table(answer: Answer, ascii_only: bool) -> Table:
+def start_table(answer: Answer, width: int, ascii_only: bool) -> Table:
     """What a job could start with, best first: what it survives, and its expected useful throughput."""
+    whole, plain = (_start_columns(answer, with_spread=with_spread, ascii_only=ascii_only) for with_spread in (True, False))
+    columns = fitted(whole, plain, width, ("next loss", "samples/s", "survives"))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("", width=1)
-    table.add_column("layout", no_wrap=True)
-    for name in ("step", "samples/s", "score", "next loss"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("survives", no_wrap=True)
-    for candidate in answer.starts:
-        if candidate.plan is None or candidate.estimate is None or candidate.outlook is None:
-            continue
+    table.add_column("", width=1, no_wrap=True)
+    for i, (name, *_) in enumerate(columns):  # the layout alone gives way where there is no room
+        table.add_column(name, justify="left" if name in ("layout", "survives") else "right", no_wrap=i > 0)
+    for candidate, *cells in zip(_startable(answer), *(column[1:] for column in columns), strict=True):
         chosen = candidate.plan is answer.now
-        table.add_row(
-            Text((">" if ascii_only else "▸") if chosen else "", style="green"),
-            candidate.plan.form(),
-            quantities.seconds(candidate.estimate.step_s),
-            quantities.rate(candidate.plan.global_batch / candidate.estimate.step_s),
-            quantities.rate(candidate.estimate.objective),
-            next_loss(candidate.outlook),
-            survives(candidate.outlook),
-            style="bold" if chosen else "",
-        )
+        texts = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells]
+        mark = row_mark(candidate, is_chosen=chosen, ascii_only=ascii_only)
+        table.add_row(mark, *texts, style="bold" if chosen else "")
     return table
+
+
+def _startable(answer: Answer) -> list[Candidate]:
+    return [candidate for candidate in answer.starts if candidate.plan is not None]
+
+
+def _start_columns(answer: Answer, *, with_spread: bool, ascii_only: bool) -> Columns:
+    step = step_name(answer.starts, ascii_only=ascii_only) if with_spread else "step"
+    rows = [["layout", step, "samples/s", "score", "next loss", "survives"]]
+    for candidate in _startable(answer):
+        plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
+        assert plan is not None and estimate is not None and outlook is not None
+        rows.append(
+            [
+                plan.form(),
+                quantities.seconds(estimate.step_s),
+                quantities.rate(plan.global_batch / estimate.step_s),
+                score(candidate, with_spread=with_spread, ascii_only=ascii_only),
+                next_loss(outlook),
+                survives(outlook),
+            ]
+        )
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def survives(outlook: Outlook) -> str:
@@ -128,7 +159,7 @@ def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableTyp
             return candidate is chosen
 
         wide = width >= WIDE  # else the reasons that the numbers don't tell stand below
-        table = candidate_table(outcome.candidates, is_chosen, now_rate, with_reasons=wide, ascii_only=ascii_only)
+        table = candidate_table(outcome.candidates, is_chosen, now_rate, width, with_reasons=wide, ascii_only=ascii_only)
         parts += ["", table]
         explained = [candidate for candidate in outcome.candidates if candidate is chosen or candidate.plan is None]
         parts += ["", reasons(explained, is_chosen)] if not wide else []

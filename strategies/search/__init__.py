@@ -2,6 +2,7 @@
 
 table.py     every strategy's candidates for a change, best first
 outlook.py   what a plan leaves for the next loss
+ties.py      which are as good as the best, as far as prices can tell
 initial.py   how a job starts
 uneven.py    the best once more with micro-batches cut
 split.py     the best once more with the backward in halves

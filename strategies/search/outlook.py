@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -32,8 +33,14 @@ from strategies.situation import Candidate, NextLoss, Outlook, Situation
 
 NODE_SHARE = 0.25
 
-Then = tuple[float | None, float, float]
-"""Of a NextLoss: step, pause and restart."""
+
+class Then(NamedTuple):
+    """Of a NextLoss."""
+
+    step_s: float | None
+    pause_s: float
+    restart_s: float = 0.0
+    is_own: bool = False
 
 
 def outlooks(situation: Situation, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -110,7 +117,7 @@ class Ahead:
         everyone = (*plan.workers, *plan.idle)
         n = len(everyone)
         rank = (1 - NODE_SHARE) / n
-        unchanged = estimate.step_s, self._pause_s(estimate, 0.0), 0.0
+        unchanged = Then(estimate.step_s, self._pause_s(estimate, 0.0), is_own=True)
         losses: list[tuple[float, int, Then]] = [
             (rank * len(plan.idle), n - 1, unchanged),
             (rank * (len(plan.workers) - len(last_holders)), n - 1, self._survived(plan, estimate)),
@@ -133,12 +140,11 @@ class Ahead:
         n_stages = sum(len(pipeline.stages) for pipeline in plan.pipelines) / len(plan.pipelines)
         share = n_micro_batches_of(self._situation) / len(plan.pipelines)
         slower = 1 + math.ceil(share / n_others) / (n_stages + share - 1)
-        routed = (estimate.step_s * slower, self._pause_s(estimate, 0.0), 0.0)
+        routed = Then(estimate.step_s * slower, self._pause_s(estimate, 0.0), is_own=True)
         return max(routed, regrouped, key=self._rate)
 
     def _rate(self, then: Then) -> float:
-        step_s, pause_s, _ = then
-        return 0.0 if step_s is None else useful_rate(1, step_s, pause_s, self._situation.change)
+        return 0.0 if then.step_s is None else useful_rate(1, then.step_s, then.pause_s, self._situation.change)
 
     def regrouped(self, plan: Plan, estimate: Estimate, n_left: int) -> Then:
         """In the best layout for so many, as if each of them got a stage anew."""
@@ -149,12 +155,13 @@ class Ahead:
         part = len(plan.pipelines) / len(plan.workers)
         transfer_s = self._costs.transfer_s(profile.cluster.inter_host, part * sum(self._costs.move_bytes))
         layers_s = part * len(profile.layers) * profile.recovery.move_layer_s
-        return step_s, self._pause_s(estimate, profile.recovery.moves_scale * (transfer_s + layers_s)), 0.0
+        return Then(step_s, self._pause_s(estimate, profile.recovery.moves_scale * (transfer_s + layers_s)))
 
     def ended(self, estimate: Estimate, n_left: int) -> Then:
         """Started again from a checkpoint, in the best layout for so many."""
         recovery, change_s = self._situation.profile.recovery, self._situation.seconds_to_change
-        return self._step_of(n_left), self._pause_s(estimate, 0.0), recovery.resubmit_s + redone_s(change_s, recovery.save_s)
+        restart_s = recovery.resubmit_s + redone_s(change_s, recovery.save_s)
+        return Then(self._step_of(n_left), self._pause_s(estimate, 0.0), restart_s)
 
     def _pause_s(self, estimate: Estimate, moves_s: float) -> float:
         recovery = self._situation.profile.recovery

@@ -117,7 +117,7 @@ class _At(NamedTuple):
     then: Then
 
 
-_NOWHERE = _At(0, (None, 0.0, 0.0))
+_NOWHERE = _At(0, Then(None, 0.0))
 
 
 class _Life:
@@ -132,7 +132,7 @@ class _Life:
         self._least = least
         self._plan, self._estimate = plan, estimate
         self._n = len(plan.workers) + len(plan.idle)
-        self._start = _At(self._n, (estimate.step_s, 0.0, 0.0))
+        self._start = _At(self._n, Then(estimate.step_s, 0.0))
         self._following: dict[_At, list[tuple[float, _At]]] = {}
         self._horizon_s = horizon_s
         self._found = spent(self._start, self._stay, self._after, situation.seconds_to_change, horizon_s)
@@ -150,8 +150,8 @@ class _Life:
         change_s, first_s = self._situation.seconds_to_change, self._estimate.step_s
         work = slower = n_losses = n_ends = 0.0
         for at, seconds in self._found.items():
-            step_s, rate = at.then[0], at.n_left / self._n / change_s
-            ends = sum(share for share, after in self._after(at) if after.then[2] > 0 or after is _NOWHERE)
+            step_s, rate = at.then.step_s, at.n_left / self._n / change_s
+            ends = sum(share for share, after in self._after(at) if after.then.restart_s > 0 or after is _NOWHERE)
             n_losses += rate * seconds.there_s
             n_ends += rate * seconds.there_s * ends
             if step_s is not None:  # a loss cuts off half a step, see perfmodel/objective.py
@@ -159,13 +159,14 @@ class _Life:
                 work += trained * first_s / step_s
                 slower += trained * (1 - first_s / step_s)
         batch = self._plan.global_batch
-        after_per_s = sum(share * batch / at.then[0] for share, at in self._after(self._start) if at.then[0] is not None)
+        after_per_s = sum(
+            share * batch / at.then.step_s for share, at in self._after(self._start) if at.then.step_s is not None
+        )
         samples_per_s = work * batch / first_s
         return Prospect(self._horizon_s, samples_per_s, after_per_s, n_losses, n_ends, 1 - work - slower, slower)
 
     def _stay(self, at: _At) -> Stay:
-        _, pause_s, restart_s = at.then
-        return Stay(pause_s + restart_s, at.n_left / self._n)
+        return Stay(at.then.pause_s + at.then.restart_s, at.n_left / self._n)
 
     def _after(self, at: _At) -> list[tuple[float, _At]]:
         if at not in self._following:
@@ -174,7 +175,7 @@ class _Life:
 
     def _first_losses(self) -> list[tuple[float, _At]]:
         return [
-            (share, _NOWHERE if then[0] is None else _At(n_left, then))
+            (share, _NOWHERE if then.step_s is None else _At(n_left, then))
             for share, n_left, then in self._ahead.next_losses(self._plan, self._estimate)
         ]
 

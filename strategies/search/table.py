@@ -3,7 +3,8 @@
 A candidate whose `plan` is None cannot be taken: its strategy has none, or it needs more memory than there is (then it
 still has an estimate). Plans that survive what they have to (`--survive`; looking ahead, the loss of any one rank) come before
 those that do not; then the objective decides, `NODE_PRICE` less where the loss of one node would end the job. Equal
-objectives: fewer bytes moved, then the name.
+objectives: fewer bytes moved, then the name. Ties, as good within the spread of prices, are marked, and decide nothing: the
+better price is still the better guess.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from perfmodel.moving import moves_s
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
 from perfmodel.reliability import ExpectedChange
+from perfmodel.spread import spread_of
 from strategies.building.moves import improved
 from strategies.building.whole import exact
 from strategies.search import initial, unchanged
 from strategies.search.outlook import cost_s, holders, outlooks, worth
 from strategies.search.split import split
+from strategies.search.ties import are_as_good, worth_spread
 from strategies.search.uneven import uneven
 from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Outlook, Proposal, Situation
 
@@ -211,22 +214,27 @@ def _priced(situation: Situation, costs: Costs, proposal: Proposal) -> Candidate
         needs, may_take = _sizes(estimate.peak_bytes, limit)
         reason = f"needs {needs} on worker {priced.peak_worker}, it may take {may_take}"
         return Candidate(proposal.strategy, None, estimate, reason)
-    return Candidate(proposal.strategy, plan, estimate, "")
+    return Candidate(proposal.strategy, plan, estimate, "", spread=spread_of(situation.profile.errors))
 
 
 def _valued(candidate: Candidate, parts: Transition, change: ExpectedChange, aim: Aim) -> Candidate:
-    """With the objective, at this transition."""
+    """With the objective, at this transition, and its spread."""
     plan, estimate = candidate.plan, candidate.estimate
     assert plan is not None and estimate is not None
+
+    def worth_of(one: Candidate, transition_s: float) -> float:
+        assert one.estimate is not None
+        if aim.objective is Objective.AHEAD:
+            return worth(one, transition_s, change)
+        return objective(plan.global_batch, one.estimate.step_s, transition_s, change.seconds)
+
     if aim.objective is Objective.AHEAD:
         assert candidate.outlook is not None
-        value = worth(candidate, parts.total_s, change)
         seen = cost_s(estimate.step_s, candidate.outlook.next_losses)
         candidate = replace(candidate, outlook=replace(candidate.outlook, cost_s=seen))
-    else:
-        value = objective(plan.global_batch, estimate.step_s, parts.total_s, change.seconds)
-    estimate = replace(estimate, transition=parts, objective=value)
-    return replace(candidate, estimate=estimate, plan=replace(plan, estimate=estimate))
+    estimate = replace(estimate, transition=parts, objective=worth_of(candidate, parts.total_s))
+    spread = worth_spread(candidate, parts, worth_of)
+    return replace(candidate, estimate=estimate, plan=replace(plan, estimate=estimate), worth_spread=spread)
 
 
 def _with_reasons(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
@@ -234,7 +242,14 @@ def _with_reasons(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
     winner = best(ranked)
     if winner is None:
         return ranked
-    return [_explained(candidate, winner, aim) for candidate in ranked]
+    rows = [replace(candidate, is_tie=i > 0 and _is_tie(candidate, winner, aim)) for i, candidate in enumerate(ranked)]
+    return [_explained(candidate, rows, aim) for candidate in rows]
+
+
+def _is_tie(candidate: Candidate, winner: Candidate, aim: Aim) -> bool:
+    if candidate.plan is None or _exposed(candidate, aim) != _exposed(winner, aim):
+        return False
+    return are_as_good(_weighed(candidate, aim), _weighed(winner, aim), candidate, winner)
 
 
 def _rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, float, int, str]:
@@ -264,7 +279,8 @@ def _weighed(candidate: Candidate, aim: Aim) -> float:
     return estimate.objective * (1 - NODE_PRICE if on_one_node else 1.0)
 
 
-def _explained(candidate: Candidate, winner: Candidate, aim: Aim) -> Candidate:
+def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Candidate:
+    winner = rows[0]
     mine, its, outlook = candidate.estimate, winner.estimate, candidate.outlook
     if candidate.plan is None or mine is None or its is None or outlook is None:
         return candidate
@@ -275,6 +291,8 @@ def _explained(candidate: Candidate, winner: Candidate, aim: Aim) -> Candidate:
         reason = f"best objective: {mine.objective:.4g} samples/s, step {step}, transition {transition}"
         if outlook.next_losses:
             reason += f"; the next loss takes {_seconds(outlook.cost_s)}" + (f" and {ends}" if ends else "")
+        if n_ties := sum(row.is_tie for row in rows):
+            reason += f"; {n_ties} more {'is' if n_ties == 1 else 'are'} as good within the spread of prices"
         return replace(candidate, reason=reason)
     if _exposed(candidate, aim) > _exposed(winner, aim):
         few = "one rank alone holds" if outlook.n_holders == 1 else f"only {outlook.n_holders} ranks hold"
@@ -283,7 +301,7 @@ def _explained(candidate: Candidate, winner: Candidate, aim: Aim) -> Candidate:
     elif mine.objective == its.objective:
         reason = f"as good as {winner.strategy}, and moves more" if mine.objective > 0 else "its transition is longer"
     else:
-        reason = against
+        reason = f"as good within the spread of prices: {against}" if candidate.is_tie else against
     return replace(candidate, reason=f"{reason}; the next loss {ends}" if ends else reason)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from odyssey.plan import Estimate, Plan
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
+from perfmodel.spread import Spread
 
 NODE_PRICE = 0.05
 """The part of its worth that a plan may lose to another one that survives the loss of any node."""
@@ -102,13 +103,15 @@ class NextLoss(msgspec.Struct, frozen=True):
     """What may be lost next under a plan: after `share` of the next losses a step takes `step_s`, from `pause_s` after it on.
 
     `step_s` is None where nothing is left that could train. `restart_s`: where it takes the last holder of a layer and ends the
-    job, of the start from a checkpoint and the steps that are to be redone; else 0.
+    job, of the start from a checkpoint and the steps that are to be redone; else 0. `is_own`: the step is so many of the plan's
+    own steps, and not one of the best layout for who is left, whatever plan that was.
     """
 
     share: float
     step_s: float | None
     pause_s: float
     restart_s: float = 0.0
+    is_own: bool = False
 
 
 class Outlook(msgspec.Struct, frozen=True):
@@ -131,7 +134,9 @@ class Outlook(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True):
     """One row of the table: a proposal with its price. `estimate` is None where there is nothing to price.
 
-    `reason` says why it lost or is infeasible; of the chosen one, why it won. `outlook`: of a plan.
+    `reason` says why it lost or is infeasible; of the chosen one, why it won. `outlook`: of a plan. `spread`: how far off its
+    step time and its transition may be beside those of other rows; `worth_spread`: how far off its objective then may be,
+    relative too. `is_tie`: it is as good as the first row within that.
     """
 
     strategy: str
@@ -139,3 +144,6 @@ class Candidate(msgspec.Struct, frozen=True):
     estimate: Estimate | None
     reason: str
     outlook: Outlook | None = None
+    spread: Spread | None = None
+    worth_spread: float = 0.0
+    is_tie: bool = False
