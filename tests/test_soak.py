@@ -129,29 +129,28 @@ CUT = replace(IN_BUCKETS, global_batch=22, micro_batch=4, dropout=0.0, independe
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("layout", "strategy", "recipe", "in_halves", "met"),
+    ("layout", "strategy", "recipe", "met"),
     [
-        ("2x4", "repartition", replace(IN_BUCKETS, variant="nested"), True, {"paused in halves"}),
+        ("2x4", "repartition", replace(IN_BUCKETS, variant="nested"), {"paused in halves"}),
         (
             "4x2",
             "reroute",
             replace(IN_BUCKETS, variant="tied"),
-            True,
             {"paused in halves", "paused in halves of other pipelines"},
         ),
-        ("2x2", "respawn", replace(IN_BUCKETS, variant="prefix"), True, {"paused in halves"}),
-        ("3x2", "repartition", replace(CUT, global_batch=18), True, {"paused in halves", "paused with cut micro-batches"}),
-        ("4x2", "auto", CUT, False, {"paused with cut micro-batches"}),
+        ("2x2", "respawn", replace(IN_BUCKETS, variant="frozen"), {"paused in halves"}),
+        ("3x2", "repartition", replace(CUT, global_batch=18), {"paused in halves", "paused with cut micro-batches"}),
+        ("4x2", "auto", CUT, {"paused in halves", "paused with cut micro-batches"}),
     ],
 )
 def test_ranks_killed_in_halves_in_buckets_and_with_cut_micro_batches_change_nothing(
-    layout: str, strategy: str, recipe: Recipe, in_halves: bool, met: set[str], tmp_path: Path
+    layout: str, strategy: str, recipe: Recipe, met: set[str], tmp_path: Path
 ) -> None:
     """One in a step of the first plan, and where a layer's holders are enough one of the second, wherever they are in it."""
     n_ranks = draw.N_RANKS[layout]
     chains = ((kill("step", 3, n_ranks - 1, 0.02),), (kill("step", 7, 0, 0.03),))
     restarts = 4 if strategy == "respawn" else 0
-    case = Case(0, layout, n_ranks, strategy, restarts, True, recipe, chains, in_halves=in_halves)
+    case = Case(0, layout, n_ranks, strategy, restarts, True, recipe, chains, in_halves=True)
     outcome = ran(case, tmp_path)
     assert outcome.verdict == "exact" and outcome.struck[0] == "kill rank"
     assert outcome.marks >= met

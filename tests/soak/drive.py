@@ -58,13 +58,13 @@ def main() -> None:
 
 
 def tell_of_quick_halves() -> None:
-    """The search hears of ranks with cores of their own and of halves that take half as long as the whole: whatever the layout,
+    """The search hears of ranks with cores of their own and of halves that take a fifth of the whole: whatever the layout,
     a split backward is worth it, which it hardly ever is where ranks share the cores of one machine."""
     measured = LiveProfile.merge
 
     def merge(self: LiveProfile, model: ModelSpec) -> Profile:
         profile = measured(self, model)
-        self.profile = replace(profile, halves_scale=0.5, cluster=replace(profile.cluster, cores=None))
+        self.profile = replace(profile, halves_scale=0.2, cluster=replace(profile.cluster, cores=None))
         return self.profile
 
     LiveProfile.merge = merge  # type: ignore[method-assign]
