@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -33,6 +34,9 @@ MET = (
     "lost just after joining",
     "paused after layers were received",
     "paused in the script's own code",
+    "paused in halves",
+    "paused in halves of other pipelines",
+    "paused with cut micro-batches",
 )
 """Odd branches that a soak must have met: otherwise its faults do not test them."""
 STRUCK = (
@@ -113,8 +117,43 @@ def test_a_seed_is_a_case_and_many_seeds_are_every_kind_of_fault():
     assert msgspec.json.decode(msgspec.json.encode(cases), type=list[Case]) == cases
     drawn = {fault.label for case in cases for chain in case.chains for fault in chain}
     assert drawn | {fault.label for case in cases for fault in case.script_faults} == set(STRUCK)
+    kinds = {(case.in_halves, case.recipe.bucket_bytes, case.recipe.independent_samples) for case in cases}
+    assert len(kinds) == 2 * 3 * 2
     for case in cases:
         assert math.ceil(case.recipe.global_batch / case.recipe.micro_batch) >= draw.N_PIPELINES[case.layout]
+
+
+IN_BUCKETS = Recipe(bucket_bytes=1, steps=12)
+CUT = replace(IN_BUCKETS, global_batch=22, micro_batch=4, dropout=0.0, independent_samples=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("layout", "strategy", "recipe", "met"),
+    [
+        ("2x4", "repartition", replace(IN_BUCKETS, variant="nested"), {"paused in halves"}),
+        (
+            "4x2",
+            "reroute",
+            replace(IN_BUCKETS, variant="tied"),
+            {"paused in halves", "paused in halves of other pipelines"},
+        ),
+        ("2x2", "respawn", replace(IN_BUCKETS, variant="frozen"), {"paused in halves"}),
+        ("3x2", "repartition", replace(CUT, global_batch=18), {"paused with cut micro-batches"}),
+        ("4x2", "auto", CUT, {"paused with cut micro-batches"}),
+    ],
+)
+def test_ranks_killed_in_halves_in_buckets_and_with_cut_micro_batches_change_nothing(
+    layout: str, strategy: str, recipe: Recipe, met: set[str], tmp_path: Path
+) -> None:
+    """One in a step of the first plan, and where a layer's holders are enough one of the second, wherever they are in it."""
+    n_ranks = draw.N_RANKS[layout]
+    chains = ((kill("step", 3, n_ranks - 1, 0.02),), (kill("step", 7, 0, 0.03),))
+    restarts = 4 if strategy == "respawn" else 0
+    case = Case(0, layout, n_ranks, strategy, restarts, True, recipe, chains, in_halves=True)
+    outcome = ran(case, tmp_path)
+    assert outcome.verdict == "exact" and outcome.struck[0] == "kill rank"
+    assert outcome.marks >= met
 
 
 @pytest.mark.soak

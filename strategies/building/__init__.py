@@ -3,6 +3,7 @@
 closed_form.py  the time of a pipeline, and of many that share a batch
 hosts.py        stages over hosts
 buckets.py      reductions of layers
+halves.py       the time of a pipeline with its backward in halves
 shapes.py       splits of layers over stages
 layouts.py      how many pipelines of which lengths
 whole.py        a plan in force whose micro-batches are not to be cut any more

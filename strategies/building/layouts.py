@@ -70,7 +70,7 @@ def layouts(
 
 def _in_halves_s(shapes: Shapes, lengths: tuple[int, ...]) -> float:
     """Closed form of a step with backwards in halves."""
-    return shapes.closed_s({shapes.in_halves(shape): n for shape, n in shapes.count(lengths).items()})
+    return shapes.closed_s({shapes.halves.of(shape): n for shape, n in shapes.count(lengths).items()})
 
 
 def _scored(
@@ -152,20 +152,37 @@ def _stages_whole(shapes: Shapes, lengths: tuple[int, ...], room: int) -> tuple[
 def quick_best_s(shapes: Shapes, n_workers: int) -> float:
     """About the step time of the best layout for at most `n_workers`, in well under a millisecond; infinite if none fits.
 
-    By closed form, of pipelines of one length, the first of them one stage longer while workers are left.
+    With backwards in halves, if they have any and that is faster.
     """
+    profile, least_s = shapes.profile, _cores_s(shapes, n_workers)
+    if not has_halves(profile):
+        return max(_quick_s(shapes, n_workers, _whole), least_s)
+    in_halves_s = max(_quick_s(shapes, n_workers, shapes.halves.of), profile.halves_scale * least_s)
+    if profile.cluster.cores is None and profile.halves_scale <= 1:
+        return in_halves_s
+    return min(in_halves_s, max(_quick_s(shapes, n_workers, _whole), least_s))
+
+
+def _whole(shape: Shape) -> Shape:
+    return shape
+
+
+def _quick_s(shapes: Shapes, n_workers: int, form: Callable[[Shape], Shape]) -> float:
+    """By closed form, of pipelines of one length, the first of them one stage longer while workers are left."""
     best = math.inf
     for n_stages in range(1, min(n_workers, len(shapes.profile.layers)) + 1):
         shape = shapes.of(n_stages)
         if shape is None:
             continue
+        shape = form(shape)
         n = min(n_workers // n_stages, shapes.n_micro_batches)
         n_longer = min(n_workers - n * n_stages, n)
         longer = shapes.of(n_stages + 1) if n_longer else None
         best = min(best, shapes.closed_s({shape: n}))
         if longer is not None:
+            longer = form(longer)
             best = min(best, shapes.closed_s({shape: n - n_longer, longer: n_longer} if n > n_longer else {longer: n}))
-    return max(best, _cores_s(shapes, n_workers))
+    return best
 
 
 def _lengths(usable: Sequence[int], n_workers: int, n_micro_batches: int) -> Iterator[tuple[int, ...]]:

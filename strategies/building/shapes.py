@@ -18,6 +18,7 @@ from perfmodel.memory import most_message_bytes
 from perfmodel.profile import Profile
 from strategies.building.buckets import Buckets
 from strategies.building.closed_form import Ranges, Shape, bottleneck_s, slowest_s
+from strategies.building.halves import Halves
 from strategies.building.hosts import room_of
 
 MOST_SPLITS = 500
@@ -45,6 +46,7 @@ class Shapes:
                 for x, tie in zip(layers, tied, strict=True)
             ),
         ]
+        self.halves = Halves(costs, self._state, n_micro_batches)
         self._activation = costs.sums(lambda layer: layer.activation_bytes)
         self._room = profile.cluster.memory_bytes - profile.runtime_bytes
         self._messages = most_message_bytes(profile)
@@ -54,7 +56,6 @@ class Shapes:
         self._needs: dict[int, list[int]] = {}
         self._known: dict[int, Shape | None] = {}
         self._alone: dict[tuple[Ranges, tuple[bool, ...], int], CellCost] = {}
-        self._in_halves: dict[Shape, Shape] = {}
         self._by_ranges: dict[tuple[Ranges, tuple[bool, ...]], Shape] = {}
 
     def of(self, n_stages: int) -> Shape | None:
@@ -83,19 +84,6 @@ class Shapes:
             behind = [stop - 1 for _, stop in ranges[:-1]]
             hops = [self._hops_s[cut][layer] for layer, cut in zip(behind, cuts or repeat(False), strict=False)]
             known = self._by_ranges[key] = Shape(ranges, sum(times) + sum(hops), bottleneck_s(times, hops))
-        return known
-
-    def in_halves(self, shape: Shape) -> Shape:
-        """The same pipeline with its backward in halves at best (zero bubble, Qi et al. 2024): from its first forward on, each
-        stage computes without a break."""
-        known = self._in_halves.get(shape)
-        if known is None:
-            micro_batch = self.profile.micro_batch
-            arrives_s = sum(
-                self._costs.compute_s("F", *layers, micro_batch) + self.hop_s(layers[1] - 1, False) / 2
-                for layers in shape.ranges[:-1]
-            )
-            known = self._in_halves[shape] = Shape(shape.ranges, arrives_s + shape.bottleneck_s, shape.bottleneck_s)
         return known
 
     def hop_s(self, layer: int, is_apart: bool) -> float:

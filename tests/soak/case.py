@@ -55,7 +55,11 @@ class ScriptFault(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """What is trained, and which calls the script makes: every so many steps, 0 for never. `own_s`: of its own after a step."""
+    """What is trained, and which calls the script makes: every so many steps, 0 for never. `own_s`: of its own after a step.
+
+    `bucket_bytes`: of gradients, when a bucket of a reduction is full; 0 for the engine's own, one for all of these.
+    `independent_samples`: micro-batches may be cut, if nothing is drawn at random.
+    """
 
     variant: str = "gpt"
     optimizer: str = "adamw"
@@ -71,10 +75,15 @@ class Recipe(msgspec.Struct, frozen=True):
     save_every: int = 0
     state_every: int = 0
     own_s: float = 0.0
+    bucket_bytes: int = 0
+    independent_samples: bool = False
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A job and its faults. `spares`: no fault hits the last holder of a layer, as far as can be told from outside."""
+    """A job and its faults. `spares`: no fault hits the last holder of a layer, as far as can be told from outside.
+
+    `in_halves`: the search is told of hardware on which backwards are best run in halves.
+    """
 
     seed: int
     layout: str
@@ -85,3 +94,4 @@ class Case(msgspec.Struct, frozen=True):
     recipe: Recipe = Recipe()
     chains: tuple[tuple[Fault, ...], ...] = ()
     script_faults: tuple[ScriptFault, ...] = ()
+    in_halves: bool = False

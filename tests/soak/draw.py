@@ -6,6 +6,8 @@ import random
 import signal
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 import strategies
 from tests import models
 from tests.soak.case import FORWARDED, HELPERS, Case, Fault, Recipe, ScriptFault
@@ -58,7 +60,9 @@ def case(seed: int) -> Case:
         chains.append((_fault(rng, n_ranks, FIRST, "finished", rng.randint(1, n_ranks)),))
     recipe = _recipe(rng, step + rng.randint(4, 7), n_pipelines)
     spares = rng.random() < 0.8
-    return Case(seed, layout, n_ranks, strategy, max_restarts, spares, recipe, tuple(chains), tuple(script_faults))
+    in_halves = rng.random() < 0.4
+    recipe = replace(recipe, bucket_bytes=rng.choice((0, 1, 1, 20_000)), independent_samples=rng.random() < 0.6)
+    return Case(seed, layout, n_ranks, strategy, max_restarts, spares, recipe, tuple(chains), tuple(script_faults), in_halves)
 
 
 def _fault(rng: random.Random, n_ranks: int, kinds: dict[str, int], on: str, number: int) -> Fault:

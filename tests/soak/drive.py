@@ -12,9 +12,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
 from launcher.agent import start
 from launcher.options import RunOptions
+from launcher.planning.live_profile import LiveProfile
+from odyssey.messages import ModelSpec
+from perfmodel.profile import Profile
 from tests.soak.case import FORWARDED, Case, Fault
 from tests.soak.strikes import Striker
 
@@ -30,6 +34,8 @@ def main() -> None:
     def struck(fault: Fault, rank: int | None) -> None:
         tell(struck=fault.label, on=fault.on, rank=rank, innocent=not fault.may_lose_a_rank)
 
+    if case.in_halves:
+        tell_of_quick_halves()
     striker = Striker(case, struck, lambda seconds: tell(freeze_agent=seconds))
     options = RunOptions(
         script=str(Path(__file__).with_name("train.py")),
@@ -49,6 +55,19 @@ def main() -> None:
         os.readlink(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before if _is_open(each)
     )
     tell(code=code, children=children, descriptors=descriptors)
+
+
+def tell_of_quick_halves() -> None:
+    """The search hears of ranks with cores of their own and of halves that take a fifth of the whole: whatever the layout,
+    a split backward is worth it, which it hardly ever is where ranks share the cores of one machine."""
+    measured = LiveProfile.merge
+
+    def merge(self: LiveProfile, model: ModelSpec) -> Profile:
+        profile = measured(self, model)
+        self.profile = replace(profile, halves_scale=0.2, cluster=replace(profile.cluster, cores=None))
+        return self.profile
+
+    LiveProfile.merge = merge  # type: ignore[method-assign]
 
 
 def _is_open(descriptor: str) -> bool:

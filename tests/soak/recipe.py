@@ -92,6 +92,7 @@ def parts(recipe: Recipe) -> dict[str, Any]:
         "seed": 0,
         "scheduler": {"none": None, "warmup": warmup, "steps": steps}[recipe.scheduler],
         "clip_norm": recipe.clip,
+        "independent_samples": recipe.independent_samples,
     }
 
 
@@ -114,6 +115,7 @@ def expected_of(recipe: Recipe) -> Expected:
     expected = Expected([])
     given = parts(recipe)
     build, loss = given.pop("layers"), given["loss"]
+    del given["independent_samples"]
 
     def after_step(n_done: int, layers: list[nn.Module]) -> None:
         if recipe.eval_every and n_done % recipe.eval_every == 0:

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 import odyssey
+from odyssey import buckets
 from tests.soak import recipe
 from tests.soak.case import Case, ScriptFault
 
@@ -67,6 +68,8 @@ def main() -> None:
     folder, task = Path(sys.argv[2]), case.recipe
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
+    if task.bucket_bytes:
+        buckets.BUCKET_BYTES = task.bucket_bytes
     mishaps = Mishaps(case.script_faults, folder)
     given = recipe.parts(task)
     job = odyssey.Job(**given | {"loss": mishaps.losing(given["loss"])})

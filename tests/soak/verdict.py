@@ -28,6 +28,7 @@ from launcher.joblog.events import (
     RankReady,
     UnitCommitted,
 )
+from odyssey.plan import Plan
 from odyssey_cli.replay import recorded
 from tests import reference
 from tests.soak import recipe
@@ -174,7 +175,7 @@ def lost_unstruck(log: list[Event], struck: list[dict[str, Any]]) -> set[int]:
 
 def marks(log: list[Event]) -> set[str]:
     """The odd branches that a job went through."""
-    found: set[str] = set()
+    found = _interrupted(log)
     paused: dict[int, RankPaused] = {}
     in_recovery = False
     receiving: set[int] = set()
@@ -209,6 +210,28 @@ def marks(log: list[Event]) -> set[str]:
                 in_recovery, receiving, received = False, set(), set()
             case UnitCommitted():
                 joined = set()
+    return found
+
+
+def _interrupted(log: list[Event]) -> set[str]:
+    """What kinds of plans were running when a recovery began."""
+    found: set[str] = set()
+    chosen: Plan | None = None
+    running: Plan | None = None
+    for event in log:
+        match event.body:
+            case PlanChosen(plan=plan):
+                chosen = plan
+            case GenerationStarted():
+                running = chosen
+            case Pausing() if running is not None:
+                if running.schedule.rule == "split":
+                    found.add("paused in halves")
+                if any("I" in op for order in running.schedule.orders for op in order.ops):
+                    found.add("paused in halves of other pipelines")
+                if running.is_cut:
+                    found.add("paused with cut micro-batches")
+                running = None
     return found
 
 
