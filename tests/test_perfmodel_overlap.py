@@ -130,9 +130,10 @@ def dumb_step_s(plan: Plan, of: Profile, bytes_per_s: float) -> float:
                     waiting.append((max(adds, default=0.0), -number, group.workers, 2 * (n - 1) / n * size / bytes_per_s))
                 mine = []
     busy = dict.fromkeys(plan.workers, 0.0)
-    for ready, _, workers, seconds in sorted(waiting):
-        done = max(ready, *(busy[w] for w in workers)) + seconds
-        busy.update(dict.fromkeys(workers, done))
+    while waiting:  # whichever can start first goes first
+        start, *first = min((max(one[0], *(busy[w] for w in one[2])), *one) for one in waiting)
+        waiting.remove(tuple(first))
+        busy.update(dict.fromkeys(first[2], start + first[3]))
     return max(*end.values(), *busy.values())
 
 
