@@ -25,7 +25,11 @@ from tests.any_value import values_of
 
 PACKED = [wire.Join, wire.FromMember, wire.FromLeader, messages.Report, messages.Command, protocol.Answer, precompute.Answer]
 SPOKEN = [Event, Profile, plan.Plan]
-lenient = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+lenient = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
 
 
 def deep(opening: bytes) -> bytes:
