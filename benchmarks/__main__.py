@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other, then the page: `python -m benchmarks` (about forty minutes on two cores).
+"""All benchmarks, one after the other, then the page: `python -m benchmarks` (about an hour and a half on two cores).
 
 `python -m benchmarks launch restart` runs just these, with their own defaults, and writes the page anew.
 """
@@ -10,7 +10,7 @@ import sys
 
 NAMES = (
     *("coordinator", "launch", "restart", "recovery", "accuracy", "overhead"),
-    *("rehearsal", "paper", "search", "horizon", "optimality", "moves", "schedules"),
+    *("rehearsal", "gain", "paper", "search", "horizon", "optimality", "moves", "schedules"),
 )
 
 

@@ -106,6 +106,8 @@ MEANINGS = {
     "schedule_routed_proved": "cases of that kind",
     "schedule_not_proved": "cases without a proof in its time, which count nowhere above",
     "schedule_not_proved_worst_ratio": "of these the worst, over the best that it found",
+    "split_gain_32": "rehearsed, 32 workers: 1F1B's step over that with the backward in halves, less 1, the best case",
+    "split_gain_32_predicted": "the same as it was predicted",
     "jobs_ended_paper": "jobs ended in seeded sequences of losses, by the paper's objective",
     "jobs_ended_lookahead": "the same, looking ahead to the next loss",
     "jobs_ended_by_a_rank_and_avoidable_paper": "of them by the loss of one rank, where another plan would have kept the job",
