@@ -149,7 +149,13 @@ def test_the_usual_loss_is_looked_up(strategy: str, tmp_path: Path) -> None:
     ran.assert_replays()
 
 
-@pytest.mark.parametrize(("drill", "lost"), [("kill=3", {3}), ("lose=node1", {2, 3})], ids=["a rank", "a node"])
+@pytest.mark.parametrize(
+    ("drill", "lost"),
+    [
+        pytest.param("kill=3", {3}, id="a rank", marks=pytest.mark.soak),
+        pytest.param("lose=node1", {2, 3}, id="a node"),
+    ],
+)
 def test_a_loss_is_looked_up_that_only_its_like_was_searched_for(drill: str, lost: set[int], tmp_path: Path) -> None:
     """Two pipelines on a node each. What is searched for is the loss of rank 0, 1, and node 0."""
     slow = ("--steps", "40", "--pause", "0.1")

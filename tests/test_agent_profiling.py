@@ -108,3 +108,12 @@ def test_the_log_is_told_at_which_costs_a_plan_is_chosen() -> None:
     state, _ = step(state, Event(9.0, 0, "agent", told[0]))  # type: ignore[assignment]
     assert state.profile == refined
     loop.close()
+
+
+@pytest.mark.parametrize(("rehearsed", "rest_s"), [("", 0.6), ("toy", 0.0)])
+def test_the_start_of_a_rehearsal_says_nothing_of_the_rest_of_a_transition(rehearsed: str, rest_s: float) -> None:
+    """All stand-ins start at once on the cores of one machine."""
+    live_profile = LiveProfile(RunOptions("train.py", rehearsed=rehearsed), {})
+    live_profile.profile = profile()
+    live_profile.calibrate(PLAN, GenerationStarted(None, None, None, 0.01, 0.0, None, rest_s=0.7, proof_s=0.1))
+    assert live_profile.profile.recovery.rest_s == pytest.approx(rest_s)

@@ -146,6 +146,8 @@ class LiveProfile:
             from perfmodel.refine import calibrate
             from perfmodel.spread import own_s, with_transition
 
+            if self._options.rehearsed and went.total_s is None:
+                went = replace(went, rest_s=None)  # all stand-ins start at once on the cores of one machine
             self.profile = calibrate(self.profile, plan, went)
             took_s = (went.spawn_s or 0.0) + went.groups_s + went.moves_s + (went.rest_s or 0.0)
             if went.total_s is not None and plan.estimate is not None and took_s > 0:

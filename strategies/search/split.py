@@ -22,8 +22,9 @@ WORTH = 0.99
 """More memory is taken only for less than this part of the step time."""
 N_TRIED = 2
 """So many plans of each strategy are tried."""
-MANY_WORKERS = 256
-"""Beyond so many only the best one is, at the `FEW` rungs of the ladder: the prices of more would take seconds."""
+MANY_WORKERS, MANY_TASKS = 256, 1500
+"""Beyond so many workers, and after a loss beyond so many micro-batches at stages of a pipeline, only the best one is, at the
+`FEW` rungs of the ladder: the prices of more would take longer than they gain."""
 FEW = (None, 2.0)
 
 
@@ -45,8 +46,8 @@ def split(
             hopes.append((hoped, candidate, plan, estimate.step_s * WORTH))
     hopes.sort(key=lambda row: -row[0])
     n_tried: Counter[str] = Counter()
-    are_many = len(situation.alive) > MANY_WORKERS
     for hoped, candidate, plan, enough_s in hopes:
+        are_many = len(situation.alive) > MANY_WORKERS or (situation.plan is not None and _n_tasks(plan) > MANY_TASKS)
         if hoped <= best or n_tried[candidate.strategy] == (1 if are_many else N_TRIED):
             continue
         n_tried[candidate.strategy] += 1
@@ -56,6 +57,11 @@ def split(
             best = max(best, chosen.estimate.objective)
             found.append(chosen)
     return found
+
+
+def _n_tasks(plan: Plan) -> int:
+    """Micro-batches at stages of the pipeline that has most."""
+    return max(len(block.columns) * block.n_micro_batches for block in plan.blocks)
 
 
 def _rung(priced: Callable[[Proposal], Candidate], strategy: str, plan: Plan, work: Work, cap: float | None) -> Candidate:
