@@ -95,14 +95,11 @@ def _passed(
 
 @lru_cache(maxsize=64)
 def plain_sequence(n_stages: int, n_micro_batches: int) -> tuple[Computation, ...]:
-    """1F1B: what begins at the same time where forwards and backwards take as long, and hops nothing, stands together.
-
-    Micro-batch j goes forward through stage s at s + 2j and back at 2S - 1 - s + 2j, which is each stage's 1F1B.
-    """
-    found = []
-    for s in range(n_stages):
-        for j in range(n_micro_batches):
-            found.append((s + 2 * j, "F", s, j))
-            found.append((2 * n_stages - 1 - s + 2 * j, "B", s, j))
-    found.sort()
-    return tuple((kind, s, j) for _, kind, s, j in found)  # type: ignore[misc]
+    """1F1B in turns: each stage s of S goes back with the micro-batch that is S - s behind the one that goes forward now."""
+    found: list[Computation] = []
+    for turn in range(n_micro_batches + n_stages):
+        behind = turn - n_stages
+        found += [("B", s, behind + s) for s in range(n_stages) if 0 <= behind + s < n_micro_batches]
+        if turn < n_micro_batches:
+            found += [("F", s, turn) for s in range(n_stages)]
+    return tuple(found)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from odyssey.pipelines import Pipeline
 from odyssey.plan import Plan
+from perfmodel.costs import has_halves
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
@@ -27,6 +28,9 @@ SUMMARY = "The survivors regroup in pipelines that may differ in length, split b
 N_RENEWED, N_RENEWED_OF_MANY = 3, 2
 """Layouts that are priced exactly, and those for more than `MANY_WORKERS`."""
 MANY_WORKERS = 1024
+MUCH_SLOWER = 1.03
+"""For so many, layouts that take so many times as long as the best one by closed form are not realised: the moves of a large
+one are tens of thousands."""
 NEARLY = 1.01
 """A split in force is kept if its slowest stage takes at most this many times the best one's."""
 
@@ -39,19 +43,21 @@ def propose(situation: Situation) -> list[Proposal]:
     n_micro_batches = n_micro_batches_of(situation)
     shapes = shapes_of(situation.profile, n_micro_batches)
     drafts = _repairs(situation, plan, shapes)
-    least_s = _closed_s(shapes, drafts[0]) if drafts else math.inf
+    repaired_s = _closed_s(shapes, drafts[0]) if drafts else math.inf
     n_holders = situation.aim.n_ranks + 1
     worth = Worth(situation, shapes)
 
     def is_safe(lengths: Sequence[int]) -> bool:
         return len(lengths) >= n_holders
 
-    n_renewed = N_RENEWED if len(situation.alive) <= MANY_WORKERS else N_RENEWED_OF_MANY
-    for lengths in layouts(shapes, len(situation.alive), n_renewed, also=is_safe, rooms=tuple(worth.rooms.values())):
-        renewed = _renew(situation, plan, shapes, lengths)
-        few = len(situation.alive) <= EXHAUSTIVE_WORKERS
+    few, many = len(situation.alive) <= EXHAUSTIVE_WORKERS, len(situation.alive) > MANY_WORKERS
+    n_renewed = N_RENEWED_OF_MANY if many else N_RENEWED
+    found = layouts(shapes, len(situation.alive), n_renewed, also=is_safe, rooms=tuple(worth.rooms.values()))
+    renewals = [(draft, _closed_s(shapes, draft)) for draft in (_renew(situation, plan, shapes, its) for its in found)]
+    enough_s = min((MUCH_SLOWER * its_s for _, its_s in renewals), default=math.inf) if many else math.inf
+    for renewed, its_s in renewals:
         is_safer = all(len(draft) < n_holders <= len(renewed) for draft in drafts)
-        if few or is_safer or _closed_s(shapes, renewed) < least_s:
+        if few or is_safer or (its_s < repaired_s and its_s <= enough_s):
             drafts.append(renewed)
     if not drafts:
         return [Proposal(NAME, None, no_layout(situation, len(situation.alive)))]
@@ -66,8 +72,12 @@ def propose(situation: Situation) -> list[Proposal]:
 
 
 def _closed_s(shapes: Shapes, draft: Draft) -> float:
-    """Step time by closed form. A renewed layout moves more than a repaired one, so it must at least be faster by this."""
-    return shapes.closed_s(Counter(shapes.shape(ranges) for ranges, _ in draft))
+    """Step time by closed form, in halves where that is faster. A renewed layout moves more than a repaired one, so it must at
+    least be faster by this."""
+    whole = Counter(shapes.shape(ranges) for ranges, _ in draft)
+    if not has_halves(shapes.profile):
+        return shapes.closed_s(whole)
+    return min(shapes.closed_s(whole), shapes.closed_s({shapes.halves.of(shape): n for shape, n in whole.items()}))
 
 
 def _ranges(pipeline: Pipeline) -> Ranges:

@@ -22,9 +22,10 @@ WORTH = 0.99
 """More memory is taken only for less than this part of the step time."""
 N_TRIED = 2
 """So many plans of each strategy are tried."""
-MANY_WORKERS, MANY_TASKS = 256, 1500
-"""Beyond so many workers, and after a loss beyond so many micro-batches at stages of a pipeline, only the best one is, at the
-`FEW` rungs of the ladder: the prices of more would take longer than they gain."""
+MANY_WORKERS = 256
+"""Beyond so many only the best one is, as the prices of more would take seconds."""
+MANY_TASKS = 1500
+"""After a loss pipelines of more micro-batches at stages are tried at `FEW` rungs; those of many workers always are."""
 FEW = (None, 2.0)
 
 
@@ -46,13 +47,14 @@ def split(
             hopes.append((hoped, candidate, plan, estimate.step_s * WORTH))
     hopes.sort(key=lambda row: -row[0])
     n_tried: Counter[str] = Counter()
+    are_many = len(situation.alive) > MANY_WORKERS
     for hoped, candidate, plan, enough_s in hopes:
-        are_many = len(situation.alive) > MANY_WORKERS or (situation.plan is not None and _n_tasks(plan) > MANY_TASKS)
         if hoped <= best or n_tried[candidate.strategy] == (1 if are_many else N_TRIED):
             continue
         n_tried[candidate.strategy] += 1
         rung = partial(_rung, priced, candidate.strategy, plan, work)
-        chosen = _least_that_is_fast(rung, FEW if are_many else LADDER, enough_s)
+        is_long = are_many or (situation.plan is not None and _n_tasks(plan) > MANY_TASKS)
+        chosen = _least_that_is_fast(rung, FEW if is_long else LADDER, enough_s)
         if chosen is not None and chosen.estimate is not None:
             best = max(best, chosen.estimate.objective)
             found.append(chosen)
