@@ -28,7 +28,7 @@ SUMMARY = "The survivors regroup in pipelines that may differ in length, split b
 N_RENEWED, N_RENEWED_OF_MANY = 3, 2
 """Layouts that are priced exactly, and those for more than `MANY_WORKERS`."""
 MANY_WORKERS = 1024
-MUCH_SLOWER = 1.03
+MUCH_SLOWER = 1.02
 """For so many, layouts that take so many times as long as the best one by closed form are not realised: the moves of a large
 one are tens of thousands."""
 NEARLY = 1.01
