@@ -35,6 +35,19 @@ class Cell:
     key: object | None
     is_plain: bool
 
+    @property
+    def n_micro_batches(self) -> int:
+        """Of its pipelines."""
+        return sum(len(self.plan.pipelines[p].micro_batches) for p in self.pipelines)
+
+    @property
+    def kind(self) -> object | None:
+        """Of a plain one: equal for those that differ in their number of micro-batches only."""
+        if not self.is_plain:
+            return None
+        assert isinstance(self.key, tuple)
+        return self.key[:-1]
+
     @cached_property
     def programs(self) -> Mapping[int, list[Op]]:
         """The programs of the first copy's workers."""
@@ -106,15 +119,16 @@ def _is_plain(plan: Plan, members: Sequence[int], workers: Sequence[int]) -> boo
 
 
 def _key(plan: Plan, p: int, workers: Sequence[int], costs: Costs) -> tuple[object, ...]:
-    """What determines the times of one whole pipeline without exceptions on devices of its own, but for the rule."""
+    """What determines the times of one whole pipeline without exceptions on devices of its own, but for the rule; how many
+    micro-batches it has comes last."""
     pipeline = plan.pipelines[p]
     return (
         plan.micro_batch,
         tuple((stage.first, stage.stop) for stage in pipeline.stages),
-        len(pipeline.micro_batches),
         plan.n_samples(pipeline.micro_batches[-1]),
         tuple(a == b for a, b in pairwise(costs.hosts(workers))),
         costs.crowds(plan, workers),
+        len(pipeline.micro_batches),
     )
 
 

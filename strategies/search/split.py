@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 
 from odyssey.plan import Plan, Schedule, Work
 from perfmodel.costs import Costs, has_halves
@@ -110,8 +111,10 @@ def _least_s(plan: Plan, costs: Costs) -> float:
     known: dict[tuple[int, int, int], float] = {}
     worst_s = 0.0
     of_host: dict[int, float] = {}
-    for p, pipeline in enumerate(plan.pipelines):
-        n_samples, reaches_s = plan.samples_of(p), 0.0
+    # of a block the first pipeline has as much to do as any: the last micro-batch of a step may be smaller
+    firsts = accumulate((block.n for block in plan.blocks[:-1]), initial=0)
+    for p in firsts if cores is None else range(len(plan.pipelines)):
+        pipeline, n_samples, reaches_s = plan.pipelines[p], plan.samples_of(p), 0.0
         for stage in pipeline.stages:
             key = (stage.first, stage.stop, n_samples)
             if key not in known:
