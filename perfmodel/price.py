@@ -45,7 +45,7 @@ def _latest(found: Sequence[Cell]) -> list[Cell]:
     """Without the pipelines that differ from others in nothing but that they have fewer micro-batches: these are as late with
     everything, and keep as much. Their workers stand for them.
 
-    In 1F1B the others' orders are theirs with more in between. Nothing says so of halves, but no case of thousands was otherwise.
+    In 1F1B the others' orders are theirs with more in between. Nothing says so of halves; in thousands of cases it was so.
     """
     groups: dict[object, list[Cell]] = {}
     for cell in found:
