@@ -119,5 +119,8 @@ def test_what_has_no_plan_yet_comes_first_when_costs_change() -> None:
     second = Work(Ask(2, None, False, replace(whole, seconds_to_change=60.0)), first)
     assert [second.next().lost for _ in range(6)] == [(0, 1), (0,), (1,), (0, 3), (0, 2), (1, 3)]
     assert not second
-    other = Work(Ask(3, None, False, replace(whole, plan=replace(plan, generation=5))), second)
+    third = Work(Ask(3, None, False, replace(whole, seconds_to_change=30.0)), second)
+    assert [third.next().lost for _ in range(3)] == [(0,), (1,), (0, 1)]
+    assert not third  # pairs are searched for once
+    other = Work(Ask(4, None, False, replace(whole, plan=replace(plan, generation=5))), second)
     assert other.next().lost == (0,)

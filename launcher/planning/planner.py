@@ -16,7 +16,7 @@ from odyssey.messages import Measured
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
 
-FIRST_LOOK_S, LAST_LOOK_S = 1.0, 60.0
+FIRST_LOOK_S, LAST_LOOK_S = 1.0, 600.0
 """After a Go, plans for the next loss are made anew at the costs that real steps have shown: soon, then ever more rarely."""
 
 

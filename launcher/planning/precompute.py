@@ -8,7 +8,6 @@ process and not a thread: a search that holds the interpreter's lock would delay
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -71,7 +70,8 @@ class Process:
         self.socket.setblocking(False)
         path = [str(Path(__file__).parents[2]), *sys.path]  # `launcher` means ours, wherever we are run
         program = (
-            f"import sys; sys.path[:] = {path!r}; "
+            "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); "  # they are the agent's
+            f"sys.path[:] = {path!r}; "
             f"from launcher.planning.precompute import main; main({theirs.fileno()}, {os.getpid()})"
         )
         self._process = subprocess.Popen(
@@ -115,7 +115,9 @@ class Process:
 
 
 class Work:
-    """An Ask, and which of its answers are to come. Those come first that there were none for at older costs."""
+    """An Ask, and which of its answers are to come: those first that there were none for at older costs, and pairs once only.
+
+    At other costs a pair's answer is still a good plan."""
 
     def __init__(self, ask: Ask, before: Work | None = None) -> None:
         from strategies.search.foreseen import Kind, losses, symmetries
@@ -132,7 +134,8 @@ class Work:
         else:
             self._losses, self._done = losses(symmetries(whole), ask.may_respawn), set()
         pairs = {key for key, loss in self._losses.items() if loss.kind is Kind.PAIR}
-        self._to_do = deque(sorted(self._losses, key=lambda key: (key in pairs, key in self._done)))
+        to_do = [key for key in self._losses if key not in pairs & self._done]
+        self._to_do = deque(sorted(to_do, key=lambda key: (key in pairs, key in self._done)))
 
     def __bool__(self) -> bool:
         return bool(self._to_do)
@@ -167,7 +170,6 @@ def main(fd: int, agent: int) -> None:
     from launcher.host.kernel import die_with_parent
 
     die_with_parent(agent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     link = socket.socket(fileno=fd)
     asks = Deframer(Ask)

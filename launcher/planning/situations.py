@@ -129,7 +129,7 @@ class PlanSearch:
         self._subject = subject
         self._number += 1
         self._is_due = True
-        whole = situation_of(_without_loss(*subject), profile, self._node_of, expected, self._options.aim)
+        whole = situation_of(_without_loss(plan, subject[1]), profile, self._node_of, expected, self._options.aim)
         if self._process is None:
             self._process = precompute.Process()
         self._process.ask(precompute.Ask(self._number, self._only, can_respawn, whole))
@@ -173,7 +173,7 @@ class PlanSearch:
         if self._subject is None or not self._answers or not _is_foreseen(ask, *self._subject):
             return []
         aim = self._options.aim
-        alike = symmetries(situation_of(_without_loss(*self._subject), profile, self._node_of, expected, aim))
+        alike = symmetries(situation_of(_without_loss(*self._subject[:2]), profile, self._node_of, expected, aim))
         answer = self._answers.get(key_of(alike, ask.lost, bool(ask.respawnable)))
         if answer is None:
             return []
@@ -186,8 +186,8 @@ class PlanSearch:
         table = answer_for(table, names, ask.generation, ask.step)
         table = rescore(table, expected, aim, search_s=time.perf_counter() - started)
         chosen = best(table)
-        if answer.lost != ask.lost and chosen is not None and chosen.plan is not None:
-            prove(chosen.plan, ask.held)
+        if chosen is not None and chosen.plan is not None:
+            prove(chosen.plan, ask.held)  # the search proved what was best at its costs
         return table
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class PlanSearch:
             self._process = None
 
 
-def _without_loss(plan: Plan, members: tuple[int, ...], may_respawn: bool) -> Propose:
+def _without_loss(plan: Plan, members: tuple[int, ...]) -> Propose:
     """What is in force, with everybody alive. Who holds what is left out: it is what the plan says."""
     return Propose(plan.generation, plan.step, plan, members, (), (), {})
 

@@ -11,7 +11,7 @@ import torch
 from odyssey.runtime.clock import now_s
 from odyssey.runtime.groups import Groups
 
-N_TIMES = 5
+N_TIMES = 3
 PROBE_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
 

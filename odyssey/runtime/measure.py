@@ -37,6 +37,7 @@ from odyssey.runtime.trial_run import try_steps
 from odyssey.trial import trial_plan
 
 N_REPEATS = 5
+N_HALVES = 3
 PROBE_BYTES = 1 << 20
 PROBE_TAG = 5
 NOT_SAID = "the script does not say that samples are independent (Job(independent_samples=True))"
@@ -152,7 +153,7 @@ def _timings(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec) -
             timing.backward()
         for timing in timings:
             timing.step()
-    for _ in range(N_REPEATS + 1):
+    for _ in range(N_HALVES + 1):
         for timing in timings:
             timing.halves(job_spec.autocast)
     return timings
