@@ -1,0 +1,340 @@
+"""One agent's part in the consensus: who leads, and what is heard from whom.
+
+Nothing is kept on disk. Raft stores term, vote and log because a server that comes back under its number must not vote twice
+in a term, nor lose what it has acknowledged. An agent that dies never comes back under its number: a new process is a new
+agent, which counts only when a change of the membership has put it in. What a number has promised is forgotten only together
+with the number, which is silent from then on, and that much the proof of Raft allows for.
+
+Time is an argument: seconds of a clock of this agent's that never goes back. Only how soon something happens depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from enum import Enum
+from random import Random
+
+from launcher.consensus.leadership import Leadership
+from launcher.consensus.log import Log
+from launcher.consensus.membership import NOBODY, Configuration, Membership
+from launcher.consensus.messages import (
+    Appended,
+    AppendEntries,
+    Entry,
+    InstallSnapshot,
+    Message,
+    PreVoted,
+    Refused,
+    RequestPreVote,
+    RequestVote,
+    TimeoutNow,
+    Voted,
+)
+
+MAX_TERMS_AHEAD = 1 << 20
+"""Every term is an election: who claims that so many were held without this agent has made it up."""
+
+
+class NotLeading(Exception):
+    """Only the leader proposes. The text says who that is."""
+
+
+class ProtocolError(Exception):
+    """What no agent says that keeps to the protocol. The text says why; the message has changed nothing."""
+
+
+class Role(Enum):
+    """A pre-candidate asks whether it would be elected, a candidate wants to be."""
+
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre-candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+class Node:
+    """The caller hands in what happens (`receive`, `tick`, `propose`, `change`, `compact`), and after each of them takes out
+    what is to be sent (`take_messages`) and what is decided (`take_snapshot`, then `take_committed`).
+
+    `me`: the number of this agent, that no other one ever had; `heartbeat_s`: how often a leader is heard; `election_s`: after
+    how long it is taken for lost. `wakes_at`: when `tick` is due.
+
+    It begins without a membership, and waits until a leader makes it a member; the first members begin with `begin`.
+    """
+
+    def __init__(self, me: int, random: Random, now: float, *, heartbeat_s: float, election_s: float) -> None:
+        self.me = me
+        self.term = 0
+        self.wakes_at = math.inf
+        self._random = random
+        self._heartbeat_s = heartbeat_s
+        self._election_s = election_s
+        self._role = Role.FOLLOWER
+        self._voted_for: int | None = None
+        self._elected: int | None = None  # who leads this term, or led it
+        self._heard_at = now
+        self._is_hasty = False  # who led last is known to be gone
+        self._votes: set[int] = set()
+        self._leading: Leadership | None = None
+        self._log = Log(Configuration(NOBODY))
+        self._outbox: list[tuple[int, Message]] = []
+
+    def begin(self, membership: Membership, leader: int, now: float) -> None:
+        """The job begins, with these members and a leader whom all of them know: as after an election, in term 1.
+
+        Raises ValueError where this agent has heard from others already, and where it or the leader is no member.
+        """
+        if self.term or not {self.me, leader} <= membership.voters:
+            raise ValueError(f"agent {self.me} cannot begin in term {self.term} with {membership} and leader {leader}")
+        self.term, self._voted_for, self._log = 1, leader, Log(Configuration(membership))
+        if leader == self.me:
+            self._lead(Configuration(membership), now)
+        else:
+            self._follow(leader, now)
+
+    # -- what is known ---------------------------------------------------------------------------------------------------
+
+    @property
+    def leader(self) -> int | None:
+        """Who leads. None where nobody was heard for a time-out, or this agent led and has not heard from enough."""
+        if self._role is Role.FOLLOWER and self._elected == self.me:
+            return None
+        return self._elected if self._role in (Role.FOLLOWER, Role.LEADER) else None
+
+    @property
+    def has_quorum(self) -> bool:
+        """Leads a quorum, or hears who does."""
+        return self.leader is not None
+
+    @property
+    def is_leading(self) -> bool:
+        """Elected, and hears a quorum."""
+        return self._leading is not None
+
+    @property
+    def is_in_charge(self) -> bool:
+        """Leads, and knows all that was ever decided: whoever led before decides nothing more."""
+        return self._leading is not None and self._leading.is_in_charge
+
+    @property
+    def commit(self) -> int:
+        """Index up to which all is decided, as far as is known here."""
+        return self._log.commit
+
+    @property
+    def configuration(self) -> Configuration:
+        """The newest in the log, committed or not: it holds from there on."""
+        return self._log.configuration[1]
+
+    # -- what the caller does --------------------------------------------------------------------------------------------
+
+    def propose(self, payload: bytes, now: float) -> int:
+        """Append an entry; its index. It is decided when it comes out of `take_committed`.
+
+        If this agent ceases to lead before, the next leader commits it, or another one in its place. Raises NotLeading.
+        """
+        index = self._leadership().append(payload, now)
+        self._leave_if_over(now)
+        return index
+
+    def change(self, voters: Iterable[int], tie_breaker: int | None, now: float) -> None:
+        """Make these the members, when no other change is under way, a quorum of them answers, and those that join have what
+        the log holds now: until then they are learners, which get the log and do not count.
+
+        It is done when a configuration of them alone comes out of `take_committed`. Of changes that wait only the last is
+        kept, and none when this agent ceases to lead. Raises NotLeading, and ValueError for no voters, or a tie breaker
+        that is none of them.
+        """
+        wanted = Membership(frozenset(voters), tie_breaker)
+        if not wanted.voters:
+            raise ValueError("a membership of nobody")
+        self._leadership().change(wanted, now)
+        self._leave_if_over(now)
+
+    def compact(self, index: int, snapshot: bytes) -> None:
+        """From now on `snapshot` stands for the entries up to `index`. Raises ValueError for some that were not taken."""
+        self._log.compact(index, snapshot)
+
+    def take_messages(self) -> list[tuple[int, Message]]:
+        """To whom what is to be sent, in this order."""
+        messages = list(self._outbox)
+        self._outbox.clear()
+        return messages
+
+    def take_snapshot(self) -> tuple[int, bytes] | None:
+        """A leader's snapshot, with the index up to which it stands for all, also for what was taken here before."""
+        return self._log.take_snapshot()
+
+    def take_committed(self) -> list[tuple[int, Entry]]:
+        """What has been decided since, by index."""
+        return self._log.take_committed()
+
+    def is_gone(self, agent: int, now: float) -> None:
+        """Its process has ended, and that is sure: if it led, what it might still say is not waited for."""
+        if self._role is Role.FOLLOWER and self._elected == agent:
+            self._heard_at, self._is_hasty = -math.inf, True
+            self.wakes_at = now + self._heartbeat_s * self._random.random() / 2
+
+    # -- what others say, and time ---------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Time has passed. Does nothing before `wakes_at`."""
+        if now < self.wakes_at:
+            return
+        if self._leading is None:
+            self._ask_whether_to_stand(now)
+        elif not self._leading.hears_quorum(now):
+            self._cease_to_lead(now)
+        else:
+            self._leading.send_heartbeats(now)
+            self.wakes_at = now + self._heartbeat_s
+
+    def receive(self, sender: int, message: Message, now: float) -> None:
+        """Take in what `sender`, known by its connection, has said. Raises ProtocolError.
+
+        It need not be a member here: a candidate's log may be ahead of this one, and name members that this one does not.
+        """
+        if problem := self._problem(sender, message):
+            raise ProtocolError(f"agent {sender} in term {message.term}, to agent {self.me} in term {self.term}: {problem}")
+        if message.term > self.term and not isinstance(message, RequestPreVote):
+            self._enter(message.term, now)
+        match message:
+            case RequestPreVote():
+                self._asked_whether_to_stand(sender, message, now)
+            case RequestVote():
+                self._asked_for_vote(sender, message, now)
+            case PreVoted():
+                if self._role is Role.PRE_CANDIDATE and message.is_granted and message.asked == self.term:
+                    self._count(sender, now)
+            case Voted():
+                if self._role is Role.CANDIDATE and message.is_granted and message.term == self.term:
+                    self._count(sender, now)
+            case Appended() | Refused():
+                if self._leading is not None and message.term == self.term:
+                    self._leading.answered(sender, message, now)
+                    self._leave_if_over(now)
+            case _ if message.term < self.term:
+                self._say(sender, Refused(self.term, self._log.commit))
+            case _:
+                self._led(sender, message, now)
+
+    def _problem(self, sender: int, message: Message) -> str | None:
+        """Why nobody who keeps to the protocol says this."""
+        if sender == self.me:
+            return "it has the number of this agent"
+        if message.term > self.term + MAX_TERMS_AHEAD:
+            return "so many elections were not held"
+        if message.term < self.term:
+            return None  # of somebody who does not know better
+        is_now = message.term == self.term
+        match message:
+            case AppendEntries() | InstallSnapshot() | TimeoutNow() if is_now and self._elected not in (None, sender):
+                return f"agent {self._elected} was elected in this term"
+            case AppendEntries(previous=previous, previous_term=before, entries=entries):
+                terms = [before, *(entry.term for entry in entries), message.term]
+                if terms != sorted(terms):
+                    return "terms of entries go down"
+                if self._log.contradicts(previous, before, entries):
+                    return "what is committed here is different"
+            case Appended(index=index) | Refused(commit=index) if is_now and self.is_leading and index > self._log.last:
+                return f"it has entries up to {index}, and there are {self._log.last}"
+        return None
+
+    def _led(self, leader: int, message: AppendEntries | InstallSnapshot | TimeoutNow, now: float) -> None:
+        self._follow(leader, now)
+        match message:
+            case AppendEntries() if not self._log.holds(message.previous, message.previous_term):
+                self._say(leader, Refused(self.term, self._log.commit))
+            case AppendEntries():
+                self._log.merge(message.previous, message.entries)
+                last = message.previous + len(message.entries)
+                self._log.commit_to(min(message.commit, last))  # what is here behind `last` may not be the leader's
+                self._say(leader, Appended(self.term, last))
+            case InstallSnapshot():
+                self._log.install(message.index, message.index_term, message.configuration, message.state)
+                self._say(leader, Appended(self.term, message.index))
+            case TimeoutNow():
+                self._stand(now)
+
+    # -- elections -------------------------------------------------------------------------------------------------------
+
+    def _ask_whether_to_stand(self, now: float) -> None:
+        """The term stays until a quorum agrees that nobody leads, so that who was cut off disturbs nobody."""
+        self._role, self._votes = Role.PRE_CANDIDATE, set()
+        self._wait_for_leader(now)
+        self._ask(RequestPreVote(self.term, self._log.last, self._log.last_term), now)
+
+    def _asked_whether_to_stand(self, sender: int, message: RequestPreVote, now: float) -> None:
+        hears_leader = self.leader is not None and (self.is_leading or now - self._heard_at < self._election_s)
+        is_fit = message.term >= self.term and self._log.is_covered_by(message.last, message.last_term)
+        self._say(sender, PreVoted(self.term, message.term, is_fit and not hears_leader))
+
+    def _stand(self, now: float) -> None:
+        self._enter(self.term + 1, now)
+        self._role, self._voted_for = Role.CANDIDATE, self.me
+        self._wait_for_leader(now)
+        self._ask(RequestVote(self.term, self._log.last, self._log.last_term), now)
+
+    def _asked_for_vote(self, sender: int, message: RequestVote, now: float) -> None:
+        is_free = message.term == self.term and self._voted_for in (None, sender)
+        is_granted = is_free and self._log.is_covered_by(message.last, message.last_term)
+        if is_granted and self._voted_for is None:
+            self._role, self._voted_for = Role.FOLLOWER, sender
+            self._wait_for_leader(now)
+        self._say(sender, Voted(self.term, is_granted))
+
+    def _ask(self, message: RequestPreVote | RequestVote, now: float) -> None:
+        if self.me in self._log.electable:
+            for voter in sorted(self.configuration.voters - {self.me}):
+                self._say(voter, message)
+            self._count(self.me, now)
+
+    def _count(self, voter: int, now: float) -> None:
+        self._votes.add(voter)
+        if self.configuration.is_quorum(self._votes):
+            if self._role is Role.PRE_CANDIDATE:
+                self._stand(now)
+            else:
+                self._lead(None, now)
+
+    # -- what this agent is ----------------------------------------------------------------------------------------------
+
+    def _enter(self, term: int, now: float) -> None:
+        """Nobody is known to lead in it."""
+        if self.is_leading:
+            self._cease_to_lead(now)
+        self.term, self._voted_for, self._elected = term, None, None
+        self._role, self._votes = Role.FOLLOWER, set()
+
+    def _follow(self, leader: int, now: float) -> None:
+        self._role, self._elected, self._heard_at, self._is_hasty = Role.FOLLOWER, leader, now, False
+        self._wait_for_leader(now)
+
+    def _lead(self, content: Configuration | None, now: float) -> None:
+        """The first entry of the term, once committed, commits what others have left behind."""
+        self._role, self._elected = Role.LEADER, self.me
+        self._leading = Leadership(self.me, self.term, self._log, self._outbox, self._election_s)
+        self.wakes_at = now + self._heartbeat_s
+        self._leading.append(content, now)
+
+    def _leadership(self) -> Leadership:
+        if self._leading is None:
+            who = "nobody" if self.leader is None else f"agent {self.leader}"
+            raise NotLeading(f"agent {self.me} does not lead, {who} does")
+        return self._leading
+
+    def _leave_if_over(self, now: float) -> None:
+        if self._leading is not None and self._leading.is_over:
+            self._cease_to_lead(now)
+
+    def _cease_to_lead(self, now: float) -> None:
+        self._role, self._leading = Role.FOLLOWER, None
+        self._wait_for_leader(now)
+
+    def _wait_for_leader(self, now: float) -> None:
+        """For a random time, so that seldom two stand at once (Raft, 5.2)."""
+        self.wakes_at = now + (self._heartbeat_s if self._is_hasty else self._election_s) * (1 + self._random.random())
+
+    def _say(self, to: int, message: Message) -> None:
+        self._outbox.append((to, message))
