@@ -52,8 +52,10 @@ class RunOptions(msgspec.Struct, frozen=True):
 
     Where. `n_nodes`: failure domains on this host, of `n_ranks_per_node` ranks each; more than one only if this is the only
     agent. `min_agents`, `max_agents`: of the job. `master_addr`, `master_port`: the endpoint; port 0 takes a free one.
-    `node_rank`: None where the agents are to be numbered in the order in which they come. `run_id`: empty for one
-    made up. `join_timeout_s`: for `min_agents` to come; `last_call_s`: how long to wait for more.
+    `node_rank`: None where the agents are to be numbered in the order in which they come. `local_addr`: where other agents
+    reach this one; empty to find out. `run_id`: empty for one made up. `join_timeout_s`: for `min_agents` to come;
+    `last_call_s`: how long to wait for more. `detect_s`: an agent of which nothing is heard for so long is lost. `secret_file`:
+    what agents share (launcher/cluster/links/secret.py).
 
     Restarts. `max_restarts`: of the whole job. `never_retry`: exit codes that end the job. `restart_limit`: at most so many
     restarts in so many seconds. `restart_backoff_s`: the pause before the second restart in a row that had no progress in
@@ -97,6 +99,9 @@ class RunOptions(msgspec.Struct, frozen=True):
     run_id: str = ""
     join_timeout_s: float = 600.0
     last_call_s: float = 30.0
+    local_addr: str = ""
+    detect_s: float = 5.0
+    secret_file: Path | None = None
 
     max_restarts: int = 0
     never_retry: tuple[int, ...] = ()

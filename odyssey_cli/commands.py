@@ -326,6 +326,68 @@ def replay(
     )
 
 
+@app.command(
+    context_settings={**_SETTINGS, "allow_interspersed_args": False},
+    short_help="Print a batch script of SLURM for a command line of run.",
+)
+def slurm(
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND...", help="SCRIPT and its arguments, or a whole `odyssey run [OPTIONS] SCRIPT ...`."),
+    ],
+    nodes: Annotated[
+        str, typer.Option("--nodes", metavar="N", help="Nodes, one agent on each; 2-4 for what can be had.")
+    ] = "1",
+    gpus_per_node: Annotated[
+        str, typer.Option("--gpus-per-node", metavar="N", help="GPUs of a node, a rank for each: 8, or h100:8.")
+    ] = "",
+    cpus_per_task: Annotated[
+        int | None, typer.Option("--cpus-per-task", metavar="N", help="Processors of a node, for all of its ranks.")
+    ] = None,
+    time: Annotated[str, typer.Option("--time", metavar="TIME", help="How long at most: 90m, 1d12h, or as SLURM has it.")] = "",
+    partition: Annotated[str, typer.Option("--partition", metavar="NAME", help="Where to run.")] = "",
+    account: Annotated[str, typer.Option("--account", metavar="NAME", help="Who pays.")] = "",
+    job_name: Annotated[str, typer.Option("--job-name", metavar="NAME", help="Default: the script's.")] = "",
+    output: Annotated[str, typer.Option("--output", metavar="FILE", help="Where the job's output goes.")] = "%x-%j.out",
+    elastic: Annotated[
+        int | None, typer.Option("--elastic", metavar="N", help="Go on with so many nodes of those that there were.")
+    ] = None,
+    requeue: Annotated[
+        int | None,
+        typer.Option("--requeue", metavar="N", help="When time is over or nodes are taken away: queue again, N times at most."),
+    ] = None,
+    signal: Annotated[
+        str,
+        typer.Option("--signal", metavar="NAME@SECONDS", help="To the ranks, before time is over. With --requeue: TERM@120."),
+    ] = "",
+    sbatch: Annotated[
+        list[str] | None, typer.Option("--sbatch", metavar="OPTION", help="Another option of sbatch. May be repeated.")
+    ] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit it instead of printing it.")] = False,
+) -> None:
+    """Print a batch script of SLURM that starts an agent of `odyssey run` on each node, and goes on when some are lost."""
+    from odyssey_cli.submission import batch
+    from odyssey_cli.submission import slurm as submission
+
+    request = batch.Request(
+        command=(),
+        script="",
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        cpus_per_task=cpus_per_task,
+        time=time,
+        partition=partition,
+        account=account,
+        job_name=job_name,
+        output=output,
+        elastic=elastic,
+        requeue=requeue,
+        signal=signal,
+        more=tuple(sbatch or ()),
+    )
+    raise typer.Exit(submission.slurm(request, command, submit=submit))
+
+
 JobName = Annotated[
     str | None,
     typer.Argument(

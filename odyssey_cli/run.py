@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from odyssey_cli.display.plain_log import PlainLog
 from odyssey_cli.display.summary import summary
 from odyssey_cli.errors import print_error
 from odyssey_cli.jobs import json_report
+from odyssey_cli.slurm.step import Step
 
 Watch = Callable[[Event], None]
 
@@ -33,13 +35,48 @@ def execute(argv: Sequence[str], command: Command) -> int:
     except HelpAsked as asked:
         print(asked, flush=True)
         return ExitCode.OK
+    if request.step is not None and not request.step.is_agent:
+        from odyssey_cli.slurm import node_tasks
+
+        return node_tasks.follow(request.step)
     for note in request.notes:
-        print(f"odyssey: {note}", file=sys.stderr)
+        _say(note)
     if request.options.write_profile is not None:
         from odyssey_cli.planning.profile import profile
 
         return profile(request.options, request.options.write_profile)
-    return run(request.options, display=request.wants_display)
+    if request.step is None:
+        return run(request.options, display=request.wants_display)
+    return _run_in_step(request.options, request.step, display=request.wants_display)
+
+
+def _run_in_step(options: RunOptions, step: Step, *, display: bool) -> int:
+    """As `run`, for the agent of a node of SLURM; one of them tells what SLURM will do."""
+    from odyssey_cli.slurm import node_tasks, recipe
+
+    if complaint := recipe.too_few_processors(len(os.sched_getaffinity(0)), os.environ):
+        _say(complaint)
+    if step.node == 0:  # in a thread: SLURM may take its time to answer
+        threading.Thread(target=_advise, args=(step, options.max_agents > 1), name="advice", daemon=True).start()
+    if step.n_tasks_here == 1:
+        return run(options, display=display)
+    with node_tasks.leading(step) as others:
+        code = run(options, display=display)
+        others.tell(code)
+    return code
+
+
+def _advise(step: Step, has_several_agents: bool) -> None:
+    """What SLURM will do to this step, and when its time is over."""
+    from odyssey_cli.slurm import recipe, time_limit
+
+    if has_several_agents and (found := recipe.seen(step, os.environ)):
+        _say(f"as SLURM runs this step, {'; '.join(found)}; see `odyssey slurm`")
+    time_limit.tell_in_time(lambda: time_limit.job_end(step.job_id), _say)
+
+
+def _say(text: str) -> None:
+    print(f"odyssey: {text}", file=sys.stderr, flush=True)
 
 
 def run(options: RunOptions, *, display: bool, also: Watch | None = None) -> int:
@@ -72,7 +109,7 @@ def run(options: RunOptions, *, display: bool, also: Watch | None = None) -> int
         print_failure(failure, str(_folder(board) or ""))
     elif code != 0:
         print_reason(board)
-    if options.json_report is not None:
+    if options.json_report is not None and (history.job is not None or code != 0):  # else it is the leading agent's to tell
         _write_report(options.json_report, history, code)
     for line in summary(board, _folder(board)).splitlines():
         print(f"odyssey: {line}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 loop.py    one thread that sleeps until something happens
 signals.py signals as events of it
+broadcasts.py whether ranks have got one, too
 orphans.py what ranks have started, found and ended
 send_buffer.py sends without waiting
 limits.py  what to do about a limit that is reached

@@ -98,9 +98,15 @@ def _is_tracker(pid: int) -> bool:
 # -- when the agent itself is killed -----------------------------------------------------------------------------------
 
 
+_FORGET = b"forget\n"
+"""To the reaper: the signals that wait at it have been seen."""
+
+
 class Reaper:
     """A fork of the agent that waits for the agent's end. When the agent is killed the kernel ends its ranks, and the reaper
-    what they had started. Should somebody kill the reaper, the job goes on without it."""
+    what they had started. Should somebody kill the reaper, the job goes on without it.
+
+    It is a witness, too: nobody means it, so a signal that waits at it was sent to every process of the job."""
 
     def __init__(self) -> None:
         self.marker = f"{os.getpid()}-{time.monotonic_ns()}"
@@ -118,8 +124,17 @@ class Reaper:
 
     def add(self, rank_pid: int) -> None:
         """A rank is there, and leads a session."""
+        self._write(b"%d\n" % rank_pid)
+
+    def witnessed(self) -> frozenset[int]:
+        """Signals that were sent to it since it was last asked: to all processes below the agent, ranks as well."""
+        if found := proc.pending(self._pid):
+            self._write(_FORGET)
+        return found
+
+    def _write(self, data: bytes) -> None:
         try:
-            os.write(self._pipe, b"%d\n" % rank_pid)
+            os.write(self._pipe, data)
         except BrokenPipeError:
             pass  # the reaper was killed
 
@@ -138,10 +153,14 @@ def _reaper(pipe: int, marker: str) -> None:
         os.dup2(quiet, target)
     os.dup2(pipe, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    told = b""
+    told, n_forgotten = b"", 0
     while data := os.read(3, 1 << 12):  # ended by the agent's end, or by `close`
         told += data
-    ranks = {int(line) for line in told.split()}
+        if told.count(_FORGET) > n_forgotten:
+            n_forgotten = told.count(_FORGET)
+            while signal.sigtimedwait(signal.valid_signals(), 0) is not None:
+                pass
+    ranks = {int(line) for line in told.replace(_FORGET, b"").split()}
     began = time.monotonic()
     while left := [pid for pid, session in family().sessions.items() if session in ranks or _has_marker(pid, marker)]:
         passed_s = time.monotonic() - began

@@ -94,6 +94,15 @@ def catches(pid: int, number: int) -> bool:
     return False
 
 
+def pending(pid: int) -> frozenset[int]:
+    """Signals that were sent to it and that it blocks; none if it is gone."""
+    for line in read(pid, "status").splitlines():
+        if line.startswith(b"ShdPnd:"):
+            bits = int(line.split()[1], 16)
+            return frozenset(number for number in range(1, bits.bit_length() + 1) if bits >> (number - 1) & 1)
+    return frozenset()
+
+
 def descriptors(pid: int) -> Iterator[tuple[Path, str]]:
     """The files that it has open, each as a path that leads there too, and its name. Raises OSError."""
     for entry in (PROC / str(pid) / "fd").iterdir():

@@ -5,6 +5,7 @@ parser.py     reads a command line by it
 values.py     what the words of one value mean
 request.py    the options that the agent obeys
 rendezvous.py where the agents are to meet
+from_slurm.py what SLURM says where the command line says nothing
 devices.py    how many ranks a host has room for
 checks.py     what can be known to be wrong before anything is started
 """

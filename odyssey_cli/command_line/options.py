@@ -156,7 +156,14 @@ OPTIONS: tuple[Option, ...] = (
         ("--master-port",), "PORT", "Its port, with static: 29500. On one host a free one, unless it is given.", Group.MEETING,
         _THEIRS, in_profile=True,
     ),
-    Option(("--local-addr",), "HOST", "No effect: where others reach this host is found out.", Group.MEETING, _THEIRS),
+    Option(
+        ("--local-addr",), "HOST", "Where other agents reach this one: an address, a name or an interface.", Group.MEETING,
+        _THEIRS,
+    ),
+    Option(
+        ("--detect",), "TIME", "An agent of which nothing is heard for this long is lost.", Group.MEETING, default="5s",
+    ),
+    Option(("--secret-file",), "FILE", "What agents prove to know: ODYSSEY_SECRET, or ~/.odyssey/secret.", Group.MEETING),
     # When ranks are lost
     Option(("--max-restarts",), "N", "How often ranks may be started again, in the whole job.", Group.LOSS, _THEIRS, "0"),
     Option(("--never-retry",), "CODES", "Exit codes that end the job at once: 2,70-75.", Group.LOSS),

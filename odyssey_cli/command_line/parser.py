@@ -9,7 +9,7 @@ import argparse
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from odyssey.errors import UsageError
@@ -33,7 +33,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Given:
-    """A command line, and the environment that stands in for what is not on it."""
+    """A command line, and what stands in for what is not on it: the environment, and after it `elsewhere`."""
 
     command: Command
     script: str
@@ -41,6 +41,8 @@ class Given:
     texts: Mapping[str, tuple[str, ...]]
     """By option, what stands on the command line."""
     environment: Mapping[str, str]
+    elsewhere: Mapping[str, Value] = field(default_factory=dict)
+    """By option, what is known from somewhere else, as from SLURM."""
 
     def value(self, dest: str) -> Value:
         """The command line wins over the environment, the last one of a repeated option over the others."""
@@ -51,6 +53,8 @@ class Given:
             for variable in option.all_variables:
                 if variable in self.environment:
                     return Value(self.environment[variable], variable, True)
+        if dest in self.elsewhere:
+            return self.elsewhere[dest]
         return Value(option.default, option.name, False)
 
     def switch(self, dest: str) -> bool:

@@ -37,7 +37,7 @@ class RendezvousOptions:
 
 def meeting(given: Given) -> RendezvousOptions:
     """Raises UsageError for options that contradict each other or themselves."""
-    min_agents, max_agents = _agents(given)
+    min_agents, max_agents = agents(given)
     backend = _backend(given)
     conf = _conf(given)
     node_rank = text.whole(given.value("node_rank").text, given.value("node_rank").name, 0)
@@ -91,7 +91,8 @@ def meeting(given: Given) -> RendezvousOptions:
     return made(Rendezvous.C10D, (min_agents, max_agents), host, number, asked, run_id.text)
 
 
-def _agents(given: Given) -> tuple[int, int]:
+def agents(given: Given) -> tuple[int, int]:
+    """The least and the most of them. Raises UsageError."""
     nnodes = given.value("nnodes")
     match = re.fullmatch(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?", nnodes.text)
     if match is None:

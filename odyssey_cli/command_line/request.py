@@ -13,24 +13,30 @@ from odyssey.layout import parse_layout
 from odyssey_cli import files
 from odyssey_cli.command_line import checks
 from odyssey_cli.command_line import values as text
+from odyssey_cli.command_line.from_slurm import filled, told
 from odyssey_cli.command_line.options import NUMA_BINDINGS, START_METHODS, Command
 from odyssey_cli.command_line.parser import Given, parse
 from odyssey_cli.command_line.rendezvous import RendezvousOptions, meeting
+from odyssey_cli.slurm.step import Step
 from strategies.situation import Aim
+
+MIN_DETECT_S, MAX_DETECT_S = 0.5, 600.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks for. `notes`: what the user should be told before the start."""
+    """What a command line asks for. `notes`: what the user should be told before the start. `step`: of SLURM, where what it
+    says is part of what is asked for."""
 
     options: RunOptions
     wants_display: bool
     notes: tuple[str, ...]
+    step: Step | None = None
 
 
 def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) -> Request:
     """Raises UsageError for what cannot be meant or cannot be run, and HelpAsked for `--help`."""
-    given = parse(argv, environment, command)
+    given, step = filled(parse(argv, environment, command))
     checks.working_directory()
     entry = _entry(given)
     interpreter = _interpreter(given, entry)
@@ -67,6 +73,9 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         run_id=together.run_id,
         join_timeout_s=together.join_timeout_s,
         last_call_s=together.last_call_s,
+        local_addr=given.value("local_addr").text,
+        detect_s=_detect_s(given),
+        secret_file=Path(given.value("secret_file").text) if given.value("secret_file").text else None,
         max_restarts=_whole(given, "max_restarts", 0),
         never_retry=_never_retry(given),
         restart_limit=_restart_limit(given),
@@ -101,7 +110,8 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
     )
     # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
     wants_display = command is Command.RUN and not given.switch("no_display") and imports_odyssey(options)
-    return Request(options, wants_display, (*notes, *([note] if note else [])))
+    from_slurm = (told(given, step),) if step is not None and options.verbose else ()
+    return Request(options, wants_display, (*notes, *([note] if note else []), *from_slurm), step)
 
 
 # -- what to run -------------------------------------------------------------------------------------------------------
@@ -226,6 +236,15 @@ def _aim(given: Given) -> Aim:
 def _never_retry(given: Given) -> tuple[int, ...]:
     codes = given.value("never_retry")
     return text.exit_codes(codes.text, codes.name) if codes.is_given else ()
+
+
+def _detect_s(given: Given) -> float:
+    detect = given.value("detect")
+    seconds = text.delay_s(detect.text, detect.name)
+    if not MIN_DETECT_S <= seconds <= MAX_DETECT_S:
+        what = f"{detect.name}: expected {MIN_DETECT_S:g} s to {MAX_DETECT_S:g} s, got {detect.text}"
+        raise UsageError(what, "5s is right for most networks")
+    return seconds
 
 
 def _restart_limit(given: Given) -> tuple[int, float] | None:
