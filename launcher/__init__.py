@@ -12,6 +12,7 @@ coordinator  the decisions: pure state machines over the event log
 failures     from the end of a process to a cause that a person understands
 joblog       the event log, and what else is written down of a job
 host         this operating system: loop, signals, processes
+consensus    a log that the agents agree on, whichever of them are lost
 options.py   what one `odyssey run` was asked to do
 
 May import `strategies`, `perfmodel`, `odyssey.plan` and its parts, `odyssey.messages` and `odyssey.zygote.protocol`,

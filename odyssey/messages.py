@@ -395,12 +395,17 @@ MAX_FRAME_BYTES = 1 << 27
 _encoder = msgspec.msgpack.Encoder()
 
 
+def packed(message: Any) -> bytes:
+    """As msgpack. Text that is no Unicode is spelled out."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        return _encoder.encode(all_as_unicode(msgspec.to_builtins(message, builtin_types=(bytes,))))
+
+
 def frame(message: msgspec.Struct) -> bytes:
     """The bytes that carry `message`, an order, a report, or what agents say to each other, on a socket."""
-    try:
-        body = _encoder.encode(message)
-    except UnicodeEncodeError:
-        body = _encoder.encode(all_as_unicode(msgspec.to_builtins(message)))
+    body = packed(message)
     return _LENGTH.pack(len(body)) + body
 
 

@@ -54,8 +54,8 @@ def _of(info: inspect.Type, known: dict[type, Strategy]) -> Strategy:
             return st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=8)
         case inspect.BoolType():
             return st.booleans()
-        case inspect.BytesType():
-            return st.binary(max_size=8)
+        case inspect.BytesType(min_length=least, max_length=most):
+            return st.binary(min_size=least or 0, max_size=most or 8)
         case inspect.NoneType():
             return st.none()
         case inspect.VarTupleType(item_type=item, min_length=least):

@@ -6,7 +6,7 @@ profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-
                                                          noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
-tick, store, broken 1, stop                              pass 60         seconds
+tick, store, broken 1, stop, leads 7                     pass 60         seconds
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, PlainState, State
 from launcher.joblog import reader
 from launcher.joblog.events import (
+    AgentInfo,
     Body,
     Cause,
     CauseKind,
@@ -41,6 +42,7 @@ from launcher.joblog.events import (
     GenerationStarted,
     JobEnded,
     JobStarted,
+    LeaderChanged,
     Note,
     Pausing,
     PlanChosen,
@@ -233,6 +235,8 @@ class Talk:
                 yield Tick()
             case "store":
                 yield StoreLost("SIGKILL")
+            case "leads":
+                yield LeaderChanged(AgentInfo(int(ranks[0]), "far", 1, 1))
             case "broken":
                 yield ConnectionLost(ranks[0], "Connection closed by peer")
             case "stop":

@@ -36,9 +36,10 @@ dist.barrier()
 class Agent:
     """One agent's process; its lines are read as they come."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, on: Callable[[list[str]], list[str]] = list) -> None:
+        """`on`: what has a command run on another host."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "odyssey_cli", "run", *arguments],
+            on([sys.executable, "-m", "odyssey_cli", "run", *arguments]),
             cwd=ROOT,
             env={**os.environ, MARK: str(os.getpid()), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,

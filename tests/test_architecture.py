@@ -98,15 +98,17 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "strategies": ("situation", "building", "*", "search"),
     "launcher": (
-        *("options", "host", "joblog", "failures", "coordinator", "output health", "planning processes", "cluster", "agent"),
+        *("options consensus", "host", "joblog", "failures", "coordinator", "output health", "planning processes"),
+        *("cluster", "agent"),
     ),
     "odyssey_cli": (
         "own_packages errors files",
-        "command_line display",
+        "display slurm",
+        "command_line",
         "timeline",
         "jobs",
         "planning",
-        "replay",
+        "replay submission",
         "run",
         "rehearsal",
         "launch torchrun commands",
@@ -197,7 +199,7 @@ def test_what_is_long_has_a_written_reason() -> None:
 
 
 def test_the_top_of_the_launcher_is_a_dozen_rooms_at_most() -> None:
-    entries = {path.name for path in (ROOT / "launcher").iterdir()} - {"__pycache__"}
+    entries = {path.name for path in (ROOT / "launcher").iterdir()} - {"__init__.py", "__pycache__"}
 
     assert len(entries) <= 12
 
@@ -322,6 +324,10 @@ COMMANDS = {
     "stop": {"--help", "--now"},
     "logs": {"--follow", "--help", "--rank"},
     "stacks": {"--help", "--whole"},
+    "slurm": {
+        "--account", "--cpus-per-task", "--elastic", "--gpus-per-node", "--help", "--job-name", "--nodes", "--output",
+        "--partition", "--requeue", "--sbatch", "--signal", "--submit", "--time",
+    },
     "timeline": {"--generation", "--help", "--no-prediction", "--svg", "--trace", "--change"},
 }  # fmt: skip
 """The command lines of `run` and `profile` are not typer's, see LAUNCH_OPTIONS."""
@@ -341,9 +347,10 @@ def test_commands_and_options_are_these() -> None:
 
 
 OWN_OPTIONS = {
-    "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout", "--mtbf", "--never-retry",
-    "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit", "--retry-same-failure",
-    "--stall-timeout", "--stdin-rank", "--strategy", "--survive", "--survive-nodes", "--verbose",
+    "--detect", "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout", "--mtbf",
+    "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
+    "--retry-same-failure", "--secret-file", "--stall-timeout", "--stdin-rank", "--strategy", "--survive", "--survive-nodes",
+    "--verbose",
 }  # fmt: skip
 """What `odyssey run` has beside torchrun's options, which tests/test_launch_arguments.py holds against torchrun's parser."""
 PROFILE_OPTIONS = {"--log-dir", "--master-addr", "--master-port", "--nodes", "--nproc-per-node", "--output"}

@@ -21,8 +21,10 @@ from launcher.coordinator.actions import Action, EndRanks, Kill, Propose, Record
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.joblog.events import (
+    AgentInfo,
     Cause,
     CauseKind,
+    LeaderChanged,
     Note,
     PlanChosen,
     Profiled,
@@ -349,6 +351,19 @@ class Job(RuleBasedStateMachine):
                 RankPaused(rank, (0, 0), "compute", ()) if report == "paused" else RankReady(rank, (9, 9), (), (), 0, 0, 0, 0)
             )
             self.feed(body, old)
+
+    @rule(data=st.data())
+    def another_agent_leads(self, data: st.DataObject) -> None:
+        """Orders that were on their way may be lost, and answers to orders are. What holds for good is told again."""
+        if self.talk.state.status is Status.ENDED:
+            return
+        for me in self.ranks.values():
+            if data.draw(st.booleans()):
+                me.inbox.clear()
+            me.outbox = deque(told for told in me.outbox if isinstance(told[1], RankJoined | UnitCommitted | RankFinished))
+        self.feed(LeaderChanged(AgentInfo(7, "far", 1, 1)))
+        for rank in sorted(set(self.ranks) & self.talk.state.joined):
+            self.feed(RankJoined(rank, model()))
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 

@@ -60,12 +60,44 @@ def test_node_ranks_order_agents_only_if_all_ask_for_different_ones() -> None:
 
 
 def join(run_id: str = "", node_rank: int | None = None, version: str = odyssey.__version__) -> Join:
-    return Join("token", version, run_id, "other", 7, 2, "default", node_rank)
+    return Join(b"s" * 16, version, run_id, "other", 7, 2, "default", node_rank, "", 1)
+
+
+def test_a_host_that_is_lost_again_and_again_waits_ever_longer() -> None:
+    its = roster(1, 9)
+    its.has_begun = True
+    waits: list[float] = []
+    now = 0.0
+    for _ in range(5):
+        now += 10.0
+        came = its.join(join(), now)
+        while isinstance(came, WaitForPlace):
+            assert "agents of other were lost" in came.what
+            waits.append(its.cool_down_s("other", now))
+            now += waits[-1]
+            came = its.join(join(), now)
+        assert isinstance(came, AgentInfo)
+        assert its.cool_down_s("another", now) == 0
+        its.leave(came.number, now)
+    assert waits == [20.0, 50.0, 110.0]
+    assert isinstance(its.join(join(), 10_000.0), AgentInfo), "it is forgiven"
 
 
 def roster(least: int, most: int, now: float = 0.0, **rest: object) -> Roster:
     options = RunOptions("train.py", min_agents=least, max_agents=most, **({"rendezvous": Rendezvous.C10D} | rest))  # type: ignore[arg-type]
     return Roster(options, AgentInfo(0, "host", 1, 2, node_rank=options.node_rank), options.run_id, now)
+
+
+def test_an_agent_that_takes_over_counts_itself_though_the_job_never_gave_it_ranks() -> None:
+    us = AgentInfo(7, "late", 1, 2)
+    options = RunOptions("train.py", min_agents=2, max_agents=3, rendezvous=Rendezvous.C10D)
+    its = Roster(options, us, options.run_id, 0.0)
+    its.take_over((AgentInfo(1, "a", 1, 2), AgentInfo(4, "b", 1, 2)), 0.0)
+    assert its.agents[7] == us and sorted(its.agents) == [1, 4, 7]
+    assert isinstance(its.join(join(), 0.0), WaitForPlace)
+    its.leave(4, 0.0)
+    came = its.join(join(), 0.0)
+    assert isinstance(came, AgentInfo) and came.number > 7 + 100, "who led before may have given the next numbers"
 
 
 def test_a_full_job_begins_at_once_and_others_get_a_last_call() -> None:

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import signal
 
+from msgspec.structs import replace
+
 from launcher.agent.coordination import Coordination
 from launcher.agent.executor import Executor
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog
 from launcher.agent.job_start import JobStart
+from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
 from launcher.cluster.cluster import Cluster
+from launcher.cluster.leader_session import limits_text
 from launcher.cluster.quorum import Quorum
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import (
@@ -27,6 +31,7 @@ from launcher.joblog.events import (
     Cause,
     CauseKind,
     Event,
+    JobEnded,
     JobStarted,
     RankFailed,
     RankLost,
@@ -57,6 +62,7 @@ class Agent:
         executor: Executor,
         start: JobStart,
         end: JobEnd,
+        replication: Replication,
     ) -> None:
         self._local = local
         self._coordination = coordination
@@ -69,6 +75,8 @@ class Agent:
         self._executor = executor
         self._start = start
         self._end = end
+        self._replication = replication
+        replication.decide_by(self._decided)
 
     # -- events in, actions out ----------------------------------------------------------------------------------------
 
@@ -77,7 +85,20 @@ class Agent:
         answer it waits for a disk."""
         if self._local.code is not None:
             return  # the log has ended
-        event = Event(self._local.now(), self._coordination.generation if generation is None else generation, origin, body)
+        self._replication.take(Event(self._now(), -1 if generation is None else generation, origin, body))
+
+    def _now(self) -> float:
+        """Not before what another agent has seen, whose clock may be ahead."""
+        return max(self._local.now(), self._coordination.state.world.now)
+
+    def _decided(self, event: Event) -> None:
+        """It has happened, and the coordinator decides upon it. Without a generation it is of the present one."""
+        if self._local.code is not None:
+            return
+        if event.generation < 0:
+            event = replace(event, generation=self._coordination.generation)
+        body = event.body
+        self._replication.note(event)
         self._see(event)
         lost_with_agent, attempt = self._lost_with(body), self._coordination.attempt
         actions = self._coordination.take(event)
@@ -99,6 +120,8 @@ class Agent:
         match event.body:
             case JobStarted() as started:
                 self._start.number_nodes(started)
+            case UnitCommitted(result=result):
+                self._router.decided(result)
             case RankStarted(rank=rank):
                 self._router.began(rank)
             case RankLost(rank=rank) | RankFailed(rank=rank):
@@ -128,9 +151,30 @@ class Agent:
         """Those of the whole job."""
         return self._cluster
 
+    @property
+    def decides(self) -> bool:
+        return True
+
     def start(self) -> None:
         """Begin as soon as all agents that are waited for are here."""
+        options = self._local.options
+        if options.verbose and options.max_agents > 1:
+            self.say(limits_text(options.detect_s))
         self._quorum.start()
+
+    def take_over(self, before: int, said: list[tuple[int, Report]], ended: JobEnded | None) -> None:
+        """Go on with the job that another agent has led, by its number. `said`: by ranks here, and perhaps lost with it;
+        `ended`: how the job ended, if that was decided and is still to be done."""
+
+        def resume() -> None:
+            for rank, report in said:
+                self.heard(self._cluster.process(rank), report)
+            if ended is not None:
+                self._end.tell_why(ended)
+                self._end.begin(ended.code)
+
+        self._start.take_over(self._coordination.state)
+        self._replication.take_over(before, resume)
 
     def look(self) -> None:
         """Who is stopped is found by the watch over what is waited for."""
@@ -139,10 +183,12 @@ class Agent:
     def asked_to_end(self, number: signal.Signals) -> None:
         """The whole job ends."""
         self._end.signal = number
-        self._local.news.event(StopRequested(*ending(number)))
+        if not self._replication.end_alone(*ending(number)):
+            self._local.news.event(StopRequested(*ending(number)))
 
     def close(self) -> None:
         """No thread, no process of the planner, no connection is left."""
         self._stalls.close()
         self._planner.close()
         self._cluster.close()
+        self._replication.close()

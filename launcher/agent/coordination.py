@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from launcher.coordinator import machine
 from launcher.coordinator.actions import Action
 from launcher.coordinator.rank_assignment import RankAssignment, assignments, assignments_on_one_host
-from launcher.coordinator.state import JobState, PlainState, State, Status
+from launcher.coordinator.state import JobState, PlainState, State, Status, packed, unpacked
 from launcher.failures.root_cause import RankEnd, root
 from launcher.joblog.events import AgentInfo, Event
 from launcher.options import RunOptions
@@ -25,6 +25,14 @@ class Coordination:
         """Let the coordinator decide what is to be done upon this."""
         self.state, actions = machine.step(self.state, event)
         return actions
+
+    def snapshot(self) -> bytes:
+        """All that is known of the job."""
+        return packed(self.state)
+
+    def restore(self, snapshot: bytes) -> None:
+        """Go on from what another agent knew. Raises Malformed."""
+        self.state = unpacked(snapshot)
 
     @property
     def generation(self) -> int:

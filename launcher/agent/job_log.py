@@ -22,7 +22,7 @@ class JobLog:
 
     def __init__(self, folder: JobFolder, watch: Watch, coordination: Coordination, now: Callable[[], float]) -> None:
         self._folder = folder
-        self._watch = watch
+        self.watch = watch
         self._coordination = coordination
         self._now = now
         self._history = FailureHistory()
@@ -30,7 +30,7 @@ class JobLog:
     def append(self, event: Event) -> None:
         self._history = after(self._history, event)
         self._folder.append(event)
-        self._watch(event)
+        self.watch(event)
 
     def record(self, body: Body, origin: str) -> None:
         """What is decided or said now."""

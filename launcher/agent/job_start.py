@@ -10,6 +10,7 @@ import odyssey
 from launcher.agent.coordination import assigned
 from launcher.agent.drills import Faults
 from launcher.agent.job_log import JobLog
+from launcher.coordinator.state import JobState, State
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog import registry
 from launcher.joblog.events import AgentInfo, JobStarted
@@ -79,6 +80,15 @@ class JobStart:
         """Before anything is decided."""
         found = assigned(self._local.options, started.agents, 0, 0)
         self._node_of |= {rank: assignment.node for rank, assignment in found.items()}
+
+    def take_over(self, state: State) -> None:
+        """The job has begun under another agent."""
+        assert state.world.started is not None
+        self.number_nodes(state.world.started)
+        if isinstance(state, JobState):
+            self._planner.live_profile.profile = state.profile
+        self._stalls.start()
+        self._log.enter_registry()
 
     def go_on(self) -> None:
         """The first ranks are being started."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from functools import partial
 
 from launcher.agent.agent import Agent
@@ -18,29 +19,64 @@ from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.job_start import JobStart, job_started
 from launcher.agent.orders import Orders
+from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
-from launcher.cluster import endpoint
+from launcher.agent.succession import Succession
+from launcher.cluster.agreement import Agreement
 from launcher.cluster.cluster import Cluster
 from launcher.cluster.leader import Leader
+from launcher.cluster.links import addresses
 from launcher.cluster.quorum import Quorum
+from launcher.cluster.reception import Reception
 from launcher.cluster.roster import Roster
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, RankFailed, Suspected
 from launcher.planning.planner import Planner
+from launcher.processes.environment import Environments
 from launcher.processes.local_agent import LocalAgent
 from odyssey.text import as_unicode
 from perfmodel.profile import Profile
 
 
-def leading(
-    local: LocalAgent, listener: socket.socket, watch: Watch, drills: tuple[Drill, ...], profile: Profile | None
-) -> Agent:
-    """`listener`: of the store; `watch` sees every event of the log; `profile`: measured before."""
-    options, loop, news, processes = local.options, local.loop, local.news, local.processes
+@dataclass(frozen=True)
+class Began:
+    """How an agent came to lead. `coordination`, `log`: of the job so far. Where there can be other agents: `agreement` of all,
+    and where they come in. `number`: this agent's."""
+
+    number: int
+    coordination: Coordination
+    log: JobLog
+    agreement: Agreement | None
+    reception: Reception | None
+
+
+def founding(local: LocalAgent, listener: socket.socket, key: bytes, watch: Watch) -> Began:
+    """The job begins here. `listener`: of the store; `key`: of the agents' secret; `watch` sees every event."""
+    options, loop = local.options, local.loop
     coordination = Coordination(options)
     log = JobLog(local.folder, watch, coordination, local.now)
-    cluster, quorum = _cluster(local, listener)
+    if options.max_agents == 1:
+        return Began(0, coordination, log, None, None)
+    port = local.processes.store.address.port
+    reception = Reception(loop, addresses.listen_beside(listener, addresses.control_ports(port)), key, port)
+    agreement = Agreement(loop, reception, 0, options.detect_s)
+    return Began(0, coordination, log, agreement, reception)
+
+
+def taking_over(succession: Succession) -> Began:
+    """The job goes on here."""
+    log, agreement = succession.log, succession.agreement
+    log.watch = succession.watch
+    return Began(succession.number, succession.coordination, log, agreement, succession.reception)
+
+
+def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile: Profile | None) -> Agent:
+    """`profile`: measured before."""
+    options, loop, news, processes = local.options, local.loop, local.news, local.processes
+    coordination, log = began.coordination, began.log
+    leader, quorum = _others(local, began)
+    cluster = Cluster(processes, leader)
     node_of: dict[int, int] = {}
     planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=news.event)
     orders = Orders(cluster, processes.store.address, coordination)
@@ -53,29 +89,43 @@ def leading(
     start = JobStart(local, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
-    return Agent(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end)
+    replication = Replication(local, began.agreement, began.reception, leader, cluster, quorum, coordination)
+    return Agent(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end, replication)
 
 
-def _cluster(local: LocalAgent, listener: socket.socket) -> tuple[Cluster, Quorum]:
-    """This agent's ranks, those of others where there may be others, and who waits for these."""
+def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
+    """Other agents where there may be some, and who waits for these."""
     options, processes = local.options, local.processes
     role = as_unicode(options.role)  # as the other agents' arrive here
-    us = AgentInfo(0, socket.gethostname(), os.getpid(), options.n_ranks_per_node, role, options.node_rank)
+    address = addresses.local_address(options.local_addr) if options.local_addr else ""
+    port = began.reception.port if began.reception is not None else 0
+    us = AgentInfo(
+        began.number, socket.gethostname(), os.getpid(), options.n_ranks_per_node, role, options.node_rank, address, port
+    )
     roster = Roster(options, us, options.run_id, local.loop.clock())
     where = str(processes.store.address)
     quorum = Quorum(roster, local.loop, where, local.news, partial(job_started, options, local.folder))
     leader = Leader(
         local.loop,
         roster,
-        local.folder.run_id,
+        began.number,
+        processes.environments.run_id,
+        processes.environments.store,
+        options.detect_s,
         local.news,
         joined=quorum.joined,
         lost=quorum.lost,
         stopped=processes.waits.look,
+        reached=partial(_is_reached, processes.environments),
     )
-    if options.max_agents > 1:
-        processes.store.keys[endpoint.LEADER_KEY] = leader.listen(listener)
-    return Cluster(processes, leader), quorum
+    if began.reception is not None:
+        leader.open(began.reception)
+    return leader, quorum
+
+
+def _is_reached(environments: Environments, address: str) -> None:
+    """By other agents, at this address: so ranks of theirs reach the ones here by the interface that has it."""
+    environments.interface = environments.interface or addresses.interface_of(address)
 
 
 def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders) -> JobHangs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
 from launcher.health.job_hangs import JobHangs
@@ -25,7 +27,7 @@ from launcher.processes.spawner import Spawner
 from launcher.processes.warm_zygote import WORTH_LEARNING
 from odyssey import messages
 from odyssey.errors import OdysseyError
-from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready, Report
+from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready, Report, Result, position_after
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
@@ -57,6 +59,8 @@ class ReportRouter:
         self._faults = faults
         self._progressed: set[int] = set()
         """Ranks without a Job that have shown progress since they were started."""
+        self._undecided: deque[Result] = deque()
+        """Of units, passed on; all agents are about to agree that they are final."""
 
     def began(self, rank: int) -> None:
         """There is a new process of this rank."""
@@ -68,7 +72,8 @@ class ReportRouter:
         rank = sender.rank
         match report:
             case messages.Committed(result=result, unit_s=unit_s):
-                if self._coordination.is_next(result):
+                if self._is_next(result):
+                    self._undecided.append(result)
                     self._pass_on(rank, report)
                     self._unit_is_final(result, unit_s)
             case messages.Pong() as pong:
@@ -103,6 +108,17 @@ class ReportRouter:
                 self._stalls.beat(rank, beat)
             case _:
                 self._pass_on(rank, report)
+
+    def _is_next(self, result: Result) -> bool:
+        """Of a unit: no rank has told of it before, decided upon or not yet."""
+        if self._undecided:
+            return result.position == position_after(self._undecided[-1])
+        return self._coordination.is_next(result)
+
+    def decided(self, result: Result) -> None:
+        """It is final, or was before."""
+        if self._undecided and self._undecided[0].position == result.position:
+            self._undecided.popleft()
 
     def _measured(self, rank: int, report: messages.Measured) -> None:
         """A rank's part of the profile."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
 
 from launcher.agent.drills import parse
 from launcher.agent.job_log import Watch
-from launcher.agent.leading import leading
+from launcher.agent.leading import founding, leading, taking_over
+from launcher.agent.succession import Succession
 from launcher.cluster import endpoint
-from launcher.cluster.member import Member
+from launcher.cluster.links import secret
 from launcher.joblog import torch_events
 from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
@@ -40,11 +43,24 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
         from perfmodel.profile import read
 
         profile = read(options.profile)
+    key = secret.key(os.environ, options.secret_file) if options.max_agents > 1 else b""
     listener = endpoint.host_or_join(options)
     try:
         local = LocalAgent(options, listener, output)
-        role = Member(local, watch) if listener is None else leading(local, listener, watch, drills, profile)
-        return local.run(role)
+        if listener is not None:
+            return local.run(leading(local, founding(local, listener, key, watch), drills, profile))
+        return local.run(Succession(local, key, watch, partial(_take_over, local)).member)
     finally:
         if listener is not None:
             listener.close()
+
+
+def _take_over(local: LocalAgent, succession: Succession) -> None:
+    """From here on this agent leads."""
+    local.processes.serve_store(succession.member.here)
+    agent = leading(local, taking_over(succession), (), None)
+    local.become(agent)
+    reported = succession.member.reported
+    said = [(reported.rank_of(message), message.report) for message in reported.said()]
+    agent.take_over(succession.leader, said, succession.ended)
+    succession.retell()

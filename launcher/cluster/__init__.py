@@ -4,7 +4,11 @@ endpoint.py  where they meet, and who leads
 roster.py    who has come, who is refused
 quorum.py    until there are enough
 cluster.py   all ranks of a job: one way to address them, wherever they live
-leader.py    the leading agent takes others in; remote_agent.py: one of them, as the leading one has it
-member.py    an agent that another one leads; leader_search.py: how it finds that one
-wire.py      what agents say to each other; channel.py: a connection
+leader.py    the leading agent takes others in; sessions.py: what connects them; remote_agent.py: one, as the leading one has it
+member.py    an agent that another one leads; leader_search.py: how it finds that one; leader_session.py: and holds on to it
+reported.py  what a member has reported of its ranks, and may have to say again
+agreement.py the log that all agents keep together (../consensus); mesh.py: their links for it
+reception.py where other agents come in
+wire.py      what agents say to each other
+links/       connections between agents: proof of the secret, sealed frames, sessions
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from launcher.cluster.leader import Leader
@@ -20,6 +20,8 @@ class Home(Protocol):
 
     def spawn(self, assignment: RankAssignment) -> None: ...
     def forget(self, rank: int) -> None: ...
+    def has(self, rank: int) -> bool: ...
+    def lacks(self, assignment: RankAssignment) -> None: ...
     def process(self, rank: int) -> RankProcess | RemoteRank: ...
     def is_there(self, rank: int) -> bool: ...
     def pid_here(self, rank: int) -> int | None: ...
@@ -35,7 +37,7 @@ class Home(Protocol):
 
 
 class Cluster:
-    """`here`: the processes of the leading agent, whose number is 0; `leader`: has the others."""
+    """`here`: the processes of this agent, which leads; `leader`: has the others."""
 
     def __init__(self, here: Processes, leader: Leader) -> None:
         self._here = here
@@ -46,11 +48,23 @@ class Cluster:
         yield self._here
         yield from self._leader.agents.values()
 
+    def take_over(self, homes: Mapping[int, int], assignment: Callable[[int], RankAssignment]) -> list[int]:
+        """The ranks that agents have had since another one led. `homes`: rank -> number of its agent. Answers those of which
+        nobody has a process: to ask for one was not done any more."""
+        missing = []
+        for rank, agent in homes.items():
+            home: Home = self._here if agent == self._leader.number else self._leader.agents[agent]
+            self._home_of[rank] = home
+            if not home.has(rank):
+                home.lacks(assignment(rank))
+                missing.append(rank)
+        return missing
+
     # -- one rank ------------------------------------------------------------------------------------------------------
 
     def spawn(self, assignment: RankAssignment, agent: int) -> None:
         """Ask an agent for a new process of a rank; RankStarted when it is there."""
-        home: Home = self._here if agent == 0 else self._leader.agents[agent]
+        home: Home = self._here if agent == self._leader.number else self._leader.agents[agent]
         before = self._home_of.get(assignment.rank, home)
         if before is not home:
             before.forget(assignment.rank)

@@ -1,54 +1,57 @@
-"""Where the agents of a job meet, and who leads: the one that hosts the endpoint.
+"""Where the agents of a job meet, and who leads at first: the one that hosts the endpoint.
 
-Static: the agent with node rank 0. C10d: whoever can bind the endpoint's address first, so it has to be one of this host's
-and free; a name that is compared with the host's own would be wrong too often. The leading agent serves the ranks' store at
-the endpoint; the store tells the other agents where the leading agent itself listens (`LEADER_KEY`).
+Static: the agent with node rank 0. C10d: whoever can bind the endpoint's port first on the host that has its address. The
+ranks' store is served at the endpoint; the leading agent listens for the others beside it (links/addresses.py).
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
+from collections.abc import Mapping
 
+from launcher.cluster.links import addresses
 from launcher.options import Rendezvous, RunOptions
 from launcher.processes import store
 from odyssey.errors import UsageError
 
-LEADER_KEY = "odyssey/leader"
-
 
 def host_or_join(options: RunOptions) -> socket.socket | None:
-    """The endpoint's listening socket if this agent leads; None if it is to join. Raises UsageError."""
+    """The endpoint's listening socket, the store's, if this agent leads; None if it is to join. Raises UsageError."""
     host, port = options.master_addr, options.master_port
-    if options.rendezvous is Rendezvous.STATIC and options.node_rank not in (None, 0):
-        return None
-    if options.rendezvous is not Rendezvous.C10D or options.max_agents == 1:
+    if options.max_agents == 1:
         return store.listen(host, port)
     if port == 0:
         raise UsageError(
             f"--rdzv-endpoint {host}: several agents need a port that all of them know",
             "for example --rdzv-endpoint HOST:29400",
         )
-    for family, _kind, _protocol, _name, address in _resolve(host, port):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen(4096)
-        except OSError as error:
-            listener.close()
-            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-                raise UsageError(f"--rdzv-endpoint {host}:{port}: {error.strerror}", "name another endpoint") from None
-        else:
-            return listener
-    return None
-
-
-def _resolve(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+    check_reach(options, os.environ)
+    is_static = options.rendezvous is Rendezvous.STATIC
+    if is_static and options.node_rank not in (None, 0):
+        return None
+    found = addresses.resolve(host, port, "--rdzv-endpoint")
+    ours = found if is_static else [address for address in found if addresses.is_ours(address)]
+    if not ours:
+        return None
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
+        return addresses.listen(ours[0].host if addresses.is_only_here(host) else "", ours[0].family, [port])
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise UsageError(f"--rdzv-endpoint {host}:{port}: {error.strerror}", "name another endpoint") from None
+        if not is_static:
+            return None
+        return store.listen("" if not addresses.is_only_here(host) else ours[0].host, port)  # which tells by whom it is in use
+
+
+def check_reach(options: RunOptions, environment: Mapping[str, str]) -> None:
+    """Raises UsageError for an endpoint that is another one on each host, where it is known that there are several."""
+    n_hosts = environment.get("SLURM_STEP_NUM_NODES", "1")
+    if environment.get("SLURM_LAUNCH_NODE_IPADDR", "").startswith("127."):
+        return  # a cluster whose nodes are one host
+    if addresses.is_only_here(options.master_addr) and n_hosts.isdigit() and int(n_hosts) > 1:
         raise UsageError(
-            f"--rdzv-endpoint {host}:{port}: {error.strerror}", "name a host that all agents can resolve"
-        ) from None
-    return found  # type: ignore[return-value]
+            f"--rdzv-endpoint {options.master_addr}:{options.master_port} is another one on each of the {n_hosts} nodes",
+            "name one of them: all agents meet there",
+        )

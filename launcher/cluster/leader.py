@@ -1,182 +1,227 @@
 """The leading agent's side of the others: who comes, who is taken in, who waits, and who is lost.
 
-Join ─► Roster ─► Welcome, WaitForPlace or Refused ─► RemoteAgent … ─► lost
+a session (sessions.py) ─► Roster ─► Welcome, WaitForPlace or Refused ─► RemoteAgent … ─► lost
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
-import secrets
-import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from launcher.cluster.channel import Channel
+from msgspec.structs import replace
+
+from launcher.cluster.links.dial import Address
+from launcher.cluster.links.link import Link
+from launcher.cluster.links.session import Session
+from launcher.cluster.reception import Reception
 from launcher.cluster.remote_agent import RemoteAgent
 from launcher.cluster.roster import Roster
-from launcher.cluster.wire import FromMember, JobIsOver, Join, WaitForPlace
+from launcher.cluster.sessions import Sessions
+from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, WaitForPlace
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import AgentInfo, Event
+from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.news import News
+from launcher.processes.store import StoreAddress
 
-STRANGER_S = 10.0
-"""For who has connected to say who it is."""
-MAX_STRANGERS = 128
-"""At a time; a further one takes the place of the one that has been silent longest."""
-MAX_STRANGERS_BYTES = 1 << 16
-"""Of the first frame."""
-NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-PAUSE_S = 1.0
-"""Before the next connection is taken, where there is no descriptor for it."""
+PROCESSES_APART = 1 << 24
+"""Numbers of processes, which each agent that leads gives out, are its own."""
+_GO_HOME = JobIsOver(ExitCode.OK, "the job has ended without this agent", "")
+
+
+@dataclass
+class _TakeOver:
+    """`awaited`: by number, those who have not come yet; `absent`: who will not; `limit`: for them to come; `done`: then."""
+
+    awaited: dict[int, AgentInfo]
+    absent: list[AgentInfo]
+    limit: Timer
+    done: Callable[[], None]
 
 
 class Leader:
-    """`joined(agent)`, `lost(agent, why)`: of agents; `stopped()`: a rank of one of them was stopped, or goes on again.
+    """`joined(agent)`, `lost(agent, why)`: of agents; `stopped()`: a rank of one of them was stopped, or goes on again;
+    `reached(address)`: by which of this host's addresses a member has come.
 
-    Where a job has only this agent nobody else can come, and there is nothing else to it.
+    Where a job has only this agent nobody else can come, and there is nothing else to it. `number`: this agent's.
     """
 
     def __init__(
         self,
         loop: Loop,
         roster: Roster,
+        number: int,
         run_id: str,
+        store: StoreAddress,
+        detect_s: float,
         news: News,
         *,
         joined: Callable[[AgentInfo], None],
         lost: Callable[[AgentInfo, str], None],
         stopped: Callable[[], None],
+        reached: Callable[[str], None],
     ) -> None:
+        self.number = number
         self._loop = loop
         self._roster = roster
-        self._run_id = run_id
+        self._welcome = number, store, run_id
         self._news = news
         self._joined = joined
         self._lost = lost
         self._stopped = stopped
+        self._reached = reached
         self.agents: dict[int, RemoteAgent] = {}
         """By number, all that were ever taken in."""
-        self._numbers = itertools.count(1)
-        self._strangers: dict[Channel, Timer] = {}
-        """In the order in which they came, and when they must have joined."""
-        self._waiting: dict[Channel, Join] = {}
+        self._numbers = itertools.count(1 + number * PROCESSES_APART)
+        self._sessions = Sessions(loop, detect_s, self._begun, self._address_of)
+        self._waiting: dict[Session, Join] = {}
         """Agents beyond those that the job may have, in the order in which they came."""
-        self._token = secrets.token_hex(16)
-        self._listener: socket.socket | None = None
+        self._take_over: _TakeOver | None = None
+        """While members of a job that another agent has led are awaited."""
         self._is_over = False
 
-    def listen(self, like: socket.socket) -> str:
-        """Take members at another port of the address of `like`; answers what the store is to tell them: `port token`."""
-        self._listener = socket.socket(like.family, socket.SOCK_STREAM)
-        self._listener.bind((like.getsockname()[0], 0))
-        self._listener.listen(128)
-        self._listener.setblocking(False)
-        self._take_connections()
-        return f"{self._listener.getsockname()[1]} {self._token}"
+    def open(self, reception: Reception) -> None:
+        """Take other agents."""
+        self._sessions.open(reception)
 
-    def _take_connections(self) -> None:
-        if self._listener is not None:
-            self._loop.watch(self._listener.fileno(), self._on_connection)
+    # -- who comes -----------------------------------------------------------------------------------------------------
 
-    def _on_connection(self, mask: int) -> None:
-        assert self._listener is not None
-        try:
-            connected, _address = self._listener.accept()
-        except OSError as error:
-            if error.errno in NO_DESCRIPTOR:  # else it is gone again
-                self._loop.unwatch(self._listener.fileno())
-                self._loop.later(PAUSE_S, self._take_connections)
+    def _address_of(self, words: Join | Attach, there: str) -> Address | None:
+        if isinstance(words, Join):
+            return Address(words.address or there, words.port)
+        info = self._take_over.awaited.get(words.number) if self._take_over is not None else None
+        return Address(info.address or there, info.port) if info is not None else None
+
+    def _begun(self, session: Session, words: Join | Attach, link: Link) -> None:
+        """Another agent has come."""
+        here, there = link.addresses
+        if isinstance(words, Attach):
+            assert self._take_over is not None
+            info = self._take_over.awaited.pop(words.number)
+            self._reached(here)
+            self._take_in(session, words, info).adopt(words.processes)
+            if not self._take_over.awaited:
+                self._has_taken_over()
             return
-        if len(self._strangers) >= MAX_STRANGERS:
-            self._dismiss(next(iter(self._strangers)))
-        channel: Channel
-
-        def received(message: Join) -> None:
-            self._first_words(channel, message)
-
-        channel = Channel(self._loop, connected, Join, received, lambda why: self._dismiss(channel), MAX_STRANGERS_BYTES)
-        self._strangers[channel] = self._loop.later(STRANGER_S, lambda: self._dismiss(channel))
-
-    def _dismiss(self, stranger: Channel) -> None:
-        self._strangers.pop(stranger).cancel()
-        stranger.close()
-
-    def _first_words(self, channel: Channel, message: Join) -> None:
-        """A stranger joins, and is a member from then on."""
-        if not secrets.compare_digest(message.token.encode(), self._token.encode()):
-            self._dismiss(channel)
-            return
-        answer = WaitForPlace("the job is over") if self._is_over else self._roster.join(message, self._loop.clock())
-        if isinstance(answer, AgentInfo):
-            self._strangers.pop(channel).cancel()
-            self._take_in(channel, answer)
-            return
-        channel.send(answer)
+        join = replace(words, address=words.address or there)
+        session.handle(lambda message: None, lambda why: self._sessions.forget(join.session))
         if self._is_over:
-            self._dismiss(channel)
-        elif isinstance(answer, WaitForPlace):
-            self._news.say(f"an agent of {message.host} (process {message.pid}) waits for a place: {answer.what}")
-            self._strangers.pop(channel).cancel()
-            self._waiting[channel] = message
-            channel.become(FromMember, lambda message: None, lambda why: self._give_up(channel))
+            session.send(_GO_HOME)
+            return
+        answer = self._roster.join(join, self._loop.clock())
+        if isinstance(answer, AgentInfo):
+            self._reached(here)
+            self._take_in(session, join, answer)
+            self._joined(answer)
+            return
+        session.send(answer)
+        if isinstance(answer, WaitForPlace):
+            self._news.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
+            self._waiting[session] = join
+            self._loop.later(self._roster.cool_down_s(join.host, self._loop.clock()), self._offer_places)
+            session.handle(lambda message: None, lambda why: self._give_up(session))
         else:
-            self._news.say(f"refused an agent of {message.host} (process {message.pid}): {answer.what}")
-            # It closes the connection when it has read why, or is dismissed in time; what else it says is not heard.
-            channel.become(FromMember, lambda message: None, lambda why: self._dismiss(channel))
+            self._news.say(f"refused an agent of {join.host} (process {join.pid}): {answer.what}")
 
-    def _take_in(self, channel: Channel, info: AgentInfo) -> None:
-        agent = RemoteAgent(info, channel, self._numbers, self._news, lost=self._is_lost, stopped=self._stopped)
+    def _take_in(self, session: Session, words: Join | Attach, info: AgentInfo) -> RemoteAgent:
+        def lost(info: AgentInfo, why: str) -> None:
+            self._sessions.forget(words.session)
+            self._is_lost(info, why)
+
+        agent = RemoteAgent(info, session, self._numbers, self._news, lost=lost, stopped=self._stopped)
         self.agents[info.number] = agent
-        agent.welcome(self._run_id)
-        self._joined(info)
+        agent.welcome(*self._welcome)
+        return agent
+
+    # -- after another one ---------------------------------------------------------------------------------------------
+
+    def take_over(self, agents: tuple[AgentInfo, ...], before: int, patience_s: float, done: Callable[[], None]) -> None:
+        """This agent leads the job that these are members of: `done()` when all have come to it, or have had `patience_s`
+        to. Who has not is lost then, as the one that led `before` is, by its number: it is not waited for."""
+        self._roster.take_over(agents, self._loop.clock())
+        awaited = {agent.number: agent for agent in agents if agent.number not in (self.number, before)}
+        absent = [agent for agent in agents if agent.number == before]
+        limit = self._loop.later(patience_s if awaited else 0.0, self._has_taken_over)
+        self._take_over = _TakeOver(awaited, absent, limit, done)
+
+    def _has_taken_over(self) -> None:
+        """It begins with who is lost: their ranks are nobody's, and known to be gone."""
+        assert self._take_over is not None
+        its, self._take_over = self._take_over, None
+        its.limit.cancel()
+        absent = [*its.absent, *its.awaited.values()]
+        for info in absent:
+            session = Session(self._loop, self._sessions.heart, FromMember, 1.0, lambda why: None)
+            agent = RemoteAgent(info, session, self._numbers, self._news, lost=self._is_lost, stopped=self._stopped)
+            agent.is_gone = True
+            self.agents[info.number] = agent
+        its.done()
+        for info in absent:
+            self._is_lost(info, "it was not heard of any more")
+
+    # -- who goes ------------------------------------------------------------------------------------------------------
 
     def _is_lost(self, info: AgentInfo, why: str) -> None:
         self._roster.leave(info.number, self._loop.clock())
         if self._is_over:
             return
         self._lost(info, why)
+        self._offer_places()
+
+    def _offer_places(self) -> None:
+        if self._is_over:
+            return
         for waiting, join in list(self._waiting.items()):
             answer = self._roster.join(join, self._loop.clock())
             if isinstance(answer, AgentInfo):
                 del self._waiting[waiting]
-                self._take_in(waiting, answer)
+                self._take_in(waiting, join, answer)
+                self._joined(answer)
 
-    def _give_up(self, waiting: Channel) -> None:
-        del self._waiting[waiting]
-        waiting.close()
+    def _give_up(self, waiting: Session) -> None:
+        self._sessions.forget(self._waiting.pop(waiting).session)
+
+    @property
+    def us(self) -> AgentInfo:
+        """This agent."""
+        return self._roster.agents[self.number]
+
+    def present(self) -> tuple[AgentInfo, ...]:
+        """The job's agents, this one among them."""
+        return tuple(self._roster.agents.values())
+
+    @property
+    def living(self) -> set[int]:
+        """Their numbers, as far as they are here."""
+        return {self.number, *(agent.info.number for agent in self._here())}
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def end(self, code: int, reason: str, help: str, story: tuple[Event, ...]) -> None:
         """Send all home. Their connections end when their ranks have."""
         self._is_over = True
-        for waiting in list(self._waiting):
-            self._give_up(waiting)
+        for waiting in self._waiting:
+            waiting.send(_GO_HOME)
         for agent in self._here():
             agent.send_home(JobIsOver(code, reason, help, story))
 
     def leave(self) -> None:
         """Wait no longer for members to end: they find themselves alone, if they find anything."""
+        for waiting in list(self._waiting):
+            self._give_up(waiting)
         for agent in self._here():
             self._news.say(f"agent {agent.info.number} ({agent.info.host}) does not end, and is left alone")
             agent.end("it did not end")
 
     @property
     def have_left(self) -> bool:
-        """After the end: no member is here any more."""
-        return not (self._is_over and self._here())
+        """After the end: no other agent is here any more."""
+        return not (self._is_over and (self._here() or self._waiting))
 
     def _here(self) -> list[RemoteAgent]:
         return [agent for agent in self.agents.values() if not agent.is_gone]
 
     def close(self) -> None:
-        for stranger in list(self._strangers):
-            self._dismiss(stranger)
-        for waiting in list(self._waiting):
-            self._give_up(waiting)
-        for agent in self._here():
-            agent.close()
-        if self._listener is not None:
-            self._loop.unwatch(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+        """No connection is left."""
+        self._sessions.close()

@@ -1,8 +1,11 @@
 """An agent that another one leads: it starts the ranks that it is told to, and tells what becomes of them.
 
     found (leader_search.py) ─► Join ─► Welcome ─► SpawnRank … ─► JobIsOver
+                                          ▲   └► the leading agent is lost ─► another one leads ─► Attach ─┐
+                                          └────────────────────────────────────────────────────────────────┘
 
-It decides nothing. When the leading agent is lost it ends its ranks; when it ends itself, the leading agent is told.
+It decides nothing. Cut off from the leading agent it holds its ranks (leader_session.py); when nobody leads any more it ends
+them, when it was itself taken for lost it ends them and asks to join again. When it ends, the leading agent is told.
 """
 
 from __future__ import annotations
@@ -12,11 +15,18 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import odyssey
-from launcher.cluster.channel import Channel
 from launcher.cluster.leader_search import LeaderSearch
+from launcher.cluster.leader_session import HOLD_DETECTS, LeaderSession
+from launcher.cluster.links import addresses
+from launcher.cluster.links.dial import Address
+from launcher.cluster.links.link import Link
+from launcher.cluster.reception import Reception
+from launcher.cluster.reported import Reported
 from launcher.cluster.wire import (
+    Attach,
     DrillRank,
     EndRanks,
     FromLeader,
@@ -37,12 +47,14 @@ from launcher.cluster.wire import (
     WaitForPlace,
     Welcome,
 )
+from launcher.host.loop import Timer
 from launcher.host.proc import vitals
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
 from launcher.joblog.news import Sender
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
+from launcher.processes.store import StoreAddress
 from launcher.processes.warm_zygote import WORTH_LEARNING
 from odyssey.errors import OdysseyError
 from odyssey.messages import Report, Stepped
@@ -50,31 +62,44 @@ from odyssey.messages import Report, Stepped
 Watch = Callable[[Event], None]
 
 
+class Successors(Protocol):
+    """Who keeps this agent up to lead the job itself."""
+
+    def welcomed(self, reception: Reception, number: int, leader: int, address: Address) -> None:
+        """This agent is in, and another one leads."""
+
+    def forgotten(self) -> None:
+        """The job goes on without this agent."""
+
+    def can_follow(self, is_gone: bool) -> bool:
+        """Whether another agent may lead now; `is_gone`: the process of the one that led has ended."""
+
+    def close(self) -> None: ...
+
+
 class Member:
     """One agent's part of a job that another agent leads."""
 
-    def __init__(self, local: LocalAgent, watch: Watch) -> None:
-        """`watch` sees what there is to say for people; the job's own log is the leading agent's."""
+    def __init__(self, local: LocalAgent, key: bytes, watch: Watch, successors: Successors) -> None:
+        """`key`: of the secret; `watch` sees what there is to say for people; the job's own log is the leading agent's."""
         self._local = local
+        self._key = key
         self._watch = watch
+        self._successors = successors
         self._processes = local.processes
-        self._search = LeaderSearch(
-            local.loop,
-            local.processes,
-            local.options.join_timeout_s,
-            local.news,
-            found=self._join,
-            given_up=self._fail,
-        )
-        self._numbers: dict[int, int] = {}
-        """The leading agent's number of the current process of each rank."""
-        self._stopped: set[int] = set()
-        """Those of them that are stopped by a signal."""
-        self._channel: Channel | None = None
-        self._is_in = False
-        """The leading agent has said Welcome."""
-        self._is_waiting = False
-        """It has said that there is no place yet."""
+        options = local.options
+        self._search = LeaderSearch(local.loop, options, key, found=self._join, given_up=self._not_found, say=self.say)
+        self._address = addresses.local_address(options.local_addr) if options.local_addr else ""
+        self._reception: Reception | None = None
+        self._session: LeaderSession | None = None
+        self._leader_at = Address("", 0)
+        self.here = ""
+        """By which the others reach this host."""
+        self.reported = Reported()
+        self._number: int | None = None
+        """This agent's, once the leading one has said Welcome."""
+        self._hold_limit: Timer | None = None
+        """While the ranks stand still."""
         self._is_job_over = False
 
     # -- an agent's role -----------------------------------------------------------------------------------------------
@@ -84,6 +109,10 @@ class Member:
         """Those here."""
         return self._processes
 
+    @property
+    def decides(self) -> bool:
+        return False
+
     def start(self) -> None:
         """Look for the leading agent."""
         self._search.start()
@@ -91,12 +120,11 @@ class Member:
     def look(self) -> None:
         """Tell who is stopped, as the kernel has told by SIGCHLD."""
         self._processes.waits.look()
-        for rank, number in self._numbers.items():
+        for rank in self.reported.ranks:
             seen = vitals(self._processes.pid_here(rank))
-            is_stopped = seen is not None and seen.is_stopped
-            if is_stopped != (number in self._stopped) and self._channel is not None:
-                self._stopped ^= {number}
-                self._channel.send(Stopped(number, is_stopped))
+            is_stopped = seen is not None and seen.is_stopped and not self._processes.is_held(rank)
+            if self.reported.stopped(rank, is_stopped):
+                self._tell(Stopped(self.reported.number(rank), is_stopped))
 
     def asked_to_end(self, number: signal.Signals) -> None:
         """This agent alone: the job may go on without it."""
@@ -107,17 +135,28 @@ class Member:
 
     def close(self) -> None:
         """No connection is left."""
-        if self._channel is not None:
-            self._channel.close()
+        self.give_up_role()
+        self._successors.close()
+        if self._reception is not None:
+            self._reception.close()
+
+    def give_up_role(self) -> None:
+        """Nobody leads this agent any more."""
+        self._search.end()
+        if self._hold_limit is not None:
+            self._hold_limit.cancel()
+        if self._session is not None:
+            self._session.close()
 
     # -- what happens here ---------------------------------------------------------------------------------------------
 
     def take(self, body: Body, origin: str, generation: int | None) -> None:
         """What became of a process; all else is for people."""
-        if isinstance(body, RankStarted | RankExited | RankLost):
-            self._tell(Happened(self._numbers[body.rank], body))
-        else:
+        if not isinstance(body, RankStarted | RankExited | RankLost):
             self._tell(Notice(str(body)))
+        elif body.rank in self.reported.ranks:  # else it was of a job that goes on without us
+            self.reported.happened(body)
+            self._tell(Happened(self.reported.number(body.rank), body))
 
     def heard(self, sender: Sender, report: Report) -> None:
         """A rank says something."""
@@ -125,24 +164,35 @@ class Member:
             assignment = self._processes.process(sender.rank).assignment
             if assignment.n_restarts < assignment.max_restarts:
                 self._processes.spawner.learn(report.modules)
-        self._tell(FromRank(self._numbers[sender.rank], report))
+        if sender.rank in self.reported.ranks:
+            message = FromRank(self.reported.number(sender.rank), report)
+            self.reported.reported(sender.rank, message)
+            self._tell(message)
 
     def say(self, text: str) -> None:
         """For people here."""
         self._watch(Event(time.time(), 0, "agent", Note(text)))
 
     def _tell(self, message: FromMember) -> None:
-        if self._channel is not None:
-            self._channel.send(message)
+        if self._session is not None:
+            self._session.send(message)
 
     # -- the leading agent ---------------------------------------------------------------------------------------------
 
-    def _join(self, connected: socket.socket, token: str) -> None:
-        self._channel = Channel(self._local.loop, connected, FromLeader, self._received, self._leader_is_gone)
-        options = self._local.options
-        self._channel.send(
+    def _join(self, link: Link, address: Address) -> None:
+        local, options = self._local, self._local.options
+        self.here = here = self._address or link.addresses[0]
+        if self._reception is None:
+            where = here if addresses.is_loopback(here) else ""
+            listener = addresses.listen(where, address.family, [0])
+            self._reception = Reception(local.loop, listener, self._key, options.master_port)
+        self._leader_at = address
+        self._session = session = self._make_session()
+        session.begin(
+            link,
+            address,
             Join(
-                token,
+                session.token,
                 odyssey.__version__,
                 options.run_id,
                 socket.gethostname(),
@@ -150,25 +200,65 @@ class Member:
                 options.n_ranks_per_node,
                 options.role,
                 options.node_rank,
-            )
+                self._address,
+                self._reception.port,
+            ),
         )
+        self._processes.environments.interface = addresses.interface_of(here)
+
+    def _make_session(self) -> LeaderSession:
+        options = self._local.options
+        return LeaderSession(
+            self._local.loop,
+            self._key,
+            options.master_port,
+            options.detect_s,
+            received=self._received,
+            hold=self._hold,
+            lost=self._leader_is_gone,
+            forgotten=self._is_forgotten,
+        )
+
+    def follow(self, address: Address) -> None:
+        """Another agent leads from now on, at this address: it is told what the ranks here are, and what they have said that
+        may have been lost."""
+        assert self._number is not None
+        if self._session is not None:
+            self._session.close()
+        self._hold(True)
+        self._leader_at = address
+        self._session = session = self._make_session()
+        processes = {rank: self._processes.process(rank) for rank in self.reported.ranks}
+        held = [self.reported.held(process.assignment) for process in processes.values()]
+        for message in self.reported.said():
+            session.send(message)
+        session.follow(address, Attach(session.token, self._number, tuple(held)), is_held=True)
+
+    @property
+    def hears_leader(self) -> bool:
+        """Signs of life of who leads."""
+        return self._session is not None and self._session.hears
+
+    @property
+    def where(self) -> str:
+        """The leading agent, for people."""
+        return str(self._leader_at) if self._number is not None else self._search.where
 
     def _received(self, message: FromLeader) -> None:
         match message:
-            case Welcome(number=number, run_id=run_id):
-                self._is_in = True
-                self._search.end()
-                self._processes.environments.run_id = run_id
-                self.say(f"joined the job led at {self._search.where} as its agent {number}")
+            case Welcome() as welcome:
+                self._is_welcome(welcome)
             case WaitForPlace(what=what):
-                self._is_waiting = True
+                self._search.end()
+                assert self._session is not None
+                self._session.is_welcome()
                 self.say(f"{what}; this agent waits for a place, or for the end of the job")
             case Refused(what=what, help=help):
                 self._fail(what, help)
             case JobIsOver() as over:
                 self._job_is_over(over)
             case SpawnRank(process=number, assignment=assignment):
-                self._numbers[assignment.rank] = number
+                self.reported.spawned(assignment.rank, number)
                 self._processes.spawn(assignment)
             case ToRank(rank=rank, order=order) if rank in self._processes.ranks:
                 self._processes.send(rank, order)
@@ -183,18 +273,65 @@ class Member:
             case Signal(number=number):
                 self._processes.pass_on(number)
 
+    def _is_welcome(self, welcome: Welcome) -> None:
+        """By the first leading agent, or by another one that leads now."""
+        self._search.end()
+        assert self._session is not None and self._reception is not None
+        environments = self._processes.environments
+        environments.run_id = welcome.run_id
+        host = welcome.master_addr or self._leader_at.host
+        environments.store = StoreAddress(host, welcome.master_port)
+        if self._number is None:
+            self._session.is_welcome()
+            self.say(f"joined the job led at {self._search.where} as its agent {welcome.number}")
+            self._number = welcome.number
+            self._successors.welcomed(self._reception, welcome.number, welcome.leader, self._leader_at)
+        else:
+            self.say(f"agent {welcome.leader} leads from now on, at {self._leader_at}")
+
     def _leader_is_gone(self, why: str) -> None:
         if self._is_job_over:
             self._local.hurry(self._processes)  # it waits for its members to end, unless it was told not to
-        elif self._local.code is None and self._is_waiting and not self._is_in:
-            self.say(f"the job led at {self._search.where} has ended without this agent")
-            self._end(ExitCode.OK)
-        elif self._local.code is None and not self._is_in:  # it, or another one, may take us yet
-            self._channel = None
+        elif self._local.code is None and self._number is None:  # it, or another one, may take us yet
             self._search.again(f"the leading agent has not answered ({why})")
+        elif self._local.code is None and self._successors.can_follow(is_gone=True):
+            self._hold(True)
         elif self._local.code is None:
-            self._processes.kill_all()
-            self._fail(f"the leading agent at {self._search.where} is lost ({why})", "see its own output, and that of its host")
+            self._lost(why)
+
+    def _lost(self, why: str) -> None:
+        self._processes.kill_all()
+        what = f"the leading agent at {self.where} is lost ({why}), and too few others are heard to go on without it"
+        self._fail(what, "see its own output, and that of its host; from three agents on any one may be lost")
+
+    def _hold(self, is_held: bool) -> None:
+        if is_held == (self._hold_limit is not None):
+            return
+        if is_held:
+            self.say(f"the leading agent at {self.where} is silent: the ranks here stand still until it is known why")
+            limit_s = HOLD_DETECTS * self._local.options.detect_s
+            why = f"nothing heard of it, or of another one, for {limit_s:g} s"
+            self._hold_limit = self._local.loop.later(limit_s, lambda: self._lost(why))
+        elif self._hold_limit is not None:
+            self.say(f"the leading agent at {self.where} is heard: the ranks go on")
+            self._hold_limit.cancel()
+            self._hold_limit = None
+        self._processes.hold(is_held)
+
+    def _is_forgotten(self) -> None:
+        """The job goes on without the ranks here."""
+        self.say("cut off for too long: the job goes on without this agent, its ranks end, and it asks to join again")
+        for rank in self.reported.ranks:
+            self._processes.kill_rank(rank, None)
+        self._processes.hold(False)
+        self.reported = Reported()
+        if self._hold_limit is not None:
+            self._hold_limit.cancel()
+            self._hold_limit = None
+        self._number = None
+        self._search.elsewhere = [self._leader_at]
+        self._successors.forgotten()
+        self._search.start()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -206,6 +343,9 @@ class Member:
             self.say(f"the job is over: {over.reason}")
         self._end(over.code)
 
+    def _not_found(self, why: str) -> None:
+        self._fail(why, "")
+
     def _fail(self, what: str, help: str) -> None:
         self._local.fail(OdysseyError(what, help or "start the leading agent first, or give all agents the same endpoint"))
         self._end(ExitCode.FAILED)
@@ -214,4 +354,6 @@ class Member:
         if self._local.code is None:
             self._local.code = code
             self._search.end()
+            self._successors.close()
+            self._processes.hold(False)
             self._processes.end(number)

@@ -37,6 +37,10 @@ class Quorum:
         self._tell()
         self._look()
 
+    def take_over(self) -> None:
+        """The job has begun under another agent."""
+        self._is_over = True
+
     def end(self) -> None:
         """The job ends before it has begun, or after."""
         self._is_over = True
@@ -62,7 +66,7 @@ class Quorum:
             return
         now, starts_at = self._loop.clock(), self._roster.starts_at()
         if starts_at is not None and now >= starts_at:
-            self._is_over = True
+            self._is_over = self._roster.has_begun = True
             self._news.event(self._job_of(self._roster.in_order()))
         elif starts_at is None and now >= self._roster.gives_up_at:
             what = f"{self._roster.missing()} did not come within {self._roster.patience_s:g} s"

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from launcher.cluster.channel import Channel
+from launcher.cluster.links.session import Session
 from launcher.cluster.wire import (
     DrillRank,
     EndRanks,
     FromMember,
     FromRank,
     Happened,
+    Held,
     JobIsOver,
-    Join,
     KillAll,
     KillRank,
     Leaving,
@@ -35,6 +35,7 @@ from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.proc import Vitals
 from launcher.joblog.events import AgentInfo, Cause, RankExited, RankLost, RankStarted
 from launcher.joblog.news import News
+from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
 
 MAX_TOLD = 4096
@@ -61,7 +62,7 @@ class RemoteAgent:
     def __init__(
         self,
         info: AgentInfo,
-        channel: Channel,
+        session: Session,
         numbers: Iterator[int],
         news: News,
         *,
@@ -71,7 +72,7 @@ class RemoteAgent:
         """`numbers`: for processes, one for each in the job; `lost(agent, why)`: it is gone; `stopped()`: a rank was, or
         goes on again."""
         self.info = info
-        self._channel = channel
+        self._session = session
         self._numbers = numbers
         self._news = news
         self._lost = lost
@@ -82,24 +83,29 @@ class RemoteAgent:
         self._processes: dict[int, RemoteRank] = {}
         """By number, all that it was ever asked for."""
 
-    def welcome(self, run_id: str) -> None:
-        """It is in. From here on it is heard."""
-        self._channel.send(Welcome(self.info.number, run_id))
-        self._channel.become(FromMember, self._received, self.end)
+    def welcome(self, leader: int, store: StoreAddress, run_id: str) -> None:
+        """It is in. From here on it is heard. `leader`: our number."""
+        self._session.send(Welcome(self.info.number, leader, store.host, store.port, run_id))
+        self._session.handle(self._received, self._is_lost)
+
+    def adopt(self, processes: tuple[Held, ...]) -> None:
+        """It has had these since another agent led. What became of them may not be known yet: it is told again."""
+        for held in processes:
+            process = RemoteRank(held.assignment, held.process)
+            self._ranks[process.rank] = self._processes[process.number] = process
+            process.is_stopped = held.is_stopped
+            for event in held.happened:
+                self._received(Happened(held.process, event))
 
     def end(self, why: str) -> None:
         """It and its ranks are no more: they end with their agent, however it ended."""
-        if self.is_gone:
-            return
-        self.close()
+        self._session.end(why)
+
+    def _is_lost(self, why: str) -> None:
+        self.is_gone = True
         for process in self._processes.values():
             _is_gone(process)
         self._lost(self.info, why)
-
-    def close(self) -> None:
-        """Without a word to anybody."""
-        self.is_gone = True
-        self._channel.close()
 
     # -- what it tells -------------------------------------------------------------------------------------------------
 
@@ -115,8 +121,6 @@ class RemoteAgent:
                 self._news.say(f"agent {self.info.number}: {for_people(text, MAX_TOLD)}")
             case Leaving(reason=reason):
                 self.end(for_people(reason, MAX_TOLD))
-            case Join():
-                self.end("joined a second time")
 
     def _heard_of(self, process: RemoteRank, message: FromRank | Happened | Stopped) -> None:
         match message:
@@ -146,11 +150,20 @@ class RemoteAgent:
         process = RemoteRank(assignment, next(self._numbers))
         process.is_gone = self.is_gone
         self._ranks[process.rank] = self._processes[process.number] = process
-        self._channel.send(SpawnRank(process.number, assignment))
+        self._session.send(SpawnRank(process.number, assignment))
 
     def forget(self, rank: int) -> None:
         """Another agent has it from now on."""
         self._ranks.pop(rank, None)
+
+    def has(self, rank: int) -> bool:
+        """It was asked for a process of it."""
+        return rank in self._ranks
+
+    def lacks(self, assignment: RankAssignment) -> None:
+        """It was never asked for a process of this rank, and should have been: there is none."""
+        self._ranks[assignment.rank] = process = RemoteRank(assignment, 0)
+        _is_gone(process)
 
     def process(self, rank: int) -> RemoteRank:
         """The current process of a rank."""
@@ -170,36 +183,36 @@ class RemoteAgent:
 
     def send(self, rank: int, data: bytes) -> None:
         """Send the bytes of an order."""
-        self._channel.send(ToRank(rank, data))
+        self._session.send(ToRank(rank, data))
 
     def kill_rank(self, rank: int, cause: Cause | None) -> None:
         """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
         process = self._ranks[rank]
-        self._channel.send(KillRank(rank))
+        self._session.send(KillRank(rank))
         _is_gone(process)
         if cause is not None:
             self._news.event(RankLost(rank, cause, process.slot_lost))
 
     def drill(self, rank: int, number: int) -> None:
         """A signal on purpose: what follows comes as if it had happened by itself."""
-        self._channel.send(DrillRank(rank, number))
+        self._session.send(DrillRank(rank, number))
 
     def terminate(self, ranks: tuple[int, ...]) -> None:
         """SIGTERM to those that it has, and SIGKILL to what is left after the time-out."""
         if mine := tuple(rank for rank in ranks if rank in self._ranks):
-            self._channel.send(EndRanks(mine))
+            self._session.send(EndRanks(mine))
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on to all ranks."""
-        self._channel.send(Signal(number))
+        self._session.send(Signal(number))
 
     def kill_all(self) -> None:
         """SIGKILL to every rank."""
-        self._channel.send(KillAll())
+        self._session.send(KillAll())
 
     def send_home(self, over: JobIsOver) -> None:
         """The job is over. The connection ends when the agent's ranks have."""
-        self._channel.send(over)
+        self._session.send(over)
 
     @property
     def have_ended(self) -> bool:

@@ -1,6 +1,7 @@
 """Before a job of several agents begins: who has come, who is refused and why, and when there are enough.
 
-Pure: time is an argument. With all of `max_agents` the job begins at once; with `min_agents` after a last call for more.
+Pure: time is an argument. With all of `max_agents` the job begins at once; with `min_agents` after a last call for more. A host
+whose agents were lost again and again while the job ran has to wait, ever longer: each of them would disturb the others twice.
 """
 
 from __future__ import annotations
@@ -10,17 +11,31 @@ from launcher.coordinator.rank_assignment import in_order
 from launcher.joblog.events import AgentInfo
 from launcher.options import Rendezvous, RunOptions
 
+FLAPPING_S = 600.0
+"""Within this time losses of one host count together."""
+FIRST_COOL_DOWN_S = 30.0
+"""After the second of them; doubled after each further one, up to `FLAPPING_S`."""
+
+
+NUMBERS_APART = 1000
+"""Beyond those that an agent knows, who leads after another one begins to number: the other may have taken in more."""
+
 
 class Roster:
     """The agents of a job before and while it runs; the leading agent keeps it."""
 
     def __init__(self, options: RunOptions, leader: AgentInfo, run_id: str, now: float) -> None:
+        """`leader`: this agent."""
         self._options = options
         self._run_id = run_id
         self._began = now
         self._enough_since: float | None = None
-        self._next_number = 1
-        self.agents: dict[int, AgentInfo] = {0: leader}
+        self._next_number = leader.number + 1
+        self.has_begun = False
+        """The job; its owner tells."""
+        self._lost_at: dict[str, list[float]] = {}
+        """By hosts, while the job ran."""
+        self.agents: dict[int, AgentInfo] = {leader.number: leader}
         """By number. An agent that leaves is taken out by its owner."""
         self._note_enough(now)
 
@@ -43,15 +58,38 @@ class Roster:
             )
         if len(self.agents) >= self._options.max_agents:
             return WaitForPlace(f"the job has all its {self._options.max_agents} agents")
-        agent = AgentInfo(self._next_number, join.host, join.pid, join.n_ranks, join.role, join.node_rank)
+        if (wait_s := self.cool_down_s(join.host, now)) > 0:
+            return WaitForPlace(
+                f"agents of {join.host} were lost {len(self._lost_at[join.host])} times, so it may join in {wait_s:.0f} s"
+            )
+        agent = AgentInfo(
+            self._next_number, join.host, join.pid, join.n_ranks, join.role, join.node_rank, join.address, join.port
+        )
         self._next_number += 1
         self.agents[agent.number] = agent
         self._note_enough(now)
         return agent
 
-    def leave(self, number: int, now: float) -> None:
-        del self.agents[number]
+    def take_over(self, agents: tuple[AgentInfo, ...], now: float) -> None:
+        """The job has begun under another agent, with these."""
+        self.agents |= {agent.number: agent for agent in agents}  # this one may have come too late to have ranks of the job
+        self._next_number += max(self.agents) + NUMBERS_APART
+        self.has_begun = True
         self._note_enough(now)
+
+    def leave(self, number: int, now: float) -> None:
+        """It was lost."""
+        agent = self.agents.pop(number)
+        if self.has_begun:
+            self._lost_at.setdefault(agent.host, []).append(now)
+        self._note_enough(now)
+
+    def cool_down_s(self, host: str, now: float) -> float:
+        """How long an agent of it has to wait from now on."""
+        recent = [at for at in self._lost_at.get(host, []) if now - at < FLAPPING_S]
+        if len(recent) < 2:
+            return 0.0
+        return max(0.0, recent[-1] + min(FIRST_COOL_DOWN_S * 2.0 ** (len(recent) - 2), FLAPPING_S) - now)
 
     def in_order(self) -> tuple[AgentInfo, ...]:
         """By their ranks; none where there can be only this agent, whose host may have several nodes."""

@@ -1,6 +1,6 @@
 """What the agents of a job say to each other: the members to the leading one, which decides, and it to them.
 
-Frames as between ranks and agents (odyssey.messages). A connection that ends means that the other agent is lost.
+The first frame of a link is one of `FirstWords`, and what follows are messages of a session (links/session.py).
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from odyssey.messages import Report
 # -- member to leader --------------------------------------------------------------------------------------------------
 
 
-class Join(msgspec.Struct, frozen=True, tag=True):
-    """First words. `token`: as the store at the endpoint gave it out, so that only who asked there gets in."""
+Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+"""Of a session: whoever made it up is the only other one to know it."""
+Count64 = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
-    token: str
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """First words of an agent that wants to be a member: a session begins. `address`: where other agents reach it, empty for
+    the one that it connects from; `port`: at which it listens."""
+
+    session: Token
     version: Name
     run_id: str
     host: Name
@@ -28,6 +35,56 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     n_ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     role: str
     node_rank: Count | None
+    address: Name
+    port: Port
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """First words of a member whose link was cut. `n_received`: of the session's messages."""
+
+    session: Token
+    n_received: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A process of a rank, as its agent has it. `happened`: what became of it."""
+
+    process: Count64
+    assignment: RankAssignment
+    happened: tuple[RankStarted | RankExited | RankLost, ...]
+    is_stopped: bool
+
+
+class Attach(msgspec.Struct, frozen=True, tag=True):
+    """First words of a member to an agent that leads anew: a session begins."""
+
+    session: Token
+    number: Count
+    processes: tuple[Held, ...]
+
+
+class Greet(msgspec.Struct, frozen=True, tag=True):
+    """First words of a link that carries one agent's part of the consensus."""
+
+    number: Count
+
+
+FirstWords = Join | Resume | Attach | Greet
+MAX_FIRST_BYTES = 1 << 20
+"""Of the first frame of a link."""
+
+
+class Resumed(msgspec.Struct, frozen=True, tag=True):
+    """The answer, before the session goes on."""
+
+    n_received: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Forgotten(msgspec.Struct, frozen=True, tag=True):
+    """The answer to who was taken for lost: its ranks are no part of the job any more."""
+
+
+Answer = Resumed | Forgotten
 
 
 class FromRank(msgspec.Struct, frozen=True, tag=True):
@@ -63,15 +120,19 @@ class Leaving(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromMember = Join | FromRank | Happened | Stopped | Notice | Leaving
+FromMember = FromRank | Happened | Stopped | Notice | Leaving
 
 # -- leader to member --------------------------------------------------------------------------------------------------
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The member is in. `run_id`: TORCHELASTIC_RUN_ID."""
+    """The member is in. `leader`: the number of who says it; `run_id`: TORCHELASTIC_RUN_ID; `master_addr`, `master_port`: the
+    store's."""
 
     number: Count
+    leader: Count
+    master_addr: Name
+    master_port: Port
     run_id: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
 
 

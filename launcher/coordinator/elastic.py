@@ -24,6 +24,7 @@ from launcher.joblog.events import (
     Body,
     Cause,
     CauseKind,
+    LeaderChanged,
     Note,
     Profiled,
     Progressed,
@@ -206,11 +207,23 @@ def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
     return _failure(plain, f"agent {number} ({body.agent.host}) was lost ({body.reason})")
 
 
+def _leader_changed(plain: PlainState, body: LeaderChanged) -> Actions:
+    """Orders may have been lost: what is under way is asked for again."""
+    world, note = plain.world, Record(Note(f"agent {body.agent.number} ({body.agent.host}) leads from now on"))
+    if plain.status is not Status.RESTARTING:
+        return (note,)
+    if world.alive:
+        return note, *_end_all(plain)
+    wait_s = world.started.join_timeout_s if world.started is not None and not plain.is_backing_off else PATIENCE_S
+    return note, SetDeadline(wait_s)
+
+
 Handler = Callable[[PlainState, Any], Actions]
 _LIVING = (Status.STARTING, Status.RESTARTING)
 TABLE: Mapping[type, Mapping[Status, Handler]] = {
     AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
     AgentLost: dict.fromkeys(_LIVING, _agent_lost),
+    LeaderChanged: dict.fromkeys(_LIVING, _leader_changed),
     Profiled: dict.fromkeys(_LIVING, _profiled),
     Progressed: {Status.STARTING: _progressed},
     RankFailed: dict.fromkeys(_LIVING, _rank_failed),

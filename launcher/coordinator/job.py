@@ -24,6 +24,7 @@ from launcher.joblog.events import (
     Cause,
     CauseKind,
     ConnectionLost,
+    LeaderChanged,
     Note,
     Profiled,
     ProfileRefined,
@@ -195,7 +196,29 @@ def _agent_lost(job: JobState, body: AgentLost) -> Actions:
     """The losses of its ranks are told one by one, after this."""
     agent = body.agent
     job.world.agents = tuple(one for one in job.world.agents if one.number != agent.number)
-    return (Record(Note(f"agent {agent.number} ({agent.host}) was lost ({body.reason})")),)
+    text = f"agent {agent.number} ({agent.host}) was lost ({body.reason})"
+    n_left, started = len(job.world.agents), job.world.started
+    if started is not None and n_left < started.min_agents:
+        text += f"; {n_left} of at least {started.min_agents} are left: that many are needed to begin, and this Job goes on"
+    return (Record(Note(text)),)
+
+
+def _leader_changed(job: JobState, body: LeaderChanged) -> Actions:
+    """Orders and answers may have been lost: a new generation asks everybody anew. Before the first one there is nothing to
+    ask again, as agents tell a new leader what their ranks are."""
+    world, note = job.world, Record(Note(f"agent {body.agent.number} ({body.agent.host}) leads from now on"))
+    match job.status:
+        case Status.STARTING:
+            return (note,)
+        case Status.ENDING:
+            return note, EndRanks(tuple(sorted(world.alive)))
+        case Status.FINISHING:
+            world.generation += 1
+            job.stranded = set(job.joined)
+            deadline = (SetDeadline(EXIT_DEADLINE_S),) if world.first_failure else ()
+            return note, *deadline, *_release_stranded(job)
+    _clock_from_now(job)
+    return note, *transition.pause(job, "the leading agent was lost")
 
 
 # -- run and finish ----------------------------------------------------------------------------------------------------
@@ -372,6 +395,7 @@ _LIVING = (Status.STARTING, *_WORKING, Status.FINISHING)
 TABLE: Mapping[type, Mapping[Status, Handler]] = {
     AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
     AgentLost: dict.fromkeys(_LIVING, _agent_lost),
+    LeaderChanged: dict.fromkeys((*_LIVING, Status.ENDING), _leader_changed),
     RankJoined: dict.fromkeys(_LIVING, _joined),
     Profiled: dict.fromkeys(_LIVING, _profiled),
     ProfileRefined: dict.fromkeys(_LIVING, _refined),

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from launcher.coordinator.restart_policy import Restarts
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import AgentInfo, JobStarted, RankPaused, RankReady
+from odyssey import messages
+from odyssey.codec import Malformed, Packed
 from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
@@ -199,6 +201,22 @@ class JobState:
 
 
 State = PlainState | JobState
+_PLAIN, _JOB = b"p", b"j"
+_decoders = {_PLAIN: Packed(PlainState), _JOB: Packed(JobState)}
+
+
+def packed(state: State) -> bytes:
+    """All of it, for `unpacked`."""
+    return (_JOB if isinstance(state, JobState) else _PLAIN) + messages.packed(state)
+
+
+def unpacked(data: bytes) -> State:
+    """Raises Malformed."""
+    decoder = _decoders.get(data[:1])
+    if decoder is None:
+        raise Malformed("a state of no kind")
+    state: State = decoder.decode(data[1:])
+    return state
 
 
 def with_result(results: tuple[Result, ...], new: Result) -> tuple[Result, ...]:

@@ -19,7 +19,8 @@ from strategies.situation import Aim, Candidate
 
 class AgentInfo(msgspec.Struct, frozen=True):
     """An agent of the job. `number`: its own for the whole job, the leading one's is 0; where it stands among the others
-    (GROUP_RANK) changes with the membership. `node_rank`: what its command line asks for."""
+    (GROUP_RANK) changes with the membership. `node_rank`: what its command line asks for. `address`, `port`: where other agents
+    reach it; empty where nobody has to."""
 
     number: int
     host: str
@@ -27,6 +28,8 @@ class AgentInfo(msgspec.Struct, frozen=True):
     n_ranks: int
     role: str = "default"
     node_rank: int | None = None
+    address: str = ""
+    port: int = 0
 
 
 class CauseKind(enum.StrEnum):
@@ -133,6 +136,12 @@ class AgentLost(msgspec.Struct, frozen=True, tag="agent_lost"):
 
     agent: AgentInfo
     reason: str
+
+
+class LeaderChanged(msgspec.Struct, frozen=True, tag="leader_changed"):
+    """`agent` leads from now on. What others had begun, and what ranks had said to who led before, may be lost."""
+
+    agent: AgentInfo
 
 
 class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
@@ -387,9 +396,9 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 Decision = Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
-    JobStarted | AgentJoined | AgentLost | RankStarted | RankJoined | Profiled | ProfileRefined | RankLost | RankPaused
-    | Proposed | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited | RankFailed | Progressed
-    | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
+    JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
+    | RankLost | RankPaused | Proposed | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited | RankFailed
+    | Progressed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
     | Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
 )  # fmt: skip
 

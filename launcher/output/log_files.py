@@ -65,6 +65,10 @@ class LogFile:
             self.close()
             self._complain(f"cannot write to {self._path}: {_reason(error)}; the job goes on without this file")
 
+    def empty(self) -> None:
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
+
     def close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
@@ -85,12 +89,17 @@ class JobFolder:
         self._events: LogFile | None = None
         if options.log_dir != Path(os.devnull):
             self.path = (options.log_dir / name).absolute()
-            _make(self.path)
+            _make(self.path, mode=0o700)  # others read neither a job's output nor its state
             self._events = LogFile(self.path / reader.NAME, complain)
 
     def append(self, event: Event) -> None:
         if self._events is not None:
             self._events.write(encode(event))
+
+    def begin_again(self) -> None:
+        """Another log is about to come."""
+        if self._events is not None:
+            self._events.empty()
 
     def logs_of(self, assignment: RankAssignment, variables: dict[str, str]) -> RankLogs:
         """As torchrun has it, whatever the variables; its folder is there. Raises UsageError if it cannot be made."""
@@ -125,14 +134,14 @@ def place(options: RunOptions, assignment: RankAssignment) -> int:
 def open_file(path: Path) -> int:
     """To append to. Raises UsageError."""
     try:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {_reason(error)}", "name another directory with --log-dir") from None
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, mode: int = 0o777) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"cannot make the log directory {folder}: {_reason(error)}",

@@ -16,13 +16,18 @@ from odyssey.errors import UsageError
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 """See odyssey/link.py."""
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""What Gloo and NCCL would otherwise guess, by the host's name or the order of its interfaces."""
+SECRET = "ODYSSEY_SECRET"
+"""Of the agents alone (launcher/cluster/links/secret.py)."""
 MAX_FAILURE = 4096
 """Characters of the last failure: what scripts raise may be of any length, and hold what no variable can."""
 
 
 def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
     """What all ranks share."""
-    variables = {name: value for name, value in inherited.items() if name != AGENT_FD}  # of a rank that is a launcher itself
+    # AGENT_FD would be that of a rank which is a launcher itself
+    variables = {name: value for name, value in inherited.items() if name not in (AGENT_FD, SECRET)}
     if n_ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
     variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
@@ -91,10 +96,12 @@ class Environments:
 
     def __init__(self, options: RunOptions, folder: JobFolder, store: StoreAddress) -> None:
         self._options = options
-        self._store = store
+        self.store = store
         self._job_dir = folder.path
         self.run_id = folder.run_id
         """TORCHELASTIC_RUN_ID."""
+        self.interface = ""
+        """By which the hosts of the job reach each other; empty where there is one, or where it is not known."""
         self.timer_file = timer_file(os.environ, folder.path)
 
     def of(self, assignment: RankAssignment) -> dict[str, str]:
@@ -103,13 +110,13 @@ class Environments:
             self._options,
             os.environ,
             assignment,
-            master_addr=self._store.host,
-            master_port=self._store.port,
+            master_addr=self.store.host,
+            master_port=self.store.port,
             run_id=self.run_id,
             job_dir=self._job_dir,
             timer_file=self.timer_file,
             error_file="",
-        )
+        ) | {name: self.interface for name in INTERFACES if self.interface and name not in os.environ}
 
     def close(self) -> None:
         """What was made for the ranks to find is removed."""

@@ -10,8 +10,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from launcher.host.broadcasts import Broadcasts
 from launcher.host.loop import Loop
 from launcher.host.signals import Signals
 from launcher.joblog.news import News, Reader
@@ -19,6 +21,10 @@ from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
 from launcher.processes.ranks import Processes
 from odyssey.errors import OdysseyError
+
+LEADER_S = 1.0
+"""For the leading agent to be told to end as well, where all processes here were, and then to end the job. If this agent left
+at once, the ranks of others would be told to end because of that, and then again by whoever told us."""
 
 
 class Ranks(Protocol):
@@ -40,6 +46,10 @@ class Role(Reader, Protocol):
 
     @property
     def ranks(self) -> Ranks: ...
+
+    @property
+    def decides(self) -> bool:
+        """Whether the job ends when this agent is told to; else it alone does."""
 
     def start(self) -> None:
         """The processes are about to be there."""
@@ -68,6 +78,7 @@ class LocalAgent:
         self.code: int | None = None
         """The exit code, from when the end has begun."""
         self._failure: OdysseyError | None = None
+        self._role: Role | None = None
         self._is_hurried = False
         """Nothing is waited for any more."""
 
@@ -80,16 +91,17 @@ class LocalAgent:
 
         To be called from the main thread. Raises OdysseyError if that is what the end came from.
         """
-        self.news.read_by(role)
-        signals = Signals(self.loop, self.options, lambda numbers: self._on_signals(role, numbers))
+        self.become(role)
+        received = Broadcasts(self.loop, self.processes.witnessed, self._on_signal)
+        signals = Signals(self.loop, self.options, partial(self._on_signals, received))
         try:
             signals.watch()
             self.processes.start()
             role.start()
-            while not self._is_over(role.ranks):
+            while not self._is_over(self._present.ranks):
                 self.loop.turn()
         finally:
-            role.close()
+            self._present.close()
             self.processes.close()
             signals.close()
             self.loop.close()
@@ -99,6 +111,16 @@ class LocalAgent:
             raise self._failure
         assert self.code is not None
         return self.code
+
+    def become(self, role: Role) -> None:
+        """This agent does something else from now on. Who did it before is not closed."""
+        self._role = role
+        self.news.read_by(role)
+
+    @property
+    def _present(self) -> Role:
+        assert self._role is not None
+        return self._role
 
     def _is_over(self, ranks: Ranks) -> bool:
         if self.code is None:
@@ -115,14 +137,30 @@ class LocalAgent:
         ranks.kill_all()
         self.processes.streams.abandon()
 
-    def _on_signals(self, role: Role, numbers: bytes) -> None:
-        self.processes.reap()
-        role.look()
+    def _on_signals(self, received: Broadcasts, numbers: bytes) -> None:
         for number in numbers:
-            name = signal.Signals(number).name
-            if name in self.options.forwarded_signals:
+            if number != signal.SIGCHLD:
+                received.arrived(number)  # before its victims are counted
+        self.processes.reap()
+        self._present.look()
+
+    def _on_signal(self, number: int, everywhere: bool) -> None:
+        role = self._present
+        name = signal.Signals(number).name
+        if name in self.options.forwarded_signals:
+            if not everywhere:
                 role.ranks.pass_on(number)
-            elif name in self.options.ending_signals and self.code is not None:
-                self.hurry(role.ranks)  # told to end for the second time
-            elif name in self.options.ending_signals:
-                role.asked_to_end(signal.Signals(number))
+            return
+        if everywhere and not self.processes.were_told(number):
+            return  # SLURM sends SIGTERM twice at a time limit, milliseconds apart: nobody is impatient
+        if self.code is not None:
+            self.hurry(role.ranks)  # told to end for the second time
+        elif everywhere and not role.decides:
+            self.loop.later(LEADER_S, partial(self._end_alone, signal.Signals(number)))
+        else:
+            role.asked_to_end(signal.Signals(number))
+
+    def _end_alone(self, number: signal.Signals) -> None:
+        """The leading agent was not told to end as well."""
+        if self.code is None:
+            self._present.asked_to_end(number)

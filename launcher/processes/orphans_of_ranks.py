@@ -23,6 +23,10 @@ class OrphansOfRanks:
         assert self._reaper is not None
         return self._reaper.marker
 
+    def witnessed(self) -> frozenset[int]:
+        """Signals that were sent to every process here, since this was last asked."""
+        return self._reaper.witnessed() if self._reaper is not None else frozenset()
+
     def add(self, pid: int) -> None:
         """A rank is there, and leads a session."""
         assert self._reaper is not None

@@ -31,10 +31,7 @@ from odyssey.codec import Malformed, Packed
 from odyssey.errors import UsageError
 from odyssey.messages import Deframer, Report
 from odyssey.zygote import protocol
-from odyssey.zygote.protocol import ForkLookup, ForkRank, ForkStore, ForkTimers
-
-LOOKUP_S = 20.0
-"""For a store to answer: its process may still be importing torch."""
+from odyssey.zygote.protocol import ForkRank, ForkStore, ForkTimers
 
 
 class RankProcess:
@@ -269,16 +266,12 @@ def _working_directory() -> bytes:
         return b""
 
 
-def fork_store(number: int, host: str, port: int, keys: dict[str, str]) -> ForkStore:
-    return ForkStore(number, host, port, os.getpid(), keys)
+def fork_store(number: int, host: str, port: int) -> ForkStore:
+    return ForkStore(number, host, port, os.getpid())
 
 
 def fork_timers(number: int, path: str, run_id: str) -> ForkTimers:
     return ForkTimers(number, os.fsencode(path), run_id, os.getpid())
-
-
-def fork_lookup(number: int, host: str, port: int, key: str) -> ForkLookup:
-    return ForkLookup(number, host, port, os.getpid(), key, LOOKUP_S)
 
 
 def plain_spawn(options: RunOptions, request: ForkRank, descriptors: list[int]) -> int:
@@ -299,7 +292,7 @@ def plain_spawn(options: RunOptions, request: ForkRank, descriptors: list[int]) 
     return _popen(command, variables, streams, agent_fd).pid
 
 
-def plain_service(request: ForkStore | ForkLookup | ForkTimers, descriptors: list[int]) -> int:
+def plain_service(request: ForkStore | ForkTimers, descriptors: list[int]) -> int:
     """A process of its own that serves this request and no other. Answers its pid. Raises OdysseyError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, open(os.devnull, "r+b") as quiet:

@@ -33,7 +33,7 @@ from launcher.processes.orphans_of_ranks import OrphansOfRanks
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.shutdown import Shutdown
 from launcher.processes.spawner import Spawner
-from launcher.processes.store import StoreAddress
+from launcher.processes.store import StoreAddress, listen
 from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
@@ -75,6 +75,8 @@ class Processes:
         """By pid, all that are not reaped yet."""
         self._shutdown = Shutdown(loop, options.shutdown_timeout_s, self._living)
         self._orphans = OrphansOfRanks()
+        self._held: set[int] = set()
+        """Pids of those that stand still until it is known whether they are of the job."""
         self._is_ending = False
         self._ends = Ends()
 
@@ -86,6 +88,14 @@ class Processes:
         if self.environments.timer_file:
             self.spawner.start_timers(self.environments.timer_file, self.environments.run_id)
 
+    def serve_store(self, host: str) -> None:
+        """From now on it is this agent that does, at a free port, where ranks everywhere reach it by `host`."""
+        listener = listen(host, 0)
+        address = StoreAddress(host, int(listener.getsockname()[1]))
+        self.store = StoreProcess(address, listener, self.spawner, self.waits)
+        self.environments.store = address
+        self.store.start()
+
     def renew_store(self) -> None:
         """Another process with a fresh store, at the same address. What used the old one is gone, and what it started goes."""
         self._end_orphans()
@@ -93,7 +103,7 @@ class Processes:
 
     def _started(self, process: RankProcess | None, pid: int) -> None:
         if process is None:
-            self.store.pid = pid
+            self.store.is_there(pid)
         else:
             self._is_there(process, pid)
 
@@ -153,6 +163,14 @@ class Processes:
         process = self.ranks.pop(rank, None)
         if process is not None:
             self._close_rank(process)
+
+    def has(self, rank: int) -> bool:
+        """It was asked for a process of it."""
+        return rank in self.ranks
+
+    def lacks(self, assignment: RankAssignment) -> None:
+        """It was never asked for a process of this rank, and should have been: there is none."""
+        self.ranks[assignment.rank] = RankProcess(assignment)
 
     def process(self, rank: int) -> RankProcess:
         """The current process of a rank."""
@@ -256,10 +274,33 @@ class Processes:
         self.spawner.end()
         self.terminate(tuple(self.ranks), number)
 
+    def witnessed(self) -> frozenset[int]:
+        """Signals that were sent to every process here, since this was last asked."""
+        return self._orphans.witnessed()
+
+    def were_told(self, number: int) -> bool:
+        """To end, by this signal, which all were sent by somebody else. Answers whether it is the first time."""
+        is_first = number not in self._shutdown.reached
+        self._shutdown.reached.add(number)
+        return is_first
+
     def pass_on(self, number: int) -> None:
         """Pass a signal on to every rank itself: what a rank has started may not expect it, and would end."""
         for pid in self._living:
             kill(pid, number)
+
+    def hold(self, is_held: bool) -> None:
+        """Have all ranks stand still, or go on. What was stopped by others stays so."""
+        if is_held:
+            self._held |= {pid for pid in self._living if (seen := vitals(pid)) is not None and not seen.is_stopped}
+        for pid in self._held & self._living.keys():
+            kill(pid, signal.SIGSTOP if is_held else signal.SIGCONT)
+        if not is_held:
+            self._held.clear()
+
+    def is_held(self, rank: int) -> bool:
+        """It stands still by our doing."""
+        return self.ranks[rank].pid in self._held
 
     @property
     def have_ended(self) -> bool:
@@ -341,7 +382,7 @@ class Processes:
         self.waits.close()
         self.kill_all()
         self.spawner.close()
-        self.store.kill()
+        self.store.close()
         self._orphans.close()
         end_descendants()
         self.environments.close()

@@ -24,6 +24,8 @@ class Shutdown:
         self._living = living
         self._failed: list[RankProcess] = []
         """Processes that are to end, and have failed by themselves: they may take their time."""
+        self.reached: set[int] = set()
+        """Signals that end the job and that all processes were sent by somebody else: they get each once."""
 
     def begin(self, processes: list[RankProcess], number: signal.Signals) -> None:
         """Signal them, continued if stopped; SIGKILL to what is left after the time-out.
@@ -49,7 +51,8 @@ class Shutdown:
     def _ask_to_end(self, process: RankProcess, number: signal.Signals) -> None:
         self._mark_ended(process)
         if process.pid in self._living:
-            process.signal(number)
+            if number not in self.reached:
+                process.signal(number)
             process.signal(signal.SIGCONT)
 
     def _mark_ended(self, process: RankProcess) -> None:

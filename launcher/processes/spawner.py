@@ -20,10 +20,10 @@ from launcher.options import RunOptions
 from launcher.processes import environment, fork_rules, rank_process
 from launcher.processes.fork_rules import Ruling, Rulings
 from launcher.processes.rank_process import RankProcess, Zygote
-from launcher.processes.services import Lookups, TimerWatch
+from launcher.processes.services import TimerWatch
 from launcher.processes.warm_zygote import IMPORT_IDLE_S, WarmZygote
 from odyssey.errors import OdysseyError
-from odyssey.zygote.protocol import Fork, Forked, ForkLookup, ForkRank, ForkStore, ForkTimers, Imported, NotForked
+from odyssey.zygote.protocol import Fork, Forked, ForkRank, ForkStore, ForkTimers, Imported, NotForked
 
 FORK_IDLE_S = 10.0
 """A zygote that was asked for a process has nothing to wait for."""
@@ -94,7 +94,6 @@ class Spawner:
         self._gone = gone
         self._rulings = Rulings(options.verbose, say)
         self._pending = _Pending()
-        self._lookups = Lookups(loop)
         self._timers: TimerWatch | None = None
         self._present: _Present | None = None
         self._better: Zygote | None = None
@@ -134,23 +133,16 @@ class Spawner:
         request = rank_process.fork_rank(self._options, number, process.assignment, arguments, variables)
         self._ask(_Asked(request, process, descriptors))
 
-    def start_store(self, host: str, port: int, listener: int, keys: dict[str, str]) -> None:
-        """Have a fresh store that holds `keys` served on the listening socket."""
+    def start_store(self, host: str, port: int, listener: int) -> None:
+        """Have a fresh store served on the listening socket."""
         number = self._pending.next_number()
-        self._ask(_Asked(rank_process.fork_store(number, host, port, keys), None, [listener]))
+        self._ask(_Asked(rank_process.fork_store(number, host, port), None, [listener]))
 
     def start_timers(self, path: str, run_id: str) -> None:
         """Have ranks ended whose timers expire, until the end."""
         self._timers = TimerWatch(path, run_id)
         number = self._pending.next_number()
         self._ask(_Asked(rank_process.fork_timers(number, path, run_id), None, []))
-
-    def look_up(self, host: str, port: int, key: str, found: Callable[[str], None]) -> None:
-        """Ask the store at an address for a key; `found('')` if it does not answer in time."""
-        number = self._pending.next_number()
-        write_end = self._lookups.begin(number, found)
-        self._ask(_Asked(rank_process.fork_lookup(number, host, port, key), None, [write_end]))
-        os.close(write_end)
 
     def reaped(self, pid: int, status: int) -> None:
         """A child has ended that is no rank's and not the store: the zygote, or one whose start is still to be told."""
@@ -171,18 +163,12 @@ class Spawner:
         if self._timers is not None and not self._is_ending:
             self.start_timers(self._timers.path, self._timers.run_id)
 
-    @property
-    def asks(self) -> bool:
-        """A process of `look_up` is there, and waits for an answer."""
-        return bool(self._lookups.pids)
-
     def awaited(self) -> Iterator[Wait]:
         """Processes that have still something to do, for the agent's watch."""
         if self._present is not None and self._pending.asked:
             is_ready, pid = self._present.is_ready, self._present.zygote.pid
             why, idle_s = ("it starts processes", FORK_IDLE_S) if is_ready else ("it imports torch", IMPORT_IDLE_S)
             yield Wait("the zygote", why, pid, self._zygote_is_late, idle_s)
-        yield from self._lookups.awaited()
         if self._timers is not None:
             yield from self._timers.awaited()
         yield from self._warm.awaited()
@@ -205,7 +191,6 @@ class Spawner:
 
     def close(self) -> None:
         """End the zygote, and forget what was asked for."""
-        self._lookups.close()
         self._warm.close()
         if self._better is not None:
             self._better.close()
@@ -252,7 +237,7 @@ class Spawner:
                     self._cannot_be(request.number, error)
                 else:
                     self._is_there(request.number, pid)
-            case ForkStore() | ForkLookup() | ForkTimers() if obstacle is not None:
+            case ForkStore() | ForkTimers() if obstacle is not None:
                 if obstacle.name == "broken-import":  # it would end at once, and be asked for again
                     del self._pending.asked[request.number]
                     asked.close()
@@ -295,8 +280,6 @@ class Spawner:
         match asked.request:
             case ForkRank() | ForkStore():
                 self._started(asked.process, pid)
-            case ForkLookup():
-                self._lookups.is_there(number, pid)
             case ForkTimers() if self._timers is not None:
                 self._timers.pid = pid
         if pid in self._pending.unclaimed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 
 from launcher.health.waits import Waits
 from launcher.host.orphans import kill
@@ -19,18 +18,27 @@ class StoreProcess:
         self._listener = listener
         self._spawner = spawner
         self._waits = waits
-        self.keys: dict[str, str] = {}
-        """What a fresh store holds."""
         self.pid: int | None = None
         """None where another agent serves it, and before it is there."""
+        self._n_coming = 0
+        """Asked for, and not there yet: only the newest is to serve, as two would each have some of the ranks."""
         self._why = ""
         """What was seen of it, if it was ended for it."""
 
     def start(self) -> None:
         """Have it served, if that is this agent's to do."""
         if self._listener is not None:
-            self._spawner.start_store(self.address.host, self.address.port, self._listener.fileno(), self.keys)
+            self._n_coming += 1
+            self._spawner.start_store(self.address.host, self.address.port, self._listener.fileno())
             self._waits.look()
+
+    def is_there(self, pid: int) -> None:
+        """One that was asked for."""
+        self._n_coming -= 1
+        if self._n_coming:
+            kill(pid)
+        else:
+            self.pid = pid
 
     def renew(self) -> None:
         """Another process, with a fresh store."""
@@ -52,6 +60,12 @@ class StoreProcess:
         why, self._why = self._why, ""
         return why
 
+    def close(self) -> None:
+        """Nobody serves it any more."""
+        self.kill()
+        if self._listener is not None:
+            self._listener.close()
+
     def kill(self) -> None:
         if self.pid is not None:
             kill(self.pid)
@@ -60,8 +74,3 @@ class StoreProcess:
     def is_asked(self) -> bool:
         """Connections wait for it to take them."""
         return self._listener is not None and n_waiting(self._listener) > 0
-
-    def look_up(self, key: str, found: Callable[[str], None]) -> None:
-        """Ask the store that another agent serves for a key; `found('')` if it does not answer."""
-        self._spawner.look_up(self.address.host, self.address.port, key, found)
-        self._waits.look()

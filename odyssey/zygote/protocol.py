@@ -53,24 +53,12 @@ class ForkRank(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkStore(msgspec.Struct, frozen=True, tag=True):
-    """Serve a TCPStore. Descriptor: the listening socket, in whose queue early connections wait. `keys`: set at once."""
+    """Serve a TCPStore. Descriptor: the listening socket, in whose queue early connections wait."""
 
     number: int
     host: str
     port: int
     agent: int
-    keys: dict[str, str] = {}
-
-
-class ForkLookup(msgspec.Struct, frozen=True, tag=True):
-    """Ask the store at an address for a key. Descriptor: a pipe, to which the value goes."""
-
-    number: int
-    host: str
-    port: int
-    agent: int
-    key: str
-    timeout_s: float
 
 
 class ForkTimers(msgspec.Struct, frozen=True, tag=True):
@@ -89,7 +77,7 @@ class Import(msgspec.Struct, frozen=True, tag=True):
     variables: tuple[str, ...]
 
 
-Fork = ForkRank | ForkStore | ForkLookup | ForkTimers
+Fork = ForkRank | ForkStore | ForkTimers
 Request = Fork | Import
 
 

@@ -23,9 +23,10 @@ if __name__ == "__main__":
     del sys.path[0]
     from odyssey.zygote import server
 
+    mask = server.hold_signals()
     if sys.argv[2:] == ["once"]:
         server.serve_once(int(sys.argv[1]))
-    server.main(int(sys.argv[1]), at_start)
+    server.main(int(sys.argv[1]), at_start, mask)
     sys.exit()
 
 import array
@@ -47,7 +48,6 @@ from odyssey.zygote.protocol import (
     PACKET_BYTES,
     Fork,
     Forked,
-    ForkLookup,
     ForkRank,
     ForkStore,
     ForkTimers,
@@ -56,23 +56,28 @@ from odyssey.zygote.protocol import (
     NotForked,
     Request,
 )
-from odyssey.zygote.services import run_lookup, run_store, run_timers
+from odyssey.zygote.services import run_store, run_timers
 from odyssey.zygote.shadow import find_shadow
 
 MAX_BATCH = 32
 """Requests that are served by one middle process: it holds their descriptors, of which it may have 1024."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
 _requests = msgspec.msgpack.Decoder(Request)
 _encoder = msgspec.msgpack.Encoder()
+Mask = Collection[int]
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 
 
-def main(fd: int, at_start: Collection[str]) -> None:
+def hold_signals() -> Mask:
+    """What is sent to all processes of a job does not concern those beside its ranks. Answers what was blocked before."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS - {signal.SIGCHLD})
+
+
+def main(fd: int, at_start: Collection[str], mask: Mask) -> None:
     """Import, then serve until the agent is gone. In a fork this returns, or raises, when the script has.
 
-    `at_start`: modules that any interpreter has before it looks at the script.
+    `at_start`: modules that any interpreter has before it looks at the script. `mask`: signals that ranks are to block.
     """
     _die_with_parent()
     import setproctitle
@@ -85,9 +90,9 @@ def main(fd: int, at_start: Collection[str]) -> None:
     def shadow() -> str:
         return find_shadow(entry, script, at_start) if script else ""
 
-    request, descriptors = _serve(socket.socket(fileno=fd), modules, our_variables, shadow)
+    request, descriptors = _serve(socket.socket(fileno=fd), modules, our_variables, shadow, mask)
     if isinstance(request, ForkRank):
-        _run_rank(request, descriptors)
+        _run_rank(request, descriptors, mask)
     elif request is not None:
         _run_service(request, descriptors)
 
@@ -104,14 +109,12 @@ def _run_service(request: Request, descriptors: list[int]) -> NoReturn:
             run_store(request, descriptors)
         case ForkTimers():
             run_timers(request)
-        case ForkLookup():
-            run_lookup(request, descriptors)
         case _:
             raise TypeError(request)
 
 
 def _serve(
-    control: socket.socket, modules: list[str], our_variables: list[str], shadow: Callable[[], str]
+    control: socket.socket, modules: list[str], our_variables: list[str], shadow: Callable[[], str], mask: Mask
 ) -> tuple[Fork | None, list[int]]:
     """Fork for each request. Returns in the forks with their request, in the zygote with None when the agent is gone."""
     control.set_inheritable(False)
@@ -127,7 +130,9 @@ def _serve(
             if isinstance(request, Import):
                 started = time.monotonic()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # modules may start processes and wait for them
+                held = signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # which may be ended as any other
                 left_out = preload.import_all(request.modules, request.variables)
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
                 if not _is_ready(control, started, "", left_out, shadow()):
                     return None, []
@@ -242,7 +247,7 @@ def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _run_rank(request: ForkRank, descriptors: list[int]) -> None:
+def _run_rank(request: ForkRank, descriptors: list[int], mask: Mask) -> None:
     from odyssey.zygote import entry
 
     if request.numa_binding:
@@ -258,4 +263,5 @@ def _run_rank(request: ForkRank, descriptors: list[int]) -> None:
     sys.modules.pop("odyssey.text", None)
     for name in ("zygote", "text"):
         vars(sys.modules["odyssey"]).pop(name, None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what was sent to this process since it is one comes now
     entry.run(request.entry, os.fsdecode(request.script), [os.fsdecode(argument) for argument in request.arguments])

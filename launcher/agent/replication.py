@@ -1,0 +1,189 @@
+"""The leading agent among others: what it decides upon is what all have agreed to, and it decides only as long as they do.
+
+take ─► agreement ─► decided; not heard by enough others ─► its ranks stand still, until it leads again or ends
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher.agent.coordination import Coordination
+from launcher.cluster.agreement import Agreement
+from launcher.cluster.cluster import Cluster
+from launcher.cluster.leader import Leader
+from launcher.cluster.leader_session import HOLD_DETECTS
+from launcher.cluster.links.dial import Address
+from launcher.cluster.quorum import Quorum
+from launcher.cluster.reception import Reception
+from launcher.host.loop import Timer
+from launcher.joblog.events import (
+    AgentInfo,
+    AgentJoined,
+    AgentLost,
+    Cause,
+    CauseKind,
+    Event,
+    JobStarted,
+    LeaderChanged,
+    RankLost,
+    decode,
+    encode,
+)
+from launcher.joblog.exit_codes import ExitCode
+from launcher.processes.local_agent import LocalAgent
+from odyssey.errors import OdysseyError
+
+
+class Replication:
+    """`agreement`, `reception`: None where there can be only this agent; then an event is decided upon at once."""
+
+    def __init__(
+        self,
+        local: LocalAgent,
+        agreement: Agreement | None,
+        reception: Reception | None,
+        leader: Leader,
+        cluster: Cluster,
+        quorum: Quorum,
+        coordination: Coordination,
+    ) -> None:
+        self._local = local
+        self._agreement = agreement
+        self._reception = reception
+        self._leader = leader
+        self._cluster = cluster
+        self._quorum = quorum
+        self._coordination = coordination
+        self._decided: Callable[[Event], None] = lambda event: None
+        self._has_begun = False
+        """There is a log that all agree on."""
+        self._resume: Callable[[], None] = lambda: None
+        self._hold_limit: Timer | None = None
+        """While too few others are heard."""
+        self._told_to_end: tuple[str, int] | None = None
+
+    def decide_by(self, decided: Callable[[Event], None]) -> None:
+        """`decided(event)`: what all have agreed that it has happened."""
+        self._decided = decided
+        if self._agreement is not None:
+            self._agreement.hearer = self
+
+    def take(self, event: Event) -> None:
+        """Something has happened."""
+        if self._agreement is None:
+            self._decided(event)
+            return
+        if isinstance(event.body, JobStarted):
+            self._has_begun = True
+            self._agreement.found()
+        if self._has_begun:
+            self._agreement.propose(encode(event))
+        else:
+            self._decided(event)
+
+    def note(self, event: Event) -> None:
+        """Who the others are, before anything is done about it."""
+        match event.body:
+            case JobStarted(agents=agents):
+                self._vote(agents)
+            case AgentJoined(agent=agent):
+                self._vote((*self._leader.present(), agent))
+            case AgentLost():
+                self._vote(self._leader.present())
+
+    def _vote(self, agents: tuple[AgentInfo, ...]) -> None:
+        if self._agreement is not None:
+            for agent in agents:
+                self._agreement.know(agent.number, Address(agent.address, agent.port))
+            self._agreement.members(agent.number for agent in agents)
+
+    # -- whether this agent leads --------------------------------------------------------------------------------------
+
+    def decided(self, data: bytes) -> None:
+        self._decided(decode(data))
+
+    def snapshot(self) -> bytes:
+        return self._coordination.snapshot()
+
+    def restore(self, snapshot: bytes) -> None:
+        """Others have gone on without this agent, and nothing here follows from what they know."""
+
+    @property
+    def hears_leader(self) -> bool:
+        """It leads itself, or did."""
+        return False
+
+    def leads(self, does_it: bool) -> None:
+        if self._local.code is not None:
+            return
+        news, detect_s = self._local.news, self._local.options.detect_s
+        if not does_it and self._told_to_end is not None:
+            self.end_alone(*self._told_to_end)
+        elif not does_it:
+            news.say("too few other agents are heard to go on: the ranks here stand still")
+            self._local.processes.hold(True)
+            why = f"too few other agents were heard for {HOLD_DETECTS * detect_s:g} s, and those may go on without this one"
+            self._hold_limit = self._local.loop.later(HOLD_DETECTS * detect_s, lambda: self._end(why))
+        elif self._hold_limit is not None:
+            self._hold_limit.cancel()
+            self._hold_limit = None
+            self._local.processes.hold(False)
+            news.say("enough other agents are heard again: the ranks go on")
+            news.event(LeaderChanged(self._leader.us))
+
+    def led_by(self, number: int) -> None:
+        if self._local.code is None:
+            self._end(f"agent {number} leads the job now, which goes on without this one")
+
+    def end_alone(self, reason: str, code: int) -> bool:
+        """This agent was told to end. Answers whether it does so alone: where it decides nothing, the job may go on without it.
+        Else the whole job is to end."""
+        self._told_to_end = reason, code
+        if self._agreement is None or not self._has_begun or self._agreement.is_in_charge:
+            return False
+        self._local.news.say(f"{reason}; this agent was cut off, and leaves the job")
+        self._leave(code)
+        return True
+
+    def _end(self, why: str) -> None:
+        """This agent is none of the job's any more, whatever becomes of that."""
+        self._local.fail(OdysseyError(f"this agent was cut off: {why}", "see the output of the other agents"))
+        self._leave(ExitCode.FAILED)
+
+    def _leave(self, code: int) -> None:
+        self._local.code = code
+        self._cluster.close()
+        self.close()
+        self._local.hurry(self._local.processes)  # of other agents' ranks this one decides nothing
+
+    def take_over(self, before: int, resume: Callable[[], None]) -> None:
+        """Another agent has led, and is lost: ask its members what they have, and go on with those that answer. `resume()`:
+        what this agent has to say and to do first."""
+        self._resume = resume
+        self._has_begun = True
+        self._quorum.take_over()
+        agents = self._coordination.state.world.agents
+        self._leader.take_over(agents, before, 2 * self._local.options.detect_s, self._has_taken_over)
+
+    def _has_taken_over(self) -> None:
+        local, coordination = self._local, self._coordination
+        missing = self._cluster.take_over(coordination.state.world.homes, coordination.assignment)
+        local.processes.hold(False)
+        self._resume()
+        if local.code is not None:
+            return  # the job had ended
+        local.news.event(LeaderChanged(self._leader.us))
+        for rank in missing:
+            if rank in coordination.state.world.alive and coordination.home_of(rank) in self._leader.living:
+                local.news.event(
+                    RankLost(rank, Cause(CauseKind.NOT_STARTED, "it was not started before another agent led"), False)
+                )
+
+    def close(self) -> None:
+        """No other agent is heard any more."""
+        if self._hold_limit is not None:
+            self._hold_limit.cancel()
+        if self._agreement is not None:
+            self._agreement.close()
+        if self._reception is not None:
+            self._reception.close()

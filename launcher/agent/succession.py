@@ -1,0 +1,159 @@
+"""An agent that does not lead keeps the job's state and log up, so that it can lead when the one that does is lost.
+
+decided (cluster/agreement.py) ─► the coordinator's state, the log ─► elected ─► the leading agent (leading.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from launcher.agent.coordination import Coordination
+from launcher.agent.job_log import JobLog, Watch
+from launcher.cluster.agreement import Agreement
+from launcher.cluster.links.dial import Address
+from launcher.cluster.member import Member
+from launcher.cluster.reception import Reception
+from launcher.coordinator.actions import Record
+from launcher.failures.history import RETOLD
+from launcher.joblog.events import (
+    AgentInfo,
+    AgentJoined,
+    AtStep,
+    Event,
+    JobEnded,
+    JobStarted,
+    RankPaused,
+    RankReady,
+    StepTimed,
+    UnitCommitted,
+    decode,
+)
+from launcher.processes.local_agent import LocalAgent
+
+
+class Succession:
+    """`take_over(succession)`: this agent leads from now on. `watch` sees what there is to say for people."""
+
+    def __init__(self, local: LocalAgent, key: bytes, watch: Watch, take_over: Callable[[Succession], None]) -> None:
+        self._local = local
+        self._take_over = take_over
+        self.watch = watch
+        self.member = Member(local, key, watch, self)
+        self.coordination = Coordination(local.options)
+        self.log = self._new_log()
+        self.agreement: Agreement | None = None
+        self.reception: Reception | None = None
+        self.number = 0
+        self.leader = 0
+        self._where: dict[int, Address] = {}
+        self._story: list[Event] = []
+        """What there is to tell who has not watched the job so far."""
+        self._newest_unit: Event | None = None
+        self.ended: JobEnded | None = None
+        """How the job ended, as all have decided: whoever leads ends the others, and may be lost before that."""
+
+    def _new_log(self) -> JobLog:
+        """Nobody here watches what another agent leads."""
+        return JobLog(self._local.folder, lambda event: None, self.coordination, self._local.now)
+
+    # -- what the member tells -----------------------------------------------------------------------------------------
+
+    def welcomed(self, reception: Reception, number: int, leader: int, address: Address) -> None:
+        self.reception, self.number, self.leader = reception, number, leader
+        self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s)
+        self.agreement.hearer = self
+        self._know(leader, address)
+
+    def forgotten(self) -> None:
+        """What comes now is another agent's log, from its beginning."""
+        self.close()
+        self.agreement = None
+        self.coordination = Coordination(self._local.options)
+        self._story.clear()
+        self._local.folder.begin_again()
+        self.log = self._new_log()
+
+    def can_follow(self, is_gone: bool) -> bool:
+        if self.agreement is None or not self.agreement.could_go_on_without(self.leader):
+            return False
+        if is_gone:
+            self.agreement.leader_is_gone(self.leader)
+        return True
+
+    def close(self) -> None:
+        """The job is over."""
+        if self.agreement is not None:
+            self.agreement.close()
+
+    # -- what all agents have decided ----------------------------------------------------------------------------------
+
+    def _know(self, number: int, address: Address) -> None:
+        assert self.agreement is not None
+        self._where.setdefault(number, address)
+        self.agreement.know(number, address)
+
+    def decided(self, data: bytes) -> None:
+        event = decode(data)
+        if event.generation < 0:
+            event = replace(event, generation=self.coordination.generation)
+        match event.body:
+            case JobStarted(agents=agents):
+                for agent in agents:
+                    self._know_agent(agent)
+            case AgentJoined(agent=agent):
+                self._know_agent(agent)
+            case UnitCommitted(result=result):
+                self.member.reported.is_final(result.position)
+        actions = self.coordination.take(event)
+        self._note(event)
+        for action in actions:
+            if isinstance(action, Record):
+                if isinstance(action.body, JobEnded):
+                    self.ended = action.body
+                self._note(Event(event.time, self.coordination.generation, "coordinator", action.body))
+
+    def _note(self, event: Event) -> None:
+        self.log.append(event)
+        if isinstance(event.body, UnitCommitted):
+            self._newest_unit = event
+        elif isinstance(event.body, JobStarted):
+            folder = str(self._local.folder.path or "")
+            self._story.append(replace(event, origin=RETOLD, body=replace(event.body, folder=folder)))
+        elif not isinstance(event.body, StepTimed | AtStep | RankPaused | RankReady):
+            self._story.append(replace(event, origin=RETOLD))
+
+    def retell(self) -> None:
+        """To who watches, and has not seen what another agent led."""
+        for event in self._story:
+            self.watch(event)
+        if self._newest_unit is not None:
+            self.watch(replace(self._newest_unit, origin=RETOLD))
+        self._story.clear()
+
+    @property
+    def hears_leader(self) -> bool:
+        return self.member.hears_leader
+
+    def snapshot(self) -> bytes:
+        return self.coordination.snapshot()
+
+    def restore(self, snapshot: bytes) -> None:
+        self.coordination.restore(snapshot)
+        for agent in self.coordination.state.world.agents:
+            self._know_agent(agent)
+
+    def _know_agent(self, agent: AgentInfo) -> None:
+        if agent.address:
+            self._know(agent.number, Address(agent.address, agent.port))
+
+    def led_by(self, number: int) -> None:
+        if number != self.leader and self._local.code is None and number in self._where:
+            self.leader = number
+            self.member.follow(self._where[number])
+
+    def leads(self, does_it: bool) -> None:
+        if does_it and self._local.code is None:
+            self.member.give_up_role()
+            self._take_over(self)

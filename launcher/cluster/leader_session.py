@@ -1,0 +1,169 @@
+"""What a member and the agent that leads it have said to each other: it goes on when their link is cut, and found again.
+
+Join ─► … ─► cut or silent ─► dial again ─► Resume ─► Resumed: all goes on
+                                                   └► Forgotten: the job goes on without us
+
+A member that hears nothing does not know whether the job goes on without it: before the leading agent can have taken it for
+lost it holds its ranks, until it knows.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from launcher.cluster.links.dial import Address, Dial
+from launcher.cluster.links.heart import N_BEATS, Heart
+from launcher.cluster.links.link import Link
+from launcher.cluster.links.session import Session
+from launcher.cluster.wire import MAX_FIRST_BYTES, Answer, Attach, FromLeader, FromMember, Resume, Resumed
+from launcher.host.loop import Loop, Timer
+from odyssey.codec import Malformed, Packed
+from odyssey.messages import packed
+
+HOLD_AT, REDIAL_AT = 0.8, 0.4
+"""Of the time after which the leading agent takes a silent member for lost."""
+HOLD_DETECTS = 6
+"""For how many of these times ranks are held for a leading agent of which nothing is known."""
+_answer = Packed(Answer)
+
+
+def limits_text(detect_s: float) -> str:
+    """All limits that follow from `--detect`, for people."""
+    return (
+        f"--detect {detect_s:g}s: agents give a sign of life every {detect_s / N_BEATS:g} s; a link is made anew after "
+        f"{REDIAL_AT * detect_s:g} s of silence, ranks stand still after {HOLD_AT * detect_s:g} s, an agent is lost after "
+        f"{detect_s:g} s; in place of one that led another is elected in {detect_s:g} to {2 * detect_s:g} s more; ranks that "
+        f"nobody leads end after {HOLD_DETECTS * detect_s:g} s"
+    )
+
+
+class LeaderSession:
+    """`received(message)`; `hold(is_held)`: whether the ranks are to stand still; `lost(why)`: it is gone for good;
+    `forgotten()`: it lives, and has taken this agent for lost."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        key: bytes,
+        port: int,
+        detect_s: float,
+        *,
+        received: Callable[[Any], None],
+        hold: Callable[[bool], None],
+        lost: Callable[[str], None],
+        forgotten: Callable[[], None],
+    ) -> None:
+        """`port`: of the endpoint."""
+        self._loop = loop
+        self._key = key
+        self._port = port
+        self._detect_s = detect_s
+        self._hold = hold
+        self._forgotten = forgotten
+        self.token = secrets.token_bytes(16)
+        self._heart = Heart(loop, detect_s / N_BEATS)
+        self._session = Session(loop, self._heart, FromLeader, detect_s, self._is_cut)
+        self._session.handle(received, lost)
+        self._address = Address("", 0)
+        self._dial: Dial | None = None
+        self._watch: Timer | None = None
+        self._is_held = False
+        self._first: Attach | None = None
+        """What it begins with, where another agent led before."""
+        self._why = ""
+        """What the link was cut by."""
+
+    def begin(self, link: Link, address: Address, join: msgspec.Struct) -> None:
+        """Over the first link, with its first words."""
+        self._address = address
+        link.send(packed(join))
+        self._session.attach(link, 0)
+
+    def follow(self, address: Address, attach: Attach, is_held: bool) -> None:
+        """Begin it with an agent that leads anew. `is_held`: the ranks stand still."""
+        self._address, self._first, self._is_held = address, attach, is_held
+        self.is_welcome()
+        self._redial()
+
+    @property
+    def hears(self) -> bool:
+        """Signs of life, of late."""
+        return not self._session.is_over and self._session.silent_s < self._detect_s
+
+    def is_welcome(self) -> None:
+        """From now on it is held on to."""
+        self._session.detect_s = HOLD_DETECTS * self._detect_s
+        self._look()
+
+    def send(self, message: FromMember) -> None:
+        """Now, or when the link is there again."""
+        self._session.send(message)
+
+    def close(self) -> None:
+        """Without a word to anybody."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._dial is not None:
+            self._dial.close()
+        self._session.close()
+        self._heart.close()
+
+    # -- silence -------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self._session.is_over:
+            return
+        silent_s = self._session.silent_s
+        if silent_s > REDIAL_AT * self._detect_s:
+            self._redial()
+        if self._first is None and self._is_held != (silent_s > HOLD_AT * self._detect_s):
+            self._is_held = not self._is_held
+            self._hold(self._is_held)
+        self._watch = self._loop.later(self._detect_s / (2 * N_BEATS), self._look)
+
+    def _is_cut(self, why: str) -> None:
+        self._why = why
+        if self._watch is None:
+            self._session.end(why)  # nothing is lost with it
+        else:
+            self._redial()
+
+    def _redial(self) -> None:
+        if self._dial is None and not self._session.is_over:
+            self._dial = Dial(
+                self._loop, [self._address], self._key, self._port, connected=self._ask, failed=self._cannot_connect
+            )
+
+    def _cannot_connect(self, why: str, is_refused: bool) -> None:
+        self._dial = None
+        if is_refused:  # its host lives, and it does not
+            self._session.end(self._why or why)
+
+    def _ask(self, link: Link, address: Address) -> None:
+        limit = self._loop.later(self._detect_s, link.close)
+
+        def answered(body: bytes) -> None:
+            limit.cancel()
+            self._dial = None
+            try:
+                answer: Answer = _answer.decode(body)
+                if isinstance(answer, Resumed):
+                    self._first = None
+                    self._session.attach(link, answer.n_received)
+                    return
+            except Malformed as error:
+                self._session.end(f"sent what is no message of ours: {error}")
+                return
+            self.close()
+            self._forgotten()
+
+        def ended(why: str) -> None:
+            limit.cancel()
+            self._dial = None
+
+        link.begin(answered, ended, MAX_FIRST_BYTES)
+        link.send(packed(self._first or Resume(self.token, self._session.n_received)))

@@ -1,0 +1,106 @@
+"""Links between all agents of a job for their consensus, each made when there is something to say.
+
+What is said over a link that breaks is lost: the consensus says it again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from launcher.cluster.links.dial import Address, Dial
+from launcher.cluster.links.link import Link
+from launcher.cluster.reception import Reception
+from launcher.cluster.wire import Greet
+from launcher.consensus.messages import Message
+from launcher.consensus.node import ProtocolError
+from launcher.host.loop import Loop
+from odyssey.codec import Malformed, Packed
+from odyssey.messages import MAX_FRAME_BYTES, packed
+
+MAX_QUEUED = 64
+"""Messages for an agent that is being connected to; the oldest are lost first."""
+_message = Packed(Message)
+
+
+class _Peer:
+    """Another agent. `link`: from us to it; it has one of its own to us."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.link: Link | None = None
+        self.dial: Dial | None = None
+        self.queued: deque[bytes] = deque(maxlen=MAX_QUEUED)
+
+
+class Mesh:
+    """`received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `me`: our number."""
+
+    def __init__(self, loop: Loop, reception: Reception, me: int, received: Callable[[int, Message], None]) -> None:
+        self._loop = loop
+        self._reception = reception
+        self._me = me
+        self._received = received
+        self._peers: dict[int, _Peer] = {}
+        self._incoming: dict[int, Link] = {}
+        reception.give(Greet, self._greeted)
+
+    def know(self, number: int, address: Address) -> None:
+        """Where an agent is reached. The first word counts."""
+        if number != self._me:
+            self._peers.setdefault(number, _Peer(address))
+
+    def send(self, number: int, message: Message) -> None:
+        """Now, or when its link is there. Nothing, where nobody knows where it is."""
+        peer = self._peers.get(number)
+        if peer is None:
+            return
+        body = packed(message)
+        if peer.link is not None and peer.link.is_open:
+            peer.link.send(body)
+            return
+        peer.queued.append(body)
+        if peer.dial is None:
+            key, port = self._reception.key, self._reception.endpoint_port
+            peer.dial = Dial(
+                self._loop,
+                [peer.address],
+                key,
+                port,
+                connected=lambda link, _address: self._connected(peer, link),
+                failed=lambda _why, _is_refused: self._failed(peer),
+            )
+
+    def _connected(self, peer: _Peer, link: Link) -> None:
+        peer.dial, peer.link = None, link
+        link.begin(lambda body: link.close(), lambda why: None, 0)  # it has nothing to say here
+        link.send(packed(Greet(self._me)))
+        for body in peer.queued:
+            link.send(body)
+        peer.queued.clear()
+
+    def _failed(self, peer: _Peer) -> None:
+        peer.dial = None
+        peer.queued.clear()
+
+    def _greeted(self, link: Link, words: Greet) -> None:
+        if (before := self._incoming.get(words.number)) is not None:
+            before.close()
+        self._incoming[words.number] = link
+
+        def said(body: bytes) -> None:
+            try:
+                self._received(words.number, _message.decode(body))
+            except (Malformed, ProtocolError):
+                link.close()
+
+        link.begin(said, lambda why: None, MAX_FRAME_BYTES)
+
+    def close(self) -> None:
+        for peer in self._peers.values():
+            if peer.dial is not None:
+                peer.dial.close()
+            if peer.link is not None:
+                peer.link.close()
+        for link in self._incoming.values():
+            link.close()

@@ -1,0 +1,84 @@
+"""What a member has told of its ranks, as far as who leads after another one may have to be told it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from launcher.cluster.wire import FromRank, Held
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.joblog.events import RankExited, RankLost, RankStarted
+from odyssey.messages import Committed, Failed, Finished, Hello, Position
+
+
+class _Process:
+    """The current process of a rank. `said`: the newest of each kind of report that holds for good."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_stopped = False
+        self.happened: list[RankStarted | RankExited | RankLost] = []
+        self.said: dict[type, FromRank] = {}
+
+
+class Reported:
+    """Of the ranks that this agent was asked for."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, _Process] = {}
+        self._results: dict[Position, FromRank] = {}
+        """Of units that are not in the job's log yet, as far as it is known here."""
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self._processes)
+
+    def number(self, rank: int) -> int:
+        """The leading agent's of the rank's current process."""
+        return self._processes[rank].number
+
+    def rank_of(self, message: FromRank) -> int:
+        """Whose words these are, of those in `said`."""
+        return next(rank for rank, process in self._processes.items() if process.number == message.process)
+
+    def spawned(self, rank: int, number: int) -> None:
+        """A new process was asked for."""
+        self._processes[rank] = _Process(number)
+
+    def stopped(self, rank: int, is_stopped: bool) -> bool:
+        """Whether that is news."""
+        process = self._processes[rank]
+        was, process.is_stopped = process.is_stopped, is_stopped
+        return was != is_stopped
+
+    def happened(self, event: RankStarted | RankExited | RankLost) -> None:
+        self._processes[event.rank].happened.append(event)
+
+    def reported(self, rank: int, message: FromRank) -> None:
+        """Answers to orders are left out: who leads anew asks anew."""
+        report = message.report
+        if isinstance(report, Committed):
+            self._results[report.result.position] = message  # the newest process is there to have said it
+        elif isinstance(report, Hello | Finished | Failed):
+            self._processes[rank].said[type(report)] = message
+
+    def is_final(self, position: Position) -> None:
+        """All units up to this one are in the job's log."""
+        for at in [at for at in self._results if at <= position]:
+            del self._results[at]
+
+    def held(self, assignment: RankAssignment) -> Held:
+        """Of the rank's current process."""
+        process = self._processes[assignment.rank]
+        return Held(process.number, assignment, tuple(process.happened), process.is_stopped)
+
+    def said(self) -> Iterator[FromRank]:
+        """To be said again."""
+        speaker = 0
+        for process in self._processes.values():
+            yield from process.said.values()
+            if not any(isinstance(event, RankExited | RankLost) for event in process.happened):
+                speaker = process.number  # of those that are heard, whoever says that a unit is final
+        for position in sorted(self._results) if speaker else ():
+            yield replace(self._results[position], process=speaker)

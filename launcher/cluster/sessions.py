@@ -1,0 +1,109 @@
+"""The sessions that other agents have with the leading one: begun, cut, gone on with, over.
+
+Join or Attach ─► a session ─► its link is cut ─► Resume: it goes on; or nobody listens there any more: lost; or silence: lost
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher.cluster.links.dial import Address, Dial
+from launcher.cluster.links.heart import N_BEATS, Heart
+from launcher.cluster.links.link import Link
+from launcher.cluster.links.session import Session
+from launcher.cluster.reception import Reception
+from launcher.cluster.wire import Attach, Forgotten, FromMember, Join, Resume, Resumed
+from launcher.host.loop import Loop
+from odyssey.codec import Malformed
+from odyssey.messages import packed
+
+
+class Sessions:
+    """`begun(session, words, link)`: one more, by an agent that has come with these words. It is `handle`'s turn.
+
+    `address_of(words, there)`: where that agent listens, which has come from the address `there`; None for one nobody knows.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        detect_s: float,
+        begun: Callable[[Session, Join | Attach, Link], None],
+        address_of: Callable[[Join | Attach, str], Address | None],
+    ) -> None:
+        self._loop = loop
+        self._detect_s = detect_s
+        self._begun = begun
+        self._address_of = address_of
+        self.heart = Heart(loop, detect_s / N_BEATS)
+        self._by_token: dict[bytes, Session] = {}
+        """Those that are not over."""
+        self._dials: dict[Session, Dial] = {}
+        """To agents whose links were cut, to see whether they live."""
+        self._reception: Reception | None = None
+
+    def open(self, reception: Reception) -> None:
+        """Take other agents from now on."""
+        self._reception = reception
+        reception.give(Join, self._begin)
+        reception.give(Attach, self._begin)
+        reception.give(Resume, self._resume)
+
+    def _begin(self, link: Link, words: Join | Attach) -> None:
+        """Raises Malformed."""
+        address = self._address_of(words, link.addresses[1])
+        if address is None:
+            self._send_away(link)
+            return
+        if words.session in self._by_token:
+            raise Malformed("a session that there is already")
+        session = Session(self._loop, self.heart, FromMember, self._detect_s, lambda why: self._is_cut(session, address, why))
+        self._by_token[words.session] = session
+        if isinstance(words, Attach):  # which might have been sent away
+            link.send(packed(Resumed(0)))
+        session.attach(link, 0)
+        self._begun(session, words, link)
+
+    def _resume(self, link: Link, words: Resume) -> None:
+        """Raises Malformed."""
+        session = self._by_token.get(words.session)
+        if session is None or session.is_over:
+            self._send_away(link)
+            return
+        link.send(packed(Resumed(session.n_received)))
+        session.attach(link, words.n_received)
+
+    def _send_away(self, link: Link) -> None:
+        link.send(packed(Forgotten()))
+        link.close()
+
+    def _is_cut(self, session: Session, address: Address, why: str) -> None:
+        """If its process is gone nobody listens there any more; else it comes back in time, or does not."""
+        assert self._reception is not None
+
+        def answered(link: Link, _address: Address) -> None:
+            link.close()
+            self._dials.pop(session)
+
+        def failed(what: str, is_refused: bool) -> None:
+            self._dials.pop(session)
+            if is_refused:
+                session.end(why)
+
+        if session not in self._dials:
+            key, port = self._reception.key, self._reception.endpoint_port
+            self._dials[session] = Dial(self._loop, [address], key, port, connected=answered, failed=failed)
+
+    def forget(self, token: bytes) -> None:
+        """It is over; who comes back to it is told so."""
+        session = self._by_token.pop(token, None)
+        if session is not None:
+            session.close()
+
+    def close(self) -> None:
+        """No connection is left."""
+        self.heart.close()
+        for session in self._by_token.values():
+            session.close()
+        for dial in self._dials.values():
+            dial.close()

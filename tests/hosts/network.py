@@ -1,0 +1,137 @@
+"""Hosts that are network namespaces on a bridge: they share files, process ids and the clock, and nothing of the network.
+
+Needs CAP_NET_ADMIN and CAP_SYS_ADMIN; `Hosts` raises `Impossible` with the reason where they cannot be made.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+class Impossible(Exception):
+    """Namespaces cannot be made here."""
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout
+
+
+def _try(*command: str) -> None:
+    """Raises Impossible where this may not be done at all."""
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise Impossible(str(error)) from None
+    except subprocess.CalledProcessError as error:
+        raise Impossible(f"{' '.join(command)}: {error.stderr.strip()}") from None
+
+
+class Hosts:
+    """h1 … hN, which know each other by these names."""
+
+    def __init__(self, n: int, folder: Path, network: int) -> None:
+        """`folder`: for what each has of its own; `network`: addresses are 10.NETWORK.0.1, fd00:NETWORK::1 and up. Raises
+        Impossible."""
+        self.numbers = range(1, n + 1)
+        self._network = network
+        self._prefix = f"od{os.getpid() % 100_000}"
+        self._bridges = [f"{self._prefix}b", f"{self._prefix}p"]
+        """The one all are on at first, and the other side of a partition."""
+        self._hosts_file = folder / "hosts"
+        self._hosts_file.write_text("".join(f"{self.address(i)} h{i}\n" for i in self.numbers) + "127.0.0.1 localhost\n")
+        try:
+            for bridge in self._bridges:
+                _try("ip", "link", "add", bridge, "type", "bridge")
+                _run("ip", "link", "set", bridge, "up")
+            for i in self.numbers:
+                self._make(i)
+        except (Impossible, AssertionError):
+            self.close()
+            raise
+
+    def _make(self, i: int) -> None:
+        name, cable = self._name(i), self._cable(i)
+        _try("ip", "netns", "add", name)
+        _run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _run("ip", "link", "set", cable, "master", self._bridges[0], "up")
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
+        _run("ip", "-n", name, "addr", "add", f"fd00:{self._network}::{i}/64", "dev", "eth0", "nodad")
+        _run("ip", "-n", name, "link", "set", "eth0", "up")
+
+    def _name(self, i: int) -> str:
+        return f"{self._prefix}h{i}"
+
+    def _cable(self, i: int) -> str:
+        return f"{self._prefix}v{i}"
+
+    def address(self, i: int) -> str:
+        return f"10.{self._network}.0.{i}"
+
+    def command(self, i: int, command: Sequence[str]) -> list[str]:
+        """What runs `command` on a host: its network, its name, its /etc/hosts."""
+        inside = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+        enter = ["nsenter", f"--net=/run/netns/{self._name(i)}", "unshare", "--mount", "--uts", "--"]
+        return [*enter, "sh", "-c", inside, f"h{i}", str(self._hosts_file), *command]
+
+    # -- what happens to them ------------------------------------------------------------------------------------------
+
+    def cut(self, i: int) -> None:
+        """Pull its cable: no packet comes or goes, and nobody is told."""
+        _run("ip", "link", "set", self._cable(i), "down")
+
+    def heal(self, i: int) -> None:
+        _run("ip", "link", "set", self._cable(i), "up")
+
+    def partition(self, apart: Iterable[int]) -> None:
+        """These see each other and none of the others."""
+        for i in apart:
+            _run("ip", "link", "set", self._cable(i), "master", self._bridges[1])
+
+    def unite(self) -> None:
+        for i in self.numbers:
+            _run("ip", "link", "set", self._cable(i), "master", self._bridges[0])
+
+    def freeze(self, i: int) -> None:
+        """Every process of it stands still, and its kernel goes on."""
+        self._signal(i, signal.SIGSTOP)
+
+    def thaw(self, i: int) -> None:
+        self._signal(i, signal.SIGCONT)
+
+    def crash(self, i: int) -> None:
+        """It loses its power."""
+        self.cut(i)
+        self._signal(i, signal.SIGKILL)
+
+    def pids(self, i: int) -> list[int]:
+        """Of what runs there."""
+        return [int(pid) for pid in _run("ip", "netns", "pids", self._name(i)).split()]
+
+    def _signal(self, i: int, number: signal.Signals) -> None:
+        for pid in self.pids(i):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def close(self) -> None:
+        """All that runs there, and the hosts themselves, are gone; also if they were made in part only."""
+        made = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout.split()
+        for i in self.numbers:
+            if self._name(i) in made:
+                while pids := self.pids(i):
+                    for pid in pids:
+                        try:
+                            os.kill(pid, signal.SIGKILL)
+                        except ProcessLookupError:
+                            continue
+                _run("ip", "netns", "del", self._name(i))
+        for link in (*map(self._cable, self.numbers), *self._bridges):
+            subprocess.run(["ip", "link", "del", link], check=False, capture_output=True)

@@ -1,0 +1,209 @@
+"""Hosts that crash, freeze and lose their network: the Job goes on exactly, and nothing is left anywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import exactness, reference
+from tests.agent_runs import TRAIN
+from tests.hosts.network import Hosts, Impossible
+from tests.test_agents import Agent
+
+pytestmark = pytest.mark.timeout(300)
+N_STEPS = 100
+JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS), "--pause", "0.03")
+
+
+PLAIN = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"all {int(total)}", flush=True)
+if int(total) == 3:
+    time.sleep(1000)
+"""
+
+
+class Cluster:
+    """Hosts with an agent each."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts = hosts
+        self.folder = folder
+        self.agents: dict[int, Agent] = {}
+        self.out = folder / "out.pt"
+
+    def start(self, i: int, script: str, *arguments: str, **options: object) -> Agent:
+        """The agent of host i. The endpoint is on h1."""
+        values = {"rdzv-backend": "c10d", "rdzv-endpoint": "h1:29400", "log-dir": self.folder / f"logs{i}"} | options
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+        self.agents[i] = Agent(*flags, script, *arguments, on=lambda command: self.hosts.command(i, command))
+        return self.agents[i]
+
+    def train(self, **options: object) -> None:
+        """A Job of two ranks on each host."""
+        n = len(self.hosts.numbers)
+        given = {"nnodes": f"1:{n}", "nproc_per_node": 2, "layout": f"{n}x2", "rdzv_conf": "last_call_timeout=60"} | options
+        for i in self.hosts.numbers:
+            self.start(i, TRAIN, *JOB, "--out", str(self.out), **given)
+        self.agents[1].until(lambda line: line.startswith("step 5 "))
+
+    def assert_exact(self) -> None:
+        """What was trained is what one process trains."""
+        losses, expected = exactness.expected_of("gpt", N_STEPS, 15, 2)
+        result = torch.load(self.out)
+        assert reference.largest_difference(expected, result["state"]["model"]) < exactness.TOLERANCE
+        assert all(abs(losses[step] - loss) < exactness.TOLERANCE for step, loss in result["losses"].items())
+
+    def lines(self) -> str:
+        return "".join(f"h{i}: {line}" for i, agent in self.agents.items() for line in agent.lines)
+
+    def close(self) -> None:
+        self.hosts.close()
+        for agent in self.agents.values():
+            agent.process.kill()
+            agent.end()
+            assert agent.process.stdout is not None
+            agent.process.stdout.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
+    made: list[Cluster] = []
+
+    def make(n: int) -> Cluster:
+        try:
+            made.append(Cluster(Hosts(n, tmp_path, 100 + os.getpid() % 100), tmp_path))
+        except Impossible as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_host_that_loses_its_power_is_recovered_from(cluster: Callable[[int], Cluster]) -> None:
+    its = cluster(3)
+    its.train(detect="2s")
+    its.hosts.crash(3)
+    assert its.agents[1].end() == its.agents[2].end() == 0, its.lines()
+    assert "agent" in its.lines() and "was lost (nothing heard of it for 2 s)" in its.lines()
+    its.assert_exact()
+    assert not its.hosts.pids(1) and not its.hosts.pids(2)
+
+
+def test_a_host_that_is_cut_off_for_a_while_only_stands_still(cluster: Callable[[int], Cluster]) -> None:
+    its = cluster(2)
+    its.train(detect="10s")
+    its.hosts.cut(2)
+    its.agents[2].until(lambda line: "is silent: the ranks here stand still" in line)
+    its.hosts.heal(2)
+    assert its.agents[1].end() == its.agents[2].end() == 0, its.lines()
+    assert "is heard: the ranks go on" in its.lines()
+    assert "lost" not in its.lines()
+    its.assert_exact()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["cut", "freeze"])
+def test_a_host_that_comes_back_too_late_ends_its_ranks_and_asks_again(cluster: Callable[[int], Cluster], what: str) -> None:
+    its = cluster(3)
+    its.train(detect="2s")
+    lose, give_back = (its.hosts.cut, its.hosts.heal) if what == "cut" else (its.hosts.freeze, its.hosts.thaw)
+    lose(3)
+    its.agents[1].until(lambda line: "recovered in" in line)
+    give_back(3)
+    its.agents[3].until(lambda line: "cut off for too long: the job goes on without this agent" in line)
+    assert [agent.end() for agent in its.agents.values()] == [0, 0, 0], its.lines()
+    its.assert_exact()
+    assert not any(its.hosts.pids(i) for i in its.hosts.numbers)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lost", [2, 1], ids=["a member's", "the leading one's"])
+def test_a_plain_script_starts_again_with_the_hosts_that_are_left(
+    cluster: Callable[[int], Cluster], tmp_path: Path, lost: int
+) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN)
+    its = cluster(3)
+    for i in its.hosts.numbers:
+        its.start(i, str(script), nnodes="1:3", max_restarts=1, detect="2s", rdzv_conf="last_call_timeout=60")
+    for agent in its.agents.values():
+        agent.until(lambda line: line.startswith("all 3"))
+    its.hosts.crash(lost)
+    left = [i for i in its.hosts.numbers if i != lost]
+    assert [its.agents[i].end() for i in left] == [0, 0], its.lines()
+    assert its.lines().count("all 2") == 2
+    assert not any(its.hosts.pids(i) for i in left)
+
+
+def test_another_agent_leads_when_the_leading_ones_host_loses_its_power(cluster: Callable[[int], Cluster]) -> None:
+    its = cluster(3)
+    its.train(detect="2s")
+    its.hosts.crash(1)
+    assert its.agents[2].end() == its.agents[3].end() == 0, its.lines()
+    assert its.lines().count("leads from now on") >= 1
+    assert f"{N_STEPS} steps in" in its.lines() and "recovered from the loss of 2 ranks" in its.lines()
+    its.assert_exact()
+    assert not its.hosts.pids(2) and not its.hosts.pids(3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("apart", "goes_on"),
+    [((1,), (2, 3, 4)), ((4,), (1, 2, 3)), ((3, 4), (1, 2))],
+    ids=["the leading one alone", "another one alone", "halves"],
+)
+def test_of_two_sides_of_a_network_one_goes_on(
+    cluster: Callable[[int], Cluster], apart: tuple[int, ...], goes_on: tuple[int, ...]
+) -> None:
+    """Most agents, or the half with the leading one; the others end, and say why."""
+    its = cluster(4)
+    its.train(detect="2s", layout="4x2")
+    its.hosts.partition(apart)
+    ended = {i: agent.end() for i, agent in its.agents.items()}
+    assert ended == {i: 0 if i in goes_on else 1 for i in its.hosts.numbers}, its.lines()
+    its.assert_exact()
+    assert not any(its.hosts.pids(i) for i in its.hosts.numbers)
+
+
+@pytest.mark.soak
+def test_a_leading_agent_that_comes_back_ends_and_does_no_harm(cluster: Callable[[int], Cluster]) -> None:
+    its = cluster(3)
+    its.train(detect="2s")
+    its.hosts.freeze(1)
+    its.agents[2].until(lambda line: "leads from now on" in line)
+    its.hosts.thaw(1)
+    assert its.agents[1].end() == 1, its.lines()
+    assert "this agent was cut off" in its.lines()
+    assert its.agents[2].end() == its.agents[3].end() == 0, its.lines()
+    its.assert_exact()
+
+
+@pytest.mark.soak
+def test_one_agent_after_another_may_lead(cluster: Callable[[int], Cluster]) -> None:
+    its = cluster(4)
+    its.train(detect="2s", layout="4x2")
+    its.hosts.crash(1)
+    line = its.agents[4].until(lambda line: "leads from now on" in line)
+    found = re.search(r"\(h(\d)\) leads|10\.\d+\.0\.(\d):", line)
+    assert found is not None
+    leads = int(found[1] or found[2])
+    if leads != 4:
+        its.agents[leads].until(lambda line: "recovered in" in line)
+    its.hosts.crash(leads)
+    left = [i for i in (2, 3, 4) if i != leads]
+    assert [its.agents[i].end() for i in left] == [0, 0], its.lines()
+    its.assert_exact()

@@ -1,0 +1,44 @@
+"""What a member tells again to who leads anew: all that may be lost, in words that will be heard."""
+
+from __future__ import annotations
+
+from launcher.cluster.reported import Reported
+from launcher.cluster.wire import FromRank
+from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.joblog.events import Cause, CauseKind, RankLost, RankStarted
+from odyssey.messages import Committed, Finished, Paused, Result
+
+SEAT = RankAssignment(0, 0, 0, 2, 2, 1, 0, 2)
+
+
+def unit(step: int, process: int) -> FromRank:
+    return FromRank(process, Committed(1, Result((step, 0), "step", (0.0, 0.0)), 8, 0.1, 0.0))
+
+
+def test_units_are_told_until_they_are_final_by_a_rank_that_lives() -> None:
+    reported = Reported()
+    for rank in (0, 1):
+        reported.spawned(rank, 10 + rank)
+        reported.happened(RankStarted(rank, 100 + rank, 0))
+    for step in range(4):
+        reported.reported(1, unit(step, 11))
+        reported.reported(0, unit(step, 10))
+    reported.is_final((1, 0))
+    reported.happened(RankLost(1, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
+    said = list(reported.said())
+    assert [message.report.result.position for message in said if isinstance(message.report, Committed)] == [(2, 0), (3, 0)]
+    assert {message.process for message in said} == {10}
+    assert [reported.rank_of(message) for message in said] == [0, 0]
+    reported.happened(RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
+    assert list(reported.said()) == [], "nobody would hear of ranks that are gone"
+
+
+def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:
+    reported = Reported()
+    reported.spawned(0, 10)
+    reported.reported(0, FromRank(10, Finished((3, 0))))
+    reported.reported(0, FromRank(10, Paused(1, (0, 0), "compute", ())))
+    assert [message.report for message in reported.said()] == [Finished((3, 0))]
+    reported.spawned(0, 12)
+    assert list(reported.said()) == []
+    assert reported.held(SEAT).process == 12 and reported.held(SEAT).happened == ()
