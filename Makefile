@@ -7,6 +7,7 @@
 #   make bench     the benchmarks, written to docs/benchmarks.md
 #   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs, docs/change.svg
 #   make gpu-test  the tests that need a GPU
+#   make slurm-test  those with a real SLURM, which it installs where it can (Debian, root)
 
 PYTHON ?= python3
 # Named in this one place. PyPI's builds for Linux bring CUDA along; with PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL they do not.
@@ -17,7 +18,7 @@ READY := .venv/.ready
 CLIENTS := .venv/.clients
 SOLVER := .venv/.solver
 
-.PHONY: demo test soak lint format bench picture gpu-test
+.PHONY: demo test soak lint format bench picture gpu-test slurm-test
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -31,6 +32,11 @@ soak: $(READY) $(CLIENTS)
 
 gpu-test: $(READY)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# Where it cannot be installed the tests are skipped, and say why.
+slurm-test: $(READY)
+	-@tests/slurm/slurm.sh install
+	$(BIN)/python -m pytest -m slurm -rs -n 0 --timeout 300 tests/slurm $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

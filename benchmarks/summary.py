@@ -116,6 +116,12 @@ MEANINGS = {
     "jobs_ended_by_a_node_and_avoidable_lookahead": "the same, looking ahead",
     "useful_work_gain": "useful work looking ahead, over that by the paper's objective: geometric mean",
     "useful_work_gain_worst": "the worst job and interval",
+    "worst_detect_over_configured": "a member's host crashes, freezes, is cut off: until that is known, over --detect, worst",
+    "killed_agent_noticed_s": "the process of a member killed: the same, seconds",
+    "leader_replaced_over_configured": "the leading agent's host, likewise: until another one leads, over --detect",
+    "killed_leader_replaced_s": "the process of the leading agent killed: the same, seconds",
+    "transition_s": "from then until the ranks that are left train again, a member lost, seconds",
+    "transition_after_leader_s": "the same, the leading one lost",
     "resumed_loss_error": "last loss after two restarts against the undisturbed run's, relative",
 }
 LEAST = {"one_host_within_2pct": 0.97, "hosts_within_2pct": 0.97, "one_host_worst": 0.95, "hosts_worst": 0.95}
@@ -133,6 +139,7 @@ AIMS = {
     "schedule_median_ratio": 1.01,
     "schedule_worst_ratio": 1.05,
     "search_cpu_s_64": 0.05,
+    "worst_detect_over_configured": 1.2,
     "search_cpu_s_16384": 1.0,
     "restart_ratio_4": 0.15,
     "restart_ratio_8": 0.15,
