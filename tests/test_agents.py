@@ -194,6 +194,23 @@ def test_a_port_that_something_else_holds_is_told(start: Callable[..., Agent]) -
     assert f"in use by process {os.getpid()}" in "".join(agent.lines)
 
 
+def test_after_the_loss_of_the_leading_agent_others_find_the_one_that_leads(start: Callable[..., Agent]) -> None:
+    """Who waited for a place, and who would begin a job of its own at the endpoint."""
+    given = {"nnodes": "2:3", "max_restarts": 9, "detect": "2s"}
+    first = start("--wait", "9", **given)
+    first.until(lambda line: "leading at" in line)
+    others = [start("--wait", "9", **given) for _ in range(2)]
+    for agent in (first, *others):
+        agent.until(lambda line: line.startswith("SEAT 0 "))
+    waiting = start("--wait", "9", **given)
+    waiting.until(lambda line: "the job has all its 3 agents; this agent waits" in line)
+    first.process.kill()
+    waiting.until(lambda line: line.startswith("SEAT") and line.split()[3] == "3")
+    late = start("--wait", "9", **given)
+    late.until(lambda line: "the job of this endpoint goes on" in line)
+    late.until(lambda line: "the job has all its 3 agents; this agent waits" in line)
+
+
 def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent]) -> None:
     agents = [
         start("--steps", "60", script=TRAIN, backend="static", node_rank=rank, nproc_per_node=2, layout="2x2")

@@ -85,13 +85,13 @@ def test_a_host_that_is_lost_again_and_again_waits_ever_longer() -> None:
 
 def roster(least: int, most: int, now: float = 0.0, **rest: object) -> Roster:
     options = RunOptions("train.py", min_agents=least, max_agents=most, **({"rendezvous": Rendezvous.C10D} | rest))  # type: ignore[arg-type]
-    return Roster(options, AgentInfo(0, "host", 1, 2, node_rank=options.node_rank), options.run_id, now)
+    return Roster(options, AgentInfo(0, "host", 1, 2, node_rank=options.node_rank), now)
 
 
 def test_an_agent_that_takes_over_counts_itself_though_the_job_never_gave_it_ranks() -> None:
     us = AgentInfo(7, "late", 1, 2)
     options = RunOptions("train.py", min_agents=2, max_agents=3, rendezvous=Rendezvous.C10D)
-    its = Roster(options, us, options.run_id, 0.0)
+    its = Roster(options, us, 0.0)
     its.take_over((AgentInfo(1, "a", 1, 2), AgentInfo(4, "b", 1, 2)), 0.0)
     assert its.agents[7] == us and sorted(its.agents) == [1, 4, 7]
     assert isinstance(its.join(join(), 0.0), WaitForPlace)

@@ -23,8 +23,10 @@ import torch
 from launcher.cluster import wire
 from launcher.cluster.leader import Leader
 from launcher.cluster.links import addresses, door, secret
+from launcher.cluster.links.dial import Address
 from launcher.cluster.links.handshake import Denied
 from launcher.cluster.reception import Reception
+from launcher.cluster.redirects import give_way
 from launcher.cluster.roster import Roster
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop
@@ -90,7 +92,7 @@ class LeaderOnALoop:
         self.now = 0.0
         self.loop = Loop(lambda: self.now)
         options = RunOptions("train.py", min_agents=1, max_agents=4)
-        self.roster = Roster(options, AgentInfo(0, "here", 1, 1), "", 0.0)
+        self.roster = Roster(options, AgentInfo(0, "here", 1, 1), 0.0)
         self.joined: list[AgentInfo] = []
         self.lost: list[tuple[int, str]] = []
         self.fed: list[Any] = []
@@ -98,6 +100,7 @@ class LeaderOnALoop:
         self.reports: list[tuple[int, Any]] = []
         news = News()
         news.read_by(self)
+        self.led_elsewhere: list[Address] = []
         self.within = Leader(
             self.loop,
             self.roster,
@@ -115,6 +118,7 @@ class LeaderOnALoop:
         self.address = listener.getsockname()
         self.reception = Reception(self.loop, listener, KEY, PORT)
         self.within.open(self.reception)
+        give_way(self.reception, self.roster, self.within, self.led_elsewhere.append)
         self.connections: list[socket.socket] = []
 
     def take(self, body: Body, origin: str, generation: int | None) -> None:
@@ -329,6 +333,84 @@ def test_who_was_taken_for_lost_is_told(leader: LeaderOnALoop) -> None:
     leader.turn()
     assert msgspec.msgpack.decode(peer.hear_frame(), type=wire.Answer) == wire.Forgotten()
     assert leader.ends(peer.connection)
+
+
+def test_who_waits_knows_the_others_and_gets_a_place_when_its_host_has_cooled_down(leader: LeaderOnALoop) -> None:
+    """All are of one host, of which two agents are lost."""
+    leader.roster.has_begun = True
+    members = [leader.member() for _ in range(3)]
+    waiting = leader.peer()
+    waiting.say_frame(packed(join(session=b"w" * 16)))
+    leader.until(lambda: leader.said)
+    assert isinstance(waiting.hear(wire.FromLeader), wire.WaitForPlace)
+    assert waiting.hear(wire.FromLeader) == wire.Others((("127.0.0.1", 1),) * 3)
+    members[0].say(wire.Leaving("gone"))
+    leader.until(lambda: len(leader.joined) == 4)  # its place
+    members[1].say(wire.Leaving("gone"))
+    leader.until(lambda: len(leader.lost) == 2)
+    late = leader.peer()
+    late.say_frame(packed(join(session=b"l" * 16)))
+    leader.until(lambda: len(leader.said) == 2)
+    assert "so it may join in 30 s" in late.hear(wire.FromLeader).what
+    leader.now += 30.0
+    leader.until(lambda: len(leader.joined) == 5)
+
+
+def test_a_place_is_offered_again_to_who_waited_while_its_host_cooled_down(leader: LeaderOnALoop) -> None:
+    leader.roster.has_begun = True
+    members = [leader.member() for _ in range(3)]
+    waiting = [leader.peer() for _ in range(2)]
+    for i, peer in enumerate(waiting):
+        peer.say_frame(packed(join(session=bytes([i]) * 16)))
+        leader.until(lambda i=i: len(leader.said) > i)
+    for member in members[:2]:
+        member.say(wire.Leaving("gone"))
+    leader.until(lambda: len(leader.lost) == 2)
+    assert len(leader.joined) == 4, "one has taken the first place"
+    leader.now += 30.0
+    leader.until(lambda: len(leader.joined) == 5)
+
+
+def test_who_would_begin_a_job_that_goes_on_elsewhere_sends_all_there(leader: LeaderOnALoop) -> None:
+    member = leader.member()
+    member.hear(wire.FromLeader)
+    words = wire.LedBy("", "10.0.0.7", 5)
+    leader.peer().say_frame(packed(wire.LedBy("another job", "10.0.0.8", 5)))
+    leader.peer().say_frame(packed(words))
+    leader.until(lambda: leader.led_elsewhere)
+    assert leader.led_elsewhere == [Address("10.0.0.7", 5)]
+    assert member.hear(wire.FromLeader) == words
+
+
+def test_a_job_that_has_begun_is_not_given_up_for_another(leader: LeaderOnALoop) -> None:
+    leader.roster.has_begun = True
+    peer = leader.peer()
+    peer.say_frame(packed(wire.LedBy("", "10.0.0.7", 5)))
+    assert leader.ends(peer.connection)
+    assert not leader.led_elsewhere
+
+
+def test_after_another_agent_led_only_current_processes_are_ranks(leader: LeaderOnALoop) -> None:
+    """A member has had ranks that are another agent's by now; what became of those is no news."""
+    found: list[str] = []
+    assignment = RankAssignment(0, 0, 0, 2, 1, 2, 0, 2)
+    lost = RankLost(0, Cause(CauseKind.ENDED, "SIGTERM"), False)
+    old = wire.Held(5, assignment, (RankStarted(0, 7, 0), lost), False)
+    here = wire.Held(6, msgspec.structs.replace(assignment, rank=1), (RankStarted(1, 8, 0),), False)
+    agents = (AgentInfo(9, "before", 1, 1), AgentInfo(3, "far", 2, 1, address="127.0.0.1", port=1))
+    leader.within.take_over(agents, 9, lambda agent, seat: (agent, seat.rank) == (3, 1), 1e9, lambda: found.append("all"))
+    peer = leader.peer()
+    peer.say_frame(packed(wire.Attach(b"a" * 16, 3, (old, here))))
+    leader.until(lambda: found)
+    assert [event for event in leader.fed if isinstance(event, RankStarted | RankLost)] == [RankStarted(1, 8, 0)]
+    assert leader.within.agents[3].has(1) and not leader.within.agents[3].has(0)
+    assert msgspec.msgpack.decode(peer.hear_frame(), type=wire.Answer) == wire.Resumed(0)
+    assert isinstance(peer.hear(wire.FromLeader), wire.Welcome)
+    assert peer.hear(wire.FromLeader) == wire.KillRank(0)
+    peer.say(wire.Happened(5, lost))  # again, on its way before
+    peer.say(wire.Notice("still one of us"))
+    leader.until(lambda: leader.said)
+    assert leader.said == ["agent 3: still one of us"]
 
 
 def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: LeaderOnALoop) -> None:

@@ -26,12 +26,15 @@ from launcher.cluster.agreement import Agreement
 from launcher.cluster.cluster import Cluster
 from launcher.cluster.leader import Leader
 from launcher.cluster.links import addresses
+from launcher.cluster.links.dial import Address
 from launcher.cluster.quorum import Quorum
 from launcher.cluster.reception import Reception
+from launcher.cluster.redirects import LedElsewhere, give_way
 from launcher.cluster.roster import Roster
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, RankFailed, Suspected
+from launcher.joblog.exit_codes import ExitCode
 from launcher.planning.planner import Planner
 from launcher.processes.environment import Environments
 from launcher.processes.local_agent import LocalAgent
@@ -102,7 +105,7 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
     us = AgentInfo(
         began.number, socket.gethostname(), os.getpid(), options.n_ranks_per_node, role, options.node_rank, address, port
     )
-    roster = Roster(options, us, options.run_id, local.loop.clock())
+    roster = Roster(options, us, local.loop.clock())
     where = str(processes.store.address)
     quorum = Quorum(roster, local.loop, where, local.news, partial(job_started, options, local.folder))
     leader = Leader(
@@ -120,7 +123,17 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
     )
     if began.reception is not None:
         leader.open(began.reception)
+        give_way(began.reception, roster, leader, partial(_is_led_elsewhere, local))
     return leader, quorum
+
+
+def _is_led_elsewhere(local: LocalAgent, address: Address) -> None:
+    """This agent has begun no job yet, and is to join one."""
+    if local.code is not None:
+        return
+    local.news.say(f"the job of this endpoint goes on: it is led at {address}, and this agent joins it there")
+    local.fail(LedElsewhere(address))
+    local.code = ExitCode.FAILED
 
 
 def _is_reached(environments: Environments, address: str) -> None:

@@ -15,6 +15,8 @@ from launcher.cluster.leader_session import HOLD_DETECTS
 from launcher.cluster.links.dial import Address
 from launcher.cluster.quorum import Quorum
 from launcher.cluster.reception import Reception
+from launcher.cluster.redirects import EndpointWatch
+from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Timer
 from launcher.joblog.events import (
     AgentInfo,
@@ -61,6 +63,8 @@ class Replication:
         self._hold_limit: Timer | None = None
         """While too few others are heard."""
         self._told_to_end: tuple[str, int] | None = None
+        self._endpoint: EndpointWatch | None = None
+        """Where this agent leads after another one."""
 
     def decide_by(self, decided: Callable[[Event], None]) -> None:
         """`decided(event)`: what all have agreed that it has happened."""
@@ -162,8 +166,15 @@ class Replication:
         self._resume = resume
         self._has_begun = True
         self._quorum.take_over()
+        assert self._reception is not None
+        options, us = self._local.options, self._leader.us
+        self._endpoint = EndpointWatch(self._local.loop, options, self._reception, us.address, options.detect_s)
         agents = self._coordination.state.world.agents
-        self._leader.take_over(agents, before, 2 * self._local.options.detect_s, self._has_taken_over)
+        self._leader.take_over(agents, before, self._is_current, 2 * self._local.options.detect_s, self._has_taken_over)
+
+    def _is_current(self, agent: int, assignment: RankAssignment) -> bool:
+        coordination = self._coordination
+        return coordination.home_of(assignment.rank) == agent and assignment.attempt == coordination.attempt
 
     def _has_taken_over(self) -> None:
         local, coordination = self._local, self._coordination
@@ -183,6 +194,8 @@ class Replication:
         """No other agent is heard any more."""
         if self._hold_limit is not None:
             self._hold_limit.cancel()
+        if self._endpoint is not None:
+            self._endpoint.close()
         if self._agreement is not None:
             self._agreement.close()
         if self._reception is not None:

@@ -12,6 +12,8 @@ from launcher.agent.leading import founding, leading, taking_over
 from launcher.agent.succession import Succession
 from launcher.cluster import endpoint
 from launcher.cluster.links import secret
+from launcher.cluster.links.dial import Address
+from launcher.cluster.redirects import LedElsewhere
 from launcher.joblog import torch_events
 from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
@@ -47,9 +49,13 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
     listener = endpoint.host_or_join(options)
     try:
         local = LocalAgent(options, listener, output)
+        elsewhere: list[Address] = []
         if listener is not None:
-            return local.run(leading(local, founding(local, listener, key, watch), drills, profile))
-        return local.run(Succession(local, key, watch, partial(_take_over, local)).member)
+            try:
+                return local.run(leading(local, founding(local, listener, key, watch), drills, profile))
+            except LedElsewhere as error:  # before a job has begun here
+                local, elsewhere = LocalAgent(options, None, output), [error.address]
+        return local.run(Succession(local, key, watch, partial(_take_over, local), elsewhere).member)
     finally:
         if listener is not None:
             listener.close()

@@ -5,7 +5,8 @@ decided (cluster/agreement.py) ─► the coordinator's state, the log ─► el
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from launcher.cluster.agreement import Agreement
 from launcher.cluster.links.dial import Address
 from launcher.cluster.member import Member
 from launcher.cluster.reception import Reception
+from launcher.cluster.redirects import send_on
 from launcher.coordinator.actions import Record
 from launcher.failures.history import RETOLD
 from launcher.joblog.events import (
@@ -30,17 +32,27 @@ from launcher.joblog.events import (
     UnitCommitted,
     decode,
 )
+from launcher.planning import situations
+from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
 
 
 class Succession:
     """`take_over(succession)`: this agent leads from now on. `watch` sees what there is to say for people."""
 
-    def __init__(self, local: LocalAgent, key: bytes, watch: Watch, take_over: Callable[[Succession], None]) -> None:
+    def __init__(
+        self,
+        local: LocalAgent,
+        key: bytes,
+        watch: Watch,
+        take_over: Callable[[Succession], None],
+        elsewhere: Sequence[Address] = (),
+    ) -> None:
+        """`elsewhere`: as for Member."""
         self._local = local
         self._take_over = take_over
         self.watch = watch
-        self.member = Member(local, key, watch, self)
+        self.member = Member(local, key, watch, self, elsewhere)
         self.coordination = Coordination(local.options)
         self.log = self._new_log()
         self.agreement: Agreement | None = None
@@ -65,6 +77,11 @@ class Succession:
         self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s)
         self.agreement.hearer = self
         self._know(leader, address)
+        send_on(reception, self._local.options.run_id, lambda: self._where[self.leader])
+
+    @property
+    def others(self) -> Sequence[Address]:
+        return list(self._where.values())
 
     def forgotten(self) -> None:
         """What comes now is another agent's log, from its beginning."""
@@ -102,6 +119,8 @@ class Succession:
             case JobStarted(agents=agents):
                 for agent in agents:
                     self._know_agent(agent)
+                if rank_process.imports_odyssey(self._local.options):  # of which a take-over must not wait
+                    threading.Thread(target=situations.import_all, name="imports", daemon=True).start()
             case AgentJoined(agent=agent):
                 self._know_agent(agent)
             case UnitCommitted(result=result):

@@ -8,7 +8,7 @@ leader.py    the leading agent takes others in; sessions.py: what connects them;
 member.py    an agent that another one leads; leader_search.py: how it finds that one; leader_session.py: and holds on to it
 reported.py  what a member has reported of its ranks, and may have to say again
 agreement.py the log that all agents keep together (../consensus); mesh.py: their links for it
-reception.py where other agents come in
+reception.py where other agents come in; redirects.py: from where the job is not led any more, to who leads it
 wire.py      what agents say to each other
 links/       connections between agents: proof of the secret, sealed frames, sessions
 """

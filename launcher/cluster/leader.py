@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
+from launcher.cluster.leader_search import MAX_ELSEWHERE
 from launcher.cluster.links.dial import Address
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
@@ -18,7 +20,8 @@ from launcher.cluster.reception import Reception
 from launcher.cluster.remote_agent import RemoteAgent
 from launcher.cluster.roster import Roster
 from launcher.cluster.sessions import Sessions
-from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, WaitForPlace
+from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, LedBy, Others, WaitForPlace
+from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import AgentInfo, Event
 from launcher.joblog.exit_codes import ExitCode
@@ -32,10 +35,12 @@ _GO_HOME = JobIsOver(ExitCode.OK, "the job has ended without this agent", "")
 
 @dataclass
 class _TakeOver:
-    """`awaited`: by number, those who have not come yet; `absent`: who will not; `limit`: for them to come; `done`: then."""
+    """`awaited`: by number, those who have not come yet; `absent`: who will not; `is_current`: whether an agent is to have this
+    process of a rank; `limit`: for them to come; `done`: then."""
 
     awaited: dict[int, AgentInfo]
     absent: list[AgentInfo]
+    is_current: Callable[[int, RankAssignment], bool]
     limit: Timer
     done: Callable[[], None]
 
@@ -100,7 +105,7 @@ class Leader:
             assert self._take_over is not None
             info = self._take_over.awaited.pop(words.number)
             self._reached(here)
-            self._take_in(session, words, info).adopt(words.processes)
+            self._take_in(session, words, info).adopt(words.processes, partial(self._take_over.is_current, info.number))
             if not self._take_over.awaited:
                 self._has_taken_over()
             return
@@ -119,8 +124,9 @@ class Leader:
         if isinstance(answer, WaitForPlace):
             self._news.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
             self._waiting[session] = join
-            self._loop.later(self._roster.cool_down_s(join.host, self._loop.clock()), self._offer_places)
+            self._offer_later(join)
             session.handle(lambda message: None, lambda why: self._give_up(session))
+            self._tell_waiting()
         else:
             self._news.say(f"refused an agent of {join.host} (process {join.pid}): {answer.what}")
 
@@ -132,18 +138,32 @@ class Leader:
         agent = RemoteAgent(info, session, self._numbers, self._news, lost=lost, stopped=self._stopped)
         self.agents[info.number] = agent
         agent.welcome(*self._welcome)
+        self._tell_waiting()
         return agent
+
+    def _tell_waiting(self) -> None:
+        others = [its for its in self._roster.agents.values() if its.address and its.number != self.number]
+        for waiting in self._waiting:
+            waiting.send(Others(tuple((its.address, its.port) for its in others[:MAX_ELSEWHERE])))
 
     # -- after another one ---------------------------------------------------------------------------------------------
 
-    def take_over(self, agents: tuple[AgentInfo, ...], before: int, patience_s: float, done: Callable[[], None]) -> None:
+    def take_over(
+        self,
+        agents: tuple[AgentInfo, ...],
+        before: int,
+        is_current: Callable[[int, RankAssignment], bool],
+        patience_s: float,
+        done: Callable[[], None],
+    ) -> None:
         """This agent leads the job that these are members of: `done()` when all have come to it, or have had `patience_s`
-        to. Who has not is lost then, as the one that led `before` is, by its number: it is not waited for."""
+        to. Who has not is lost then, as the one that led `before` is, by its number: it is not waited for.
+        `is_current(agent, assignment)`: whether an agent is to have this process of a rank, or had it once."""
         self._roster.take_over(agents, self._loop.clock())
         awaited = {agent.number: agent for agent in agents if agent.number not in (self.number, before)}
         absent = [agent for agent in agents if agent.number == before]
         limit = self._loop.later(patience_s if awaited else 0.0, self._has_taken_over)
-        self._take_over = _TakeOver(awaited, absent, limit, done)
+        self._take_over = _TakeOver(awaited, absent, is_current, limit, done)
 
     def _has_taken_over(self) -> None:
         """It begins with who is lost: their ranks are nobody's, and known to be gone."""
@@ -168,6 +188,7 @@ class Leader:
             return
         self._lost(info, why)
         self._offer_places()
+        self._tell_waiting()
 
     def _offer_places(self) -> None:
         if self._is_over:
@@ -178,6 +199,14 @@ class Leader:
                 del self._waiting[waiting]
                 self._take_in(waiting, join, answer)
                 self._joined(answer)
+            else:
+                self._offer_later(join)
+
+    def _offer_later(self, join: Join) -> None:
+        """When its host has cooled down, if it has to."""
+        now = self._loop.clock()
+        if (wait_s := self._roster.cool_down_s(join.host, now)) > 0:
+            self._loop.later(wait_s, self._offer_places)
 
     def _give_up(self, waiting: Session) -> None:
         self._sessions.forget(self._waiting.pop(waiting).session)
@@ -205,6 +234,14 @@ class Leader:
             waiting.send(_GO_HOME)
         for agent in self._here():
             agent.send_home(JobIsOver(code, reason, help, story))
+
+    def send_on(self, to: LedBy) -> None:
+        """The job that would begin here goes on elsewhere: all who have come go there."""
+        self._is_over = True
+        for waiting in self._waiting:
+            waiting.send(to)
+        for agent in self._here():
+            agent.send_on(to)
 
     def leave(self) -> None:
         """Wait no longer for members to end: they find themselves alone, if they find anything."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from launcher.cluster.links.addresses import control_ports, resolve
 from launcher.cluster.links.dial import Address, Dial
@@ -14,6 +14,7 @@ from launcher.options import RunOptions
 from odyssey.errors import UsageError
 
 RETRY_S = 0.2
+MAX_ELSEWHERE = 16
 
 
 class LeaderSearch:
@@ -28,6 +29,7 @@ class LeaderSearch:
         found: Callable[[Link, Address], None],
         given_up: Callable[[str], None],
         say: Callable[[str], None],
+        elsewhere: Sequence[Address] = (),
     ) -> None:
         self._loop = loop
         self._host, self._port = options.master_addr, options.master_port
@@ -39,8 +41,7 @@ class LeaderSearch:
         self._began = loop.clock()
         self._trouble = "it has not answered yet"
         """Why it is not there yet, for people."""
-        self.elsewhere: list[Address] = []
-        """Where others may know of it, or lead: the endpoint is gone with its host."""
+        self._elsewhere = list(elsewhere)
         self._dial: Dial | None = None
         self._timers: list[Timer] = []
 
@@ -49,15 +50,26 @@ class LeaderSearch:
         """The endpoint, for people."""
         return str(Address(self._host, self._port))
 
+    def name_of(self, address: Address) -> str:
+        """Of where it was found, for people."""
+        return str(address) if address in self._elsewhere else self.where
+
     def start(self) -> None:
         """From now on, for as long as agents are waited for."""
         self._began = self._loop.clock()
         self._timers = [self._loop.later(TELL_EVERY_S, self._tell)]
         self._connect()
 
+    def look_at(self, elsewhere: Sequence[Address]) -> None:
+        """First where others lead, or may know who does: the endpoint may be gone with its host."""
+        self._elsewhere = list(dict.fromkeys((*elsewhere, *self._elsewhere)))[:MAX_ELSEWHERE]
+
     def again(self, trouble: str) -> None:
-        """What was found has not taken this agent."""
+        """What was found has not taken this agent, or is lost."""
         self._trouble = trouble
+        if not self._timers:
+            self._began = self._loop.clock()
+            self._timers = [self._loop.later(TELL_EVERY_S, self._tell)]
         self._timers.append(self._loop.later(RETRY_S, self._connect))
 
     def end(self) -> None:
@@ -77,11 +89,11 @@ class LeaderSearch:
         try:
             hosts = [address.host for address in resolve(self._host, self._port, "the endpoint")]
         except UsageError as error:  # a name may come to be known
-            if not self.elsewhere:
+            if not self._elsewhere:
                 self.again(error.what)
                 return
             hosts = []
-        addresses = [*self.elsewhere, *(Address(host, port) for port in control_ports(self._port) for host in hosts)]
+        addresses = [*self._elsewhere, *(Address(host, port) for port in control_ports(self._port) for host in hosts)]
         self._dial = Dial(self._loop, addresses, self._key, self._port, connected=self._found, failed=self._failed)
 
     def _failed(self, why: str, is_refused: bool) -> None:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import odyssey
@@ -38,7 +38,9 @@ from launcher.cluster.wire import (
     KillAll,
     KillRank,
     Leaving,
+    LedBy,
     Notice,
+    Others,
     Refused,
     Signal,
     SpawnRank,
@@ -71,6 +73,10 @@ class Successors(Protocol):
     def forgotten(self) -> None:
         """The job goes on without this agent."""
 
+    @property
+    def others(self) -> Sequence[Address]:
+        """Where agents of the job are reached, or were."""
+
     def can_follow(self, is_gone: bool) -> bool:
         """Whether another agent may lead now; `is_gone`: the process of the one that led has ended."""
 
@@ -80,15 +86,20 @@ class Successors(Protocol):
 class Member:
     """One agent's part of a job that another agent leads."""
 
-    def __init__(self, local: LocalAgent, key: bytes, watch: Watch, successors: Successors) -> None:
-        """`key`: of the secret; `watch` sees what there is to say for people; the job's own log is the leading agent's."""
+    def __init__(
+        self, local: LocalAgent, key: bytes, watch: Watch, successors: Successors, elsewhere: Sequence[Address] = ()
+    ) -> None:
+        """`key`: of the secret; `watch` sees what there is to say for people; the job's own log is the leading agent's;
+        `elsewhere`: where it is led, as far as is known, if not at the endpoint."""
         self._local = local
         self._key = key
         self._watch = watch
         self._successors = successors
         self._processes = local.processes
         options = local.options
-        self._search = LeaderSearch(local.loop, options, key, found=self._join, given_up=self._not_found, say=self.say)
+        self._search = LeaderSearch(
+            local.loop, options, key, found=self._join, given_up=self._not_found, say=self.say, elsewhere=elsewhere
+        )
         self._address = addresses.local_address(options.local_addr) if options.local_addr else ""
         self._reception: Reception | None = None
         self._session: LeaderSession | None = None
@@ -184,7 +195,8 @@ class Member:
         self.here = here = self._address or link.addresses[0]
         if self._reception is None:
             where = here if addresses.is_loopback(here) else ""
-            listener = addresses.listen(where, address.family, [0])
+            ports = addresses.control_ports(options.master_port)  # where newcomers may look for anybody of the job
+            listener = addresses.listen(where, address.family, [*ports, 0])
             self._reception = Reception(local.loop, listener, self._key, options.master_port)
         self._leader_at = address
         self._session = session = self._make_session()
@@ -253,6 +265,10 @@ class Member:
                 assert self._session is not None
                 self._session.is_welcome()
                 self.say(f"{what}; this agent waits for a place, or for the end of the job")
+            case Others(at=found):
+                self._search.look_at([Address(host, port) for host, port in found])
+            case LedBy(host=host, port=port):
+                self._is_sent_on(Address(host, port))
             case Refused(what=what, help=help):
                 self._fail(what, help)
             case JobIsOver() as over:
@@ -283,11 +299,20 @@ class Member:
         environments.store = StoreAddress(host, welcome.master_port)
         if self._number is None:
             self._session.is_welcome()
-            self.say(f"joined the job led at {self._search.where} as its agent {welcome.number}")
+            self.say(f"joined the job led at {self._search.name_of(self._leader_at)} as its agent {welcome.number}")
             self._number = welcome.number
             self._successors.welcomed(self._reception, welcome.number, welcome.leader, self._leader_at)
         else:
             self.say(f"agent {welcome.leader} leads from now on, at {self._leader_at}")
+
+    def _is_sent_on(self, address: Address) -> None:
+        assert self._session is not None
+        self._session.close()
+        self._session = None
+        if self._number is not None:  # of a job that has not begun
+            self._forget()
+        self._search.look_at([address])
+        self._search.again(f"another agent leads, at {address}")
 
     def _leader_is_gone(self, why: str) -> None:
         if self._is_job_over:
@@ -305,7 +330,7 @@ class Member:
         self._fail(what, "see its own output, and that of its host; from three agents on any one may be lost")
 
     def _hold(self, is_held: bool) -> None:
-        if is_held == (self._hold_limit is not None):
+        if is_held == (self._hold_limit is not None) or self._number is None:
             return
         if is_held:
             self.say(f"the leading agent at {self.where} is silent: the ranks here stand still until it is known why")
@@ -321,6 +346,12 @@ class Member:
     def _is_forgotten(self) -> None:
         """The job goes on without the ranks here."""
         self.say("cut off for too long: the job goes on without this agent, its ranks end, and it asks to join again")
+        self._search.look_at([self._leader_at, *self._successors.others])
+        self._forget()
+        self._search.start()
+
+    def _forget(self) -> None:
+        """All that this agent was in a job."""
         for rank in self.reported.ranks:
             self._processes.kill_rank(rank, None)
         self._processes.hold(False)
@@ -329,9 +360,7 @@ class Member:
             self._hold_limit.cancel()
             self._hold_limit = None
         self._number = None
-        self._search.elsewhere = [self._leader_at]
         self._successors.forgotten()
-        self._search.start()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from launcher.cluster.wire import (
     KillAll,
     KillRank,
     Leaving,
+    LedBy,
     Notice,
     Signal,
     SpawnRank,
@@ -88,12 +89,17 @@ class RemoteAgent:
         self._session.send(Welcome(self.info.number, leader, store.host, store.port, run_id))
         self._session.handle(self._received, self._is_lost)
 
-    def adopt(self, processes: tuple[Held, ...]) -> None:
-        """It has had these since another agent led. What became of them may not be known yet: it is told again."""
+    def adopt(self, processes: tuple[Held, ...], is_current: Callable[[RankAssignment], bool]) -> None:
+        """It has had these since another agent led. What became of them may not be known yet: it is told again. Those that
+        are not current any more have ended, or are to."""
         for held in processes:
             process = RemoteRank(held.assignment, held.process)
-            self._ranks[process.rank] = self._processes[process.number] = process
+            self._processes[process.number] = process
             process.is_stopped = held.is_stopped
+            if is_current(held.assignment):
+                self._ranks[process.rank] = process
+            else:
+                self._session.send(KillRank(process.rank))
             for event in held.happened:
                 self._received(Happened(held.process, event))
 
@@ -213,6 +219,10 @@ class RemoteAgent:
     def send_home(self, over: JobIsOver) -> None:
         """The job is over. The connection ends when the agent's ranks have."""
         self._session.send(over)
+
+    def send_on(self, to: LedBy) -> None:
+        """Another agent leads it from now on."""
+        self._session.send(to)
 
     @property
     def have_ended(self) -> bool:

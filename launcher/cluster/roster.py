@@ -24,10 +24,9 @@ NUMBERS_APART = 1000
 class Roster:
     """The agents of a job before and while it runs; the leading agent keeps it."""
 
-    def __init__(self, options: RunOptions, leader: AgentInfo, run_id: str, now: float) -> None:
+    def __init__(self, options: RunOptions, leader: AgentInfo, now: float) -> None:
         """`leader`: this agent."""
         self._options = options
-        self._run_id = run_id
         self._began = now
         self._enough_since: float | None = None
         self._next_number = leader.number + 1
@@ -45,7 +44,7 @@ class Roster:
             return Refused(
                 f"this agent is Odyssey {join.version}, the job's is {_version()}", "install the same version on all hosts"
             )
-        if join.run_id != self._options.run_id:
+        if not self.is_of(join.run_id):
             return Refused(
                 f"the endpoint serves another job: its --rdzv-id is {self._options.run_id!r}, not {join.run_id!r}",
                 "give each job an endpoint of its own, or the same --rdzv-id to all agents of one job",
@@ -69,6 +68,10 @@ class Roster:
         self.agents[agent.number] = agent
         self._note_enough(now)
         return agent
+
+    def is_of(self, run_id: str) -> bool:
+        """The job that agents of this --rdzv-id want."""
+        return run_id == self._options.run_id
 
     def take_over(self, agents: tuple[AgentInfo, ...], now: float) -> None:
         """The job has begun under another agent, with these."""

@@ -69,7 +69,16 @@ class Greet(msgspec.Struct, frozen=True, tag=True):
     number: Count
 
 
-FirstWords = Join | Resume | Attach | Greet
+class LedBy(msgspec.Struct, frozen=True, tag=True):
+    """Another agent leads the job, and is reached there: first words to who would begin a job of the same `run_id`, or the
+    answer to who wants to join."""
+
+    run_id: str
+    host: Name
+    port: Port
+
+
+FirstWords = Join | Resume | Attach | Greet | LedBy
 MAX_FIRST_BYTES = 1 << 20
 """Of the first frame of a link."""
 
@@ -149,6 +158,12 @@ class WaitForPlace(msgspec.Struct, frozen=True, tag=True):
     what: str
 
 
+class Others(msgspec.Struct, frozen=True, tag=True):
+    """To who waits for a place: where other agents of the job are reached, one of which may come to lead."""
+
+    at: Annotated[tuple[tuple[Name, Port], ...], msgspec.Meta(max_length=16)]
+
+
 class SpawnRank(msgspec.Struct, frozen=True, tag=True):
     """Start a process. `process`: its number, the leader's own count over all."""
 
@@ -202,5 +217,17 @@ class JobIsOver(msgspec.Struct, frozen=True, tag=True):
 
 
 FromLeader = (
-    Welcome | Refused | WaitForPlace | SpawnRank | ToRank | EndRanks | KillRank | DrillRank | KillAll | Signal | JobIsOver
+    Welcome
+    | Refused
+    | LedBy
+    | WaitForPlace
+    | Others
+    | SpawnRank
+    | ToRank
+    | EndRanks
+    | KillRank
+    | DrillRank
+    | KillAll
+    | Signal
+    | JobIsOver
 )

@@ -106,6 +106,8 @@ class Dial:
         self._greeting.open(self._key, self._port)
 
     def _give_up(self, address: Address, why: str, code: int = 0) -> None:
+        if self._socket is not None and code != errno.ECONNREFUSED:  # nor would it at another port
+            self._left = [its for its in self._left if its.host != address.host]
         self._are_refused = self._are_refused and code == errno.ECONNREFUSED
         if code != errno.ECONNREFUSED or self._why.startswith("no address"):
             self._why = f"{address}: {why}"  # what somebody said tells more than that nobody is there

@@ -25,6 +25,11 @@ MAX_UNHEARD_BYTES = 1 << 28
 """Of messages that the other side has not taken. One that says that it lives, and takes none, is lost as well."""
 
 
+def say_once(link: Link, message: msgspec.Struct) -> None:
+    """To who begins a session over `link`: there is this one message, and no session."""
+    link.send(_HEADER.pack(1, 0) + packed(message))
+
+
 class Session:
     """`cut(why)`: its link is gone, and another one may be attached. Who has it tells by `handle` what else to call."""
 
