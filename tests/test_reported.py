@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+from msgspec.structs import replace
+
 from launcher.cluster.reported import Reported
-from launcher.cluster.wire import FromRank
+from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank
 from launcher.coordinator.rank_assignment import RankAssignment
-from launcher.joblog.events import Cause, CauseKind, RankLost, RankStarted
+from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankLost, RankStarted
 from odyssey.messages import Committed, Finished, Paused, Result
 
 SEAT = RankAssignment(0, 0, 0, 2, 2, 1, 0, 2)
@@ -31,6 +34,20 @@ def test_units_are_told_until_they_are_final_by_a_rank_that_lives() -> None:
     assert [reported.rank_of(message) for message in said] == [0, 0]
     reported.happened(RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     assert list(reported.said()) == [], "nobody would hear of ranks that are gone"
+
+
+def test_what_ranks_left_behind_is_cut_to_what_first_words_may_hold() -> None:
+    reported = Reported()
+    for rank in range(16):
+        seat = replace(SEAT, rank=rank)
+        reported.spawned(rank, rank)
+        left = Diagnostics(error="E" * 10_000_000 + "end", traceback="T" * 100_000, last_lines="short")
+        reported.happened(RankLost(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), False, left))
+        lost = reported.held(seat).happened[0]
+        assert isinstance(lost, RankLost)
+        assert lost.diagnostics.error.endswith("Eend") and lost.diagnostics.last_lines == "short"
+    held = tuple(reported.held(replace(SEAT, rank=rank)) for rank in range(16))
+    assert len(msgspec.msgpack.encode(Attach(b"t" * 16, 1, held))) < MAX_FIRST_BYTES
 
 
 def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 from msgspec.structs import replace
 
 from launcher.cluster.wire import FromRank, Held
 from launcher.coordinator.rank_assignment import RankAssignment
-from launcher.joblog.events import RankExited, RankLost, RankStarted
+from launcher.joblog.events import Diagnostics, RankExited, RankLost, RankStarted
 from odyssey.messages import Committed, Failed, Finished, Hello, Position
+
+MAX_TEXT = 4096
+"""Characters of each thing that a rank has left behind: its tail."""
 
 
 class _Process:
@@ -53,6 +57,10 @@ class Reported:
         return was != is_stopped
 
     def happened(self, event: RankStarted | RankExited | RankLost) -> None:
+        if isinstance(event, RankLost):  # as much as the first words of a link may hold for all ranks of a host
+            told = event.diagnostics
+            short = {name: text[-MAX_TEXT:] for name, text in msgspec.structs.asdict(told).items()}
+            event = replace(event, diagnostics=msgspec.convert(short, Diagnostics))
         self._processes[event.rank].happened.append(event)
 
     def reported(self, rank: int, message: FromRank) -> None:

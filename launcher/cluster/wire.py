@@ -79,8 +79,8 @@ class LedBy(msgspec.Struct, frozen=True, tag=True):
 
 
 FirstWords = Join | Resume | Attach | Greet | LedBy
-MAX_FIRST_BYTES = 1 << 24
-"""Of the first frame of a link: of an agent's ranks it may hold what they said at their ends."""
+MAX_FIRST_BYTES = 1 << 20
+"""Of the first frame of a link."""
 
 
 class Resumed(msgspec.Struct, frozen=True, tag=True):
