@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from launcher.cluster import wire
+from launcher.cluster import questions, wire
 from launcher.joblog import events
 from launcher.joblog.events import Event, Note, UnitCommitted
 from launcher.planning import precompute
@@ -23,7 +23,17 @@ from odyssey.zygote import protocol
 from perfmodel.profile import Profile
 from tests.any_value import values_of
 
-PACKED = [wire.Join, wire.FromMember, wire.FromLeader, messages.Report, messages.Command, protocol.Answer, precompute.Answer]
+PACKED = [
+    wire.FirstWords,
+    questions.Question,
+    questions.Answer,
+    wire.FromMember,
+    wire.FromLeader,
+    messages.Report,
+    messages.Command,
+    protocol.Answer,
+    precompute.Answer,
+]
 SPOKEN = [Event, Profile, plan.Plan]
 lenient = settings(
     max_examples=25,

@@ -107,7 +107,7 @@ class Agent:
         for action in rest:
             self._executor.do(action)
         if isinstance(body, JobStarted):
-            self._start.go_on()
+            self._start.go_on(body)
         if self._coordination.attempt == attempt:  # else all ranks have started again already, and live elsewhere
             for lost in lost_with_agent:
                 self._local.news.event(lost)

@@ -9,9 +9,10 @@ from pathlib import Path
 from launcher.agent.coordination import Coordination
 from launcher.failures.diagnostics import hand_on
 from launcher.failures.history import FailureHistory, after, retold
-from launcher.joblog import registry
+from launcher.joblog import owner, registry
 from launcher.joblog.events import Body, Event, JobEnded, Note
 from launcher.joblog.exit_codes import ExitCode
+from launcher.joblog.owner import Owner
 from launcher.output.log_files import JobFolder
 
 Watch = Callable[[Event], None]
@@ -40,10 +41,12 @@ class JobLog:
         """For people."""
         self.record(Note(text), "agent")
 
-    def enter_registry(self) -> None:
-        """So that `odyssey ps` shows the job."""
+    def enter_registry(self, its: Owner | None) -> None:
+        """So that `odyssey ps` shows the job. `its`: whose folder it is, where there can be several agents."""
         if self._folder.path is not None:
             try:
+                if its is not None:
+                    owner.write(self._folder.path, its)
                 registry.enter(self._folder.path)
             except OSError as error:
                 self.say(f"`odyssey ps` will not show this job: {error}")

@@ -9,7 +9,9 @@ import threading
 import odyssey
 from launcher.agent.coordination import assigned
 from launcher.agent.drills import Faults
+from launcher.agent.from_outside import owner_of_folder
 from launcher.agent.job_log import JobLog
+from launcher.cluster.links.dial import Address
 from launcher.coordinator.state import JobState, State
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog import registry
@@ -88,9 +90,8 @@ class JobStart:
         if isinstance(state, JobState):
             self._planner.live_profile.profile = state.profile
         self._stalls.start()
-        self._log.enter_registry()
 
-    def go_on(self) -> None:
+    def go_on(self, started: JobStarted) -> None:
         """The first ranks are being started."""
         if self._profile is not None:
             self._local.news.event(self._planner.read(self._profile))
@@ -99,4 +100,5 @@ class JobStart:
             threading.Thread(target=situations.import_all, name="imports", daemon=True).start()
         self._faults.at_start()
         self._stalls.start()
-        self._log.enter_registry()
+        may_have_others = self._local.options.max_agents > 1
+        self._log.enter_registry(owner_of_folder(self._local, 0, started, 0, Address("", 0)) if may_have_others else None)

@@ -15,6 +15,7 @@ from launcher.agent.awaited import Awaited
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Drill, Faults
 from launcher.agent.executor import Executor
+from launcher.agent.from_outside import answer_visitors
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.job_start import JobStart, job_started
@@ -64,6 +65,7 @@ def founding(local: LocalAgent, listener: socket.socket, key: bytes, watch: Watc
     port = local.processes.store.address.port
     reception = Reception(loop, addresses.listen_beside(listener, addresses.control_ports(port)), key, port)
     agreement = Agreement(loop, reception, 0, options.detect_s)
+    answer_visitors(local, reception, lambda: 0)
     return Began(0, coordination, log, agreement, reception)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from launcher.agent.coordination import Coordination
+from launcher.agent.from_outside import answer_visitors, owner_of_folder
 from launcher.agent.job_log import JobLog, Watch
 from launcher.cluster.agreement import Agreement
 from launcher.cluster.links.dial import Address
@@ -60,6 +61,8 @@ class Succession:
         self.number = 0
         self.leader = 0
         self._where: dict[int, Address] = {}
+        self._has_begun = False
+        """The job, as the log here tells."""
         self._story: list[Event] = []
         """What there is to tell who has not watched the job so far."""
         self._newest_unit: Event | None = None
@@ -73,6 +76,8 @@ class Succession:
     # -- what the member tells -----------------------------------------------------------------------------------------
 
     def welcomed(self, reception: Reception, number: int, leader: int, address: Address) -> None:
+        if self.reception is None:  # else it was welcomed before, and forgotten
+            answer_visitors(self._local, reception, lambda: self.leader)
         self.reception, self.number, self.leader = reception, number, leader
         self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s)
         self.agreement.hearer = self
@@ -87,6 +92,7 @@ class Succession:
         """What comes now is another agent's log, from its beginning."""
         self.close()
         self.agreement = None
+        self._has_begun = False
         self.coordination = Coordination(self._local.options)
         self._story.clear()
         self._local.folder.begin_again()
@@ -116,11 +122,12 @@ class Succession:
         if event.generation < 0:
             event = replace(event, generation=self.coordination.generation)
         match event.body:
-            case JobStarted(agents=agents):
+            case JobStarted(agents=agents) as started:
                 for agent in agents:
                     self._know_agent(agent)
                 if rank_process.imports_odyssey(self._local.options):  # of which a take-over must not wait
                     threading.Thread(target=situations.import_all, name="imports", daemon=True).start()
+                self._begins(started)
             case AgentJoined(agent=agent):
                 self._know_agent(agent)
             case UnitCommitted(result=result):
@@ -132,6 +139,12 @@ class Succession:
                 if isinstance(action.body, JobEnded):
                     self.ended = action.body
                 self._note(Event(event.time, self.coordination.generation, "coordinator", action.body))
+
+    def _begins(self, started: JobStarted) -> None:
+        """Or had begun before this agent came."""
+        self._has_begun = True
+        its = owner_of_folder(self._local, self.number, started, self.leader, self._where[self.leader])
+        self.log.enter_registry(its)
 
     def _note(self, event: Event) -> None:
         self.log.append(event)
@@ -160,8 +173,13 @@ class Succession:
 
     def restore(self, snapshot: bytes) -> None:
         self.coordination.restore(snapshot)
-        for agent in self.coordination.state.world.agents:
+        world = self.coordination.state.world
+        for agent in world.agents:
             self._know_agent(agent)
+        if world.started is not None and not self._has_begun:  # nobody tells it any more, and it is what a log begins with
+            started = replace(world.started, agents=world.agents)
+            self._begins(started)
+            self._note(Event(world.started_at, self.coordination.generation, "agent", started))
 
     def _know_agent(self, agent: AgentInfo) -> None:
         if agent.address:

@@ -9,6 +9,7 @@ member.py    an agent that another one leads; leader_search.py: how it finds tha
 reported.py  what a member has reported of its ranks, and may have to say again
 agreement.py the log that all agents keep together (../consensus); mesh.py: their links for it
 reception.py where other agents come in; redirects.py: from where the job is not led any more, to who leads it
-wire.py      what agents say to each other
+visitors.py  commands of `odyssey` from other hosts come in there, too
+wire.py      what agents say to each other; questions.py: what such a command asks
 links/       connections between agents: proof of the secret, sealed frames, sessions
 """

@@ -25,11 +25,15 @@ class Reception:
         self.endpoint_port = endpoint_port
         self.port = int(listener.getsockname()[1])
         self._takers: dict[type, Taker] = {}
+        self._closing: list[Callable[[], None]] = []
         self._door = Door(loop, listener, key, endpoint_port, MAX_FIRST_BYTES, self._arrived)
 
-    def give(self, words: type, taker: Taker) -> None:
-        """Who comes with these words goes to `taker` from now on; who comes with words that nobody takes is sent away."""
+    def give(self, words: type, taker: Taker, close: Callable[[], None] | None = None) -> None:
+        """Who comes with these words goes to `taker` from now on; who comes with words that nobody takes is sent away.
+        `close()`: when nobody comes any more."""
         self._takers[words] = taker
+        if close is not None:
+            self._closing.append(close)
 
     def _arrived(self, link: Link, body: bytes) -> None:
         try:
@@ -45,3 +49,5 @@ class Reception:
     def close(self) -> None:
         """Nobody comes any more."""
         self._door.close()
+        for close in self._closing:
+            close()

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from launcher.cluster.questions import Ask
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
 from odyssey.codec import Count, Name, Pid, SignalNumber
@@ -78,7 +79,7 @@ class LedBy(msgspec.Struct, frozen=True, tag=True):
     port: Port
 
 
-FirstWords = Join | Resume | Attach | Greet | LedBy
+FirstWords = Join | Resume | Attach | Greet | LedBy | Ask
 MAX_FIRST_BYTES = 1 << 20
 """Of the first frame of a link."""
 

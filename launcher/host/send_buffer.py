@@ -17,6 +17,10 @@ class SendBuffer:
     def add(self, data: bytes) -> None:
         self._unsent += data
 
+    @property
+    def has_some(self) -> bool:
+        return bool(self._unsent)
+
     def clear(self) -> None:
         self._unsent.clear()
 

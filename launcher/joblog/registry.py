@@ -7,15 +7,13 @@ job is in its event log and nowhere else. A link is only how `odyssey ps` finds 
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 from launcher.host import proc
-from launcher.joblog import reader
+from launcher.joblog import owner, reader
 from launcher.joblog.events import Event, JobStarted
 
 N_KEPT = 100
-_SAME_START_S = 0.5 * proc.TICK_S
 
 
 def directory() -> Path:
@@ -32,7 +30,7 @@ def enter(folder: Path) -> None:
     links = directory()
     links.mkdir(parents=True, exist_ok=True)
     name = folder.name
-    while True:
+    while (links / name).resolve() != folder.resolve():
         try:
             (links / name).symlink_to(folder)
             break
@@ -85,16 +83,17 @@ def started_at(pid: int) -> float | None:
 
 
 def agent_of(started: Event) -> int | None:
-    """The agent's pid if it still runs here. `started`: the JobStarted of its log."""
+    """The only agent's pid if it still runs here. `started`: the JobStarted of its log."""
     job = started.body
-    if not isinstance(job, JobStarted) or job.host not in ("", socket.gethostname()) or started.time < proc.booted_at() - 1:
+    if not isinstance(job, JobStarted):
         return None
-    now = started_at(job.pid)
-    return job.pid if now is not None and abs(now - job.pid_started) < _SAME_START_S else None
+    return job.pid if owner.Process(job.host, job.pid, job.pid_started, started.time).runs_here else None
 
 
 def is_running(folder: Path) -> bool:
-    """Whether the job's agent runs on this host."""
+    """Whether the agent whose folder this is runs on this host."""
+    if (found := owner.read(folder)) is not None:
+        return found.process.runs_here
     try:
         for entry in reader.entries(folder / reader.NAME):  # notes may come before the line that tells
             if isinstance(entry, Event) and isinstance(entry.body, JobStarted):

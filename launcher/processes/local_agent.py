@@ -112,6 +112,19 @@ class LocalAgent:
         assert self.code is not None
         return self.code
 
+    @property
+    def decides(self) -> bool:
+        """The job ends when this agent is told to."""
+        return self._present.decides
+
+    def end(self, now: bool) -> bool:
+        """As by a signal; `now`: as by a second one, which is nothing before the end has begun. Answers whether it has."""
+        if self.code is None and not now:
+            self._present.asked_to_end(signal.SIGTERM)
+        elif self.code is not None and now:
+            self.hurry(self._present.ranks)
+        return self.code is not None
+
     def become(self, role: Role) -> None:
         """This agent does something else from now on. Who did it before is not closed."""
         self._role = role

@@ -1,6 +1,7 @@
 """Commands on jobs that run or have run on this host.
 
-find.py    which job is meant
+find.py    which job is meant; agents.py: who is in it
+conversation.py questions to its agents on other hosts
 status.py  `odyssey ps`, `odyssey status`
 logs.py    `odyssey logs`
 stop.py    `odyssey stop`

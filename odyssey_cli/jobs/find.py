@@ -12,16 +12,20 @@ from pathlib import Path
 import msgspec
 
 from launcher.host import proc
+from launcher.joblog import owner as owners
 from launcher.joblog import reader, registry
-from launcher.joblog.events import AgentJoined, JobStarted, RankStarted
+from launcher.joblog.events import JobStarted, RankStarted
+from launcher.joblog.owner import Owner
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.rank_state import RankState
+from odyssey_cli.jobs.agents import Agents
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """The newest process of a rank. `node`: of its agent, or its failure domain; `state`: for people; `is_alive`: it runs,
-    here."""
+    """The newest process of a rank. `node`: of its agent, or its failure domain; `state`: for people; `is_alive`: it runs, as
+    this host's /proc has it, or where another host has it the log. `is_here`: it is one of this host's. `agent`: the number of
+    the one that has it."""
 
     rank: int
     pid: int
@@ -30,17 +34,30 @@ class Rank(msgspec.Struct, frozen=True):
     host: str
     state: str
     is_alive: bool
+    is_here: bool = True
+    agent: int = 0
 
 
 @dataclass
 class FoundJob:
-    """One job, read once. `agent`: pid of its agent if that runs here."""
+    """One job, read once. `agent`: pid of its agent if that runs here; where there can be several, of the one whose folder this
+    is."""
 
     log: reader.Log
 
+    @cached_property
+    def owner(self) -> Owner | None:
+        """Whose folder this is; None where there can be only one agent."""
+        return owners.read(self.folder)
+
+    @cached_property
+    def agents(self) -> Agents:
+        return Agents(self.log.events)
+
     @property
     def name(self) -> str:
-        return self.log.folder.name
+        """The same on all hosts."""
+        return self.owner.job if self.owner is not None else self.folder.name
 
     @property
     def folder(self) -> Path:
@@ -52,6 +69,8 @@ class FoundJob:
 
     def look_for_agent(self) -> int | None:
         """As it is now."""
+        if self.owner is not None:
+            return self.owner.process.pid if self.owner.process.runs_here else None
         return registry.agent_of(self.log.start) if self.log.start is not None else None
 
     @cached_property
@@ -80,7 +99,8 @@ class FoundJob:
 
     @property
     def is_elsewhere(self) -> bool:
-        return self.started.host not in ("", socket.gethostname())
+        host = self.owner.process.host if self.owner is not None else self.started.host
+        return host not in ("", socket.gethostname())
 
     @property
     def status(self) -> str:
@@ -90,7 +110,9 @@ class FoundJob:
             word = "done" if ended.code == 0 else "stopped" if ended.code > 128 else "failed"
             return f"{word}, ranks still end" if self.agent is not None else word
         if self.agent is None:
-            return f"on {self.started.host}" if self.is_elsewhere else "agent was killed"
+            if self.is_elsewhere:
+                return f"on {self.started.host}"
+            return "agent was killed" if self.owner is None else "agent is gone"
         if board.stalled:
             return "stalled"
         if board.recovering:
@@ -102,24 +124,24 @@ class FoundJob:
     @cached_property
     def ranks(self) -> list[Rank]:
         """In order."""
-        newest: dict[int, RankStarted] = {}
-        agents = {self.agent}
-        for event in self.log.events:
-            match event.body:
-                case JobStarted(agents=infos):
-                    agents |= {info.pid for info in infos}
-                case AgentJoined(agent=info):
-                    agents.add(info.pid)
-                case RankStarted(rank=rank) as body:
-                    newest[rank] = body
-        ranks = []
-        for rank, body in sorted(newest.items()):
-            process = proc.stat(body.pid) if body.host in ("", socket.gethostname()) else None
-            if process is not None and process.parent not in agents:
-                process = None  # another one, that has come to have its number
-            state = self._state(rank, process)
-            ranks.append(Rank(rank, body.pid, body.node, body.local_rank, body.host, state, process is not None))
-        return ranks
+        newest = {event.body.rank: event.body for event in self.log.events if isinstance(event.body, RankStarted)}
+        return [self._rank(newest[rank]) for rank in sorted(newest)]
+
+    def _rank(self, body: RankStarted) -> Rank:
+        home = self.agents.home_of.get(body.rank, 0)
+        is_here = body.host in ("", socket.gethostname()) and (self.owner is None or home == self.owner.number)
+        process = proc.stat(body.pid) if is_here else None
+        if process is not None and process.parent != self.agent:
+            process = None  # another one, that has come to have its number
+        is_alive = process is not None or (not is_here and self._lives_elsewhere(body.rank, home))
+        state = self._state(body.rank, process, is_alive)
+        return Rank(body.rank, body.pid, body.node, body.local_rank, body.host, state, is_alive, is_here, home)
+
+    def _lives_elsewhere(self, rank: int, home: int) -> bool:
+        """As far as it is known here."""
+        if self.owner is None or self.agent is None or self.board.ended is not None or home not in self.agents.present:
+            return False
+        return self.board.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED)
 
     @property
     def n_alive(self) -> int:
@@ -129,12 +151,12 @@ class FoundJob:
     def n_ranks(self) -> int:
         return max(self.started.n_nodes * self.started.n_ranks_per_node, len(self.ranks))
 
-    def _state(self, rank: int, process: proc.Stat | None) -> str:
+    def _state(self, rank: int, process: proc.Stat | None, is_alive: bool) -> str:
         state = self.board.ranks.get(rank, RankState.STARTING)
-        if process is not None:
+        if is_alive:
             if rank in self.board.stalled:
                 return "stalled"
-            return "stopped by a signal" if process.is_stopped else state.value
+            return "stopped by a signal" if process is not None and process.is_stopped else state.value
         if state is RankState.LOST and rank in self.board.causes:
             return f"lost: {self.board.causes[rank]}"
         return state.value if state in (RankState.LOST, RankState.FINISHED) else "ended"
@@ -150,7 +172,8 @@ def read(folder: Path) -> FoundJob:
 
 def everything(*, ended: bool) -> list[FoundJob]:
     """The running jobs, or with `ended` all; the newest first. What nobody can read is left out."""
-    chosen = [folder for folder in registry.folders() if ended or registry.is_running(folder)]
+    known = _one_folder_a_job(registry.folders())
+    chosen = [folder for folder in known if ended or registry.is_running(folder)]
     jobs = []
     for folder in chosen:
         try:
@@ -167,7 +190,7 @@ def find(text: str | None, *, only_running: bool = False) -> FoundJob:
     running one, else the newest. Raises UsageError."""
     if text is not None and (os.sep in text or text in (".", "..")):
         return _in_folder(Path(text))
-    known = registry.folders()
+    known = _one_folder_a_job(registry.folders())
     running = [folder for folder in known if registry.is_running(folder)]
     candidates = running if only_running else known
     if text is None:
@@ -189,11 +212,13 @@ def find(text: str | None, *, only_running: bool = False) -> FoundJob:
 
 def called(text: str) -> FoundJob | None:
     """The job with this name, beginning of its name or pid of its agent. Raises UsageError if there are several."""
-    known = registry.folders()
-    found = [folder for folder in known if folder.name == text]
+    everywhere = registry.folders()
+    known = _one_folder_a_job(everywhere)
+    found = [folder for folder in known if _name(folder) == text]
+    found = found or [folder for folder in everywhere if folder.name == text]
     if text.isdigit():
-        found += [folder for folder in known if registry.is_running(folder) and read(folder).agent == int(text)]
-    found = found or [folder for folder in known if folder.name.startswith(text)]
+        found += [folder for folder in everywhere if registry.is_running(folder) and read(folder).agent == int(text)]
+    found = found or [folder for folder in known if _name(folder).startswith(text)]
     if len(found) > 1:
         raise UsageError(f"{len(found)} jobs begin with {text}: say which", _one_of(found))
     return read(found[0]) if found else None
@@ -205,8 +230,25 @@ def _in_folder(folder: Path) -> FoundJob:
     return read(folder.resolve())
 
 
+def _name(folder: Path) -> str:
+    its = owners.read(folder)
+    return its.job if its is not None else folder.name
+
+
+def _one_folder_a_job(folders: list[Path]) -> list[Path]:
+    """Agents of one job may share a host, or a registry: of their folders that of one that runs here, of the first one else."""
+    found: dict[str, tuple[tuple[bool, int], Path]] = {}
+    for folder in folders:
+        its = owners.read(folder)
+        key = f"job {its.job}" if its is not None else str(folder)
+        worth = (not its.process.runs_here, its.number) if its is not None else (True, 0)
+        if key not in found or worth < found[key][0]:
+            found[key] = worth, folder
+    return [folder for _, folder in found.values()]
+
+
 def _one_of(folders: list[Path]) -> str:
-    names = [folder.name for folder in folders[:8]]
+    names = [_name(folder) for folder in folders[:8]]
     more = f" and {len(folders) - 8} more, see `odyssey ps --all`" if len(folders) > 8 else ""
     return f"one of {', '.join(names)}{more}"
 

@@ -1,35 +1,56 @@
-"""`odyssey logs`: what the ranks of a job wrote, from the files in its folder, and on request what they go on to write."""
+"""`odyssey logs`: what the ranks of a job wrote, from the files in its folders, and on request what they go on to write.
+
+Each agent of a job has a folder. That of another host is read where it can be seen from here, else its agent is asked.
+"""
 
 from __future__ import annotations
 
 import os
 import select
 import sys
+import time
 from pathlib import Path
+from typing import Protocol
 
+from launcher.cluster.questions import AskFiles, AskPiece, Files, Piece, Question
+from launcher.health.stacks import ranges
+from launcher.joblog import owner as owners
+from launcher.joblog import reader
 from launcher.joblog.exit_codes import ExitCode
+from launcher.output import kept
+from launcher.output.kept import KeptFile
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.jobs import find
+from odyssey_cli.jobs.conversation import Conversation
 from odyssey_cli.jobs.find import FoundJob
 
 LOOK_S = 0.2
 """While a job is followed its files are looked at this often."""
+ANSWER_S = 10.0
+"""For an agent of another host."""
+RETRY_S = 5.0
+"""Before one that could not be reached is asked again."""
 
 
 def logs(name: str | None, *, rank: int | None, follow: bool) -> ExitCode:
     """Print the output of all ranks, or of one. Of several each line tells whose it is."""
     job = find.find(name)
     tail = LogTail(job, rank)
-    tail.print_new()
-    if not tail.has_files and not (follow and job.agent is not None):
-        raise OdysseyError(
-            f"the ranks of {job.name} wrote to the terminal of their launcher, and nothing was kept",
-            "`odyssey run --tee 3` keeps it as well",
-        )
-    if follow and job.agent is not None:
-        _follow(job.agent, job, tail)
-    tail.flush()
-    return ExitCode.OK
+    try:
+        tail.print_new()
+        if not tail.has_files and not tail.missing and not (follow and job.agent is not None):
+            raise OdysseyError(
+                f"the ranks of {job.name} wrote to the terminal of their launcher, and nothing was kept",
+                "`odyssey run --tee 3` keeps it as well",
+            )
+        if follow and job.agent is not None:
+            _follow(job.agent, job, tail)
+        tail.flush()
+    finally:
+        tail.close()
+    for missing in tail.missing:
+        print(f"odyssey: {missing}", file=sys.stderr)
+    return ExitCode.FAILED if tail.missing else ExitCode.OK
 
 
 def _follow(agent: int, job: FoundJob, tail: LogTail) -> None:
@@ -50,6 +71,67 @@ def _follow(agent: int, job: FoundJob, tail: LogTail) -> None:
     tail.print_new()
 
 
+class Source(Protocol):
+    """Of one agent's files. `problem`: why they cannot be read, for people; empty where they can."""
+
+    problem: str
+
+    def files(self) -> dict[KeptFile, int]: ...
+
+    def piece(self, file: KeptFile, offset: int) -> bytes: ...
+
+
+class Folder:
+    """Seen from here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem = ""
+
+    def files(self) -> dict[KeptFile, int]:
+        return kept.files(self.path)
+
+    def piece(self, file: KeptFile, offset: int) -> bytes:
+        return kept.piece(self.path, file, offset)
+
+
+class AskedAgent:
+    """On another host."""
+
+    def __init__(self, conversation: Conversation, number: int) -> None:
+        self._conversation = conversation
+        self._number = number
+        self._ask_again_at = 0.0
+        self.problem = ""
+
+    def files(self) -> dict[KeptFile, int]:
+        answer = self._ask(AskFiles()) if time.monotonic() >= self._ask_again_at else None
+        return dict(answer.files) if isinstance(answer, Files) else {}
+
+    def piece(self, file: KeptFile, offset: int) -> bytes:
+        answer = self._ask(AskPiece(file, offset)) if not self.problem else None
+        return answer.data if isinstance(answer, Piece) else b""
+
+    def _ask(self, question: Question) -> object:
+        answer = self._conversation.ask({self._number: question}, ANSWER_S)[self._number]
+        self.problem = "" if isinstance(answer, Files | Piece) else getattr(answer, "why", "it gave another answer")
+        if self.problem:
+            self._ask_again_at = time.monotonic() + RETRY_S
+        return answer
+
+
+class Gone:
+    """Neither to be seen nor to be asked."""
+
+    problem = "its output is in the log folder there"
+
+    def files(self) -> dict[KeptFile, int]:
+        return {}
+
+    def piece(self, file: KeptFile, offset: int) -> bytes:
+        return b""
+
+
 class LogTail:
     """What is new in the files of a job's ranks: whole lines, each file by itself."""
 
@@ -57,59 +139,101 @@ class LogTail:
         """Raises UsageError if there is no such rank."""
         if rank is not None and all(known.rank != rank for known in job.ranks):
             raise UsageError(f"{job.name} has no rank {rank} here", f"its ranks are 0 to {max(job.n_ranks - 1, 0)}")
-        self._folder = job.folder
-        agents = job.started.agents
-        if agents:  # the folder is the leading agent's
-            ours = next(node for node, agent in enumerate(agents) if agent.number == 0)
-            self._rank_of = {known.local_rank: known.rank for known in job.ranks if known.node == ours}
-        else:
-            by_rank = job.started.n_nodes > 1
-            self._rank_of = {known.rank if by_rank else known.local_rank: known.rank for known in job.ranks}
+        self._job = job
+        self._by_rank = job.started.n_nodes > 1 and not job.started.agents
         self._rank = rank
         self._is_prefixed = rank is None and job.n_ranks > 1
-        self._read: dict[Path, int] = {}
-        self._rest: dict[Path, bytes] = {}
+        self._conversation: Conversation | None = None
+        self._sources = self._find_sources()
+        self._read: dict[tuple[int, KeptFile], int] = {}
+        self._rest: dict[tuple[int, KeptFile], bytes] = {}
+
+    def _find_sources(self) -> dict[int, Source]:
+        """By numbers of agents: those that have had a rank that is asked for."""
+        job, its = self._job, self._job.owner
+        if its is None:
+            return {0: Folder(job.folder)}
+        homes = {home for (home, _, _), rank in job.agents.rank_at.items() if self._rank in (None, rank)}
+        seen = _folders_of(job)
+        sources: dict[int, Source] = {}
+        for home in sorted(homes):
+            if home in seen:
+                sources[home] = Folder(seen[home])
+            elif job.agent is not None and home in job.agents.present:
+                self._conversation = self._conversation or Conversation(job)
+                sources[home] = AskedAgent(self._conversation, home)
+            else:
+                sources[home] = Gone()
+        return sources
 
     @property
     def has_files(self) -> bool:
         return bool(self._read)
 
+    @property
+    def missing(self) -> list[str]:
+        """What could not be read, for people."""
+        told = []
+        for home, source in self._sources.items():
+            ranks = sorted({rank for (its, _, _), rank in self._job.agents.rank_at.items() if its == home})
+            if source.problem:
+                name = f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
+                told.append(f"what {name} wrote at {self._job.agents.name(home)} is not shown: {source.problem}")
+        return told
+
     def print_new(self) -> None:
-        for file in self._files():
-            try:
-                with file.open("rb") as stream:
-                    stream.seek(self._read.get(file, 0))
-                    data = stream.read()
-            except OSError:
-                continue  # removed while we looked
-            self._read[file] = self._read.get(file, 0) + len(data)
-            *lines, self._rest[file] = (self._rest.get(file, b"") + data).split(b"\n")
-            for line in lines:
-                self._print(file, line)
+        for home, file, size in self._files():
+            key = home, file
+            offset = self._read.setdefault(key, 0)
+            while size > offset and (data := self._sources[home].piece(file, offset)):
+                offset = self._read[key] = offset + len(data)
+                *lines, self._rest[key] = (self._rest.get(key, b"") + data).split(b"\n")
+                for line in lines:
+                    self._print(key, line)
         sys.stdout.flush()
 
     def flush(self) -> None:
         """What has no end of line."""
-        for file, rest in self._rest.items():
+        for key, rest in self._rest.items():
             if rest:
-                self._print(file, rest)
+                self._print(key, rest)
         self._rest.clear()
         sys.stdout.flush()
 
-    def _files(self) -> list[Path]:
+    def close(self) -> None:
+        if self._conversation is not None:
+            self._conversation.close()
+
+    def _files(self) -> list[tuple[int, KeptFile, int]]:
         """Attempt by attempt, rank by rank."""
         found = []
-        for file in self._folder.glob("attempt_*/*/std*.log"):
-            attempt, place = file.parts[-3].removeprefix("attempt_"), file.parts[-2]
-            if attempt.isdigit() and place.isdigit():
-                rank = self._rank_of.get(int(place), int(place))
+        for home, source in self._sources.items():
+            for file, size in source.files().items():
+                rank = self._rank_of(home, file)
                 if self._rank in (None, rank):
-                    found.append((int(attempt), rank, file.name != "stdout.log", file))
-        return [file for *_, file in sorted(found)]
+                    found.append((file.attempt, rank, file.stream != "stdout", home, file, size))
+        return [(home, file, size) for *_, home, file, size in sorted(found, key=lambda one: one[:4])]
 
-    def _print(self, file: Path, line: bytes) -> None:
-        prefix = ""
-        if self._is_prefixed:
-            place = int(file.parts[-2])
-            prefix = f"[rank {self._rank_of.get(place, place)}]: "
+    def _rank_of(self, home: int, file: KeptFile) -> int:
+        if self._by_rank:
+            return file.place
+        at = self._job.agents.rank_at
+        newest = {known.local_rank: known.rank for known in self._job.ranks if known.agent == home}
+        return at.get((home, file.attempt, file.place), newest.get(file.place, file.place))
+
+    def _print(self, key: tuple[int, KeptFile], line: bytes) -> None:
+        prefix = f"[rank {self._rank_of(*key)}]: " if self._is_prefixed else ""
         sys.stdout.write(f"{prefix}{line.decode(errors='replace')}\n")
+
+
+def _folders_of(job: FoundJob) -> dict[int, Path]:
+    """Of the job's agents, by their numbers, as far as they are seen from here: beside this one, where hosts share them, and
+    beside the one with which the job began."""
+    assert job.owner is not None
+    found = {job.owner.number: job.folder}
+    for beside in {job.folder.parent, Path(job.started.folder).parent}:
+        for folder in beside.glob(f"*/{owners.NAME}"):
+            its = owners.read(folder.parent)
+            if its is not None and its.job == job.owner.job and (folder.parent / reader.NAME).exists():
+                found.setdefault(its.number, folder.parent)
+    return found

@@ -20,8 +20,9 @@ N_LAST_EVENTS = 8
 
 
 class JobLine(msgspec.Struct, frozen=True):
-    """A job as `odyssey ps` has it. `agent`: pid, None if it does not run here. `n_restarts`: of all its ranks together, or of
-    single ones in a Job. Seconds, and seconds since the epoch."""
+    """A job as `odyssey ps` has it. `agent`: pid, None if it does not run here; `role`: which of several it is, and who leads,
+    for people; empty where there can be only one. `n_restarts`: of all its ranks together, or of single ones in a Job. Seconds,
+    and seconds since the epoch."""
 
     job: str
     command: str
@@ -34,6 +35,7 @@ class JobLine(msgspec.Struct, frozen=True):
     step: int | None
     n_restarts: int
     last_event: str
+    role: str = ""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -98,7 +100,20 @@ def line_of(job: FoundJob) -> JobLine:
         step=board.told_step if board.told_step is not None else board.steps or None,
         n_restarts=board.n_restarts,
         last_event=last,
+        role=_role(job),
     )
+
+
+def _role(job: FoundJob) -> str:
+    if job.owner is None:
+        return ""
+    agents, own = job.agents, job.owner.number
+    role = f"agent {own} of {len(agents.present)}"
+    if agents.leader == own:
+        return f"{role}, which leads"
+    where = agents.known.get(agents.leader)
+    address = where.address if where is not None and where.address else job.owner.leader_at[0]
+    return f"{role}, led by agent {agents.leader} at {where.host if where is not None else '?'} ({address})"
 
 
 def status_of(job: FoundJob) -> JobStatus:
@@ -123,11 +138,13 @@ def status_of(job: FoundJob) -> JobStatus:
 def _why_not_ended(job: FoundJob) -> str:
     if job.agent is not None or job.is_elsewhere:
         return ""
+    if job.owner is not None:
+        return "this host's agent is gone, and its ranks with it: the log here has no end, and the job may go on without it"
     return "the agent was killed: its log has no end; its ranks ended with it"
 
 
 def _table(lines: Sequence[JobLine]) -> list[str]:
-    rows = [("JOB", "RANKS", "AGE", "STEP", "RESTARTS", "STATUS", "SCRIPT", "LAST EVENT")]
+    rows: list[tuple[str, ...]] = [("JOB", "RANKS", "AGE", "STEP", "RESTARTS", "STATUS", "SCRIPT", "LAST EVENT")]
     rows += [
         (
             line.job,
@@ -141,6 +158,8 @@ def _table(lines: Sequence[JobLine]) -> list[str]:
         )
         for line in lines
     ]
+    if any(line.role for line in lines):
+        rows = [(*row[:-1], role, row[-1]) for row, role in zip(rows, ("HERE", *(line.role for line in lines)), strict=True)]
     return _aligned(rows)
 
 
@@ -161,7 +180,7 @@ def _status(found: JobStatus) -> list[str]:
     if found.help:
         facts.insert(4, ("help", found.help))
     if line.agent is not None:
-        facts.insert(3, ("agent", f"pid {line.agent}"))
+        facts.insert(3, ("agent", f"pid {line.agent}{f', {line.role}' if line.role else ''}"))
     if line.step is not None:
         loss = f", loss {found.loss:.4g}" if found.loss is not None else ""
         pace = f", {quantities.seconds(found.step_s)} a step" if found.step_s else ""
@@ -171,7 +190,10 @@ def _status(found: JobStatus) -> list[str]:
     if found.n_unreadable:
         text.append(f"{'note':<{width}}  {quantities.plural(found.n_unreadable, 'line')} of the log could not be read: skipped")
     if found.ranks:
-        rows = [("rank", "pid", "state"), *((str(r.rank), str(r.pid), r.state) for r in found.ranks)]
+        rows: list[tuple[str, ...]] = [("rank", "host", "pid", "state")]
+        rows += [(str(rank.rank), rank.host, str(rank.pid), rank.state) for rank in found.ranks]
+        if not line.role:
+            rows = [(rank, pid, state) for rank, _, pid, state in rows]
         text += ["", *(f"  {row}" for row in _aligned(rows))]
     if found.losses:
         text += ["", "losses", *(f"  {_clock(loss.time)}  rank {loss.rank}: {loss.cause}" for loss in found.losses)]

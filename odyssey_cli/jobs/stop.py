@@ -1,4 +1,5 @@
-"""`odyssey stop`: ends a job by a signal to its agent, and to no other process that has come to have its number."""
+"""`odyssey stop`: ends a job by a signal to its agent, and to no other process that has come to have its number; where another
+host's agent leads the job, by asking that one."""
 
 from __future__ import annotations
 
@@ -8,15 +9,20 @@ import signal
 import sys
 import time
 
+from launcher.cluster.questions import AskEnd, AskLife, Ending, NotLeading
 from launcher.joblog import reader
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.jobs import find
+from odyssey_cli.jobs.conversation import Conversation, Unreachable
 
 LOOK_S = 0.02
 TAKEN_S = 5.0
 """With --now the second signal comes when the log has the end that the first one asked for, else they would count as one; and
 after this time in any case."""
+ANSWER_S = 10.0
+N_LEADERS = 3
+"""So many are asked, one after the other, who leads."""
 
 
 def stop(name: str | None, *, now: bool) -> ExitCode:
@@ -33,7 +39,9 @@ def stop(name: str | None, *, now: bool) -> ExitCode:
         print(f"{job.name} has just ended")
         return ExitCode.OK
     try:
-        if job.look_for_agent() == agent:  # seen again through a descriptor that nobody else can get
+        if job.owner is not None and job.agents.leader != job.owner.number:
+            _end_from_here(process, job, now)
+        elif job.look_for_agent() == agent:  # seen again through a descriptor that nobody else can get
             _end(process, job, now)
     except PermissionError:
         raise OdysseyError(f"{job.name} is another user's", "ask them") from None
@@ -47,8 +55,7 @@ def _end(process: int, job: find.FoundJob, now: bool) -> None:
     gone = select.poll()
     gone.register(process, select.POLLIN)
     if not now:
-        print(f"stopping {job.name}: its ranks get SIGTERM; `odyssey stop {job.name} --now` does not wait for them")
-        sys.stdout.flush()
+        _say_that_it_ends(job)
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
         if now and job.board.ended is None:
@@ -59,3 +66,41 @@ def _end(process: int, job: find.FoundJob, now: bool) -> None:
     except ProcessLookupError:
         pass  # gone
     gone.poll()
+
+
+def _end_from_here(process: int, job: find.FoundJob, now: bool) -> None:
+    """`process`: this host's agent, which ends with the job."""
+    if not now:
+        _say_that_it_ends(job)
+    conversation = Conversation(job)
+    try:
+        leader = _ask_leader(conversation, job)
+        question = AskEnd(now=True) if now else AskLife()
+        while isinstance(conversation.ask({leader: question}, ANSWER_S)[leader], Ending):
+            time.sleep(LOOK_S)
+    finally:
+        conversation.close()
+    gone = select.poll()
+    gone.register(process, select.POLLIN)
+    gone.poll()
+
+
+def _ask_leader(conversation: Conversation, job: find.FoundJob) -> int:
+    """Answers its number. Raises OdysseyError if it cannot be asked."""
+    leader = job.agents.leader
+    for _ in range(N_LEADERS):
+        answer = conversation.ask({leader: AskEnd(now=False)}, ANSWER_S)[leader]
+        match answer:
+            case Ending():
+                return leader
+            case NotLeading(leader=number):
+                leader = number
+            case Unreachable(why=why):
+                what = f"{job.agents.name(leader)}, which leads {job.name}, cannot be asked: {why}"
+                raise OdysseyError(what, "stop it on that host; a SIGTERM to the agent here ends that alone")
+    raise OdysseyError(f"nobody leads {job.name} at the moment", "try again in a few seconds")
+
+
+def _say_that_it_ends(job: find.FoundJob) -> None:
+    print(f"stopping {job.name}: its ranks get SIGTERM; `odyssey stop {job.name} --now` does not wait for them")
+    sys.stdout.flush()

@@ -49,6 +49,11 @@ class Link:
         return self._socket is not None
 
     @property
+    def is_sending(self) -> bool:
+        """The other side has not taken all that was sent."""
+        return self._unsent.has_some
+
+    @property
     def addresses(self) -> tuple[str, str]:
         """Of this side, and of the other one; empty where the connection is gone."""
         try:

@@ -1,0 +1,42 @@
+"""What commands of `odyssey` find of an agent that may have others: whose folder it is, and answers to what they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.cluster.links.dial import Address
+from launcher.cluster.questions import Answer, Ending, NotLeading
+from launcher.cluster.reception import Reception
+from launcher.cluster.visitors import Visitors
+from launcher.joblog import owner
+from launcher.joblog.events import JobStarted
+from launcher.joblog.owner import Owner
+from launcher.processes.local_agent import LocalAgent
+
+
+def owner_of_folder(local: LocalAgent, number: int, started: JobStarted, leader: int, leader_at: Address) -> Owner:
+    """`number`: of this agent. `leader`, `leader_at`: who led when it joined, and where, from here."""
+    folder, secret_file = started.folder or str(local.folder.path or ""), local.options.secret_file
+    return Owner(
+        job=Path(folder).name,
+        number=number,
+        process=owner.this_process(local.now()),
+        port=local.options.master_port,
+        secret_file=str(secret_file.absolute()) if secret_file is not None else "",
+        leader=leader,
+        leader_at=(leader_at.host, leader_at.port),
+    )
+
+
+def answer_visitors(local: LocalAgent, reception: Reception, leader: Callable[[], int]) -> None:
+    """From now on, whatever the agent's role is then. `leader()`: who leads where this agent does not."""
+
+    def pids() -> dict[int, int]:
+        found = {rank: local.processes.pid_here(rank) for rank in local.processes.ranks}
+        return {rank: pid for rank, pid in found.items() if pid is not None}
+
+    def end(now: bool) -> Answer:
+        return Ending(local.end(now)) if local.decides else NotLeading(leader())
+
+    Visitors(local.loop, reception, local.folder.path, pids=pids, end=end, is_ending=lambda: local.code is not None)

@@ -1,0 +1,86 @@
+"""What a command of `odyssey` asks an agent of a job from another host: where its ranks are, what they wrote, to end the job.
+
+Each question has one answer, and the next one comes after it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from launcher.health.stacks import Stack
+from launcher.output.kept import MAX_FILES, MAX_PIECE_BYTES, KeptFile, Size
+from odyssey.codec import Count
+
+MAX_QUESTION_BYTES = 4096
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """First words of such a command."""
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+class AskStacks(msgspec.Struct, frozen=True, tag=True):
+    """Where are this agent's ranks in their Python code?"""
+
+
+class AskFiles(msgspec.Struct, frozen=True, tag=True):
+    """Which files have they written?"""
+
+
+class AskPiece(msgspec.Struct, frozen=True, tag=True):
+    """What is in one of them?"""
+
+    file: KeptFile
+    offset: Size
+
+
+class AskLife(msgspec.Struct, frozen=True, tag=True):
+    """Is this agent there, and is the job to end?"""
+
+
+class AskEnd(msgspec.Struct, frozen=True, tag=True):
+    """End the job, as SIGTERM would. `now`: if its end has begun, do not wait for ranks any longer."""
+
+    now: bool
+
+
+Question = AskStacks | AskFiles | AskPiece | AskLife | AskEnd
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+class Stacks(msgspec.Struct, frozen=True, tag=True):
+    """Of each living rank."""
+
+    stacks: dict[Count, Stack]
+
+
+class Files(msgspec.Struct, frozen=True, tag=True):
+    """With their sizes."""
+
+    files: Annotated[tuple[tuple[KeptFile, Size], ...], msgspec.Meta(max_length=MAX_FILES)]
+
+
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """Empty at the file's end, or where there is none."""
+
+    data: Annotated[bytes, msgspec.Meta(max_length=MAX_PIECE_BYTES)]
+
+
+class Ending(msgspec.Struct, frozen=True, tag=True):
+    """`has_begun`: it is decided that the job ends, and ranks are told to."""
+
+    has_begun: bool
+
+
+class NotLeading(msgspec.Struct, frozen=True, tag=True):
+    """Ask the one that does."""
+
+    leader: Count
+
+
+Answer = Stacks | Files | Piece | Ending | NotLeading

@@ -1,0 +1,146 @@
+"""Commands of `odyssey` on other hosts, which ask this agent: answered whatever its role, and never by the loop itself where
+that could take a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from launcher.cluster.links.link import Link
+from launcher.cluster.questions import (
+    MAX_QUESTION_BYTES,
+    Answer,
+    Ask,
+    AskEnd,
+    AskFiles,
+    AskLife,
+    AskPiece,
+    AskStacks,
+    Ending,
+    Files,
+    Piece,
+    Question,
+    Stacks,
+)
+from launcher.cluster.reception import Reception
+from launcher.health.stacks import Reading
+from launcher.host.beside import Beside
+from launcher.host.loop import Loop, Timer
+from launcher.output import kept
+from odyssey.codec import Malformed, Packed
+from odyssey.messages import packed
+
+MAX_VISITORS = 16
+"""At a time; a further one takes the place of the one that has been there longest."""
+IDLE_S = 60.0
+"""After so long without a question a visitor is sent away."""
+_question = Packed(Question)
+
+
+class Visitors:
+    """`folder`: with what ranks here write, None for none; `pids`: of the living ranks here; `end(now)`: see AskEnd;
+    `is_ending()`: the end has begun."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        reception: Reception,
+        folder: Path | None,
+        *,
+        pids: Callable[[], dict[int, int]],
+        end: Callable[[bool], Answer],
+        is_ending: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._folder = folder
+        self._pids = pids
+        self._end = end
+        self._is_ending = is_ending
+        self._visitors: dict[_Visitor, None] = {}
+        reception.give(Ask, self._come, self._close)
+
+    def _come(self, link: Link, words: Ask) -> None:
+        if len(self._visitors) >= MAX_VISITORS:
+            self._go(next(iter(self._visitors)))
+        self._visitors[_Visitor(self._loop, link, self._answer, self._go)] = None
+
+    def _answer(self, visitor: _Visitor, question: Question) -> None:
+        match question:
+            case AskStacks():
+                reading = Reading()
+                visitor.answer_later(partial(_stacks, reading, self._pids()), reading.cancel)
+            case AskFiles():
+                visitor.answer_later(partial(_files, self._folder))
+            case AskPiece():
+                visitor.answer_later(partial(_piece, self._folder, question))
+            case AskLife():
+                visitor.answer(Ending(self._is_ending()))
+            case AskEnd(now=now):
+                visitor.answer(self._end(now))
+
+    def _go(self, visitor: _Visitor) -> None:
+        if visitor in self._visitors:
+            del self._visitors[visitor]
+            visitor.close()
+
+    def _close(self) -> None:
+        for visitor in list(self._visitors):
+            self._go(visitor)
+
+
+def _stacks(reading: Reading, pids: dict[int, int]) -> Stacks:
+    return Stacks(reading.read(pids) if pids else {})
+
+
+def _files(folder: Path | None) -> Files:
+    return Files(tuple(kept.files(folder).items()) if folder is not None else ())
+
+
+def _piece(folder: Path | None, question: AskPiece) -> Piece:
+    return Piece(kept.piece(folder, question.file, question.offset) if folder is not None else b"")
+
+
+class _Visitor:
+    """One of them. `asked(visitor, question)`; `gone(visitor)`: it is to be closed."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        link: Link,
+        asked: Callable[[_Visitor, Question], None],
+        gone: Callable[[_Visitor], None],
+    ) -> None:
+        self._loop = loop
+        self._link = link
+        self._asked = asked
+        self._gone = gone
+        self._work: Beside[Answer] | None = None
+        self._limit: Timer = loop.later(IDLE_S, lambda: gone(self))
+        link.begin(self._received, lambda why: gone(self), MAX_QUESTION_BYTES)
+
+    def _received(self, body: bytes) -> None:
+        try:
+            if self._work is not None or self._link.is_sending:
+                raise Malformed("a question before the answer to the last one")
+            question: Question = _question.decode(body)
+        except Malformed:
+            self._gone(self)
+            return
+        self._limit.cancel()
+        self._limit = self._loop.later(IDLE_S, lambda: self._gone(self))
+        self._asked(self, question)
+
+    def answer(self, answer: Answer) -> None:
+        self._work = None
+        self._link.send(packed(answer))
+
+    def answer_later(self, work: Callable[[], Answer], cancel: Callable[[], None] | None = None) -> None:
+        """In a thread: it waits for a disk, or for processes."""
+        self._work = Beside(self._loop, work, self.answer, cancel=cancel)
+
+    def close(self) -> None:
+        self._limit.cancel()
+        if self._work is not None:
+            self._work.close()
+        self._link.close()

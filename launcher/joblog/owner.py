@@ -1,0 +1,73 @@
+"""Whose folder this is: where a job may have several agents each has one, with the whole log and what its ranks wrote.
+
+`agent.json` beside the log tells the commands of `odyssey` which agent that is, and how the others are reached from here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from launcher.host import proc
+from odyssey.codec import Json, Malformed, to_json
+
+NAME = "agent.json"
+_SAME_START_S = 0.5 * proc.TICK_S
+
+
+class Process(msgspec.Struct, frozen=True):
+    """An agent's. `pid_started`: seconds after the boot of its `host`; `at`: when this was written, seconds since the epoch."""
+
+    host: str
+    pid: int
+    pid_started: float
+    at: float
+
+    @property
+    def runs_here(self) -> bool:
+        """It, and no other process that has come to have its number."""
+        if self.host not in ("", socket.gethostname()) or self.at < proc.booted_at() - 1:
+            return False
+        now = proc.stat(self.pid)
+        return now is not None and abs(now.started_s - self.pid_started) < _SAME_START_S
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """`job`: what the job is called on every host; `number`: of the agent. `port`: of the endpoint; `secret_file`: as given,
+    empty for none. `leader`: who led when it joined, reached at `leader_at`; empty where it led itself."""
+
+    job: str
+    number: int
+    process: Process
+    port: int
+    secret_file: str = ""
+    leader: int = 0
+    leader_at: tuple[str, int] = ("", 0)
+
+
+_owner = Json(Owner)
+
+
+def write(folder: Path, owner: Owner) -> None:
+    """The whole file or none. Raises OSError."""
+    part = folder / f"{NAME}.part"
+    part.write_bytes(to_json(owner) + b"\n")
+    part.replace(folder / NAME)
+
+
+def read(folder: Path) -> Owner | None:
+    """None for a job that has only one agent, and for what is no such file."""
+    try:
+        found: Owner = _owner.decode((folder / NAME).read_bytes())
+    except (OSError, Malformed):
+        return None
+    return found
+
+
+def this_process(at: float) -> Process:
+    """`at`: now."""
+    own = proc.stat(os.getpid())
+    return Process(socket.gethostname(), os.getpid(), own.started_s if own is not None else 0.0, at)

@@ -1,0 +1,72 @@
+"""The agents of a job, as its log tells: who is in it, who leads, whose each rank is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from launcher.coordinator.rank_assignment import in_order
+from launcher.joblog.events import (
+    AgentInfo,
+    AgentJoined,
+    AgentLost,
+    Event,
+    JobStarted,
+    LeaderChanged,
+    RankJoined,
+    RankStarted,
+    Restarting,
+)
+
+
+class Agents:
+    """None, where there can be only one. `leader`: the number of who leads."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.known: dict[int, AgentInfo] = {}
+        """By number, all that there ever were."""
+        self.present: set[int] = set()
+        self.leader = 0
+        self.home_of: dict[int, int] = {}
+        """rank -> number of the agent that has started its newest process."""
+        self.rank_at: dict[tuple[int, int, int], int] = {}
+        """(number of the agent, attempt, local rank) -> rank."""
+        self._order: tuple[AgentInfo, ...] = ()
+        self._is_job = False
+        self._attempt = 0
+        for event in events:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        match event.body:
+            case JobStarted(agents=agents) as started:
+                self._order = agents
+                for agent in agents:
+                    self._joins(agent)
+                    if (agent.host, agent.pid) == (started.host, started.pid):
+                        self.leader = agent.number
+            case AgentJoined(agent=agent):
+                self._joins(agent)
+                if not self._is_job:  # a Job takes no new ranks
+                    self._order = in_order((*self._order, agent))
+            case AgentLost(agent=agent):
+                self.present.discard(agent.number)
+                self._order = tuple(one for one in self._order if one.number != agent.number)
+            case LeaderChanged(agent=agent):
+                self._joins(agent)
+                self.leader = agent.number
+            case RankJoined():
+                self._is_job = True
+            case Restarting(attempt=attempt):
+                self._attempt = attempt
+            case RankStarted(rank=rank, node=node, local_rank=local_rank) if node < len(self._order):
+                home = self._order[node].number
+                self.home_of[rank] = home
+                self.rank_at[home, self._attempt, local_rank] = rank
+
+    def _joins(self, agent: AgentInfo) -> None:
+        self.known[agent.number] = agent
+        self.present.add(agent.number)
+
+    def name(self, number: int) -> str:
+        """For people."""
+        return f"agent {number} ({self.known[number].host})" if number in self.known else f"agent {number}"
