@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import pytest
 from launcher.joblog import reader
 from tests.agent_runs import ROOT
 from tests.test_agents import Agent, start
+from tests.test_stalls import needs_spy
 
 __all__ = ["start"]
 pytestmark = pytest.mark.timeout(120)
@@ -150,3 +152,35 @@ def test_where_folders_are_shared_nobody_is_asked(hosts: Hosts) -> None:
     theirs = hosts.folder_of(1)
     theirs.rename(hosts.folder_of(0).parent / theirs.name)
     assert len(hosts.say(0, "logs").splitlines()) == 12
+
+
+HANGS = """
+import os, sys
+import torch, torch.distributed as dist
+def read():
+    with open(sys.argv[1]) as pipe:
+        return pipe.read()
+dist.init_process_group("gloo")
+if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    read()
+dist.all_reduce(torch.ones(1))
+print("through", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@needs_spy
+def test_a_rank_of_another_agent_that_hangs_is_named_and_ended(tmp_path: Path, start: Callable[..., Agent]) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    command = (str(script), str(tmp_path / "fifo"))  # behind an option without a value
+    first, second = (
+        start(*command, script="--end-stalled", backend="static", node_rank=i, stall_timeout="2s", max_restarts=1)
+        for i in range(2)
+    )
+    assert first.end() == 0 and second.end() == 0, first.lines + second.lines
+    told = "".join(first.lines)
+    assert f"rank 1 (on {socket.gethostname()}) makes no progress since" in told
+    assert "rank 0: waits in all_reduce (hangs.py:10 <module>)" in told and "rank 1: in read (hangs.py:5)" in told
+    assert "through" in told and "through" in "".join(second.lines)

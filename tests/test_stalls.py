@@ -61,6 +61,16 @@ def test_what_reading_its_stack_cost_a_rank_is_no_life() -> None:
     assert watch.look(10.0, {0: Sample(5.5, 100)}).stalled == {0: 0.0}
 
 
+def test_nobody_has_stalled_in_a_time_that_was_not_seen() -> None:
+    watch = Stalls(10.0)
+    watch.look(0.0, {0: IDLE, 1: IDLE})
+    watch.beat(1, 1.0)
+    for rank in (0, 1):
+        watch.excuse(rank, 30.0)
+    assert watch.look(30.0, {0: IDLE, 1: IDLE}).stalled == {}
+    assert watch.look(40.0 + INTERVAL_S, {0: IDLE, 1: IDLE}).stalled == {0: 30.0, 1: 30.0}
+
+
 def test_with_heartbeats_only_heartbeats_count() -> None:
     watch = Stalls(10.0)
     watch.look(0.0, {0: IDLE})

@@ -29,6 +29,8 @@ from launcher.cluster.reception import Reception
 from launcher.cluster.redirects import give_way
 from launcher.cluster.roster import Roster
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.health.stacks import Frame, Stack
+from launcher.health.stalls import Sample
 from launcher.host.loop import Loop
 from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, RankLost, RankStarted
 from launcher.joblog.news import News, Sender
@@ -289,6 +291,34 @@ def test_an_agent_that_has_a_rank_no_more_is_not_heard_of_it(leader: LeaderOnALo
     leader.until(lambda: leader.fed)
     assert leader.fed == [RankStarted(0, 7, 0)]
     assert not leader.lost
+
+
+def test_a_member_is_heard_only_on_what_it_was_asked(leader: LeaderOnALoop) -> None:
+    """Of its own ranks, in answer to that question, once; and who is lost has nothing to say."""
+    member = leader.member()
+    agent = leader.within.agents[1]
+    samples: list[dict[int, Sample]] = []
+    stacks: list[dict[int, Stack]] = []
+    agent.sample([3], samples.append)
+    assert isinstance(member.hear(wire.FromLeader), wire.Welcome)
+    asked = member.hear(wire.FromLeader)
+    assert isinstance(asked, wire.TakeSamples) and asked.ranks == (3,)
+    sample = Sample(1.0, 2)
+    member.say(wire.StacksRead(asked.number, {3: Stack()}))
+    member.say(wire.Samples(asked.number + 1, {3: sample}))
+    for _ in range(2):
+        member.say(wire.Samples(asked.number, {3: sample, 4: sample}))
+    agent.read_stacks([3], stacks.append)
+    asked = member.hear(wire.FromLeader)
+    frame = Frame("\x1b[2Ja.py", 7, "f")
+    member.say(wire.StacksRead(asked.number, {3: Stack((frame,))}))
+    leader.until(lambda: stacks)
+    assert samples == [{3: sample}]
+    assert stacks == [{3: Stack((Frame("\\x1b[2Ja.py", 7, "f"),))}]
+    agent.sample([3], samples.append)
+    agent.end("cut off")
+    agent.sample([3], samples.append)
+    assert samples[1:] == [{}, {}] and leader.lost
 
 
 def test_a_member_whose_link_is_cut_goes_on_over_another_one(leader: LeaderOnALoop) -> None:

@@ -25,6 +25,7 @@ from launcher.agent.report_router import ReportRouter
 from launcher.agent.succession import Succession
 from launcher.cluster.agreement import Agreement
 from launcher.cluster.cluster import Cluster
+from launcher.cluster.inspection import Inspection
 from launcher.cluster.leader import Leader
 from launcher.cluster.links import addresses
 from launcher.cluster.links.dial import Address
@@ -156,19 +157,16 @@ def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders) -> Job
 
 
 def _watch_over_scripts(local: LocalAgent, cluster: Cluster, coordination: Coordination) -> StallWatch:
-    def pids() -> dict[int, int]:
-        """Of the living ranks without a Job on this host."""
-        if local.code is not None:
-            return {}
-        found = {rank: cluster.pid_here(rank) for rank in coordination.plain_ranks}
-        return {rank: pid for rank, pid in found.items() if pid is not None}
+    def watched() -> list[int]:
+        """The living ranks without a Job."""
+        return coordination.plain_ranks if local.code is None else []
 
+    inspection = Inspection(cluster, local.own_ranks, watched)
     return StallWatch(
         local.loop,
         local.options.stall_timeout_s,
         local.options.ends_stalled,
-        ranks=pids,
-        written=local.processes.n_bytes_of,
+        inspection=inspection,
         feed=local.news.event,
         kill=cluster.kill_rank,
     )

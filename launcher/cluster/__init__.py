@@ -4,6 +4,7 @@ endpoint.py  where they meet, and who leads
 roster.py    who has come, who is refused
 quorum.py    until there are enough
 cluster.py   all ranks of a job: one way to address them, wherever they live
+inspection.py what they do, asked of each agent
 leader.py    the leading agent takes others in; sessions.py: what connects them; remote_agent.py: one, as the leading one has it
 member.py    an agent that another one leads; leader_search.py: how it finds that one; leader_session.py: and holds on to it
 reported.py  what a member has reported of its ranks, and may have to say again

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from launcher.cluster.leader import Leader
-from launcher.cluster.remote_agent import RemoteRank
+from launcher.cluster.remote_agent import RemoteAgent, RemoteRank
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.proc import Vitals
 from launcher.joblog.events import Cause, Event
@@ -64,6 +64,28 @@ class Cluster:
                 home.lacks(assignment(rank))
                 missing.append(rank)
         return missing
+
+    @property
+    def has_others(self) -> bool:
+        """There is another agent, or was."""
+        return bool(self._leader.agents)
+
+    def homes_of(self, ranks: Iterable[int]) -> tuple[list[int], list[tuple[RemoteAgent, list[int]]]]:
+        """Those of these ranks that are here, and those that other agents have."""
+        here: list[int] = []
+        elsewhere: dict[int, tuple[RemoteAgent, list[int]]] = {}
+        for rank in ranks:
+            home = self._home_of[rank]
+            if isinstance(home, RemoteAgent):
+                elsewhere.setdefault(home.info.number, (home, []))[1].append(rank)
+            else:
+                here.append(rank)
+        return here, list(elsewhere.values())
+
+    def host_of(self, rank: int) -> str:
+        """The name of the host that has it."""
+        home = self._home_of[rank]
+        return home.info.host if isinstance(home, RemoteAgent) else self._leader.us.host
 
     # -- one rank ------------------------------------------------------------------------------------------------------
 

@@ -41,10 +41,14 @@ from launcher.cluster.wire import (
     LedBy,
     Notice,
     Others,
+    ReadStacks,
     Refused,
+    Samples,
     Signal,
     SpawnRank,
+    StacksRead,
     Stopped,
+    TakeSamples,
     ToRank,
     WaitForPlace,
     Welcome,
@@ -154,6 +158,7 @@ class Member:
     def give_up_role(self) -> None:
         """Nobody leads this agent any more."""
         self._search.end()
+        self._local.own_ranks.close()
         if self._hold_limit is not None:
             self._hold_limit.cancel()
         if self._session is not None:
@@ -237,6 +242,7 @@ class Member:
         assert self._number is not None
         if self._session is not None:
             self._session.close()
+        self._local.own_ranks.close()  # what the one before asked
         self._hold(True)
         self._leader_at = address
         self._session = session = self._make_session()
@@ -284,6 +290,10 @@ class Member:
                 self._processes.drill(rank, number)
             case EndRanks(ranks=ranks):
                 self._processes.terminate(ranks)
+            case TakeSamples(number=number, ranks=ranks):
+                self._tell(Samples(number, self._local.own_ranks.samples(ranks)))
+            case ReadStacks(number=number, ranks=ranks):
+                self._local.own_ranks.read_stacks(ranks, lambda stacks: self._tell(StacksRead(number, stacks)))
             case KillAll():
                 self._processes.kill_all()
             case Signal(number=number):

@@ -7,8 +7,10 @@ A member decides nothing. What it tells of a process that is not a rank's curren
 
 from __future__ import annotations
 
+import itertools
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -26,13 +28,19 @@ from launcher.cluster.wire import (
     Leaving,
     LedBy,
     Notice,
+    ReadStacks,
+    Samples,
     Signal,
     SpawnRank,
+    StacksRead,
     Stopped,
+    TakeSamples,
     ToRank,
     Welcome,
 )
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.health.stacks import Stack, cleaned
+from launcher.health.stalls import Sample
 from launcher.host.proc import Vitals
 from launcher.joblog.events import AgentInfo, Cause, RankExited, RankLost, RankStarted
 from launcher.joblog.news import News
@@ -83,6 +91,9 @@ class RemoteAgent:
         """The current process of each rank that it has."""
         self._processes: dict[int, RemoteRank] = {}
         """By number, all that it was ever asked for."""
+        self._questions = itertools.count()
+        self._asked: dict[tuple[int, type], Callable[[dict[int, Any]], None]] = {}
+        """What it has not answered yet: by number and kind of answer, who waits for it."""
 
     def welcome(self, leader: int, store: StoreAddress, run_id: str) -> None:
         """It is in. From here on it is heard. `leader`: our number."""
@@ -112,6 +123,8 @@ class RemoteAgent:
         for process in self._processes.values():
             _is_gone(process)
         self._lost(self.info, why)
+        for number, kind in list(self._asked):
+            self._answered(number, kind, {})
 
     # -- what it tells -------------------------------------------------------------------------------------------------
 
@@ -125,6 +138,10 @@ class RemoteAgent:
                     self._heard_of(process, message)
             case Notice(text=text):
                 self._news.say(f"agent {self.info.number}: {for_people(text, MAX_TOLD)}")
+            case Samples(number=number, samples=samples):
+                self._answered(number, Samples, samples)
+            case StacksRead(number=number, stacks=stacks):
+                self._answered(number, StacksRead, {rank: cleaned(stack) for rank, stack in stacks.items()})
             case Leaving(reason=reason):
                 self.end(for_people(reason, MAX_TOLD))
 
@@ -148,6 +165,32 @@ class RemoteAgent:
             if isinstance(event, RankLost):
                 event = replace(event, slot_lost=event.slot_lost or process.slot_lost)
             self._news.event(event)
+
+    # -- what it is asked ----------------------------------------------------------------------------------------------
+
+    def sample(self, ranks: Sequence[int], answered: Callable[[dict[int, Sample]], None]) -> None:
+        """How much these of its ranks have used and written. The answer is empty when it is lost."""
+        self._ask(TakeSamples(next(self._questions), tuple(ranks)), Samples, answered)
+
+    def read_stacks(self, ranks: Sequence[int], answered: Callable[[dict[int, Stack]], None]) -> None:
+        """Where these of its ranks are."""
+        self._ask(ReadStacks(next(self._questions), tuple(ranks)), StacksRead, answered)
+
+    def _ask(self, question: TakeSamples | ReadStacks, kind: type, answered: Callable[[dict[int, Any]], None]) -> None:
+        if self.is_gone:
+            answered({})
+            return
+
+        def answer(found: dict[int, Any]) -> None:
+            answered({rank: found[rank] for rank in question.ranks if rank in found})
+
+        self._asked[question.number, kind] = answer
+        self._session.send(question)
+
+    def _answered(self, number: int, kind: type, found: dict[int, Any]) -> None:
+        answer = self._asked.pop((number, kind), None)
+        if answer is not None:
+            answer(found)
 
     # -- its ranks -----------------------------------------------------------------------------------------------------
 

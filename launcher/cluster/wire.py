@@ -11,6 +11,8 @@ import msgspec
 
 from launcher.cluster.questions import Ask
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.health.stacks import Stack
+from launcher.health.stalls import Sample
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
 from odyssey.codec import Count, Name, Pid, SignalNumber
 from odyssey.messages import Report
@@ -124,13 +126,27 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Samples(msgspec.Struct, frozen=True, tag=True):
+    """The answer to TakeSamples with this number."""
+
+    number: Count64
+    samples: dict[Count, Sample]
+
+
+class StacksRead(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ReadStacks with this number."""
+
+    number: Count64
+    stacks: dict[Count, Stack]
+
+
 class Leaving(msgspec.Struct, frozen=True, tag=True):
     """The member was asked to end, by a signal; its ranks are ending."""
 
     reason: str
 
 
-FromMember = FromRank | Happened | Stopped | Notice | Leaving
+FromMember = FromRank | Happened | Stopped | Notice | Samples | StacksRead | Leaving
 
 # -- leader to member --------------------------------------------------------------------------------------------------
 
@@ -198,6 +214,20 @@ class DrillRank(msgspec.Struct, frozen=True, tag=True):
     number: SignalNumber
 
 
+class TakeSamples(msgspec.Struct, frozen=True, tag=True):
+    """How much have these ranks used and written?"""
+
+    number: Count64
+    ranks: tuple[int, ...]
+
+
+class ReadStacks(msgspec.Struct, frozen=True, tag=True):
+    """Where are these ranks in their code?"""
+
+    number: Count64
+    ranks: tuple[int, ...]
+
+
 class KillAll(msgspec.Struct, frozen=True, tag=True):
     """SIGKILL to every rank."""
 
@@ -228,6 +258,8 @@ FromLeader = (
     | EndRanks
     | KillRank
     | DrillRank
+    | TakeSamples
+    | ReadStacks
     | KillAll
     | Signal
     | JobIsOver

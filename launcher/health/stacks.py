@@ -19,14 +19,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 import odyssey
 from launcher.host import proc
-from odyssey.codec import Json, Malformed
+from odyssey.codec import Json, Malformed, for_people
 from odyssey.zygote.protocol import STACKS_FILE, STACKS_SIGNAL
 
 LIMIT_S = 5.0
 """For all ranks together, and for each of the two ways."""
+MAX_TEXT = 300
+"""Characters of what another agent has read."""
 _LOOK_S = 0.01
 _NO_SPY = "py-spy is not installed (pip install py-spy), and only ranks forked by the zygote can tell it themselves"
 
@@ -129,6 +132,15 @@ def frames_for_people(stack: Stack) -> list[Frame]:
     while len(frames) > 1 and frames[-1].file.startswith((_OURS, "<frozen runpy")):
         frames.pop()
     return frames
+
+
+def cleaned(stack: Stack) -> Stack:
+    """As another agent has read it: without what a terminal would obey."""
+    frames = [
+        replace(frame, file=for_people(frame.file, MAX_TEXT), function=for_people(frame.function, MAX_TEXT))
+        for frame in stack.frames
+    ]
+    return Stack(tuple(frames), for_people(stack.problem, MAX_TEXT))
 
 
 def ranges(ranks: Sequence[int]) -> str:

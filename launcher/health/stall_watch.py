@@ -1,18 +1,19 @@
 """Looks now and then whether ranks of plain scripts make progress, tells of those that do not, and ends them if asked to.
 
 Stalls (stalls.py) ─► stalled ranks ─► their stacks, read beside the loop ─► Stalled, and at will their end ─► Resumed
+
+Ranks may be another agent's: what is asked of these is answered later, and a look is over when all have answered.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from launcher.health import stacks
-from launcher.health.stacks import Reading, Stack
-from launcher.health.stalls import Stalls, Verdict, sample, story, to_blame
+from launcher.health.stacks import Stack
+from launcher.health.stalls import Sample, Stalls, Verdict, story, to_blame
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import AtStep, Body, Cause, CauseKind, Resumed, Stalled
 from launcher.joblog.wording import seconds_text
@@ -21,13 +22,30 @@ from odyssey.messages import Beat
 LOOKS_PER_TIMEOUT, SOONEST_LOOK_S, LATEST_LOOK_S = 8, 0.1, 5.0
 LATEST_REPEAT_S = 3600.0
 """The warning comes again after the time-out, then after ever twice as long, up to this."""
+LATE_S, LATE_SHARE = 1.0, 0.25
+"""An answer that has come later than so, and than this share of the time-out, tells nothing of the time before."""
 TELL_STEP_S = 10.0
 """A rank's step comes into the log this often."""
 
 
+class Inspection(Protocol):
+    """Of the living ranks without a Job, wherever they are. `done` is called once, unless the inspection is closed."""
+
+    def processes(self) -> Mapping[int, object]:
+        """The present process of each."""
+
+    def hosts(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Where they are; empty where there is only one."""
+
+    def sample(self, ranks: Iterable[int], done: Callable[[dict[int, Sample]], None]) -> None: ...
+
+    def read_stacks(self, ranks: Iterable[int], done: Callable[[dict[int, Stack]], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class StallWatch:
-    """Looks at the ranks now and then. `ranks`: pid of each living rank without a Job; `written`: bytes that came through us;
-    `kill`: end a rank as lost. `timeout_s` None: only keeps what heartbeats tell."""
+    """Looks at the ranks now and then. `kill`: end a rank as lost. `timeout_s` None: only keeps what heartbeats tell."""
 
     def __init__(
         self,
@@ -35,23 +53,20 @@ class StallWatch:
         timeout_s: float | None,
         ends_stalled: bool,
         *,
-        ranks: Callable[[], dict[int, int]],
-        written: Callable[[int], int],
+        inspection: Inspection,
         feed: Callable[[Body], None],
         kill: Callable[[int, Cause], None],
     ) -> None:
         self._loop = loop
         self._timeout_s = timeout_s
         self._ends_stalled = ends_stalled
-        self._ranks = ranks
-        self._written = written
+        self._inspection = inspection
         self._feed = feed
         self._kill = kill
         self._stalls = Stalls(timeout_s) if timeout_s is not None else None
         self._steps = _Steps()
         self._warnings = _Warnings()
         self._timer: Timer | None = None
-        self._reader: _Reader | None = None
 
     def start(self) -> None:
         self._look_later()
@@ -61,9 +76,7 @@ class StallWatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._inspection.close()
         self._stalls = None
 
     def beat(self, rank: int, beat: Beat) -> None:
@@ -86,47 +99,71 @@ class StallWatch:
             self._stalls.forget(rank)
 
     def _look_later(self) -> None:
-        if self._timeout_s is not None and self._stalls is not None:
-            pause_s = min(max(self._timeout_s / LOOKS_PER_TIMEOUT, SOONEST_LOOK_S), LATEST_LOOK_S)
-            self._timer = self._loop.later(pause_s, self._look)
+        if self._stalls is not None and self._pause_s is not None:
+            self._timer = self._loop.later(self._pause_s, self._look)
+
+    @property
+    def _pause_s(self) -> float | None:
+        if self._timeout_s is None:
+            return None
+        return min(max(self._timeout_s / LOOKS_PER_TIMEOUT, SOONEST_LOOK_S), LATEST_LOOK_S)
 
     def _look(self) -> None:
-        assert self._stalls is not None and self._timeout_s is not None
-        self._look_later()
-        if self._reader is not None:
-            return  # what ranks do now is to be read
-        now = self._loop.clock()
-        pids = self._ranks()
-        verdict = self._stalls.look(now, sample(pids, self._written))
-        if not verdict.stalled:
-            since = self._warnings.end()
-            if since is not None:  # there is progress again
-                self._feed(Resumed(now - since))
-        elif not verdict.is_open and self._warnings.is_due(now, min(verdict.stalled.values()), self._timeout_s):
-            self._reader = _Reader(self._loop, pids, lambda found: self._judge(verdict, pids, found))
+        asked_at, processes = self._loop.clock(), self._inspection.processes()
+        self._inspection.sample(processes, lambda samples: self._sampled(asked_at, processes, samples))
 
-    def _judge(self, seen: Verdict, pids: dict[int, int], found: dict[int, Stack]) -> None:
-        """The stacks are there. What has gone on or ended since it was seen is not spoken of."""
-        self._reader = None
-        assert self._stalls is not None
-        living = self._ranks()
-        self._stalls.pass_over(self._loop.clock(), sample(living, self._written))  # that they were read costs ranks some time
-        stalled = {rank: at for rank, at in seen.stalled.items() if living.get(rank) == pids.get(rank)}
+    def _sampled(self, asked_at: float, processes: Mapping[int, object], samples: dict[int, Sample]) -> None:
+        if self._stalls is None or self._timeout_s is None:
+            return
+        now = self._loop.clock()
+        if now - asked_at > max(LATE_S, LATE_SHARE * self._timeout_s):  # of an agent that was cut off ranks have stood still
+            for rank in samples:
+                self._stalls.excuse(rank, now)
+        verdict = self._stalls.look(now, samples)
+        if verdict.stalled and not verdict.is_open:
+            if self._warnings.is_due(now, min(verdict.stalled.values()), self._timeout_s):
+                self._inspection.read_stacks(processes, lambda found: self._read(verdict, processes, found))
+                return  # what ranks do meanwhile is our doing
+        elif not verdict.stalled and (since := self._warnings.end()) is not None:  # there is progress again
+            self._feed(Resumed(now - since))
+        self._look_later()
+
+    def _read(self, seen: Verdict, processes: Mapping[int, object], found: dict[int, Stack]) -> None:
+        """The stacks are there. What ranks have done since was to be read."""
+        if self._stalls is not None:
+            living = self._inspection.processes()
+            self._inspection.sample(living, lambda samples: self._judge(seen, processes, found, samples))
+
+    def _judge(self, seen: Verdict, before: Mapping[int, object], found: dict[int, Stack], samples: dict[int, Sample]) -> None:
+        """What has gone on or ended since it was seen is not spoken of."""
+        if self._stalls is None:
+            return
+        self._look_later()
+        now, living = self._loop.clock(), self._inspection.processes()
+        self._stalls.pass_over(now, samples)
+        stalled = {rank: at for rank, at in seen.stalled.items() if living.get(rank) is before[rank]}
         if not stalled:
             return
         verdict = Verdict(stalled, seen.busy, seen.stopped & frozenset(stalled))
         groups = stacks.group({rank: stack for rank, stack in found.items() if rank in living})
         blamed, waited_for = to_blame(verdict, groups)
-        now = self._loop.clock()
         beats = [rank for rank in blamed or verdict.stalled if self._stalls.uses_heartbeats(rank)]
         silent = "no odyssey.heartbeat()" if beats else "no output, no processor time"
         offset = time.time() - now
-        steps = self._steps.last
-        text = story(verdict, groups, now, lambda t: time.strftime("%H:%M:%S", time.localtime(offset + t)), silent, steps)
+        hosts = self._inspection.hosts(blamed or stalled)
+        text = story(
+            verdict,
+            groups,
+            now,
+            lambda t: time.strftime("%H:%M:%S", time.localtime(offset + t)),
+            silent,
+            self._steps.last,
+            hosts,
+        )
         self._feed(Stalled(tuple(sorted(verdict.stalled)), tuple(sorted(blamed or waited_for)), text))
         if self._ends_stalled:
             for rank in sorted(blamed):
-                if self._ranks().get(rank) == pids.get(rank):
+                if self._inspection.processes().get(rank) is before[rank]:
                     self._kill(rank, Cause(CauseKind.HANG, f"made no progress for {seconds_text(now - stalled[rank])}"))
 
 
@@ -184,35 +221,3 @@ class _Warnings:
         """None has stalled any more. Answers since when they had, if anybody was warned."""
         since, self._since = self._since, None
         return since
-
-
-class _Reader:
-    """Reads stacks beside the loop, which gets them when they are there."""
-
-    def __init__(self, loop: Loop, pids: dict[int, int], done: Callable[[dict[int, Stack]], None]) -> None:
-        self._loop = loop
-        self._done = done
-        self._reading = Reading()
-        self._found: dict[int, Stack] = {}
-        self._end, their_end = os.pipe()
-        self._thread = threading.Thread(target=self._read, args=(dict(pids), their_end), name="stacks", daemon=True)
-        self._thread.start()
-        loop.watch(self._end, self._ready)
-
-    def _read(self, pids: dict[int, int], their_end: int) -> None:
-        try:
-            self._found = self._reading.read(pids)
-        except OSError as error:
-            self._found = {rank: Stack(problem=str(error)) for rank in pids}
-        finally:
-            os.close(their_end)
-
-    def _ready(self, mask: int) -> None:
-        self.close()
-        self._done(self._found)
-
-    def close(self) -> None:
-        self._reading.cancel()
-        self._thread.join()
-        self._loop.unwatch(self._end)
-        os.close(self._end)

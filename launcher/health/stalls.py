@@ -21,6 +21,8 @@ from launcher.host import proc
 from launcher.joblog.wording import seconds_text
 from odyssey.runtime.heartbeat import INTERVAL_S
 
+MAX_HOSTS = 4
+"""Named in a warning."""
 IDLE_SHARE = 0.01
 """A rank that uses less of a processor than this does nothing: threads that look for something now and then are no life."""
 
@@ -95,6 +97,13 @@ class Stalls:
         stopped = frozenset(rank for rank in stalled if samples[rank].is_stopped)
         return Verdict(stalled, frozenset(samples) - frozenset(stalled), stopped, is_open)
 
+    def excuse(self, rank: int, now: float) -> None:
+        """Nobody has seen what it did until now."""
+        if rank in self._lives:
+            life = self._lives[rank]
+            life.last_sign = now
+            life.last_beat = now if life.last_beat is not None else None
+
     def pass_over(self, now: float, samples: Mapping[int, Sample]) -> None:
         """What ranks did since the last look was our doing, no sign of life."""
         for rank, sample in samples.items():
@@ -130,8 +139,10 @@ def story(
     clock_of: Callable[[float], str],
     silent: str,
     steps: Mapping[int, int],
+    hosts: Mapping[int, str],
 ) -> str:
-    """The warning, a line each: who and since when, where all are, who it is that the others wait for."""
+    """The warning, a line each: who and since when, where all are, who it is that the others wait for. `hosts`: where there are
+    several, those of the ranks that it is about."""
     blamed, waited_for = to_blame(verdict, groups)
     since = min(verdict.stalled[rank] for rank in blamed or verdict.stalled)
     ranks = sorted(blamed or verdict.stalled)
@@ -139,9 +150,10 @@ def story(
     name = f"{'rank' if one else 'ranks'} {stacks.ranges(ranks)}"
     told = [steps[rank] for rank in ranks if rank in steps]
     at = f", at step {min(told)}" if told else ""
-    head = (
-        f"{name} {'makes' if one else 'make'} no progress since {clock_of(since)} ({seconds_text(now - since)}{at}): {silent}"
-    )
+    where = sorted({hosts[rank] for rank in ranks if rank in hosts})
+    on = f" (on {', '.join(where[:MAX_HOSTS])}{', …' if len(where) > MAX_HOSTS else ''})" if where else ""
+    when = f"since {clock_of(since)} ({seconds_text(now - since)}{at})"
+    head = f"{name}{on} {'makes' if one else 'make'} no progress {when}: {silent}"
     text = [head, *(f"  {line}" for line in stacks.lines(groups))]
     if verdict.stopped:
         text.append(f"  {name} {'was' if one else 'were'} stopped by a signal")

@@ -19,6 +19,7 @@ from launcher.host.signals import Signals
 from launcher.joblog.news import News, Reader
 from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
+from launcher.processes.own_ranks import OwnRanks
 from launcher.processes.ranks import Processes
 from odyssey.errors import OdysseyError
 
@@ -75,6 +76,7 @@ class LocalAgent:
         self.news = News()
         self.folder = JobFolder(options, time.time(), self.news.say)
         self.processes = Processes(options, self.loop, self.folder, listener, self.news, output)
+        self.own_ranks = OwnRanks(self.loop, self.processes)
         self.code: int | None = None
         """The exit code, from when the end has begun."""
         self._failure: OdysseyError | None = None
@@ -102,6 +104,7 @@ class LocalAgent:
                 self.loop.turn()
         finally:
             self._present.close()
+            self.own_ranks.close()
             self.processes.close()
             signals.close()
             self.loop.close()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from msgspec.structs import replace
-
 from launcher.cluster.questions import AskStacks, Stacks
 from launcher.health import stacks as reading
-from launcher.health.stacks import Stack
+from launcher.health.stacks import Stack, cleaned
 from launcher.joblog.exit_codes import ExitCode
-from odyssey.codec import for_people
 from odyssey.errors import UsageError
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation, Unreachable
@@ -18,7 +15,6 @@ from odyssey_cli.jobs.find import FoundJob
 
 ANSWER_S = 2 * reading.LIMIT_S + 5.0
 """For an agent of another host: it has so long to read them, and some more to be reached."""
-MAX_TEXT = 300
 
 
 def stacks(name: str | None, *, whole: bool) -> ExitCode:
@@ -53,15 +49,7 @@ def _elsewhere(job: FoundJob) -> dict[int, Stack]:
     for home, answer in answers.items():
         if isinstance(answer, Stacks):
             ranks = {rank.rank for rank in job.ranks if rank.agent == home}
-            found |= {rank: _cleaned(stack) for rank, stack in answer.stacks.items() if rank in ranks}
+            found |= {rank: cleaned(stack) for rank, stack in answer.stacks.items() if rank in ranks}
         elif isinstance(answer, Unreachable):
             print(f"odyssey: {job.agents.name(home)} cannot be asked: {answer.why}", file=sys.stderr)
     return found
-
-
-def _cleaned(stack: Stack) -> Stack:
-    frames = [
-        replace(frame, file=for_people(frame.file, MAX_TEXT), function=for_people(frame.function, MAX_TEXT))
-        for frame in stack.frames
-    ]
-    return Stack(tuple(frames), for_people(stack.problem, MAX_TEXT))

@@ -1,0 +1,48 @@
+"""What the ranks of this host do, as seen from outside: how much they use and write, and where they are in their code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from launcher.health.stacks import Reading, Stack
+from launcher.health.stalls import Sample, sample
+from launcher.host.beside import Beside
+from launcher.host.loop import Loop
+from launcher.processes.ranks import Processes
+
+
+class OwnRanks:
+    """Looked at for whoever leads. Stacks are read beside the loop, one request after the other is done with."""
+
+    def __init__(self, loop: Loop, processes: Processes) -> None:
+        self._loop = loop
+        self._processes = processes
+        self._reading: Beside[dict[int, Stack]] | None = None
+
+    def _pids(self, ranks: Iterable[int]) -> dict[int, int]:
+        found = {rank: self._processes.pid_here(rank) for rank in ranks}
+        return {rank: pid for rank, pid in found.items() if pid is not None}
+
+    def samples(self, ranks: Iterable[int]) -> dict[int, Sample]:
+        """Of those that live; none of who stands still because this agent has it do so."""
+        pids = self._pids(rank for rank in ranks if rank in self._processes.ranks and not self._processes.is_held(rank))
+        return sample(pids, self._processes.n_bytes_of)
+
+    def read_stacks(self, ranks: Iterable[int], done: Callable[[dict[int, Stack]], None]) -> None:
+        """`done(stacks)`: of those that live. Nothing more comes of an earlier request."""
+        self.close()
+        pids, reading = self._pids(ranks), Reading()
+
+        def work() -> dict[int, Stack]:
+            try:
+                return reading.read(pids)
+            except OSError as error:
+                return {rank: Stack(problem=str(error)) for rank in pids}
+
+        self._reading = Beside(self._loop, work, done, cancel=reading.cancel)
+
+    def close(self) -> None:
+        """No thread, no py-spy is left."""
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
