@@ -39,4 +39,6 @@ def answer_visitors(local: LocalAgent, reception: Reception, leader: Callable[[]
     def end(now: bool) -> Answer:
         return Ending(local.end(now)) if local.decides else NotLeading(leader())
 
-    Visitors(local.loop, reception, local.folder.path, pids=pids, end=end, is_ending=lambda: local.code is not None)
+    local.owes = Visitors(
+        local.loop, reception, local.folder.path, pids=pids, end=end, is_ending=lambda: local.code is not None
+    ).owes

@@ -35,6 +35,8 @@ MAX_VISITORS = 16
 """At a time; a further one takes the place of the one that has been there longest."""
 IDLE_S = 60.0
 """After so long without a question a visitor is sent away."""
+FOLLOWS_S = 2.0
+"""Who has looked at the files of ranks within this time follows them."""
 _question = Packed(Question)
 
 
@@ -58,6 +60,7 @@ class Visitors:
         self._end = end
         self._is_ending = is_ending
         self._visitors: dict[_Visitor, None] = {}
+        self._have_all_ended = False
         reception.give(Ask, self._come, self._close)
 
     def _come(self, link: Link, words: Ask) -> None:
@@ -71,6 +74,7 @@ class Visitors:
                 reading = Reading()
                 visitor.answer_later(partial(_stacks, reading, self._pids()), reading.cancel)
             case AskFiles():
+                visitor.looks(self._have_all_ended)
                 visitor.answer_later(partial(_files, self._folder))
             case AskPiece():
                 visitor.answer_later(partial(_piece, self._folder, question))
@@ -78,6 +82,11 @@ class Visitors:
                 visitor.answer(Ending(self._is_ending()))
             case AskEnd(now=now):
                 visitor.answer(self._end(now))
+
+    def owes(self) -> bool:
+        """No rank here writes any more: whether somebody follows what they wrote, and has not had the last of it."""
+        self._have_all_ended = True
+        return any(visitor.is_owed for visitor in self._visitors)
 
     def _go(self, visitor: _Visitor) -> None:
         if visitor in self._visitors:
@@ -116,6 +125,8 @@ class _Visitor:
         self._asked = asked
         self._gone = gone
         self._work: Beside[Answer] | None = None
+        self._looked_at = -FOLLOWS_S
+        self._n_last_looks = 0
         self._limit: Timer = loop.later(IDLE_S, lambda: gone(self))
         link.begin(self._received, lambda why: gone(self), MAX_QUESTION_BYTES)
 
@@ -130,6 +141,16 @@ class _Visitor:
         self._limit.cancel()
         self._limit = self._loop.later(IDLE_S, lambda: self._gone(self))
         self._asked(self, question)
+
+    def looks(self, have_all_ended: bool) -> None:
+        """At which files there are."""
+        self._looked_at = self._loop.clock()
+        self._n_last_looks += have_all_ended
+
+    @property
+    def is_owed(self) -> bool:
+        """By the second look after the end it has had what the first one has shown."""
+        return self._n_last_looks < 2 and self._loop.clock() - self._looked_at < FOLLOWS_S
 
     def answer(self, answer: Answer) -> None:
         self._work = None

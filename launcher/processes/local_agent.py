@@ -28,6 +28,10 @@ LEADER_S = 1.0
 at once, the ranks of others would be told to end because of that, and then again by whoever told us."""
 
 
+LINGER_S = 2.0
+"""At most, for others to read what ranks have written last."""
+
+
 class Ranks(Protocol):
     """Those that an agent commands: of the whole job, or here."""
 
@@ -77,6 +81,8 @@ class LocalAgent:
         self.folder = JobFolder(options, time.time(), self.news.say)
         self.processes = Processes(options, self.loop, self.folder, listener, self.news, output)
         self.own_ranks = OwnRanks(self.loop, self.processes)
+        self.owes: Callable[[], bool] = lambda: False
+        """Somebody elsewhere has not read all that ranks here wrote, and would. Asked when they have ended."""
         self.code: int | None = None
         """The exit code, from when the end has begun."""
         self._failure: OdysseyError | None = None
@@ -102,6 +108,7 @@ class LocalAgent:
             role.start()
             while not self._is_over(self._present.ranks):
                 self.loop.turn()
+            self._linger()
         finally:
             self._present.close()
             self.own_ranks.close()
@@ -127,6 +134,14 @@ class LocalAgent:
         elif self.code is not None and now:
             self.hurry(self._present.ranks)
         return self.code is not None
+
+    def _linger(self) -> None:
+        """For who reads from another host what ranks here have written."""
+        until = self.loop.clock() + LINGER_S
+        limit = self.loop.later(LINGER_S, lambda: None)
+        while not self._is_hurried and self.loop.clock() < until and self.owes():
+            self.loop.turn()
+        limit.cancel()
 
     def become(self, role: Role) -> None:
         """This agent does something else from now on. Who did it before is not closed."""

@@ -31,6 +31,7 @@ class Agents:
         self.rank_at: dict[tuple[int, int, int], int] = {}
         """(number of the agent, attempt, local rank) -> rank."""
         self._order: tuple[AgentInfo, ...] = ()
+        self._n_ranks = 0
         self._is_job = False
         self._attempt = 0
         for event in events:
@@ -40,6 +41,7 @@ class Agents:
         match event.body:
             case JobStarted(agents=agents) as started:
                 self._order = agents
+                self._n_ranks = sum(agent.n_ranks for agent in agents)
                 for agent in agents:
                     self._joins(agent)
                     if (agent.host, agent.pid) == (started.host, started.pid):
@@ -62,6 +64,11 @@ class Agents:
                 home = self._order[node].number
                 self.home_of[rank] = home
                 self.rank_at[home, self._attempt, local_rank] = rank
+
+    @property
+    def n_ranks(self) -> int:
+        """That the job has now: a Job those that it began with, other scripts those of the agents that there are."""
+        return self._n_ranks if self._is_job else sum(agent.n_ranks for agent in self._order)
 
     def _joins(self, agent: AgentInfo) -> None:
         self.known[agent.number] = agent

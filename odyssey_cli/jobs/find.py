@@ -125,7 +125,8 @@ class FoundJob:
     def ranks(self) -> list[Rank]:
         """In order."""
         newest = {event.body.rank: event.body for event in self.log.events if isinstance(event.body, RankStarted)}
-        return [self._rank(newest[rank]) for rank in sorted(newest)]
+        has_several = self.owner is not None and self.agents.n_ranks > 0
+        return [self._rank(newest[rank]) for rank in sorted(newest) if not has_several or rank < self.agents.n_ranks]
 
     def _rank(self, body: RankStarted) -> Rank:
         home = self.agents.home_of.get(body.rank, 0)
@@ -149,6 +150,8 @@ class FoundJob:
 
     @property
     def n_ranks(self) -> int:
+        if self.owner is not None and self.agents.n_ranks:
+            return self.agents.n_ranks
         return max(self.started.n_nodes * self.started.n_ranks_per_node, len(self.ranks))
 
     def _state(self, rank: int, process: proc.Stat | None, is_alive: bool) -> str:

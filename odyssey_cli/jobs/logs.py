@@ -24,6 +24,8 @@ from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation
 from odyssey_cli.jobs.find import FoundJob
 
+RELOOK_S = 1.0
+"""While ranks are started again the job's log is read this often."""
 LOOK_S = 0.2
 """While a job is followed its files are looked at this often."""
 ANSWER_S = 10.0
@@ -123,7 +125,7 @@ class AskedAgent:
 class Gone:
     """Neither to be seen nor to be asked."""
 
-    problem = "its output is in the log folder there"
+    problem = "it is in a log folder there"
 
     def files(self) -> dict[KeptFile, int]:
         return {}
@@ -137,34 +139,34 @@ class LogTail:
 
     def __init__(self, job: FoundJob, rank: int | None) -> None:
         """Raises UsageError if there is no such rank."""
-        if rank is not None and all(known.rank != rank for known in job.ranks):
+        if rank is not None and rank not in {known.rank for known in job.ranks} | set(job.agents.rank_at.values()):
             raise UsageError(f"{job.name} has no rank {rank} here", f"its ranks are 0 to {max(job.n_ranks - 1, 0)}")
         self._job = job
-        self._by_rank = job.started.n_nodes > 1 and not job.started.agents
         self._rank = rank
         self._is_prefixed = rank is None and job.n_ranks > 1
         self._conversation: Conversation | None = None
-        self._sources = self._find_sources()
+        self._sources: dict[int, Source] = {}
+        self._find_sources()
+        self._looked_at = time.monotonic()
+        """When the job's log was read."""
         self._read: dict[tuple[int, KeptFile], int] = {}
         self._rest: dict[tuple[int, KeptFile], bytes] = {}
 
-    def _find_sources(self) -> dict[int, Source]:
+    def _find_sources(self) -> None:
         """By numbers of agents: those that have had a rank that is asked for."""
-        job, its = self._job, self._job.owner
-        if its is None:
-            return {0: Folder(job.folder)}
-        homes = {home for (home, _, _), rank in job.agents.rank_at.items() if self._rank in (None, rank)}
+        job, sources = self._job, self._sources
+        if job.owner is None:
+            sources[0] = Folder(job.folder)
+            return
         seen = _folders_of(job)
-        sources: dict[int, Source] = {}
-        for home in sorted(homes):
+        for home in sorted({home for (home, _, _), rank in job.agents.rank_at.items() if self._rank in (None, rank)}):
             if home in seen:
-                sources[home] = Folder(seen[home])
+                sources.setdefault(home, Folder(seen[home]))
             elif job.agent is not None and home in job.agents.present:
                 self._conversation = self._conversation or Conversation(job)
-                sources[home] = AskedAgent(self._conversation, home)
+                sources.setdefault(home, AskedAgent(self._conversation, home))
             else:
                 sources[home] = Gone()
-        return sources
 
     @property
     def has_files(self) -> bool:
@@ -178,7 +180,7 @@ class LogTail:
             ranks = sorted({rank for (its, _, _), rank in self._job.agents.rank_at.items() if its == home})
             if source.problem:
                 name = f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
-                told.append(f"what {name} wrote at {self._job.agents.name(home)} is not shown: {source.problem}")
+                told.append(f"not all that {name} wrote at {self._job.agents.name(home)} is shown: {source.problem}")
         return told
 
     def print_new(self) -> None:
@@ -206,20 +208,28 @@ class LogTail:
 
     def _files(self) -> list[tuple[int, KeptFile, int]]:
         """Attempt by attempt, rank by rank."""
+        files = [(home, file, size) for home, source in self._sources.items() for file, size in source.files().items()]
+        if any(self._rank_of(home, file) is None for home, file, _ in files):
+            self._look_again()
         found = []
-        for home, source in self._sources.items():
-            for file, size in source.files().items():
-                rank = self._rank_of(home, file)
-                if self._rank in (None, rank):
-                    found.append((file.attempt, rank, file.stream != "stdout", home, file, size))
+        for home, file, size in files:
+            rank = self._rank_of(home, file)
+            if rank is not None and self._rank in (None, rank):  # else the log does not have it yet
+                found.append((file.attempt, rank, file.stream != "stdout", home, file, size))
         return [(home, file, size) for *_, home, file, size in sorted(found, key=lambda one: one[:4])]
 
-    def _rank_of(self, home: int, file: KeptFile) -> int:
-        if self._by_rank:
+    def _look_again(self) -> None:
+        """Ranks have been started again, maybe elsewhere."""
+        if time.monotonic() - self._looked_at > RELOOK_S:
+            self._looked_at = time.monotonic()
+            self._job = find.read(self._job.folder)
+            self._find_sources()
+
+    def _rank_of(self, home: int, file: KeptFile) -> int | None:
+        """None where the log has told of no such rank."""
+        if self._job.owner is None:
             return file.place
-        at = self._job.agents.rank_at
-        newest = {known.local_rank: known.rank for known in self._job.ranks if known.agent == home}
-        return at.get((home, file.attempt, file.place), newest.get(file.place, file.place))
+        return self._job.agents.rank_at.get((home, file.attempt, file.place))
 
     def _print(self, key: tuple[int, KeptFile], line: bytes) -> None:
         prefix = f"[rank {self._rank_of(*key)}]: " if self._is_prefixed else ""

@@ -180,7 +180,7 @@ def _status(found: JobStatus) -> list[str]:
     if found.help:
         facts.insert(4, ("help", found.help))
     if line.agent is not None:
-        facts.insert(3, ("agent", f"pid {line.agent}{f', {line.role}' if line.role else ''}"))
+        facts.insert(3, ("agent", f"pid {line.agent}{f': {line.role}' if line.role else ''}"))
     if line.step is not None:
         loss = f", loss {found.loss:.4g}" if found.loss is not None else ""
         pace = f", {quantities.seconds(found.step_s)} a step" if found.step_s else ""
