@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import ClassVar
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,12 @@ from hypothesis import strategies as st
 import odyssey
 from benchmarks.coordinator import model
 from launcher.agent.coordination import Coordination
+from launcher.cluster.cluster import Cluster
 from launcher.cluster.roster import Roster
 from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
 from launcher.coordinator.machine import step
-from launcher.coordinator.rank_assignment import assignments, homes, in_order
+from launcher.coordinator.rank_assignment import RankAssignment, assignments, homes, in_order
 from launcher.coordinator.state import PlainState, State, Status
 from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobEnded, JobStarted, RankExited, RankJoined
 from launcher.options import Rendezvous, RunOptions
@@ -65,6 +68,23 @@ def test_ranks_of_a_job_keep_their_seats_when_an_agent_is_lost() -> None:
 
     assert [coordination.assignment(rank) for rank in range(6)] == before
     assert [coordination.home_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_who_leads_next_has_no_process_of_ranks_that_were_lost_with_their_agents_before() -> None:
+    class Here:
+        ranks: ClassVar[dict[int, object]] = {}
+        lacking: ClassVar[list[int]] = []
+
+        def has(self, rank: int) -> bool:
+            return False
+
+        def lacks(self, assignment: RankAssignment) -> None:
+            self.lacking.append(assignment.rank)
+
+    found = tuple(AgentInfo(i, f"h{i}", 1, 1) for i in range(2))
+    leader = SimpleNamespace(number=1, agents={})
+    cluster = Cluster(Here(), leader)  # type: ignore[arg-type]
+    assert cluster.take_over(homes(found), lambda rank: assignments(found, 0, 0)[rank]) == [0, 1] == Here.lacking
 
 
 def test_node_ranks_order_agents_only_if_all_ask_for_different_ones() -> None:
