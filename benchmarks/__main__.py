@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 NAMES = (
-    *("coordinator", "launch", "restart", "recovery", "accuracy", "overhead", "hosts"),
+    *("coordinator", "launch", "restart", "recovery", "accuracy", "overhead", "hosts", "agents"),
     *("rehearsal", "gain", "paper", "search", "horizon", "optimality", "moves", "schedules"),
 )
 

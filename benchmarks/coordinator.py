@@ -75,9 +75,9 @@ def measure(n_ranks: int) -> list[tuple[str, int, float]]:
     state: State = PlainState()
     state, _ = _feed(state, [JobStarted("train.py", (), n_ranks, 1, 0, "auto", "auto", None, "", 1)])
     found: list[tuple[str, int, float]] = []
-    state, cpu_s = _feed(state, [RankJoined(rank, _model(n_ranks)) for rank in ranks])
+    state, cpu_s = _feed(state, [RankJoined(rank, model(n_ranks)) for rank in ranks])
     found.append(("join", n_ranks, cpu_s))
-    state, _ = _feed(state, [Profiled(_profile(n_ranks), 0.0)])
+    state, _ = _feed(state, [Profiled(profile(n_ranks), 0.0)])
     state, _ = _feed(state, [Proposed((Candidate("", plan, None, ""),), 60.0, "", 0.0, False)])
     state, cpu_s = _feed(state, [_ready(plan, rank) for rank in ranks])
     found.append(("ready", n_ranks, cpu_s))
@@ -120,12 +120,12 @@ def _ready(plan: Plan, rank: int) -> RankReady:
     )
 
 
-def _model(n_ranks: int) -> ModelSpec:
+def model(n_ranks: int) -> ModelSpec:
     layers = tuple(LayerSpec(f"layer{i}", "digest", 8, 8, 0) for i in range(N_STAGES))
     return ModelSpec(layers, (), (), n_ranks // N_STAGES, 1, 100, 0, "cpu")
 
 
-def _profile(n_ranks: int) -> Profile:
+def profile(n_ranks: int) -> Profile:
     layers = tuple(LayerProfile(f"layer{i}", "digest", 1e-3, 1e-3, 1e-3, 1e-4, 8, 8, 16, 0, 8, 8) for i in range(N_STAGES))
     cluster = Cluster(1, N_STAGES, None, 1 << 30, Link(1e-5, 1e10), Link(1e-5, 1e10))
     return Profile("model", 1, n_ranks // N_STAGES, layers, (), (), 0.0, 0.0, 0.0, 0, cluster, Recovery())

@@ -122,6 +122,15 @@ MEANINGS = {
     "killed_leader_replaced_s": "the process of the leading agent killed: the same, seconds",
     "transition_s": "from then until the ranks that are left train again, a member lost, seconds",
     "transition_after_leader_s": "the same, the leading one lost",
+    **{
+        f"agent_cpu_ms_a_step_{n}": f"{n} agents with 8 simulated ranks each: processor time of the leading one for a step, ms"
+        for n in (4, 8, 16, 32, 64)
+    },
+    "agent_cpu_growth": "exponent x of its growth n^x from 4 to 64 agents",
+    "member_cpu_ms_a_step_64": "64 agents: processor time of another one for a step, ms",
+    "messages_a_step_64": "64 agents with 512 ranks: messages between them for a step",
+    "start_s_64x8": "64 agents with 512 simulated ranks: from the first process until all ranks have joined, seconds",
+    "start_over_bare_64x8": "the same, over as many bare connections with an echo each",
     "resumed_loss_error": "last loss after two restarts against the undisturbed run's, relative",
 }
 LEAST = {"one_host_within_2pct": 0.97, "hosts_within_2pct": 0.97, "one_host_worst": 0.95, "hosts_worst": 0.95}

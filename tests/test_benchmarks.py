@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import msgspec
 import psutil
 import pytest
 
-from benchmarks import accuracy, coordinator, joblog, launch, recovery, report, restart, summary, trial
+from benchmarks import accuracy, coordinator, joblog, launch, recovery, report, restart, simulated_agents, summary, trial
 from examples import demo
 from launcher.joblog.events import (
     Body,
@@ -25,6 +26,7 @@ from launcher.joblog.events import (
 from odyssey.messages import Result
 from odyssey.plan import Estimate, Transition
 from tests import job_events
+from tests.launchers import free_port
 
 MACHINE = report.Machine("cpu", 2, 2**33, "Linux", "3.12", "2.13", "2026-01-01", "abc", 0.1)
 
@@ -231,6 +233,24 @@ def test_trial_sees_every_ranks_first_line_kills_the_living_and_leaves_nothing(t
 def test_simulated_ranks_join_go_and_pause():
     phases = [(phase, n_messages) for phase, n_messages, _ in coordinator.measure(64)]
     assert phases == [("join", 64), ("ready", 64), ("pause", 64)]
+
+
+def test_a_step_costs_agents_a_message_a_rank_and_a_few_an_agent(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulated_agents, "STEP_S", 0.1)
+    n, n_ranks_each, n_steps = 3, 8, 10
+    with simulated_agents.simulated(n, n_ranks_each, tmp_path, free_port()) as its:
+
+        def sent():
+            return sum((Counter(its.sent(i)) for i in range(n)), Counter())
+
+        its.until(lambda: its.have_joined and its.step >= 5)
+        before, step = sent(), its.step
+        its.until(lambda: its.step >= step + n_steps)
+        found = sent() - before
+    ours = {kind: found[kind] / n_steps for kind in ("Committed", "AppendEntries", "Appended", "FromRank", "other")}
+    assert 0 < ours["Committed"] <= 2 * n * n_ranks_each  # on a busy machine some of the steps before
+    assert 0 < ours["AppendEntries"] <= 4 * n and 0 < ours["Appended"] <= 4 * n
+    assert ours["FromRank"] + ours["other"] <= n
 
 
 def test_next_attempt_is_that_of_other_processes(tmp_path):

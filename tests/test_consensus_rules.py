@@ -649,6 +649,19 @@ def test_what_is_not_answered_is_sent_again_after_a_time_out_and_not_before() ->
     assert sent == [(0, 1), (1, 0), (2, 0), (3, 0), (4, 0), (5, 1), (6, 0), (7, 0)]
 
 
+@pytest.mark.parametrize("n", [5, 64, 256])
+def test_an_entry_is_weighed_as_often_however_many_answer(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer of hundreds weighed against those of all is what a step would cost its leader most."""
+    group = Group(Membership(frozenset(range(n)), 0))
+    weighed = []
+    is_quorum = Membership.is_quorum
+    monkeypatch.setattr(Membership, "is_quorum", lambda its, agents: weighed.append(its) or is_quorum(its, agents))
+    group.propose(0, b"unit")
+
+    assert group.payloads(0)[-1] == b"unit"
+    assert len(weighed) <= 4
+
+
 # -- what others may say -----------------------------------------------------------------------------------------------
 
 CONFIGURATION = Configuration(of(0, 1, 2))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import ClassVar
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 import odyssey
+from benchmarks.coordinator import model
+from launcher.agent.coordination import Coordination
+from launcher.cluster.cluster import Cluster
 from launcher.cluster.roster import Roster
 from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
 from launcher.coordinator.machine import step
-from launcher.coordinator.rank_assignment import assignments, homes, in_order
+from launcher.coordinator.rank_assignment import RankAssignment, assignments, homes, in_order
 from launcher.coordinator.state import PlainState, State, Status
-from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobEnded, JobStarted, RankExited
+from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobEnded, JobStarted, RankExited, RankJoined
 from launcher.options import Rendezvous, RunOptions
 
 agents = st.lists(
@@ -46,8 +51,40 @@ def test_seats_number_ranks_through_the_agents(found: list[AgentInfo]) -> None:
         assert (assignment.n_ranks, assignment.n_nodes, assignment.n_local_ranks) == (len(everyone), len(found), agent.n_ranks)
         assert (assignment.role_rank, assignment.n_role_ranks) == (met[agent.role], of_role[agent.role])
         assert (assignment.n_restarts, assignment.attempt) == (2, 3)
-        assert homes(found)[rank] == agent.number
+        assert homes(tuple(found))[rank] == agent.number
         met[agent.role] += 1
+
+
+def test_ranks_of_a_job_keep_their_seats_when_an_agent_is_lost() -> None:
+    """One of another agent may have to be started again: it is no other rank now, and no other world."""
+    coordination = Coordination(RunOptions("train.py", min_agents=1, max_agents=3))
+    found = tuple(AgentInfo(i, f"h{i}", 1, 2) for i in range(3))
+    started = JobStarted("train.py", (), 3, 2, 1, "auto", "auto", None, "", 1, agents=found, min_agents=1)
+    coordination.take(Event(0.0, 0, "agent", started))
+    before = [coordination.assignment(rank) for rank in range(6)]
+    for rank in range(6):
+        coordination.take(Event(0.0, 0, f"rank {rank}", RankJoined(rank, model(6))))
+    coordination.take(Event(1.0, 0, "agent", AgentLost(found[1], "nothing heard of it")))
+
+    assert [coordination.assignment(rank) for rank in range(6)] == before
+    assert [coordination.home_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_who_leads_next_has_no_process_of_ranks_that_were_lost_with_their_agents_before() -> None:
+    class Here:
+        ranks: ClassVar[dict[int, object]] = {}
+        lacking: ClassVar[list[int]] = []
+
+        def has(self, rank: int) -> bool:
+            return False
+
+        def lacks(self, assignment: RankAssignment) -> None:
+            self.lacking.append(assignment.rank)
+
+    found = tuple(AgentInfo(i, f"h{i}", 1, 1) for i in range(2))
+    leader = SimpleNamespace(number=1, agents={})
+    cluster = Cluster(Here(), leader)  # type: ignore[arg-type]
+    assert cluster.take_over(homes(found), lambda rank: assignments(found, 0, 0)[rank]) == [0, 1] == Here.lacking
 
 
 def test_node_ranks_order_agents_only_if_all_ask_for_different_ones() -> None:

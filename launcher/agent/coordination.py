@@ -50,7 +50,7 @@ class Coordination:
     def assignment(self, rank: int) -> RankAssignment:
         """Of a process of the rank that is started now."""
         world = self.state.world
-        found = assigned(self._options, world.agents, world.restarts.n, world.attempt)[rank]
+        found = assigned(self._options, world.seated, world.restarts.n, world.attempt)[rank]
         return replace(found, max_restarts=self._options.max_restarts, last_failure=world.last_failure)
 
     @property

@@ -185,10 +185,12 @@ class Replication:
             return  # the job had ended
         local.news.event(LeaderChanged(self._leader.us))
         for rank in missing:
-            if rank in coordination.state.world.alive and coordination.home_of(rank) in self._leader.living:
-                local.news.event(
-                    RankLost(rank, Cause(CauseKind.NOT_STARTED, "it was not started before another agent led"), False)
-                )
+            home, is_alive = coordination.home_of(rank), rank in coordination.state.world.alive
+            if is_alive and home in self._leader.living:
+                cause = Cause(CauseKind.NOT_STARTED, "it was not started before another agent led")
+                local.news.event(RankLost(rank, cause, False))
+            elif is_alive and home not in self._leader.agents:  # its agent's loss was decided, and not yet its own
+                local.news.event(RankLost(rank, Cause(CauseKind.AGENT, f"agent {home} was lost"), True))
 
     def close(self) -> None:
         """No other agent is heard any more."""

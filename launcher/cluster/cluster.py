@@ -50,15 +50,15 @@ class Cluster:
 
     def take_over(self, homes: Mapping[int, int], assignment: Callable[[int], RankAssignment]) -> list[int]:
         """The ranks that agents have had since another one led. `homes`: rank -> number of its agent. Answers those of which
-        nobody has a process: to ask for one was not done any more. Those here that are another agent's, or of an attempt
-        before, are none."""
+        nobody has a process: to ask for one was not done any more, or their agent was lost before. Those here that are another
+        agent's, or of an attempt before, are none."""
         for rank, process in list(self._here.ranks.items()):
             if homes.get(rank) != self._leader.number or process.assignment.attempt != assignment(rank).attempt:
                 self._here.kill_rank(rank, None)
                 self._here.forget(rank)
         missing = []
         for rank, agent in homes.items():
-            home: Home = self._here if agent == self._leader.number else self._leader.agents[agent]
+            home: Home = self._leader.agents.get(agent, self._here)
             self._home_of[rank] = home
             if not home.has(rank):
                 home.lacks(assignment(rank))

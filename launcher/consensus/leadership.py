@@ -79,7 +79,23 @@ class Leadership:
             peer.next = max(peer.match, answer.commit) + 1
         if isinstance(answer, Refused) or answer.index >= peer.sent:
             peer.resend_at = -math.inf
-        self._advance(now)
+        if self._is_changing or self._may_commit:
+            self._advance(now)
+        else:
+            self._send_entries(sender, now)
+
+    @property
+    def _is_changing(self) -> bool:
+        """A change of the membership is wanted, or under way."""
+        since, configuration = self._log.configuration
+        is_decided = since <= self._log.commit and configuration.old is None
+        return self._wanted is not None or not is_decided or self._me not in configuration.voters
+
+    @property
+    def _may_commit(self) -> bool:
+        """Fewer than half are never a quorum: of the answers to an entry few have to be weighed against those of all."""
+        n_ahead = 1 + sum(peer.match > self._log.commit for peer in self._peers.values())
+        return 2 * n_ahead >= len(self._log.configuration[1].voters)
 
     def _advance(self, now: float) -> None:
         """Commit what can be committed, take the next step of a change, send what is new."""

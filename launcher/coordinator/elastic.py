@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.coordinator.actions import EndRanks, Record, RenewStore, SetDeadline, Spawn
 from launcher.coordinator.decision import Actions, end
-from launcher.coordinator.rank_assignment import homes, in_order
+from launcher.coordinator.rank_assignment import in_order
 from launcher.coordinator.restart_policy import GiveUp, made_progress
 from launcher.coordinator.state import PlainState, Status
 from launcher.failures.root_cause import Kind, end_after, root
@@ -141,7 +141,7 @@ def _start(plain: PlainState) -> Actions:
         missing = started.min_agents - len(world.agents)
         note = Note(f"waiting up to {started.join_timeout_s:g} s for {missing} more agent{'s' if missing > 1 else ''}")
         return Record(note), SetDeadline(started.join_timeout_s)
-    world.homes = homes(world.agents)
+    world.seat(world.agents)
     world.alive = set(range(world.n_ranks))
     world.exited.clear()
     world.ends.clear()
@@ -199,7 +199,8 @@ def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
     """All ranks of the agent are gone with it."""
     world, number = plain.world, body.agent.number
     world.agents = tuple(agent for agent in world.agents if agent.number != number)
-    for rank in sorted(rank for rank in world.alive if world.homes.get(rank) == number):
+    homes = world.homes
+    for rank in sorted(rank for rank in world.alive if homes.get(rank) == number):
         world.alive.discard(rank)
         _note_end(plain, RankLost(rank, Cause(CauseKind.AGENT, f"agent {number} was lost"), True))
     if plain.status is Status.RESTARTING:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from launcher.coordinator import elastic, job
 from launcher.coordinator.actions import Record, Spawn
 from launcher.coordinator.decision import Actions, end, if_failed_and_gone
-from launcher.coordinator.rank_assignment import homes
 from launcher.coordinator.restart_policy import Policy
 from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.failures.root_cause import is_from_outside
@@ -68,7 +67,7 @@ def _is_late_result(state: State, event: Event) -> bool:
 def _started(state: State, body: JobStarted) -> Actions:
     world = state.world
     world.started = body
-    world.agents, world.homes = body.agents, homes(body.agents)
+    world.seat(body.agents)
     world.alive = set(range(world.n_ranks))
     world.started_at = world.now
     world.restarts.policy = Policy(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -44,7 +45,8 @@ def in_order(agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
     return tuple(sorted(agents, key=lambda agent: agent.number))
 
 
-def homes(agents: Sequence[AgentInfo]) -> dict[int, int]:
+@lru_cache(maxsize=2)  # asked for again and again, of the same ones
+def homes(agents: tuple[AgentInfo, ...]) -> Mapping[int, int]:
     """rank -> number of the agent that has it. Ranks are numbered through the agents in their order."""
     ranks = (agent.number for agent in agents for _ in range(agent.n_ranks))
     return dict(enumerate(ranks))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
+from launcher.coordinator.rank_assignment import homes
 from launcher.coordinator.restart_policy import Restarts
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import AgentInfo, JobStarted, RankPaused, RankReady
@@ -56,9 +57,9 @@ class World:
 
     `started`: the log's first event. `alive`: ranks with a process. `slots_lost`: ranks for which nothing can be started
     again. `exited`: with exit code 0. `ends`: that ranks have come to in this attempt, or since the last generation that ran.
-    `agents`: where there are several, in the order of their ranks; `homes`: rank -> number of its agent. `attempt`: how often
-    all ranks of a plain script have been started again; `last_failure`: why. `first_failure`: what was noticed first, and ends
-    the attempt or the job. `now`: of the newest event.
+    `agents`: where there are several, in the order of their ranks; `seated`: those through whom the ranks are numbered, whether
+    they are still there or not. `attempt`: how often all ranks of a plain script have been started again; `last_failure`: why.
+    `first_failure`: what was noticed first, and ends the attempt or the job. `now`: of the newest event.
     """
 
     started: JobStarted | None = None
@@ -67,7 +68,7 @@ class World:
     exited: set[int] = field(default_factory=set)
     ends: dict[int, RankEnd] = field(default_factory=dict)
     agents: tuple[AgentInfo, ...] = ()
-    homes: Mapping[int, int] = field(default_factory=dict)
+    seated: tuple[AgentInfo, ...] = ()
     generation: int = 0
     restarts: Restarts = field(default_factory=Restarts)
     attempt: int = 0
@@ -76,6 +77,15 @@ class World:
     losses: Losses = field(default_factory=Losses)
     started_at: float = 0.0
     now: float = 0.0
+
+    def seat(self, agents: tuple[AgentInfo, ...]) -> None:
+        """Number the ranks through these."""
+        self.agents = self.seated = agents
+
+    @property
+    def homes(self) -> Mapping[int, int]:
+        """rank -> number of its agent, where there are several."""
+        return homes(self.seated)
 
     def pass_time(self, now: float) -> None:
         """Up to the next event."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule"
 
 
 PLAIN = """
+import sys
 import time
 import torch
 import torch.distributed as dist
@@ -29,7 +31,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print(f"all {int(total)}", flush=True)
-if int(total) == 3:
+if int(total) == int(sys.argv[1]):
     time.sleep(1000)
 """
 
@@ -116,6 +118,74 @@ def test_a_host_that_is_cut_off_for_a_while_only_stands_still(cluster: Callable[
 
 
 @pytest.mark.soak
+def test_a_host_that_is_frozen_for_a_while_costs_nothing(cluster: Callable[[int], Cluster]) -> None:
+    """Its ranks are as still as the rest of it, and the others wait for them."""
+    its = cluster(2)
+    its.train(detect="10s")
+    its.hosts.freeze(2)
+    time.sleep(3.0)  # shorter than --detect
+    its.hosts.thaw(2)
+    assert its.agents[1].end() == its.agents[2].end() == 0, its.lines()
+    assert "lost" not in its.lines()
+    its.assert_exact()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one after the other"])
+def test_half_of_the_hosts_are_lost_and_those_with_the_leading_one_go_on(
+    cluster: Callable[[int], Cluster], at_once: bool
+) -> None:
+    its = cluster(4)
+    its.train(detect="2s")
+    its.hosts.crash(3)
+    if not at_once:
+        its.agents[1].until(lambda line: "recovered in" in line)
+    its.hosts.crash(4)
+    assert its.agents[1].end() == its.agents[2].end() == 0, its.lines()
+    its.assert_exact()
+    assert not its.hosts.pids(1) and not its.hosts.pids(2)
+
+
+@pytest.mark.soak
+def test_another_agent_leads_after_a_host_was_lost_before(cluster: Callable[[int], Cluster]) -> None:
+    """Nobody has the ranks that were lost with that."""
+    its = cluster(4)
+    its.train(detect="2s")
+    its.hosts.crash(4)
+    its.agents[1].until(lambda line: "recovered in" in line)
+    its.hosts.crash(1)
+    assert its.agents[2].end() == its.agents[3].end() == 0, its.lines()
+    its.assert_exact()
+    assert not its.hosts.pids(2) and not its.hosts.pids(3)
+
+
+def test_a_host_that_comes_late_has_ranks_of_a_plain_script(cluster: Callable[[int], Cluster], tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN)
+    its = cluster(3)
+    for i in (1, 2):
+        its.start(i, str(script), "2", nnodes="2:3", rdzv_conf="last_call_timeout=1")
+    its.agents[1].until(lambda line: line.startswith("all 2"))
+    its.start(3, str(script), "2", nnodes="2:3")
+    assert [agent.end() for agent in its.agents.values()] == [0, 0, 0], its.lines()
+    assert its.lines().count("all 3") == 3
+    assert not any(its.hosts.pids(i) for i in its.hosts.numbers)
+
+
+@pytest.mark.soak
+def test_a_host_that_comes_late_to_a_job_waits_for_its_end(cluster: Callable[[int], Cluster]) -> None:
+    its = cluster(3)
+    flags = {"nnodes": "2:3", "nproc_per_node": 2, "layout": "2x2", "rdzv_conf": "last_call_timeout=1"}
+    for i in (1, 2):
+        its.start(i, TRAIN, *JOB, "--out", str(its.out), **flags)
+    its.agents[1].until(lambda line: line.startswith("step 5 "))
+    its.start(3, TRAIN, *JOB, "--out", str(its.out), **flags)
+    its.agents[1].until(lambda line: "waits until the end: a Job takes no new ranks" in line)
+    assert [agent.end() for agent in its.agents.values()] == [0, 0, 0], its.lines()
+    its.assert_exact()
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("what", ["cut", "freeze"])
 def test_a_host_that_comes_back_too_late_ends_its_ranks_and_asks_again(cluster: Callable[[int], Cluster], what: str) -> None:
     its = cluster(3)
@@ -139,7 +209,7 @@ def test_a_plain_script_starts_again_with_the_hosts_that_are_left(
     script.write_text(PLAIN)
     its = cluster(3)
     for i in its.hosts.numbers:
-        its.start(i, str(script), nnodes="1:3", max_restarts=1, detect="2s", rdzv_conf="last_call_timeout=60")
+        its.start(i, str(script), "3", nnodes="1:3", max_restarts=1, detect="2s", rdzv_conf="last_call_timeout=60")
     for agent in its.agents.values():
         agent.until(lambda line: line.startswith("all 3"))
     its.hosts.crash(lost)
