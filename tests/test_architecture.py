@@ -348,7 +348,7 @@ def test_commands_and_options_are_these() -> None:
 
 
 OWN_OPTIONS = {
-    "--detect", "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout",
+    "--check", "--detect", "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout",
     "--mtbf", "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
     "--retry-same-failure", "--secret-file", "--stall-timeout", "--stdin-rank", "--strategy", "--survive", "--survive-nodes",
     "--verbose",

@@ -42,7 +42,7 @@ class _TakeOver:
 
 class Leader:
     """`joined(agent)`, `lost(agent, why)`: of agents; `stopped()`: a rank of one of them was stopped, or goes on again;
-    `reached(address)`: by which of this host's addresses a member has come.
+    `reached(address)`: by which of this host's addresses a member has come; `waits()`: one has come, and has no place yet.
 
     Where a job has only this agent nobody else can come, and there is nothing else to it. `number`: this agent's.
     """
@@ -61,8 +61,8 @@ class Leader:
         lost: Callable[[AgentInfo, str], None],
         stopped: Callable[[], None],
         reached: Callable[[str], None],
+        waits: Callable[[], None],
     ) -> None:
-        self.number = number
         self._loop = loop
         self._roster = roster
         self._welcome = number, store, run_id
@@ -71,6 +71,7 @@ class Leader:
         self._lost = lost
         self._stopped = stopped
         self._reached = reached
+        self._waits = waits
         self.agents: dict[int, RemoteAgent] = {}
         """By number, all that were ever taken in."""
         self._numbers = itertools.count(1 + number * PROCESSES_APART)
@@ -84,6 +85,11 @@ class Leader:
     def open(self, reception: Reception) -> None:
         """Take other agents."""
         self._sessions.open(reception)
+
+    @property
+    def number(self) -> int:
+        """This agent's."""
+        return self._welcome[0]
 
     # -- who comes -----------------------------------------------------------------------------------------------------
 
@@ -121,6 +127,7 @@ class Leader:
             self._waiting[session] = join
             self._loop.later(self._roster.cool_down_s(join.host, self._loop.clock()), self._offer_places)
             session.handle(lambda message: None, lambda why: self._give_up(session))
+            self._waits()
         else:
             self._news.say(f"refused an agent of {join.host} (process {join.pid}): {answer.what}")
 
@@ -179,8 +186,19 @@ class Leader:
                 self._take_in(waiting, join, answer)
                 self._joined(answer)
 
+    def choose(self) -> None:
+        """The hosts have been compared: who may have a place gets it, who waits on is told why."""
+        self._offer_places()
+        for waiting, join in self._waiting.items():
+            answer = self._roster.join(join, self._loop.clock())
+            if isinstance(answer, WaitForPlace):
+                waiting.send(answer)
+                self._news.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
+
     def _give_up(self, waiting: Session) -> None:
-        self._sessions.forget(self._waiting.pop(waiting).session)
+        join = self._waiting.pop(waiting)
+        self._roster.give_up(join.session, self._loop.clock())
+        self._sessions.forget(join.session)
 
     @property
     def us(self) -> AgentInfo:

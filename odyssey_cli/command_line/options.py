@@ -147,6 +147,7 @@ OPTIONS: tuple[Option, ...] = (
         ("--nnodes",), "N", "Agents of the job, one on each host: a number, or MIN:MAX.", Group.RANKS, _THEIRS, "1:1",
         in_check=True,
     ),
+    Option(("--check",), "", "Compare the hosts first, and leave bad ones out while there are enough others.", Group.RANKS),
     Option(("--role",), "NAME", "What ranks are called in the prefix of their lines.", Group.RANKS, _THEIRS, "default"),
     # How agents meet
     Option(("--standalone",), "", "This agent is the only one; the options below are ignored.", Group.MEETING, _THEIRS),

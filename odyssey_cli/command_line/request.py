@@ -78,6 +78,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         local_addr=given.value("local_addr").text,
         detect_s=_detect_s(given),
         secret_file=Path(given.value("secret_file").text) if given.value("secret_file").text else None,
+        checks_hosts=given.switch("check"),
         max_restarts=_whole(given, "max_restarts", 0),
         never_retry=_never_retry(given),
         restart_limit=_restart_limit(given),
