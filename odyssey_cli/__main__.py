@@ -1,6 +1,6 @@
 """`odyssey`: hands a command line to the command. The commands are declared in commands.py.
 
-`odyssey run` goes its own way, without typer, which would take a third of the time to the first rank.
+`odyssey run` and its like go their own way, without typer, which would take a third of the time to the first rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _execute(argv: Sequence[str]) -> int:
-    if argv and argv[0] in ("run", "profile"):
+    if argv and argv[0] in ("run", "profile", "check"):
         from odyssey_cli import run
         from odyssey_cli.command_line.options import Command
 

@@ -1,6 +1,6 @@
 """The commands of `odyssey`, and their options. What a command does lies in a file of its own.
 
-The command lines of `run` and `profile` are read by command_line/request.py.
+The command lines of `run`, `profile` and `check` are read by command_line/request.py.
 """
 
 from __future__ import annotations
@@ -95,6 +95,12 @@ def run(context: typer.Context) -> None:
 def profile(context: typer.Context) -> None:
     """Measure what a script's layers and the links between ranks cost, and write it to a file."""
     raise typer.Exit(_launch(context, Command.PROFILE))
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False, short_help="Check hosts before a job needs them.")
+def check(context: typer.Context) -> None:
+    """Check hosts before a job: what they have, how fast and how right they compute, how they reach each other."""
+    raise typer.Exit(_launch(context, Command.CHECK))
 
 
 def _launch(context: typer.Context, command: Command) -> int:

@@ -45,23 +45,33 @@ def execute(argv: Sequence[str], command: Command) -> int:
         from odyssey_cli.planning.profile import profile
 
         return profile(request.options, request.options.write_profile)
-    if request.step is None:
-        return run(request.options, display=request.wants_display)
-    return _run_in_step(request.options, request.step, display=request.wants_display)
+    if command is Command.CHECK:
+        from odyssey_cli.check.check import check
+
+        return _in_step(request.step, lambda: check(request.options, request.step, request.answer))
+    if request.step is not None:
+        _tell_of_step(request.options, request.step)
+    return _in_step(request.step, lambda: run(request.options, display=request.wants_display))
 
 
-def _run_in_step(options: RunOptions, step: Step, *, display: bool) -> int:
-    """As `run`, for the agent of a node of SLURM; one of them tells what SLURM will do."""
-    from odyssey_cli.slurm import node_tasks, recipe
+def _tell_of_step(options: RunOptions, step: Step) -> None:
+    """One of the agents of a step of SLURM tells what SLURM will do."""
+    from odyssey_cli.slurm import recipe
 
     if complaint := recipe.too_few_processors(len(os.sched_getaffinity(0)), os.environ):
         _say(complaint)
     if step.node == 0:  # in a thread: SLURM may take its time to answer
         threading.Thread(target=_advise, args=(step, options.max_agents > 1), name="advice", daemon=True).start()
-    if step.n_tasks_here == 1:
-        return run(options, display=display)
+
+
+def _in_step(step: Step | None, launch: Callable[[], int]) -> int:
+    """For the agent of a node of SLURM with several tasks: the others exit as this one does."""
+    if step is None or step.n_tasks_here == 1:
+        return launch()
+    from odyssey_cli.slurm import node_tasks
+
     with node_tasks.leading(step) as others:
-        code = run(options, display=display)
+        code = launch()
         others.tell(code)
     return code
 

@@ -106,7 +106,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "display slurm",
         "command_line",
         "timeline",
-        "jobs",
+        "jobs check",
         "planning",
         "replay submission",
         "run",
@@ -304,6 +304,7 @@ def test_exports_of_odyssey_are_these() -> None:
 COMMANDS = {
     "run": {"--help"},
     "profile": {"--help"},
+    "check": {"--help"},
     "plan": {
         "--fail", "--fail-nodes", "--fail-ranks", "--failure-rate", "--help", "--json", "--layout", "--mtbf", "--nodes",
         "--nproc-per-node", "--objective", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
@@ -330,7 +331,7 @@ COMMANDS = {
     },
     "timeline": {"--generation", "--help", "--no-prediction", "--svg", "--trace", "--change"},
 }  # fmt: skip
-"""The command lines of `run` and `profile` are not typer's, see LAUNCH_OPTIONS."""
+"""The command lines of `run`, `profile` and `check` are not typer's, see LAUNCH_OPTIONS."""
 
 
 def test_commands_and_options_are_these() -> None:
@@ -347,13 +348,17 @@ def test_commands_and_options_are_these() -> None:
 
 
 OWN_OPTIONS = {
-    "--detect", "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout", "--mtbf",
-    "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
+    "--check", "--detect", "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout",
+    "--mtbf", "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
     "--retry-same-failure", "--secret-file", "--stall-timeout", "--stdin-rank", "--strategy", "--survive", "--survive-nodes",
     "--verbose",
 }  # fmt: skip
 """What `odyssey run` has beside torchrun's options, which tests/test_launch_arguments.py holds against torchrun's parser."""
 PROFILE_OPTIONS = {"--log-dir", "--master-addr", "--master-port", "--nodes", "--nproc-per-node", "--output"}
+CHECK_OPTIONS = {
+    "--detect", "--json", "--local-addr", "--log-dir", "--master-addr", "--master-port", "--nnodes", "--node-rank",
+    "--nproc-per-node", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id", "--secret-file", "--standalone",
+}  # fmt: skip
 
 
 def test_options_of_a_launch_are_these() -> None:
@@ -361,6 +366,7 @@ def test_options_of_a_launch_are_these() -> None:
 
     assert {option.name for option in OPTIONS if option.origin is Origin.OURS} == OWN_OPTIONS
     assert {option.name for option in OPTIONS if option.is_of(Command.PROFILE)} == PROFILE_OPTIONS
+    assert {option.name for option in OPTIONS if option.is_of(Command.CHECK)} == CHECK_OPTIONS
 
 
 def test_a_run_without_a_display_loads_neither_typer_nor_rich() -> None:

@@ -136,7 +136,9 @@ def test_only_odyssey_run_wants_a_display_and_only_for_scripts_that_use_odyssey(
     ours, other = tmp_path / "ours.py", tmp_path / "other.py"
     ours.write_text("import odyssey")
     other.write_text("import torch")
-    assert [command for command in Command if read([str(ours)], {}, command).wants_display] == [Command.RUN]
+    assert [command for command in Command if command.has_script and read([str(ours)], {}, command).wants_display] == [
+        Command.RUN
+    ]
     assert not read(["--no-display", str(ours)], {}, Command.RUN).wants_display
     assert not read([str(other)], {}, Command.RUN).wants_display
 

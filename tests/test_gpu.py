@@ -11,6 +11,7 @@ import torch
 
 import odyssey
 import strategies
+from launcher.host.fitness.measure import measure
 from tests import models, reference
 from tests.exactness import ROOT
 from tests.jobs.train import make_optimizer
@@ -60,3 +61,10 @@ def test_ranks_on_one_gpu_recover_exactly(strategy, tmp_path):
     state = torch.load(result, weights_only=False)["state"]["model"]
     for name, tensor in expected("tied", 10)[1].items():
         torch.testing.assert_close(state[name].double(), tensor.double(), rtol=0, atol=1e-8)
+
+
+def test_a_host_is_measured_by_each_of_its_gpus(tmp_path):
+    found = measure(1, tmp_path).devices
+    assert [device.name for device in found] == [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    for device in found:
+        assert device.digest and device.flops > 0 and not device.odd and not device.problem

@@ -19,6 +19,7 @@ from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
 from launcher.coordinator.machine import step
 from launcher.coordinator.rank_assignment import RankAssignment, assignments, homes, in_order
 from launcher.coordinator.state import PlainState, State, Status
+from launcher.host.fitness.report import Device, HostReport
 from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobEnded, JobStarted, RankExited, RankJoined
 from launcher.options import Rendezvous, RunOptions
 
@@ -166,6 +167,99 @@ def test_strangers_are_refused_with_a_reason() -> None:
     taken = met.join(join("a", 0), 0.0)
     assert isinstance(taken, Refused) and "--node-rank 0 is taken by host (process 1)" in taken.what
     assert met.missing() == "node ranks 1, 2"
+
+
+def checked(host: str, digest: str, node_rank: int | None = None) -> Join:
+    """An agent whose host computes this."""
+    device = Device("cpu", "a processor", 1, 64 << 30, 60 << 30, 1e9, digest)
+    found = HostReport(host, 1, "", host, 8, 64 << 30, 60 << 30, own_addresses=("10.0.0.1",), devices=(device,))
+    return Join(host.encode() * 16, odyssey.__version__, "", host, 7, 2, "default", node_rank, "", 1, found)
+
+
+def comparing(least: int, most: int, **rest: object) -> Roster:
+    options = RunOptions("train.py", min_agents=least, max_agents=most, **({"rendezvous": Rendezvous.C10D} | rest))  # type: ignore[arg-type]
+    us = AgentInfo(0, "host", 1, 2, node_rank=options.node_rank)
+    return Roster(options, us, 0.0, checked("L", "good").report)
+
+
+def decided(its: Roster, *joins: Join) -> list[str]:
+    """What each is told when the hosts are compared; empty for a place."""
+    assert its.comparison is not None
+    its.comparison.is_decided = True
+    answers = [its.join(join, 9.0) for join in joins]
+    return [getattr(answer, "what", "") for answer in answers]
+
+
+def test_no_agent_has_a_place_before_the_hosts_are_compared() -> None:
+    its = comparing(2, 2)
+    came = its.join(checked("a", "good"), 1.0)
+    assert isinstance(came, WaitForPlace) and "compared" in came.what
+    assert its.starts_at() == 1.0, "all are here, and all are good"
+    assert decided(its, checked("a", "good")) == [""] and its.starts_at() == 9.0
+
+
+def test_a_bad_host_waits_when_a_spare_has_come() -> None:
+    its = comparing(2, 2, last_call_s=30.0)
+    a, b, c = checked("a", "bad"), checked("b", "good"), checked("c", "good")
+    its.join(a, 1.0)
+    assert its.starts_at() == 31.0, "of two that differ it is not known which is wrong: others may come"
+    its.join(b, 2.0)
+    assert its.starts_at() == 1.0
+    its.join(c, 3.0)
+    first, second, third = decided(its, a, b, c)
+    assert "left out: cpu computes other bits" in first and not second and "has all its 2" in third
+
+
+def test_a_bad_host_is_taken_where_there_are_too_few_others() -> None:
+    its = comparing(3, 3, last_call_s=30.0)
+    a, b = checked("a", "bad"), checked("b", "good")
+    its.join(a, 1.0)
+    its.join(b, 2.0)
+    assert its.starts_at() == 32.0
+    assert decided(its, a, b) == ["", ""]
+    assert its.comparison is not None
+    assert "a: cpu computes other bits" in its.comparison.verdict()[0] and "too few others" in its.comparison.verdict()[0]
+
+
+def test_an_elastic_job_begins_without_a_bad_host() -> None:
+    its = comparing(2, 4)
+    a, b = checked("a", "bad"), checked("b", "good")
+    its.join(a, 1.0)
+    its.join(b, 2.0)
+    assert [bool(what) for what in decided(its, a, b)] == [True, False]
+    assert its.in_order()[1].host == "b"
+
+
+def test_a_bad_host_stands_in_when_a_good_one_is_lost() -> None:
+    its = comparing(2, 2)
+    a, b, c = checked("a", "bad"), checked("b", "good"), checked("c", "good")
+    for join in (a, b, c):
+        its.join(join, 1.0)
+    decided(its, a, b, c)
+    its.has_begun = True
+    its.leave(1, 10.0)
+    assert isinstance(its.join(a, 11.0), WaitForPlace) and isinstance(its.join(c, 11.0), AgentInfo)
+    its.leave(2, 12.0)
+    assert isinstance(its.join(a, 13.0), AgentInfo)
+
+
+def test_with_static_numbers_nobody_else_is_waited_for() -> None:
+    its = comparing(2, 2, rendezvous=Rendezvous.STATIC, node_rank=0, last_call_s=30.0)
+    assert its.missing() == "node rank 1"
+    its.join(checked("a", "bad", 1), 1.0)
+    assert its.starts_at() == 1.0
+    assert isinstance(its.join(checked("b", "good", 1), 2.0), Refused)
+    assert decided(its, checked("a", "bad", 1)) == [""]
+    assert its.comparison is not None and "no majority" in its.comparison.verdict()[0]
+
+
+def test_an_agent_that_was_not_checked_counts_as_bad() -> None:
+    its = comparing(2, 2)
+    a, b = join(), checked("b", "good")
+    its.join(a, 1.0)
+    its.join(b, 1.0)
+    first, second = decided(its, a, b)
+    assert "give --check to all agents" in first and not second
 
 
 class Talk:

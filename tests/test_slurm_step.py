@@ -197,6 +197,12 @@ def test_srun_needs_no_addresses() -> None:
     assert found.forwarded_signals == ("SIGUSR1", "SIGUSR2")
 
 
+def test_a_check_needs_none_either() -> None:
+    found = read([], TASK, Command.CHECK).options
+    assert (meeting(found), found.master_port) == (meeting(options()), options().master_port)
+    assert found.n_ranks_per_node == 8
+
+
 @pytest.mark.parametrize(
     ("argv", "field", "value"),
     [

@@ -115,6 +115,7 @@ class LeaderOnALoop:
             lost=lambda agent, why: self.lost.append((agent.number, why)),
             stopped=lambda: None,
             reached=lambda address: None,
+            waits=lambda: None,
         )
         listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
         self.address = listener.getsockname()

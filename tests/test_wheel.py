@@ -202,3 +202,14 @@ def test_a_cluster_is_rehearsed_and_its_log_replayed_from_inside_such_a_project(
     drawn = ["exponential", "gpt-tiny-two-cores", "--mtbf=6h", "--days=1", "--policy=shrink"]
     replayed = scene.start_command([*odyssey, "replay", *drawn], env=here).succeed()
     assert replayed.stdout.startswith("trace  exponential: ")
+
+
+def test_hosts_are_checked_from_inside_such_a_project(python: Path, scene: Scene) -> None:
+    make_project(scene, 1)
+    here = {"PYTHONPATH": ".", **cache_of(scene)}
+    odyssey = [str(python), "-m", "odyssey_cli"]
+    checked = scene.start_command([*odyssey, "check"], env=here).succeed()
+    assert "1 host: all good" in checked.stdout
+    run = scene.start_command([*odyssey, "run", "--check", "train.py"], env=here)
+    assert_each_has_its_own(scene, run, 1)
+    assert "check: 1 host: all good" in run.stderr

@@ -108,7 +108,7 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
     us = AgentInfo(
         began.number, socket.gethostname(), os.getpid(), options.n_ranks_per_node, role, options.node_rank, address, port
     )
-    roster = Roster(options, us, local.loop.clock())
+    roster = Roster(options, us, local.loop.clock(), local.report)
     where = str(processes.store.address)
     quorum = Quorum(roster, local.loop, where, local.news, partial(job_started, options, local.folder))
     leader = Leader(
@@ -123,7 +123,9 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
         lost=quorum.lost,
         stopped=processes.waits.look,
         reached=partial(_is_reached, processes.environments),
+        waits=quorum.look,
     )
+    quorum.choose = leader.choose
     if began.reception is not None:
         leader.open(began.reception)
         give_way(began.reception, roster, leader, partial(_is_led_elsewhere, local))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -14,9 +15,13 @@ from launcher.cluster import endpoint
 from launcher.cluster.links import secret
 from launcher.cluster.links.dial import Address
 from launcher.cluster.redirects import LedElsewhere
+from launcher.host.fitness import child
+from launcher.host.fitness.report import HostReport
 from launcher.joblog import torch_events
+from launcher.joblog.events import Event, Note
 from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
+from launcher.processes import environment as environments
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
 
@@ -46,19 +51,28 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
 
         profile = read(options.profile)
     key = secret.key(os.environ, options.secret_file) if options.max_agents > 1 else b""
+    report = _checked(options, watch) if options.checks_hosts else None
     listener = endpoint.host_or_join(options)
     try:
-        local = LocalAgent(options, listener, output)
+        local = LocalAgent(options, listener, output, report)
         elsewhere: list[Address] = []
         if listener is not None:
             try:
                 return local.run(leading(local, founding(local, listener, key, watch), drills, profile))
             except LedElsewhere as error:  # before a job has begun here
-                local, elsewhere = LocalAgent(options, None, output), [error.address]
+                local, elsewhere = LocalAgent(options, None, output, report), [error.address]
         return local.run(Succession(local, key, watch, partial(_take_over, local), elsewhere).member)
     finally:
         if listener is not None:
             listener.close()
+
+
+def _checked(options: RunOptions, watch: Watch) -> HostReport:
+    """This host, before it is offered to others: half of the time that these wait for it is left then."""
+    watch(Event(time.time(), 0, "agent", Note("checking this host")))
+    n_ranks = options.n_nodes * options.n_ranks_per_node
+    environment = environments.for_all(os.environ, n_ranks)
+    return child.report(n_ranks, options.log_dir, environment, options.join_timeout_s / 2)
 
 
 def _take_over(local: LocalAgent, succession: Succession) -> None:

@@ -1,7 +1,7 @@
 """The other agents of a job: how they find each other, what they say, who is lost.
 
 endpoint.py  where they meet, and who leads
-roster.py    who has come, who is refused
+roster.py    who has come, who is refused; comparison.py: whose host is left out
 quorum.py    until there are enough
 cluster.py   all ranks of a job: one way to address them, wherever they live
 inspection.py what they do, asked of each agent

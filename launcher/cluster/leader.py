@@ -47,7 +47,7 @@ class _TakeOver:
 
 class Leader:
     """`joined(agent)`, `lost(agent, why)`: of agents; `stopped()`: a rank of one of them was stopped, or goes on again;
-    `reached(address)`: by which of this host's addresses a member has come.
+    `reached(address)`: by which of this host's addresses a member has come; `waits()`: one has come, and has no place yet.
 
     Where a job has only this agent nobody else can come, and there is nothing else to it. `number`: this agent's.
     """
@@ -66,8 +66,8 @@ class Leader:
         lost: Callable[[AgentInfo, str], None],
         stopped: Callable[[], None],
         reached: Callable[[str], None],
+        waits: Callable[[], None],
     ) -> None:
-        self.number = number
         self._loop = loop
         self._roster = roster
         self._welcome = number, store, run_id
@@ -76,6 +76,7 @@ class Leader:
         self._lost = lost
         self._stopped = stopped
         self._reached = reached
+        self._waits = waits
         self.agents: dict[int, RemoteAgent] = {}
         """By number, all that were ever taken in."""
         self._numbers = itertools.count(1 + number * PROCESSES_APART)
@@ -89,6 +90,11 @@ class Leader:
     def open(self, reception: Reception) -> None:
         """Take other agents."""
         self._sessions.open(reception)
+
+    @property
+    def number(self) -> int:
+        """This agent's."""
+        return self._welcome[0]
 
     # -- who comes -----------------------------------------------------------------------------------------------------
 
@@ -127,6 +133,7 @@ class Leader:
             self._offer_later(join)
             session.handle(lambda message: None, lambda why: self._give_up(session))
             self._tell_waiting()
+            self._waits()
         else:
             self._news.say(f"refused an agent of {join.host} (process {join.pid}): {answer.what}")
 
@@ -208,8 +215,19 @@ class Leader:
         if (wait_s := self._roster.cool_down_s(join.host, now)) > 0:
             self._loop.later(wait_s, self._offer_places)
 
+    def choose(self) -> None:
+        """The hosts have been compared: who may have a place gets it, who waits on is told why."""
+        self._offer_places()
+        for waiting, join in self._waiting.items():
+            answer = self._roster.join(join, self._loop.clock())
+            if isinstance(answer, WaitForPlace):
+                waiting.send(answer)
+                self._news.say(f"an agent of {join.host} (process {join.pid}) waits for a place: {answer.what}")
+
     def _give_up(self, waiting: Session) -> None:
-        self._sessions.forget(self._waiting.pop(waiting).session)
+        join = self._waiting.pop(waiting)
+        self._roster.give_up(join.session, self._loop.clock())
+        self._sessions.forget(join.session)
 
     @property
     def us(self) -> AgentInfo:

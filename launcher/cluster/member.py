@@ -219,6 +219,7 @@ class Member:
                 options.node_rank,
                 self._address,
                 self._reception.port,
+                local.report,
             ),
         )
         self._processes.environments.interface = addresses.interface_of(here)

@@ -26,6 +26,9 @@ class Quorum:
         self._news = news
         self._job_of = job_of
         self._is_over = False
+        self._is_choosing = False
+        self.choose: Callable[[], None] = lambda: None
+        """The hosts have been compared: those that may are taken in."""
 
     @property
     def is_waiting(self) -> bool:
@@ -35,7 +38,7 @@ class Quorum:
     def start(self) -> None:
         """Wait from now on; not at all where this agent is enough."""
         self._tell()
-        self._look()
+        self.look()
 
     def take_over(self) -> None:
         """The job has begun under another agent."""
@@ -52,7 +55,7 @@ class Quorum:
         else:
             ranks = f"{agent.n_ranks} rank{'s' if agent.n_ranks > 1 else ''}"
             self._news.say(f"agent {agent.number} joined: {agent.host}, {ranks}")
-            self._look()
+            self.look()
 
     def lost(self, agent: AgentInfo, why: str) -> None:
         """An agent that had come is gone."""
@@ -61,11 +64,15 @@ class Quorum:
         else:
             self._news.say(f"agent {agent.number} ({agent.host}) is gone: {why}")
 
-    def _look(self) -> None:
-        if self._is_over:
+    def look(self) -> None:
+        """Begin, if it is time to; else later."""
+        if self._is_over or self._is_choosing:
             return
         now, starts_at = self._loop.clock(), self._roster.starts_at()
-        if starts_at is not None and now >= starts_at:
+        if starts_at is not None and now >= starts_at and self._roster.is_comparing:
+            self._compare()
+            self.look()
+        elif starts_at is not None and now >= starts_at:
             self._is_over = self._roster.has_begun = True
             self._news.event(self._job_of(self._roster.in_order()))
         elif starts_at is None and now >= self._roster.gives_up_at:
@@ -73,10 +80,19 @@ class Quorum:
             help = "start the missing agents, or ask for fewer with --nnodes MIN:MAX"
             self._news.event(StopRequested(what, ExitCode.FAILED, help))
         else:
-            self._loop.later((starts_at or self._roster.gives_up_at) - now, self._look)
+            self._loop.later((starts_at or self._roster.gives_up_at) - now, self.look)
+
+    def _compare(self) -> None:
+        assert self._roster.comparison is not None
+        self._roster.comparison.is_decided = True
+        for line in self._roster.comparison.verdict():
+            self._news.say(line)
+        self._is_choosing = True
+        self.choose()
+        self._is_choosing = False
 
     def _tell(self) -> None:
-        here, most = len(self._roster.agents), self._roster.most
+        here, most = self._roster.n_here, self._roster.most
         if here < most and not self._is_over:
             text = f"leading at {self._where}: {here} of {most} agents here, waiting for {self._roster.missing()}"
             self._news.say(text)

@@ -6,8 +6,10 @@ whose agents were lost again and again while the job ran has to wait, ever longe
 
 from __future__ import annotations
 
+from launcher.cluster.comparison import Comparison
 from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.rank_assignment import in_order
+from launcher.host.fitness.report import HostReport
 from launcher.joblog.events import AgentInfo
 from launcher.options import Rendezvous, RunOptions
 
@@ -24,8 +26,8 @@ NUMBERS_APART = 1000
 class Roster:
     """The agents of a job before and while it runs; the leading agent keeps it."""
 
-    def __init__(self, options: RunOptions, leader: AgentInfo, now: float) -> None:
-        """`leader`: this agent."""
+    def __init__(self, options: RunOptions, leader: AgentInfo, now: float, report: HostReport | None = None) -> None:
+        """`leader`: this agent; `report`: on its host, where hosts are to be compared."""
         self._options = options
         self._began = now
         self._enough_since: float | None = None
@@ -36,6 +38,9 @@ class Roster:
         """By hosts, while the job ran."""
         self.agents: dict[int, AgentInfo] = {leader.number: leader}
         """By number. An agent that leaves is taken out by its owner."""
+        self.comparison = Comparison(report, options.min_agents) if report is not None else None
+        self._sessions: dict[int, bytes] = {}
+        """Of agents that were compared, by number."""
         self._note_enough(now)
 
     def join(self, join: Join, now: float) -> AgentInfo | WaitForPlace | Refused:
@@ -49,12 +54,18 @@ class Roster:
                 f"the endpoint serves another job: its --rdzv-id is {self._options.run_id!r}, not {join.run_id!r}",
                 "give each job an endpoint of its own, or the same --rdzv-id to all agents of one job",
             )
-        same = [agent for agent in self.agents.values() if join.node_rank is not None and agent.node_rank == join.node_rank]
+        same = [other for other in self._all() if join.node_rank is not None and other.node_rank == join.node_rank]
+        same = [other for other in same if isinstance(other, AgentInfo) or other.session != join.session]
         if same and self._options.rendezvous is Rendezvous.STATIC:
             return Refused(
                 f"--node-rank {join.node_rank} is taken by {same[0].host} (process {same[0].pid})",
                 "give each agent a node rank of its own",
             )
+        if self.comparison is not None:
+            self.comparison.add(join)
+            self._note_enough(now)
+            if why := self.comparison.why_not(join.session):
+                return WaitForPlace(why)
         if len(self.agents) >= self._options.max_agents:
             return WaitForPlace(f"the job has all its {self._options.max_agents} agents")
         if (wait_s := self.cool_down_s(join.host, now)) > 0:
@@ -66,6 +77,7 @@ class Roster:
         )
         self._next_number += 1
         self.agents[agent.number] = agent
+        self._sessions[agent.number] = join.session
         self._note_enough(now)
         return agent
 
@@ -78,14 +90,22 @@ class Roster:
         self.agents |= {agent.number: agent for agent in agents}  # this one may have come too late to have ranks of the job
         self._next_number += max(self.agents) + NUMBERS_APART
         self.has_begun = True
+        self.comparison = None  # how the others' hosts are, nobody here has been told
         self._note_enough(now)
 
     def leave(self, number: int, now: float) -> None:
         """It was lost."""
         agent = self.agents.pop(number)
+        self.give_up(self._sessions.get(number, b""), now)
         if self.has_begun:
             self._lost_at.setdefault(agent.host, []).append(now)
         self._note_enough(now)
+
+    def give_up(self, session: bytes, now: float) -> None:
+        """An agent that waited for a place is gone."""
+        if self.comparison is not None:
+            self.comparison.remove(session)
+            self._note_enough(now)
 
     def cool_down_s(self, host: str, now: float) -> float:
         """How long an agent of it has to wait from now on."""
@@ -99,7 +119,7 @@ class Roster:
         return in_order(tuple(self.agents.values())) if self._options.max_agents > 1 else ()
 
     def _note_enough(self, now: float) -> None:
-        if len(self.agents) < self._options.min_agents:
+        if self.n_here < self._options.min_agents:
             self._enough_since = None
         elif self._enough_since is None:
             self._enough_since = now
@@ -108,9 +128,32 @@ class Roster:
         """When the job begins if nobody else comes or goes; None as long as there are too few."""
         if self._enough_since is None:
             return None
-        if len(self.agents) == self._options.max_agents:
+        if self.n_here >= self._options.max_agents and self._are_good_enough():
+            return self._enough_since
+        if self.comparison is not None and self.comparison.is_decided:
             return self._enough_since
         return self._enough_since + self._options.last_call_s
+
+    def _are_good_enough(self) -> bool:
+        """No better ones can come, as far as that is to be compared."""
+        if self.comparison is None or not self.is_comparing or self._options.rendezvous is Rendezvous.STATIC:
+            return True
+        return self.comparison.n_good >= self._options.max_agents
+
+    def _all(self) -> list[AgentInfo | Join]:
+        """Those that are here, with or without a place."""
+        waiting = self.comparison.joins.values() if self.comparison is not None else ()
+        return [*self.agents.values(), *(join for join in waiting if join.session not in self._sessions.values())]
+
+    @property
+    def is_comparing(self) -> bool:
+        """Nobody has a place yet but this agent."""
+        return self.comparison is not None and not self.comparison.is_decided
+
+    @property
+    def n_here(self) -> int:
+        """Agents that the job could have, so far."""
+        return 1 + len(self.comparison.joins) if self.comparison is not None and self.is_comparing else len(self.agents)
 
     @property
     def most(self) -> int:
@@ -131,10 +174,10 @@ class Roster:
         """Who has not come, for people: `node ranks 1 and 3` where they are known, else how many."""
         options = self._options
         if options.rendezvous is Rendezvous.STATIC:
-            come = {agent.node_rank for agent in self.agents.values()}
+            come = {agent.node_rank for agent in self._all()}
             absent = [str(rank) for rank in range(options.max_agents) if rank not in come]
             return f"node rank{'s' if len(absent) > 1 else ''} {', '.join(absent)}"
-        n = options.min_agents - len(self.agents)
+        n = options.min_agents - self.n_here
         return f"{n} more agent{'s' if n > 1 else ''}" if n > 0 else "nobody, but more may come"
 
 

@@ -13,6 +13,7 @@ from launcher.cluster.questions import Ask
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Stack
 from launcher.health.stalls import Sample
+from launcher.host.fitness.report import HostReport
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
 from odyssey.codec import Count, Name, Pid, SignalNumber
 from odyssey.messages import Report
@@ -28,7 +29,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 class Join(msgspec.Struct, frozen=True, tag=True):
     """First words of an agent that wants to be a member: a session begins. `address`: where other agents reach it, empty for
-    the one that it connects from; `port`: at which it listens."""
+    the one that it connects from; `port`: at which it listens. `report`: on its host, where it was checked."""
 
     session: Token
     version: Name
@@ -40,6 +41,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     node_rank: Count | None
     address: Name
     port: Port
+    report: HostReport | None = None
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):

@@ -9,4 +9,5 @@ send_buffer.py sends without waiting
 limits.py  what to do about a limit that is reached
 proc.py    the one reader of /proc
 kernel.py  what only the kernel can be asked for
+fitness/   whether this host is fit for a job, measured and compared with others
 """

@@ -122,6 +122,30 @@ def booted_at() -> float:
     return 0.0
 
 
+def boot_id() -> str:
+    """The same for all processes of a machine, until it boots again; empty where nobody knows."""
+    return _text(PROC / "sys/kernel/random/boot_id").strip()
+
+
+def processor_model() -> str:
+    """As the first processor is called; empty where it has no name."""
+    lines = _text(PROC / "cpuinfo").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def own_ports() -> range:
+    """Those that the kernel hands out by itself; none where nobody knows."""
+    bounds = _text(PROC / "sys/net/ipv4/ip_local_port_range").split()
+    return range(int(bounds[0]), int(bounds[1]) + 1) if len(bounds) == 2 else range(0)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def _stat(pid: int) -> Stat | None:
     fields = read(pid, "stat").rpartition(b")")[2].split()  # its name, before, may hold anything
     if not fields:

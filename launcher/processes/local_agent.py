@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from launcher.host.broadcasts import Broadcasts
+from launcher.host.fitness.report import HostReport
 from launcher.host.loop import Loop
 from launcher.host.signals import Signals
 from launcher.joblog.news import News, Reader
@@ -72,9 +73,17 @@ class Role(Reader, Protocol):
 class LocalAgent:
     """One agent without its role. It owns every process below it, and leaves none."""
 
-    def __init__(self, options: RunOptions, listener: socket.socket | None, output: Callable[[int, str, bytes], None]) -> None:
-        """`listener`: of the store, if this agent serves it; `output`: as in Processes."""
+    def __init__(
+        self,
+        options: RunOptions,
+        listener: socket.socket | None,
+        output: Callable[[int, str, bytes], None],
+        report: HostReport | None = None,
+    ) -> None:
+        """`listener`: of the store, if this agent serves it; `output`: as in Processes; `report`: on this host, if it was
+        checked."""
         self.options = options
+        self.report = report
         self.loop = Loop(time.monotonic)
         self._epoch = time.time() - time.monotonic()
         self.news = News()

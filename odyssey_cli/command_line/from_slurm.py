@@ -26,7 +26,7 @@ def filled(given: Given, address_of: Callable[[Step], str] = first_host) -> tupl
     if step is None:
         return given, None
     signals = _passed_on(given)
-    if given.command is not Command.RUN or _says_how_to_meet(given):
+    if given.command not in (Command.RUN, Command.CHECK) or _says_how_to_meet(given):
         return replace(given, elsewhere=signals), None
     least, most = agents(given) if given.value("nnodes").is_given else (len(step.hosts), len(step.hosts))
     if least > len(step.hosts):

@@ -1,7 +1,7 @@
 """Every option that a launch can be given, as data: the parser, the help and the PET_ variables are made from this table.
 
 `odyssey run` takes all of them, `odyssey-torchrun` only torchrun's, `python -m odyssey_cli.launch` these and `--use-env`,
-`odyssey profile` the few that say where to run. What their values mean is read in request.py.
+`odyssey profile` and `odyssey check` the few that say where to run. What their values mean is read in request.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ class Command(enum.Enum):
 
     RUN = "odyssey run"
     PROFILE = "odyssey profile"
+    CHECK = "odyssey check"
     TORCHRUN = "odyssey-torchrun"
     LAUNCH = "python -m odyssey_cli.launch"
+
+    @property
+    def has_script(self) -> bool:
+        return self is not Command.CHECK
 
 
 class Origin(enum.Enum):
@@ -29,6 +34,7 @@ class Origin(enum.Enum):
     LAUNCH = "torch.distributed.launch"
     OURS = "odyssey run"
     PROFILE = "odyssey profile"
+    CHECK = "odyssey check"
 
 
 class Group(enum.Enum):
@@ -60,6 +66,7 @@ class Option:
     variables: tuple[str, ...] = ()
     repeats: bool = False
     in_profile: bool = False
+    in_check: bool = False
     values: Callable[[], Mapping[str, str]] = dict
 
     @property
@@ -90,6 +97,8 @@ class Option:
                 return self.origin in (Origin.TORCHRUN, Origin.OURS)
             case Command.PROFILE:
                 return self.in_profile
+            case Command.CHECK:
+                return self.in_check or self.group is Group.MEETING
             case Command.TORCHRUN:
                 return self.origin is Origin.TORCHRUN
             case Command.LAUNCH:
@@ -128,13 +137,17 @@ OPTIONS: tuple[Option, ...] = (
     # Ranks and nodes
     Option(
         ("--nproc-per-node",), "N", "Ranks of a node: a number, or auto, gpu, cpu, xpu to count devices.", Group.RANKS,
-        _THEIRS, "1", in_profile=True,
+        _THEIRS, "1", in_profile=True, in_check=True,
     ),
     Option(
         ("--nodes",), "N", "Nodes on this host: failure domains of --nproc-per-node ranks each. Read behind SCRIPT too.",
         Group.RANKS, default="1", in_profile=True,
     ),
-    Option(("--nnodes",), "N", "Agents of the job, one on each host: a number, or MIN:MAX.", Group.RANKS, _THEIRS, "1:1"),
+    Option(
+        ("--nnodes",), "N", "Agents of the job, one on each host: a number, or MIN:MAX.", Group.RANKS, _THEIRS, "1:1",
+        in_check=True,
+    ),
+    Option(("--check",), "", "Compare the hosts first, and leave bad ones out while there are enough others.", Group.RANKS),
     Option(("--role",), "NAME", "What ranks are called in the prefix of their lines.", Group.RANKS, _THEIRS, "default"),
     # How agents meet
     Option(("--standalone",), "", "This agent is the only one; the options below are ignored.", Group.MEETING, _THEIRS),
@@ -202,7 +215,7 @@ OPTIONS: tuple[Option, ...] = (
     # Output
     Option(
         ("--log-dir",), "DIR", "Each job makes a folder for its logs in it. Default: odyssey-logs.", Group.OUTPUT, _THEIRS,
-        in_profile=True,
+        in_profile=True, in_check=True,
     ),
     Option(
         ("-r", "--redirects"), "STREAMS", "To files instead: 1 stdout, 2 stderr, 3 both; or by local rank, 0:3,1:2.",
@@ -223,6 +236,7 @@ OPTIONS: tuple[Option, ...] = (
         ("--event-log-handler",), "NAME", "Where torchrun's own events go: null, console, or a registered one.",
         Group.OUTPUT, _THEIRS, "null",
     ),
+    Option(("--json",), "FILE", "Write the answer there, for programs.", Group.OUTPUT, Origin.CHECK, in_check=True),
     Option(("--json-report",), "FILE", "Write there why the job failed, for programs.", Group.OUTPUT),
     Option(("--stdin-rank",), "RANK", "Standard input goes to this rank only, for a debugger. Default: to all.", Group.OUTPUT),
     Option(("--no-display",), "", "Plain lines instead of the live display.", Group.OUTPUT),

@@ -80,7 +80,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str], command: Command)
     if unknown:
         raise _no_such_option(unknown[0], command)
     given = vars(texts)
-    script, arguments = given.pop("script"), given.pop("arguments")
+    script, arguments = given.pop("script", ""), given.pop("arguments", ())
     return Given(command, script, tuple(arguments), {dest: tuple(values) for dest, values in given.items()}, environment)
 
 
@@ -101,8 +101,9 @@ class _Parser(argparse.ArgumentParser):
                 action = self.add_argument(*option.spellings, dest=option.dest, action="append")
             if option.origin is not Origin.OURS:
                 self._torchruns.add(action)
-        self.add_argument("script")
-        self.add_argument("arguments", nargs=argparse.REMAINDER)
+        if command.has_script:
+            self.add_argument("script")
+            self.add_argument("arguments", nargs=argparse.REMAINDER)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """What an abbreviation can mean: if any, an option of torchrun's, so that no name of ours takes one away."""
@@ -145,6 +146,8 @@ def _wrong_value(error: argparse.ArgumentError, command: Command) -> UsageError:
 def _no_such_option(argument: str, command: Command) -> UsageError:
     import difflib
 
+    if not argument.startswith("-"):
+        return UsageError(f"{command.value} takes no script, got {argument}", f"see `{command.value} --help`")
     name = argument.partition("=")[0]
     help = f"see `{command.value} --help`"
     known = [spelling for option in OPTIONS if option.is_of(command) for spelling in option.names]
@@ -157,17 +160,20 @@ def _no_such_option(argument: str, command: Command) -> UsageError:
 _ABOUT = {
     Command.RUN: "Start the ranks of SCRIPT, watch them, and go on when some are lost.",
     Command.PROFILE: "Measure what SCRIPT's layers and the links between ranks cost, and write it to a file.",
+    Command.CHECK: "Check hosts before a job: what they have, compute and reach. Start it on each, as a job.",
     Command.TORCHRUN: "torchrun's command line, run by Odyssey.",
     Command.LAUNCH: "The command line of torch.distributed.launch, run by Odyssey.",
 }
+_EXIT_CODES = ["Exit code 0 says that nothing bad was found, 1 that something was."]
 _WIDTH = 80
 _INDENT = 32
 
 
 def help_text(command: Command) -> str:
     """What `--help` prints."""
-    lines = [f"Usage: {command.value} [OPTIONS] SCRIPT [ARGUMENTS]", "", *textwrap.wrap(_ABOUT[command], _WIDTH)]
-    lines += ["Everything behind SCRIPT is the script's."]
+    script = " SCRIPT [ARGUMENTS]" if command.has_script else ""
+    lines = [f"Usage: {command.value} [OPTIONS]{script}", "", *textwrap.wrap(_ABOUT[command], _WIDTH)]
+    lines += ["Everything behind SCRIPT is the script's."] if command.has_script else _EXIT_CODES
     for group in Group:
         options = [option for option in OPTIONS if option.group is group and option.is_of(command)]
         if options:

@@ -26,12 +26,13 @@ MIN_DETECT_S, MAX_DETECT_S = 0.5, 600.0
 @dataclass(frozen=True)
 class Request:
     """What a command line asks for. `notes`: what the user should be told before the start. `step`: of SLURM, where what it
-    says is part of what is asked for."""
+    says is part of what is asked for. `answer`: where a check is to write what it has found, for programs."""
 
     options: RunOptions
     wants_display: bool
     notes: tuple[str, ...]
     step: Step | None = None
+    answer: Path | None = None
 
 
 def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) -> Request:
@@ -40,7 +41,8 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
     checks.working_directory()
     entry = _entry(given)
     interpreter = _interpreter(given, entry)
-    checks.entry(given.script, entry, interpreter)
+    if command.has_script:
+        checks.entry(given.script, entry, interpreter)
     nodes, arguments, notes = _nodes(given)
     together = meeting(given)
     ranks_per_node = _ranks_per_node(given)
@@ -76,6 +78,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         local_addr=given.value("local_addr").text,
         detect_s=_detect_s(given),
         secret_file=Path(given.value("secret_file").text) if given.value("secret_file").text else None,
+        checks_hosts=given.switch("check"),
         max_restarts=_whole(given, "max_restarts", 0),
         never_retry=_never_retry(given),
         restart_limit=_restart_limit(given),
@@ -111,7 +114,8 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
     # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
     wants_display = command is Command.RUN and not given.switch("no_display") and imports_odyssey(options)
     from_slurm = (told(given, step),) if step is not None and options.verbose else ()
-    return Request(options, wants_display, (*notes, *([note] if note else []), *from_slurm), step)
+    answer = files.check_if_given(given.value("json").text or None, "--json")
+    return Request(options, wants_display, (*notes, *([note] if note else []), *from_slurm), step, answer)
 
 
 # -- what to run -------------------------------------------------------------------------------------------------------

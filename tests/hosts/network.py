@@ -89,6 +89,12 @@ class Hosts:
     def heal(self, i: int) -> None:
         _run("ip", "link", "set", self._cable(i), "up")
 
+    def slow(self, i: int, rate: str) -> None:
+        """No more bytes than this, as `tc` has it, come or go by its cable. Raises Impossible."""
+        limit = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "400ms"]
+        _try("tc", "qdisc", "replace", "dev", self._cable(i), *limit)
+        _try("ip", "netns", "exec", self._name(i), "tc", "qdisc", "replace", "dev", "eth0", *limit)
+
     def partition(self, apart: Iterable[int]) -> None:
         """These see each other and none of the others."""
         for i in apart:
