@@ -33,6 +33,15 @@ def test_units_are_told_until_they_are_final_by_a_rank_that_lives() -> None:
     assert list(reported.said()) == [], "nobody would hear of ranks that are gone"
 
 
+def test_the_end_of_a_process_is_kept() -> None:
+    reported = Reported()
+    reported.spawned(0, 10)
+    reported.happened(RankStarted(0, 100, 0))
+    assert reported.ends(0) == []
+    reported.happened(lost := RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
+    assert reported.ends(0) == [lost]
+
+
 def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:
     reported = Reported()
     reported.spawned(0, 10)
