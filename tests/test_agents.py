@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -20,12 +21,14 @@ pytestmark = pytest.mark.timeout(120)
 MARK = "ODYSSEY_TEST_AGENTS"
 
 MEETS = """
-import os, sys, time
+import os, signal, sys, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 names = "TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK"
+if "--stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 sys.stdout.write(" ".join(("SEAT", *(os.environ[name] for name in names), str(int(total)))) + "\\n")
 if "--wait" in sys.argv and os.environ["WORLD_SIZE"] != sys.argv[-1]:
     time.sleep(1000)
@@ -209,6 +212,38 @@ def test_after_the_loss_of_the_leading_agent_others_find_the_one_that_leads(star
     late = start("--wait", "9", **given)
     late.until(lambda line: "the job of this endpoint goes on" in line)
     late.until(lambda line: "the job has all its 3 agents; this agent waits" in line)
+
+
+def test_ranks_that_end_while_nobody_leads_are_known_to_who_leads_next(start: Callable[..., Agent]) -> None:
+    given = {"nnodes": "2:3", "max_restarts": 9, "detect": "2s", "rdzv_conf": "last_call_timeout=60"}
+    first = start("--wait", "2", **given)
+    first.until(lambda line: "leading at" in line)
+    others = [start("--wait", "2", **given) for _ in range(2)]
+    for agent in (first, *others):
+        agent.until(lambda line: line.startswith("SEAT 0 "))
+    ranks = [child for agent in others for child in psutil.Process(agent.process.pid).children() if "--wait" in child.cmdline()]
+    first.process.kill()
+    first.process.wait()
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.kill()
+    assert [agent.end() for agent in others] == [0, 0], others[0].lines + others[1].lines
+    assert others[0].assignments(1) | others[1].assignments(1) == {"0 2 0 0 2", "1 2 1 0 2"}
+
+
+@pytest.mark.soak
+def test_an_agent_that_is_told_to_end_does_not_come_again(start: Callable[..., Agent]) -> None:
+    given = {"nnodes": "1:2", "max_restarts": 9, "rdzv_conf": "last_call_timeout=60"}
+    first = start("--wait", "9", **given)
+    first.until(lambda line: "leading at" in line)
+    second = start("--stubborn", "--wait", "9", **given)
+    second.until(lambda line: line.startswith("SEAT 0 "))
+    second.process.send_signal(signal.SIGTERM)
+    first.until(lambda line: "was lost (terminated by SIGTERM)" in line)
+    first.until(lambda line: line.startswith("SEAT 1 "))
+    second.process.send_signal(signal.SIGTERM)
+    assert second.end() == 143
+    assert not any("asks to join again" in line for line in second.lines), second.lines
 
 
 def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent]) -> None:

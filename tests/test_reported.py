@@ -50,6 +50,15 @@ def test_what_ranks_left_behind_is_cut_to_what_first_words_may_hold() -> None:
     assert len(msgspec.msgpack.encode(Attach(b"t" * 16, 1, held))) < MAX_FIRST_BYTES
 
 
+def test_the_end_of_a_process_is_kept() -> None:
+    reported = Reported()
+    reported.spawned(0, 10)
+    reported.happened(RankStarted(0, 100, 0))
+    assert reported.ends(0) == []
+    reported.happened(lost := RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
+    assert reported.ends(0) == [lost]
+
+
 def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:
     reported = Reported()
     reported.spawned(0, 10)

@@ -33,6 +33,7 @@ from launcher.joblog.events import (
     Event,
     JobEnded,
     JobStarted,
+    RankExited,
     RankFailed,
     RankLost,
     RankStarted,
@@ -162,13 +163,17 @@ class Agent:
             self.say(limits_text(options.detect_s))
         self._quorum.start()
 
-    def take_over(self, before: int, said: list[tuple[int, Report]], ended: JobEnded | None) -> None:
-        """Go on with the job that another agent has led, by its number. `said`: by ranks here, and perhaps lost with it;
-        `ended`: how the job ended, if that was decided and is still to be done."""
+    def take_over(
+        self, before: int, said: list[tuple[int, Report]], ends: list[RankExited | RankLost], ended: JobEnded | None
+    ) -> None:
+        """Go on with the job that another agent has led, by its number. `said`, `ends`: by and of ranks here, and perhaps lost
+        with it; `ended`: how the job ended, if that was decided and is still to be done."""
 
         def resume() -> None:
             for rank, report in said:
                 self.heard(self._cluster.process(rank), report)
+            for event in ends:
+                self._local.news.event(event)
             if ended is not None:
                 self._end.tell_why(ended)
                 self._end.begin(ended.code)

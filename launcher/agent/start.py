@@ -77,10 +77,16 @@ def _checked(options: RunOptions, watch: Watch) -> HostReport:
 
 def _take_over(local: LocalAgent, succession: Succession) -> None:
     """From here on this agent leads."""
+
+    def has_current(rank: int) -> bool:
+        attempt = local.processes.process(rank).assignment.attempt
+        return coordination.home_of(rank) == succession.number and attempt == coordination.attempt
+
     local.processes.serve_store(succession.member.here)
     agent = leading(local, taking_over(succession), (), None)
     local.become(agent)
-    reported = succession.member.reported
-    said = [(reported.rank_of(message), message.report) for message in reported.said()]
-    agent.take_over(succession.leader, said, succession.ended)
+    reported, coordination = succession.member.reported, succession.coordination
+    said = [(rank, message.report) for message in reported.said() if has_current(rank := reported.rank_of(message))]
+    ends = [event for rank in reported.ranks if has_current(rank) for event in reported.ends(rank)]
+    agent.take_over(succession.leader, said, ends, succession.ended)
     succession.retell()

@@ -356,6 +356,8 @@ class Member:
 
     def _is_forgotten(self) -> None:
         """The job goes on without the ranks here."""
+        if self._local.code is not None:
+            return  # this agent is leaving, as it has told
         self.say("cut off for too long: the job goes on without this agent, its ranks end, and it asks to join again")
         self._search.look_at([self._leader_at, *self._successors.others])
         self._forget()

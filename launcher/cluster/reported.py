@@ -42,6 +42,10 @@ class Reported:
         """The leading agent's of the rank's current process."""
         return self._processes[rank].number
 
+    def ends(self, rank: int) -> list[RankExited | RankLost]:
+        """What its current process has come to, if it has."""
+        return [event for event in self._processes[rank].happened if not isinstance(event, RankStarted)]
+
     def rank_of(self, message: FromRank) -> int:
         """Whose words these are, of those in `said`."""
         return next(rank for rank, process in self._processes.items() if process.number == message.process)
