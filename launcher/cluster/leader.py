@@ -218,7 +218,7 @@ class Leader:
     def choose(self) -> None:
         """The hosts have been compared: who may have a place gets it, who waits on is told why."""
         self._offer_places()
-        for waiting, join in self._waiting.items():
+        for waiting, join in list(self._waiting.items()):
             answer = self._roster.join(join, self._loop.clock())
             if isinstance(answer, WaitForPlace):
                 waiting.send(answer)
