@@ -243,6 +243,8 @@ def test_an_agent_that_is_told_to_end_does_not_come_again(start: Callable[..., A
     first.until(lambda line: line.startswith("SEAT 1 "))
     second.process.send_signal(signal.SIGTERM)
     assert second.end() == 143
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == 143
     assert not any("asks to join again" in line for line in second.lines), second.lines
 
 

@@ -217,8 +217,8 @@ class Episode:
             time.sleep(0.1)
         for its in self._all():
             text = its.out.read_text(errors="replace")
-            if "Traceback" in text or "please report" in text:
-                raise self.broken(f"{its.out.name} has a traceback")
+            if "odyssey itself failed" in text or "please report" in text:
+                raise self.broken(f"{its.out.name} has an error of Odyssey's own")
             if its.process.returncode == 1 and "error: " not in text:
                 raise self.broken(f"{its.out.name} does not say why it has failed")
 
