@@ -9,7 +9,7 @@ from launcher.cluster.reported import Reported
 from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankLost, RankStarted
-from odyssey.messages import Committed, Finished, Paused, Result
+from odyssey.messages import Committed, Failed, Finished, Paused, Result
 
 SEAT = RankAssignment(0, 0, 0, 2, 2, 1, 0, 2)
 
@@ -42,8 +42,10 @@ def test_what_ranks_left_behind_is_cut_to_what_first_words_may_hold() -> None:
         seat = replace(SEAT, rank=rank)
         reported.spawned(rank, rank)
         left = Diagnostics(error="E" * 10_000_000 + "end", traceback="T" * 100_000, last_lines="short")
+        reported.reported(rank, FromRank(rank, Failed("E" * 10_000_000, "help", "T" * 10_000_000)))
         reported.happened(RankLost(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), False, left))
-        lost = reported.held(seat).happened[0]
+        (words,), lost = reported.held(seat).last_words, reported.held(seat).happened[0]
+        assert isinstance(words, Failed) and words.help == "help"
         assert isinstance(lost, RankLost)
         assert lost.diagnostics.error.endswith("Eend") and lost.diagnostics.last_lines == "short"
     held = tuple(reported.held(replace(SEAT, rank=rank)) for rank in range(16))

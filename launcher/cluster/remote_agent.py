@@ -111,8 +111,11 @@ class RemoteAgent:
                 self._ranks[process.rank] = process
             else:
                 self._session.send(KillRank(process.rank))
-            for event in held.happened:
-                self._received(Happened(held.process, event))
+            told = [Happened(held.process, event) for event in held.happened]
+            words = [FromRank(held.process, report) for report in held.last_words]
+            in_order: list[FromMember] = [*told[:1], *words, *told[1:]]  # its beginning, what it said, its end
+            for message in in_order:
+                self._received(message)
 
     def end(self, why: str) -> None:
         """It and its ranks are no more: they end with their agent, however it ended."""

@@ -26,6 +26,14 @@ class _Process:
         self.said: dict[type, FromRank] = {}
 
 
+def _cut(report: Finished | Failed) -> Finished | Failed:
+    """To as much as the first words of a link may hold for all ranks of a host."""
+    if isinstance(report, Finished):
+        return report
+    error, help, traceback = (text[-MAX_TEXT:] for text in (report.error, report.help, report.traceback))
+    return Failed(error, help, traceback, report.is_final)
+
+
 class Reported:
     """Of the ranks that this agent was asked for."""
 
@@ -83,7 +91,9 @@ class Reported:
     def held(self, assignment: RankAssignment) -> Held:
         """Of the rank's current process."""
         process = self._processes[assignment.rank]
-        return Held(process.number, assignment, tuple(process.happened), process.is_stopped)
+        words = [message.report for message in process.said.values()] if self.ends(assignment.rank) else []
+        last = tuple(_cut(report) for report in words if isinstance(report, Finished | Failed))
+        return Held(process.number, assignment, tuple(process.happened), process.is_stopped, last)
 
     def said(self) -> Iterator[FromRank]:
         """To be said again."""

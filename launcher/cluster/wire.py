@@ -16,7 +16,7 @@ from launcher.health.stalls import Sample
 from launcher.host.fitness.report import HostReport
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
 from odyssey.codec import Count, Name, Pid, SignalNumber
-from odyssey.messages import Report
+from odyssey.messages import Failed, Finished, Report
 
 # -- member to leader --------------------------------------------------------------------------------------------------
 
@@ -52,12 +52,14 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A process of a rank, as its agent has it. `happened`: what became of it."""
+    """A process of a rank, as its agent has it. `happened`: what became of it; `last_words`: what it said before its end, if it
+    has come to that."""
 
     process: Count64
     assignment: RankAssignment
     happened: tuple[RankStarted | RankExited | RankLost, ...]
     is_stopped: bool
+    last_words: tuple[Finished | Failed, ...] = ()
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
