@@ -25,12 +25,12 @@ __all__ = ["start"]
 pytestmark = pytest.mark.timeout(120)
 
 WAITS = """
-import os, sys
+import os, sys; pipe = open(sys.argv[1])
 rank = os.environ["RANK"]
 print("rank", rank, "begins", flush=True)
 print("HERE", flush=True)
 def wait():
-    with open(sys.argv[1]) as pipe: pipe.read()
+    pipe.read()
 wait()
 print("rank", rank, "is through", flush=True)
 """
