@@ -93,7 +93,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
         if agent.process.stdout is not None:
             agent.process.stdout.read()  # ends when the last process that could write to it has
             agent.process.stdout.close()
-    assert not [p for p in psutil.process_iter() if _is_ours(p)]
+    # an agent's reaper writes nowhere, and ends last
+    _, left = psutil.wait_procs([p for p in psutil.process_iter() if _is_ours(p)], timeout=30)
+    assert not left, left
 
 
 def _is_ours(process: psutil.Process) -> bool:
