@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import odyssey
 from benchmarks.coordinator import model
 from launcher.agent.coordination import Coordination
-from launcher.cluster.cluster import Cluster
-from launcher.cluster.roster import Roster
+from launcher.cluster.leading.cluster import Cluster
+from launcher.cluster.leading.roster import Roster
 from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.actions import EndRanks, SetDeadline, Spawn
 from launcher.coordinator.machine import step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from launcher.cluster.reported import Reported
+from launcher.cluster.led.reported import Reported
 from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankLost, RankStarted

@@ -22,13 +22,13 @@ import pytest
 import torch
 
 from launcher.cluster import wire
-from launcher.cluster.leader import Leader
+from launcher.cluster.leading.leader import Leader
+from launcher.cluster.leading.redirects import give_way
+from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links import addresses, door, secret
 from launcher.cluster.links.dial import Address
 from launcher.cluster.links.handshake import Denied
 from launcher.cluster.reception import Reception
-from launcher.cluster.redirects import give_way
-from launcher.cluster.roster import Roster
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Frame, Stack
 from launcher.health.stalls import Sample

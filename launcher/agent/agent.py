@@ -21,9 +21,9 @@ from launcher.agent.job_log import JobLog
 from launcher.agent.job_start import JobStart
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
-from launcher.cluster.cluster import Cluster
-from launcher.cluster.leader_session import limits_text
-from launcher.cluster.quorum import Quorum
+from launcher.cluster.leading.cluster import Cluster
+from launcher.cluster.leading.quorum import Quorum
+from launcher.cluster.led.leader_session import limits_text
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import (
     AgentLost,

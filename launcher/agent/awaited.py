@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from launcher.agent.coordination import Coordination
-from launcher.cluster.cluster import Cluster
-from launcher.cluster.quorum import Quorum
+from launcher.cluster.leading.cluster import Cluster
+from launcher.cluster.leading.quorum import Quorum
 from launcher.coordinator.state import JobState, State, Status
 from launcher.health.waits import Wait
 from launcher.host.proc import Vitals

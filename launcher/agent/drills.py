@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from launcher.cluster.cluster import Cluster
+from launcher.cluster.leading.cluster import Cluster
 from launcher.host.loop import Loop
 from odyssey.errors import UsageError
 

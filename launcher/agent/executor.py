@@ -9,7 +9,7 @@ from launcher.agent.drills import Faults
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog
 from launcher.agent.orders import Orders
-from launcher.cluster.cluster import Cluster
+from launcher.cluster.leading.cluster import Cluster
 from launcher.coordinator.actions import (
     Action,
     End,

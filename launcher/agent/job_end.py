@@ -6,8 +6,8 @@ import signal
 
 from launcher.agent.drills import Faults
 from launcher.agent.job_log import JobLog
-from launcher.cluster.cluster import Cluster
-from launcher.cluster.quorum import Quorum
+from launcher.cluster.leading.cluster import Cluster
+from launcher.cluster.leading.quorum import Quorum
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import JobEnded

@@ -24,15 +24,15 @@ from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
 from launcher.agent.succession import Succession
 from launcher.cluster.agreement import Agreement
-from launcher.cluster.cluster import Cluster
-from launcher.cluster.inspection import Inspection
-from launcher.cluster.leader import Leader
+from launcher.cluster.leading.cluster import Cluster
+from launcher.cluster.leading.inspection import Inspection
+from launcher.cluster.leading.leader import Leader
+from launcher.cluster.leading.quorum import Quorum
+from launcher.cluster.leading.redirects import LedElsewhere, give_way
+from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links import addresses
 from launcher.cluster.links.dial import Address
-from launcher.cluster.quorum import Quorum
 from launcher.cluster.reception import Reception
-from launcher.cluster.redirects import LedElsewhere, give_way
-from launcher.cluster.roster import Roster
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, RankFailed, Suspected

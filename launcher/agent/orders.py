@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from launcher.agent.coordination import Coordination
-from launcher.cluster.cluster import Cluster
+from launcher.cluster.leading.cluster import Cluster
 from launcher.processes.store import StoreAddress
 from odyssey.messages import Command, Measure, Ping, Prepare, frame
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from launcher.agent.coordination import Coordination
 from launcher.cluster.agreement import Agreement
-from launcher.cluster.cluster import Cluster
-from launcher.cluster.leader import Leader
-from launcher.cluster.leader_session import HOLD_DETECTS
+from launcher.cluster.leading.cluster import Cluster
+from launcher.cluster.leading.leader import Leader
+from launcher.cluster.leading.quorum import Quorum
+from launcher.cluster.leading.redirects import EndpointWatch
+from launcher.cluster.led.leader_session import HOLD_DETECTS
 from launcher.cluster.links.dial import Address
-from launcher.cluster.quorum import Quorum
 from launcher.cluster.reception import Reception
-from launcher.cluster.redirects import EndpointWatch
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Timer
 from launcher.joblog.events import (

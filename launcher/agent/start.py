@@ -12,9 +12,9 @@ from launcher.agent.job_log import Watch
 from launcher.agent.leading import founding, leading, taking_over
 from launcher.agent.succession import Succession
 from launcher.cluster import endpoint
+from launcher.cluster.leading.redirects import LedElsewhere
 from launcher.cluster.links import secret
 from launcher.cluster.links.dial import Address
-from launcher.cluster.redirects import LedElsewhere
 from launcher.host.fitness import child
 from launcher.host.fitness.report import HostReport
 from launcher.joblog import torch_events

@@ -14,10 +14,10 @@ from launcher.agent.coordination import Coordination
 from launcher.agent.from_outside import answer_visitors, owner_of_folder
 from launcher.agent.job_log import JobLog, Watch
 from launcher.cluster.agreement import Agreement
+from launcher.cluster.leading.redirects import send_on
+from launcher.cluster.led.member import Member
 from launcher.cluster.links.dial import Address
-from launcher.cluster.member import Member
 from launcher.cluster.reception import Reception
-from launcher.cluster.redirects import send_on
 from launcher.coordinator.actions import Record
 from launcher.failures.history import RETOLD
 from launcher.joblog.events import (

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
-from launcher.cluster.cluster import Cluster
-from launcher.cluster.remote_agent import RemoteRank
+from launcher.cluster.leading.cluster import Cluster
+from launcher.cluster.leading.remote_agent import RemoteRank
 from launcher.health.stacks import Stack
 from launcher.health.stalls import Sample
 from launcher.processes.own_ranks import OwnRanks

@@ -12,14 +12,14 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from launcher.cluster.leader_search import MAX_ELSEWHERE
+from launcher.cluster.leading.remote_agent import RemoteAgent
+from launcher.cluster.leading.roster import Roster
+from launcher.cluster.leading.sessions import Sessions
+from launcher.cluster.led.leader_search import MAX_ELSEWHERE
 from launcher.cluster.links.dial import Address
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
 from launcher.cluster.reception import Reception
-from launcher.cluster.remote_agent import RemoteAgent
-from launcher.cluster.roster import Roster
-from launcher.cluster.sessions import Sessions
 from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, LedBy, Others, WaitForPlace
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop, Timer

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import odyssey
-from launcher.cluster.leader_search import LeaderSearch
-from launcher.cluster.leader_session import HOLD_DETECTS, LeaderSession
+from launcher.cluster.led.leader_search import LeaderSearch
+from launcher.cluster.led.leader_session import HOLD_DETECTS, LeaderSession
+from launcher.cluster.led.reported import Reported
 from launcher.cluster.links import addresses
 from launcher.cluster.links.dial import Address
 from launcher.cluster.links.link import Link
 from launcher.cluster.reception import Reception
-from launcher.cluster.reported import Reported
 from launcher.cluster.wire import (
     Attach,
     DrillRank,

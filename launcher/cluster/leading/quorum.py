@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher.cluster.roster import Roster
+from launcher.cluster.leading.roster import Roster
 from launcher.host.loop import Loop
 from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, JobStarted, StopRequested
 from launcher.joblog.exit_codes import ExitCode

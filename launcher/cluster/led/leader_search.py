@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from launcher.cluster.leading.quorum import TELL_EVERY_S
 from launcher.cluster.links.addresses import control_ports, resolve
 from launcher.cluster.links.dial import Address, Dial
 from launcher.cluster.links.link import Link
-from launcher.cluster.quorum import TELL_EVERY_S
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.wording import seconds_text
 from launcher.options import RunOptions

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
-from launcher.cluster.leader import Leader
-from launcher.cluster.remote_agent import RemoteAgent, RemoteRank
+from launcher.cluster.leading.leader import Leader
+from launcher.cluster.leading.remote_agent import RemoteAgent, RemoteRank
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.proc import Vitals
 from launcher.joblog.events import Cause, Event

@@ -8,13 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from launcher.cluster.leader import Leader
+from launcher.cluster.leading.leader import Leader
+from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links import addresses
 from launcher.cluster.links.dial import Address, Dial
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import say_once
 from launcher.cluster.reception import Reception
-from launcher.cluster.roster import Roster
 from launcher.cluster.wire import Join, LedBy
 from launcher.host.loop import Loop, Timer
 from launcher.options import RunOptions

@@ -6,7 +6,7 @@ whose agents were lost again and again while the job ran has to wait, ever longe
 
 from __future__ import annotations
 
-from launcher.cluster.comparison import Comparison
+from launcher.cluster.leading.comparison import Comparison
 from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.rank_assignment import in_order
 from launcher.host.fitness.report import HostReport
