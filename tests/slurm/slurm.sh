@@ -11,6 +11,7 @@
 # With HOSTS=netns (hosts of hosts.sh up N, prefix ody) each slurmd lives in a network namespace of its own:
 # n1…nN are then real hosts with addresses 10.NET.0.i (77) and names hi; slurmctld listens on the bridge at 10.NET.0.254.
 set -u
+PATH=$PATH:/usr/sbin:/sbin  # of a plain user's shell they are not
 HERE=$(cd "$(dirname "$0")" && pwd); MARK=/run/odyssey-slurm
 DIR=$(cat "$MARK" 2>/dev/null || echo /tmp/odyssey-slurm); HOSTS=${HOSTS:-one}
 HOST=$(hostname -s); export PREFIX=${PREFIX:-ody} NET=${NET:-77}
