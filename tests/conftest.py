@@ -19,14 +19,18 @@ import pytest
 KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_", "PYTEST_", "ODYSSEY_SOAK_", "ODYSSEY_REWRITE")
 """How the variables begin that tests, and what they start, have from outside: where programs are, and what tests are told."""
 
+_any = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+"""No test depends on how busy the machine is."""
+hypothesis.settings.register_profile("same", _any, derandomize=True, database=None)
+hypothesis.settings.register_profile("random", _any)
+hypothesis.settings.load_profile("same")  # `make soak` looks at other examples every time: --hypothesis-profile
+
 
 def pytest_configure(config: pytest.Config) -> None:
     folder = Path(tempfile.mkdtemp(prefix="odyssey-tests-", dir="/tmp"))  # short: paths of sockets may have 107 characters
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     _set_variables(folder)
     _set_signals()
-    hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-    hypothesis.settings.load_profile("ours")  # no test depends on how busy the machine is
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if not os.isatty(0):  # a terminal is here only with `-s`, for a debugger

@@ -37,7 +37,6 @@ PACKED = [
 SPOKEN = [Event, Profile, plan.Plan]
 lenient = settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 

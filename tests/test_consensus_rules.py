@@ -719,7 +719,7 @@ ANYTHING = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.one_of(st.tuples(st.integers(1, 9), ANYTHING), st.sampled_from([b"propose", b"tick", b"change"])), max_size=25)
 )

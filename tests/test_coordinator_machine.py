@@ -407,7 +407,7 @@ class ManyJobs(Job):
     """The same, and many more of them."""
 
 
-_settings = settings(stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+_settings = settings(stateful_step_count=50, suppress_health_check=list(HealthCheck))
 TestRandomLives = Job.TestCase
 TestRandomLives.settings = settings(_settings, max_examples=200)
 TestManyRandomLives = pytest.mark.soak(ManyJobs.TestCase)

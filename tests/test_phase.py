@@ -205,7 +205,7 @@ class Rank(RuleBasedStateMachine):
         assert phase.running(self.generation + 1).has_work
 
 
-Rank.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Rank.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
 test_a_rank_under_any_order_of_things = Rank.TestCase
 
 

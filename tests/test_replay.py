@@ -197,7 +197,7 @@ def test_bamboo_computes_twice_and_forms_its_pipelines_anew() -> None:
 POLICIES = [policy.name for policy in named(())]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     policy=st.sampled_from(POLICIES),
     generator=st.sampled_from(sorted(GENERATORS)),

@@ -172,13 +172,13 @@ def check(data: bytes) -> None:
     assert sum(map(len, at_once(trace.changes))) == len(trace.changes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.one_of(st.binary(max_size=60), st.text(alphabet='0123456789,.-e\n"[]{}: addremovlst', max_size=60).map(str.encode)))
 def test_any_bytes_are_a_trace_or_one_error(data: bytes) -> None:
     check(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_change_of_a_good_trace_is_a_trace_or_one_error(data: st.DataObject) -> None:
     good = data.draw(st.sampled_from(GOOD))

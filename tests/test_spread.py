@@ -7,7 +7,7 @@ from functools import cache
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -238,7 +238,6 @@ def table_of(aim: Aim) -> tuple[Candidate, ...]:
     return tuple(search(after_a_loss(job(recovery=Recovery(spawn_s=20.0)), aim, 600.0)))
 
 
-@settings(deadline=None)
 @given(steps=errors, transitions=errors, paper=st.booleans())
 def test_a_spread_marks_ties_and_decides_nothing(steps: tuple[float, ...], transitions: tuple[float, ...], paper: bool) -> None:
     aim = PAPER if paper else Aim()

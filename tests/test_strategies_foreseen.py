@@ -122,7 +122,7 @@ def some_losses(whole: Situation) -> list[tuple[int, ...]]:
 # -- which are alike -----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(wholes())
 def test_losses_of_one_class_are_alike(whole: Situation) -> None:
     alike = symmetries(whole)
@@ -137,7 +137,7 @@ def test_losses_of_one_class_are_alike(whole: Situation) -> None:
         assert {names.get(worker, worker) for worker in found} == set(lost)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(wholes(is_regular=True))
 def test_losses_that_are_alike_are_of_one_class_where_nodes_are_filled_in_turn(whole: Situation) -> None:
     alike = symmetries(whole)
@@ -146,7 +146,7 @@ def test_losses_that_are_alike_are_of_one_class_where_nodes_are_filled_in_turn(w
         assert keys == {alike.key(lost)}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(wholes(), st.booleans())
 def test_classes_hold_every_loss_once(whole: Situation, may_respawn: bool) -> None:
     alike = symmetries(whole)
@@ -227,7 +227,7 @@ def test_names_that_leave_nodes_as_they_are_not_are_refused() -> None:
 # -- the plan for one is that for the others --------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(wholes(), st.randoms(use_true_random=False), st.booleans())
 def test_a_renamed_table_is_one_for_the_other_loss(whole: Situation, draw: object, returns: bool) -> None:
     alike = symmetries(whole)
@@ -263,7 +263,7 @@ def test_a_renamed_table_is_one_for_the_other_loss(whole: Situation, draw: objec
     assert mine.estimate.objective == pytest.approx(direct.estimate.objective, rel=0.02)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(wholes(), st.data())
 def test_a_plan_under_other_names_is_the_same_plan(whole: Situation, data: st.DataObject) -> None:
     plan = whole.plan

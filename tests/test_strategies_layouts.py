@@ -47,7 +47,6 @@ def all_splits(n_layers: int, n_stages: int) -> list[tuple[int, ...]]:
     return [(0, *inner, n_layers) for inner in combinations(range(1, n_layers), n_stages - 1)]
 
 
-@settings(deadline=None)
 @given(seconds=st.lists(costs, min_size=1, max_size=8), n_stages=st.integers(1, 8))
 def test_a_split_has_the_least_bottleneck_of_all_splits(seconds: list[float], n_stages: int) -> None:
     of = profile([layer(str(i), s, 0, 0) for i, s in enumerate(seconds)], 4)
@@ -62,7 +61,6 @@ def test_a_split_has_the_least_bottleneck_of_all_splits(seconds: list[float], n_
     assert shape.ranges[-1][1] == len(seconds) and all(a < b for a, b in shape.ranges)
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.tuples(costs, st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=7),
     n_stages=st.integers(1, 5),
@@ -99,7 +97,6 @@ def test_slack_is_spread_over_the_stages() -> None:
 # -- micro-batches to pipelines ----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     speeds=st.lists(st.tuples(st.floats(0.5, 3), st.integers(1, 6)), min_size=1, max_size=4),
     n_micro_batches=st.integers(1, 12),
@@ -166,7 +163,7 @@ def exhaustive_step_s(of: Profile, n_workers: int, n_micro_batches: int) -> floa
     return min(steps)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     seconds=st.lists(st.floats(0.3, 3.0), min_size=3, max_size=7),
     n_workers=st.integers(2, 6),
@@ -238,7 +235,6 @@ def test_a_layout_that_does_not_fit_the_memory_says_so() -> None:
 
 
 @pytest.mark.parametrize("most_single", [1, 200], ids=["by classes", "one by one"])
-@settings(deadline=None)
 @given(data=st.data(), n_workers=st.integers(1, 5))
 def test_survivors_go_where_the_fewest_bytes_move(most_single: int, data: st.DataObject, n_workers: int) -> None:
     n_layers = 4

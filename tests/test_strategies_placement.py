@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.optimality import Everything
@@ -83,7 +83,6 @@ def test_a_turn_is_the_largest_mean_of_stages_in_a_row_with_their_hops(costs: li
     assert bottleneck_s(stages, hops) == pytest.approx(expected, rel=1e-6)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_no_host_gets_more_stages_than_it_has_workers(lengths: list[int], rooms: list[int]) -> None:
     if sum(rooms) < sum(lengths):

@@ -222,7 +222,7 @@ def test_ranks_that_share_cores_are_priced_as_such() -> None:
     assert table[0].estimate is not None and table[0].estimate.step_s >= work / 2 - 1e-9
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_after_any_losses_that_leave_every_layer_a_holder_there_is_a_plan_that_runs(data: st.DataObject) -> None:
     of = job(data.draw(st.integers(3, 7)), 24, ties=((0, 2),), tie_bytes=(100,))

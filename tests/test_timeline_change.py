@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from odyssey.plan import Plan
@@ -69,7 +69,6 @@ def test_ranks_that_have_no_work_any_more_and_ranks_that_come_back_are_told() ->
     assert panel.gone == ()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["2x4", "4x2", "3+5", "2x3"]), st.data())
 def test_marked_as_new_is_what_a_rank_did_not_hold(layout: str, data: st.DataObject) -> None:
     before = first_plan(profile(8, 16), layout, 6 if layout == "2x3" else 8)

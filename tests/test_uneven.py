@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -86,7 +86,6 @@ def test_every_sample_is_in_one_micro_batch_and_none_is_larger_than_a_whole_one(
     assert decode(encode(plan)) == plan
 
 
-@settings(deadline=None)
 @given(plans())
 def test_the_programs_of_all_workers_run_each_sample_through_each_layer_once(plan: Plan) -> None:
     programs = {worker: program(plan, worker) for worker in plan.workers}
@@ -152,7 +151,6 @@ def exact(micro_batch: int, global_batch: int, **options: object) -> Profile:
     return replace(profile(rows, global_batch, micro_batch, **options), uncut="")  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(
     st.integers(2, 4),
     st.integers(4, 14),
