@@ -99,14 +99,15 @@ def test_a_signal_to_all_reaches_each_rank_once_and_ends_nobody(scene: Scene, or
     assert scene.hears_nothing(0)
 
 
-def test_agents_that_are_all_told_to_end_tell_each_others_ranks_nothing(scene: Scene) -> None:
-    """As on two nodes of a step, of which the one that leads is the last to hear of it."""
+@pytest.mark.parametrize("is_leader_last", [True, False])
+def test_agents_that_are_all_told_to_end_tell_each_others_ranks_nothing(scene: Scene, is_leader_last: bool) -> None:
+    """As on two nodes of a step, of which one is the last to hear of it."""
     where = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
     script = scene.write("train.py", WAITS)
     agents = [scene.start(ODYSSEY_RUN, *where, script) for _ in range(2)]
     scene.hear(2)
     member, leader = sorted(agents, key=lambda agent: "leading at" in agent.stderr)
-    for agent in (member, leader):
+    for agent in (member, leader) if is_leader_last else (leader, member):
         pid = agent.process.pid
         send_to_all([pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))], signal.SIGTERM)
         time.sleep(2 * WITNESS_S)

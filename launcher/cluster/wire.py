@@ -243,12 +243,14 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobIsOver(msgspec.Struct, frozen=True, tag=True):
-    """End what is left and exit with this code. `story`: of a job that failed, what explains it (history.retold)."""
+    """End what is left and exit with this code. `story`: of a job that failed, what explains it (history.retold).
+    `sent_to_all`: the signal that ends the job, where somebody sends it to every process of every host."""
 
     code: Annotated[int, msgspec.Meta(ge=0, le=255)]
     reason: str
     help: str
     story: tuple[Event, ...] = ()
+    sent_to_all: SignalNumber | None = None
 
 
 FromLeader = (

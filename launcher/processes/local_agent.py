@@ -24,9 +24,9 @@ from launcher.processes.own_ranks import OwnRanks
 from launcher.processes.ranks import Processes
 from odyssey.errors import OdysseyError
 
-LEADER_S = 1.0
-"""For the leading agent to be told to end as well, where all processes here were, and then to end the job. If this agent left
-at once, the ranks of others would be told to end because of that, and then again by whoever told us."""
+OTHERS_S = 1.0
+"""For a signal that is sent to all processes of a job to come to every host. Who acts upon it at once where it came first has
+ranks elsewhere told to end, which then are told again by whoever sends it."""
 
 
 LINGER_S = 2.0
@@ -96,6 +96,8 @@ class LocalAgent:
         """The exit code, from when the end has begun."""
         self._failure: OdysseyError | None = None
         self._role: Role | None = None
+        self._awaited = 0
+        """A signal that is on its way to all processes here."""
         self._is_hurried = False
         """Nothing is waited for any more."""
 
@@ -191,14 +193,22 @@ class LocalAgent:
             if not everywhere:
                 role.ranks.pass_on(number)
             return
-        if everywhere and not self.processes.were_told(number):
-            return  # SLURM sends SIGTERM twice at a time limit, milliseconds apart: nobody is impatient
+        if everywhere:
+            is_second = self.processes.were_told(number)  # SLURM sends SIGTERM twice at a time limit, milliseconds apart
+            self.processes.are_told(number)
+            if is_second or number == self._awaited:
+                return  # nobody is impatient
         if self.code is not None:
             self.hurry(role.ranks)  # told to end for the second time
         elif everywhere and not role.decides:
-            self.loop.later(LEADER_S, partial(self._end_alone, signal.Signals(number)))
+            self.loop.later(OTHERS_S, partial(self._end_alone, signal.Signals(number)))
         else:
             role.asked_to_end(signal.Signals(number))
+
+    def end_ranks(self, number: int) -> None:
+        """By this signal, unless whoever sent it to all on another host sends it to all here, too."""
+        self._awaited = number
+        self.processes.end(number, OTHERS_S)
 
     def _end_alone(self, number: signal.Signals) -> None:
         """The leading agent was not told to end as well."""

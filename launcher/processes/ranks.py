@@ -264,25 +264,30 @@ class Processes:
                 self.ranks[rank].killed_by = KilledBy.DRILL
             kill(pid, number)
 
-    def terminate(self, ranks: tuple[int, ...], number: signal.Signals = signal.SIGTERM) -> None:
+    def terminate(self, ranks: tuple[int, ...], number: int = signal.SIGTERM) -> None:
         """SIGTERM (or another signal), and SIGKILL to what is left after the time-out."""
         self._shutdown.begin([self.ranks[rank] for rank in ranks if rank in self.ranks], number)
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Terminate all: the log has ended, so nothing is fed any more."""
+    def end(self, number: int = signal.SIGTERM, in_s: float = 0.0) -> None:
+        """Terminate all, at once or by and by: the log has ended, so nothing is fed any more."""
         self._is_ending = True
         self.spawner.end()
-        self.terminate(tuple(self.ranks), number)
+        if in_s:
+            self._loop.later(in_s, lambda: self.terminate(tuple(self.ranks), number))
+        else:
+            self.terminate(tuple(self.ranks), number)
 
     def witnessed(self) -> frozenset[int]:
         """Signals that were sent to every process here, since this was last asked."""
         return self._orphans.witnessed()
 
-    def were_told(self, number: int) -> bool:
-        """To end, by this signal, which all were sent by somebody else. Answers whether it is the first time."""
-        is_first = number not in self._shutdown.reached
+    def are_told(self, number: int) -> None:
+        """To end, by this signal, which all were sent by somebody else."""
         self._shutdown.reached.add(number)
-        return is_first
+
+    def were_told(self, number: int) -> bool:
+        """To end, by this signal, by somebody else."""
+        return number in self._shutdown.reached
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on to every rank itself: what a rank has started may not expect it, and would end."""

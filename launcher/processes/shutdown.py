@@ -27,7 +27,7 @@ class Shutdown:
         self.reached: set[int] = set()
         """Signals that end the job and that all processes were sent by somebody else: they get each once."""
 
-    def begin(self, processes: list[RankProcess], number: signal.Signals) -> None:
+    def begin(self, processes: list[RankProcess], number: int) -> None:
         """Signal them, continued if stopped; SIGKILL to what is left after the time-out.
 
         A rank that reported its script's failure is about to end: it may still print its traceback.
@@ -48,7 +48,7 @@ class Shutdown:
         for process in self._failed:
             self._loop.later(VICTIM_GRACE_S, partial(self._ask_to_end, process, signal.SIGTERM))
 
-    def _ask_to_end(self, process: RankProcess, number: signal.Signals) -> None:
+    def _ask_to_end(self, process: RankProcess, number: int) -> None:
         self._mark_ended(process)
         if process.pid in self._living:
             if number not in self.reached:

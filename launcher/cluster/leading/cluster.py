@@ -8,6 +8,7 @@ from typing import Protocol
 
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.remote_agent import RemoteAgent, RemoteRank
+from launcher.cluster.wire import JobIsOver
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.proc import Vitals
 from launcher.joblog.events import Cause, Event
@@ -157,7 +158,8 @@ class Cluster:
     def end(self, number: signal.Signals, code: int, reason: str, help: str, story: tuple[Event, ...]) -> None:
         """End all: the log has ended, so nothing is told any more."""
         self._here.end(number)
-        self._leader.end(code, reason, help, story)
+        sent_to_all = number if self._here.were_told(number) else None
+        self._leader.end(JobIsOver(code, reason, help, story, sent_to_all))
 
     def leave_members(self) -> None:
         """Wait no longer for the other agents."""

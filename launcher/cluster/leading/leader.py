@@ -23,7 +23,7 @@ from launcher.cluster.reception import Reception
 from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, LedBy, Others, WaitForPlace
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop, Timer
-from launcher.joblog.events import AgentInfo, Event
+from launcher.joblog.events import AgentInfo
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.news import News
 from launcher.processes.store import StoreAddress
@@ -245,13 +245,13 @@ class Leader:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def end(self, code: int, reason: str, help: str, story: tuple[Event, ...]) -> None:
+    def end(self, over: JobIsOver) -> None:
         """Send all home. Their connections end when their ranks have."""
         self._is_over = True
         for waiting in self._waiting:
             waiting.send(_GO_HOME)
         for agent in self._here():
-            agent.send_home(JobIsOver(code, reason, help, story))
+            agent.send_home(over)
 
     def send_on(self, to: LedBy) -> None:
         """The job that would begin here goes on elsewhere: all who have come go there."""

@@ -383,7 +383,7 @@ class Member:
             self._watch(event)
         if over.code != ExitCode.OK and not over.story:
             self.say(f"the job is over: {over.reason}")
-        self._end(over.code)
+        self._end(over.code, sent_to_all=over.sent_to_all)
 
     def _not_found(self, why: str) -> None:
         self._fail(why, "")
@@ -392,10 +392,13 @@ class Member:
         self._local.fail(OdysseyError(what, help or "start the leading agent first, or give all agents the same endpoint"))
         self._end(ExitCode.FAILED)
 
-    def _end(self, code: int, number: signal.Signals = signal.SIGTERM) -> None:
+    def _end(self, code: int, number: signal.Signals = signal.SIGTERM, *, sent_to_all: int | None = None) -> None:
         if self._local.code is None:
             self._local.code = code
             self._search.end()
             self._successors.close()
             self._processes.hold(False)
-            self._processes.end(number)
+            if sent_to_all is not None:
+                self._local.end_ranks(sent_to_all)
+            else:
+                self._processes.end(number)
