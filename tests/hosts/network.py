@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def _try(*command: str) -> None:
 
 
 class Hosts:
-    """h1 … hN, which know each other by these names."""
+    """h1 … hN, which know each other by these names, or as n1 … nN."""
 
     def __init__(self, n: int, folder: Path, network: int) -> None:
         """`folder`: for what each has of its own; `network`: addresses are 10.NETWORK.0.1, fd00:NETWORK::1 and up. Raises
@@ -44,7 +45,7 @@ class Hosts:
         self._bridges = [f"{self._prefix}b", f"{self._prefix}p"]
         """The one all are on at first, and the other side of a partition."""
         self._hosts_file = folder / "hosts"
-        self._hosts_file.write_text("".join(f"{self.address(i)} h{i}\n" for i in self.numbers) + "127.0.0.1 localhost\n")
+        self._hosts_file.write_text("".join(f"{self.address(i)} h{i} n{i}\n" for i in self.numbers) + "127.0.0.1 localhost\n")
         try:
             for bridge in self._bridges:
                 _try("ip", "link", "add", bridge, "type", "bridge")
@@ -73,6 +74,14 @@ class Hosts:
 
     def address(self, i: int) -> str:
         return f"10.{self._network}.0.{i}"
+
+    def join(self) -> str:
+        """This machine is one of the network, too, by its name. Answers its address."""
+        address = self.address(254)
+        _run("ip", "addr", "add", f"{address}/24", "dev", self._bridges[0])
+        with self._hosts_file.open("a") as file:
+            file.write(f"{address} {socket.gethostname()}\n")
+        return address
 
     def command(self, i: int, command: Sequence[str]) -> list[str]:
         """What runs `command` on a host: its network, its name, its /etc/hosts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from unittest import mock
 
 import psutil
 import pytest
+
+from tests.hosts.network import Hosts, Impossible
 
 HERE = Path(__file__).parent
 N_NODES = 4
@@ -98,10 +101,6 @@ class Cluster:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
-
-    def crash(self, host: int) -> None:
-        """A host loses its power: no cable, no process."""
-        subprocess.run([HERE / "hosts.sh", "crash", str(host)], env=self.environment, check=True, timeout=60)
 
     def node(self, verb: str, number: int) -> None:
         """`kill-node` or `start-node`: its slurmd."""
@@ -193,20 +192,23 @@ def slurm() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def slurm_of_hosts() -> Iterator[Cluster]:
-    """Three nodes that are hosts: network namespaces, with names and addresses of their own."""
-    variables = {"PREFIX": "odysl", "NET": "91", "HOSTS": "netns"}
-    environment = os.environ | variables
-    made = subprocess.run(
-        [HERE / "hosts.sh", "up", "3"], env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Three, with names and addresses of their own."""
     try:
-        if made.returncode == 77:
-            pytest.skip(f"no network namespaces can be made here: {made.stderr.strip()[-300:]}")
-        with up(3, **variables) as cluster:
-            yield cluster
-    finally:
-        subprocess.run([HERE / "hosts.sh", "down"], env=environment, check=True, timeout=60)
+        made = Hosts(3, tmp_path_factory.mktemp("hosts"), 91)
+    except Impossible as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def slurm_of_hosts(hosts: Hosts) -> Iterator[Cluster]:
+    """Three nodes that are these hosts."""
+    network = hosts.join().rpartition(".")[0]
+    on = {f"ON_{i}": shlex.join(hosts.command(i, [])) for i in hosts.numbers}
+    with up(3, NETWORK=network, **on) as cluster:
+        yield cluster
 
 
 @pytest.fixture

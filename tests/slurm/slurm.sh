@@ -8,13 +8,12 @@
 #   slurm.sh logs               the ends of all logs
 #   slurm.sh down               cancel all jobs, end the daemons by their own pids, remove DIR
 #
-# With HOSTS=netns (hosts of hosts.sh up N, prefix ody) each slurmd lives in a network namespace of its own:
-# n1…nN are then real hosts with addresses 10.NET.0.i (77) and names hi; slurmctld listens on the bridge at 10.NET.0.254.
+# With NETWORK=10.77.0 nodes are hosts of their own (tests/hosts/network.py): n1…nN are named h1…hN and have the addresses
+# 10.77.0.1 and up, ON_1…ON_N are the commands that run another one there, and slurmctld is at 10.77.0.254.
 set -u
 PATH=$PATH:/usr/sbin:/sbin  # of a plain user's shell they are not
-HERE=$(cd "$(dirname "$0")" && pwd); MARK=/run/odyssey-slurm
-DIR=$(cat "$MARK" 2>/dev/null || echo /tmp/odyssey-slurm); HOSTS=${HOSTS:-one}
-HOST=$(hostname -s); export PREFIX=${PREFIX:-ody} NET=${NET:-77}
+MARK=/run/odyssey-slurm
+DIR=$(cat "$MARK" 2>/dev/null || echo /tmp/odyssey-slurm); NETWORK=${NETWORK:-}; HOST=$(hostname -s)
 
 install() {
     command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null && return 0
@@ -22,9 +21,9 @@ install() {
 }
 conf() {
     local n=$1 ctl nodes i
-    if [ "$HOSTS" = netns ]; then
-        ctl="$HOST(10.$NET.0.254)"
-        nodes=$(for i in $(seq "$n"); do echo "NodeName=n$i NodeHostname=h$i NodeAddr=10.$NET.0.$i Port=17000 CPUs=2 RealMemory=4000 State=UNKNOWN"; done)
+    if [ "$NETWORK" ]; then
+        ctl="$HOST($NETWORK.254)"
+        nodes=$(for i in $(seq "$n"); do echo "NodeName=n$i NodeHostname=h$i NodeAddr=$NETWORK.$i Port=17000 CPUs=2 RealMemory=4000 State=UNKNOWN"; done)
     else
         ctl="$HOST(127.0.0.1)"
         nodes="NodeName=n[1-$n] NodeHostname=$HOST NodeAddr=127.0.0.1 Port=[17001-$((17000 + n))] CPUs=2 RealMemory=4000 State=UNKNOWN"
@@ -65,9 +64,8 @@ PartitionName=urgent Nodes=n[1-$n] MaxTime=INFINITE State=UP PriorityTier=10 Pre
 EOF
 }
 start_node() {
-    local pre=()
-    [ "$HOSTS" = netns ] && pre=("$HERE/hosts.sh" exec "$1")
-    SLURM_CONF=$DIR/slurm.conf "${pre[@]}" slurmd -N "n$1" -f "$DIR/slurm.conf"
+    local on=ON_$1
+    SLURM_CONF=$DIR/slurm.conf eval "${!on:-} slurmd -N n$1 -f $DIR/slurm.conf"
 }
 up() {
     local n=${1:-4} i began=$SECONDS
@@ -78,7 +76,6 @@ up() {
     [ -f /etc/munge/munge.key ] || mungekey --create --force 2>/dev/null || { dd if=/dev/urandom of=/etc/munge/munge.key bs=1 count=1024 2>/dev/null; chown munge /etc/munge/munge.key; chmod 400 /etc/munge/munge.key; }
     runuser -u munge -- /usr/sbin/munged --force --socket="$DIR/munge/munge.socket" --pid-file="$DIR/munge/munged.pid" --log-file="$DIR/munge/munged.log" --seed-file="$DIR/munge/seed" || exit 77
     conf "$n"
-    [ "$HOSTS" = netns ] && ip addr add 10.$NET.0.254/24 dev "${PREFIX}br1" 2>/dev/null
     slurmctld -f "$DIR/slurm.conf" || exit 77
     for i in $(seq "$n"); do start_node "$i" || exit 77; done
     export SLURM_CONF=$DIR/slurm.conf
