@@ -25,7 +25,7 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 soak: $(READY) $(CLIENTS)
 	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile random --timeout 1800 $(ARGS)

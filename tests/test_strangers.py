@@ -448,7 +448,7 @@ def test_after_another_agent_led_only_current_processes_are_ranks(leader: Leader
 
 
 def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: LeaderOnALoop) -> None:
-    leader.within.end(0, "", "", ())
+    leader.within.end(wire.JobIsOver(0, "", ""))
     late = leader.peer()
     late.say_frame(packed(join()))
     leader.turn()

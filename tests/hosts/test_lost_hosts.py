@@ -17,8 +17,7 @@ from tests.hosts.network import Hosts, Impossible
 from tests.test_agents import Agent
 
 pytestmark = pytest.mark.timeout(300)
-N_STEPS = 100
-JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS), "--pause", "0.03")
+JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--pause", "0.03")
 
 
 PLAIN = """
@@ -44,6 +43,8 @@ class Cluster:
         self.folder = folder
         self.agents: dict[int, Agent] = {}
         self.out = folder / "out.pt"
+        self.n_steps = 100
+        """Of a Job: enough for hosts to come back before its end."""
 
     def start(self, i: int, script: str, *arguments: str, **options: object) -> Agent:
         """The agent of host i. The endpoint is on h1."""
@@ -52,17 +53,20 @@ class Cluster:
         self.agents[i] = Agent(*flags, script, *arguments, on=lambda command: self.hosts.command(i, command))
         return self.agents[i]
 
+    def start_training(self, i: int, **options: object) -> None:
+        self.start(i, TRAIN, *JOB, "--steps", str(self.n_steps), "--out", str(self.out), **options)
+
     def train(self, **options: object) -> None:
         """A Job of two ranks on each host."""
         n = len(self.hosts.numbers)
         given = {"nnodes": f"1:{n}", "nproc_per_node": 2, "layout": f"{n}x2", "rdzv_conf": "last_call_timeout=60"} | options
         for i in self.hosts.numbers:
-            self.start(i, TRAIN, *JOB, "--out", str(self.out), **given)
+            self.start_training(i, **given)
         self.agents[1].until(lambda line: line.startswith("step 5 "))
 
     def assert_exact(self) -> None:
         """What was trained is what one process trains."""
-        losses, expected = exactness.expected_of("gpt", N_STEPS, 15, 2)
+        losses, expected = exactness.expected_of("gpt", self.n_steps, 15, 2)
         result = torch.load(self.out)
         assert reference.largest_difference(expected, result["state"]["model"]) < exactness.TOLERANCE
         assert all(abs(losses[step] - loss) < exactness.TOLERANCE for step, loss in result["losses"].items())
@@ -97,6 +101,7 @@ def cluster(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
 
 def test_a_host_that_loses_its_power_is_recovered_from(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
+    its.n_steps = 25
     its.train(detect="2s")
     its.hosts.crash(3)
     assert its.agents[1].end() == its.agents[2].end() == 0, its.lines()
@@ -107,6 +112,7 @@ def test_a_host_that_loses_its_power_is_recovered_from(cluster: Callable[[int], 
 
 def test_a_host_that_is_cut_off_for_a_while_only_stands_still(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(2)
+    its.n_steps = 25
     its.train(detect="10s")
     its.hosts.cut(2)
     its.agents[2].until(lambda line: "is silent: the ranks here stand still" in line)
@@ -177,9 +183,9 @@ def test_a_host_that_comes_late_to_a_job_waits_for_its_end(cluster: Callable[[in
     its = cluster(3)
     flags = {"nnodes": "2:3", "nproc_per_node": 2, "layout": "2x2", "rdzv_conf": "last_call_timeout=1"}
     for i in (1, 2):
-        its.start(i, TRAIN, *JOB, "--out", str(its.out), **flags)
+        its.start_training(i, **flags)
     its.agents[1].until(lambda line: line.startswith("step 5 "))
-    its.start(3, TRAIN, *JOB, "--out", str(its.out), **flags)
+    its.start_training(3, **flags)
     its.agents[1].until(lambda line: "waits until the end: a Job takes no new ranks" in line)
     assert [agent.end() for agent in its.agents.values()] == [0, 0, 0], its.lines()
     its.assert_exact()
@@ -221,11 +227,12 @@ def test_a_plain_script_starts_again_with_the_hosts_that_are_left(
 
 def test_another_agent_leads_when_the_leading_ones_host_loses_its_power(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
+    its.n_steps = 25
     its.train(detect="2s")
     its.hosts.crash(1)
     assert its.agents[2].end() == its.agents[3].end() == 0, its.lines()
     assert its.lines().count("leads from now on") >= 1
-    assert f"{N_STEPS} steps in" in its.lines() and "recovered from the loss of 2 ranks" in its.lines()
+    assert f"{its.n_steps} steps in" in its.lines() and "recovered from the loss of 2 ranks" in its.lines()
     its.assert_exact()
     assert not its.hosts.pids(2) and not its.hosts.pids(3)
 
