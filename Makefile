@@ -35,7 +35,7 @@ gpu-test: $(READY)
 
 # Where it cannot be installed the tests are skipped, and say why.
 slurm-test: $(READY)
-	-@tests/slurm/slurm.sh install
+	-@timeout 300 tests/slurm/slurm.sh install
 	$(BIN)/python -m pytest -m slurm -rs -n 0 --timeout 300 tests/slurm $(ARGS)
 
 lint: $(READY)

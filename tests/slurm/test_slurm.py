@@ -5,6 +5,7 @@ Nodes share this machine's address, so any agent may be the first to have the en
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -85,6 +86,13 @@ def test_tasks_of_a_node_are_its_ranks_and_wait_for_their_agent(cluster: Cluster
     assert job.lines("rank") == [f"rank {n} 4 {n // 2} {job.id}.0" for n in range(4)], job.story()
     texts = [(tmp_path / f"task{n}.txt").read_text() for n in range(4)]
     assert [text.splitlines()[-1] for text in texts] == [f"task {n} exits with 1" for n in range(4)]
+
+
+def test_nodes_are_checked_by_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, "", "srun odyssey check --json seen.json", "-N2", "-w", "n[1-2]", "--ntasks-per-node=1")
+    job.ends("COMPLETED")
+    assert "a lost node ends the step" in job.output, job.story()
+    assert len(json.loads((tmp_path / "seen.json").read_text())["hosts"]) == 2, job.story()
 
 
 def test_jobs_at_once_on_the_same_nodes_do_not_meet(cluster: Cluster, tmp_path: Path) -> None:
