@@ -298,6 +298,16 @@ def test_a_lost_agent_costs_a_restart_on_the_agents_that_are_left() -> None:
     assert talk.ended()
 
 
+def test_an_agent_is_not_missed_whose_ranks_have_ended() -> None:
+    talk = Talk(min_agents=2, max_restarts=0)
+    talk.tell(RankExited(2))
+    talk.tell(AgentLost(talk.agents[1], "nothing heard of it"))
+    assert not talk.ended() and talk.state.status is Status.STARTING
+    talk.tell(RankExited(0))
+    talk.tell(RankExited(1))
+    assert [ended.code for ended in talk.ended()] == [0]
+
+
 def test_a_late_agent_makes_the_job_larger_and_costs_no_restart() -> None:
     talk = Talk(min_agents=1, max_restarts=0)
     talk.tell(AgentJoined(AgentInfo(2, "c", 3, 2)))

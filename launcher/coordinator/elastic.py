@@ -196,16 +196,18 @@ def _agent_joined(plain: PlainState, body: AgentJoined) -> Actions:
 
 
 def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
-    """All ranks of the agent are gone with it."""
+    """All ranks of the agent are gone with it. Those that had ended their script are not missed."""
     world, number = plain.world, body.agent.number
     world.agents = tuple(agent for agent in world.agents if agent.number != number)
     homes = world.homes
-    for rank in sorted(rank for rank in world.alive if homes.get(rank) == number):
+    its = sorted(rank for rank in world.alive if homes.get(rank) == number)
+    for rank in its:
         world.alive.discard(rank)
         _note_end(plain, RankLost(rank, Cause(CauseKind.AGENT, f"agent {number} was lost"), True))
     if plain.status is Status.RESTARTING:
         return _if_all_gone(plain)
-    return _failure(plain, f"agent {number} ({body.agent.host}) was lost ({body.reason})")
+    what = f"agent {number} ({body.agent.host}) was lost ({body.reason})"
+    return _failure(plain, what) if its else (Record(Note(f"{what}; its ranks had ended")),)
 
 
 def _leader_changed(plain: PlainState, body: LeaderChanged) -> Actions:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -44,8 +44,8 @@ class Hosts:
         self._prefix = f"od{os.getpid() % 100_000}"
         self._bridges = [f"{self._prefix}b", f"{self._prefix}p"]
         """The one all are on at first, and the other side of a partition."""
-        self._hosts_file = folder / "hosts"
-        self._hosts_file.write_text("".join(f"{self.address(i)} h{i} n{i}\n" for i in self.numbers) + "127.0.0.1 localhost\n")
+        self._folder = folder
+        self.name_all({f"h{i} n{i}": self.address(i) for i in self.numbers})
         try:
             for bridge in self._bridges:
                 _try("ip", "link", "add", bridge, "type", "bridge")
@@ -63,7 +63,7 @@ class Hosts:
         _run("ip", "link", "set", cable, "master", self._bridges[0], "up")
         _run("ip", "-n", name, "link", "set", "lo", "up")
         _run("ip", "-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
-        _run("ip", "-n", name, "addr", "add", f"fd00:{self._network}::{i}/64", "dev", "eth0", "nodad")
+        _run("ip", "-n", name, "addr", "add", f"{self.address(i, ipv6=True)}/64", "dev", "eth0", "nodad")
         _run("ip", "-n", name, "link", "set", "eth0", "up")
 
     def _name(self, i: int) -> str:
@@ -72,22 +72,38 @@ class Hosts:
     def _cable(self, i: int) -> str:
         return f"{self._prefix}v{i}"
 
-    def address(self, i: int) -> str:
-        return f"10.{self._network}.0.{i}"
+    def address(self, i: int, *, ipv6: bool = False) -> str:
+        return f"fd00:{self._network}::{i}" if ipv6 else f"10.{self._network}.0.{i}"
+
+    def name_all(self, names: Mapping[str, str]) -> None:
+        """Give all hosts the same names for addresses, instead of others."""
+        for i in self.numbers:
+            self.names(i).write_text("127.0.0.1 localhost\n")
+            for name, address in names.items():
+                self.name(i, name, address)
+
+    def names(self, i: int) -> Path:
+        """Its /etc/hosts."""
+        return self._folder / f"hosts{i}"
+
+    def name(self, i: int, name: str, address: str) -> None:
+        """On host i this name, or these, stands for that address."""
+        with self.names(i).open("a") as file:
+            file.write(f"{address} {name}\n")
 
     def join(self) -> str:
         """This machine is one of the network, too, by its name. Answers its address."""
         address = self.address(254)
         _run("ip", "addr", "add", f"{address}/24", "dev", self._bridges[0])
-        with self._hosts_file.open("a") as file:
-            file.write(f"{address} {socket.gethostname()}\n")
+        for i in self.numbers:
+            self.name(i, socket.gethostname(), address)
         return address
 
     def command(self, i: int, command: Sequence[str]) -> list[str]:
         """What runs `command` on a host: its network, its name, its /etc/hosts."""
         inside = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
         enter = ["nsenter", f"--net=/run/netns/{self._name(i)}", "unshare", "--mount", "--uts", "--"]
-        return [*enter, "sh", "-c", inside, f"h{i}", str(self._hosts_file), *command]
+        return [*enter, "sh", "-c", inside, f"h{i}", str(self.names(i)), *command]
 
     # -- what happens to them ------------------------------------------------------------------------------------------
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
-import torch
 
-from tests import exactness, reference
-from tests.agent_runs import TRAIN
-from tests.hosts.network import Hosts, Impossible
+from tests.hosts.cluster import Cluster, cluster
 from tests.test_agents import Agent
 
+__all__ = ["cluster"]
 pytestmark = pytest.mark.timeout(300)
-JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--pause", "0.03")
 
 
 PLAIN = """
@@ -33,70 +31,6 @@ print(f"all {int(total)}", flush=True)
 if int(total) == int(sys.argv[1]):
     time.sleep(1000)
 """
-
-
-class Cluster:
-    """Hosts with an agent each."""
-
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
-        self.hosts = hosts
-        self.folder = folder
-        self.agents: dict[int, Agent] = {}
-        self.out = folder / "out.pt"
-        self.n_steps = 100
-        """Of a Job: enough for hosts to come back before its end."""
-
-    def start(self, i: int, script: str, *arguments: str, **options: object) -> Agent:
-        """The agent of host i. The endpoint is on h1."""
-        values = {"rdzv-backend": "c10d", "rdzv-endpoint": "h1:29400", "log-dir": self.folder / f"logs{i}"} | options
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-        self.agents[i] = Agent(*flags, script, *arguments, on=lambda command: self.hosts.command(i, command))
-        return self.agents[i]
-
-    def start_training(self, i: int, **options: object) -> None:
-        self.start(i, TRAIN, *JOB, "--steps", str(self.n_steps), "--out", str(self.out), **options)
-
-    def train(self, **options: object) -> None:
-        """A Job of two ranks on each host."""
-        n = len(self.hosts.numbers)
-        given = {"nnodes": f"1:{n}", "nproc_per_node": 2, "layout": f"{n}x2", "rdzv_conf": "last_call_timeout=60"} | options
-        for i in self.hosts.numbers:
-            self.start_training(i, **given)
-        self.agents[1].until(lambda line: line.startswith("step 5 "))
-
-    def assert_exact(self) -> None:
-        """What was trained is what one process trains."""
-        losses, expected = exactness.expected_of("gpt", self.n_steps, 15, 2)
-        result = torch.load(self.out)
-        assert reference.largest_difference(expected, result["state"]["model"]) < exactness.TOLERANCE
-        assert all(abs(losses[step] - loss) < exactness.TOLERANCE for step, loss in result["losses"].items())
-
-    def lines(self) -> str:
-        return "".join(f"h{i}: {line}" for i, agent in self.agents.items() for line in agent.lines)
-
-    def close(self) -> None:
-        self.hosts.close()
-        for agent in self.agents.values():
-            agent.process.kill()
-            agent.end()
-            assert agent.process.stdout is not None
-            agent.process.stdout.close()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
-    made: list[Cluster] = []
-
-    def make(n: int) -> Cluster:
-        try:
-            made.append(Cluster(Hosts(n, tmp_path, 100 + os.getpid() % 100), tmp_path))
-        except Impossible as error:
-            pytest.skip(f"no network namespaces here: {error}")
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 def test_a_host_that_loses_its_power_is_recovered_from(cluster: Callable[[int], Cluster]) -> None:
@@ -284,3 +218,53 @@ def test_one_agent_after_another_may_lead(cluster: Callable[[int], Cluster]) -> 
     left = [i for i in (2, 3, 4) if i != leads]
     assert [its.agents[i].end() for i in left] == [0, 0], its.lines()
     its.assert_exact()
+
+
+ENDS = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+print("waits", flush=True)
+if os.uname().nodename == "h3":
+    with open(sys.argv[1]) as file:
+        file.read()
+"""
+
+
+def runs_rank(agent: Agent, argument: str) -> bool:
+    """A rank of it lives, which has this argument."""
+    for child in psutil.Process(agent.process.pid).children():
+        try:
+            if {"-u", argument} <= {*child.cmdline()}:
+                return True
+        except psutil.Error:
+            continue  # it has just ended
+    return False
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("frozen", [2, 1], ids=["a member's", "the leading one's"])
+def test_a_host_that_stands_still_at_the_end_of_a_job_keeps_nobody(
+    cluster: Callable[[int], Cluster], tmp_path: Path, frozen: int
+) -> None:
+    """Its ranks have ended; another host's end while it stands still."""
+    script, pipe = tmp_path / "ends.py", tmp_path / "pipe"
+    script.write_text(ENDS)
+    os.mkfifo(pipe)
+    its = cluster(3)
+    for i in its.hosts.numbers:
+        its.start(i, str(script), str(pipe), nnodes=3, detect="2s")
+    for agent in its.agents.values():
+        agent.until(lambda line: line.startswith("waits"))
+    while runs_rank(its.agents[frozen], str(pipe)):
+        time.sleep(0.05)
+    its.hosts.freeze(frozen)
+    with pipe.open("w"):
+        pass
+    assert [agent.end() for i, agent in its.agents.items() if i != frozen] == [0, 0], its.lines()
+    its.hosts.thaw(frozen)
+    assert its.agents[frozen].end() == (1 if frozen == 1 else 0), its.lines()
+    assert not any(its.hosts.pids(i) for i in its.hosts.numbers)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent_runs import ROOT
-from tests.hosts.test_lost_hosts import Cluster, cluster
+from tests.hosts.cluster import Cluster, cluster
 
 __all__ = ["cluster"]
 pytestmark = [pytest.mark.timeout(300), pytest.mark.soak]

@@ -1,0 +1,81 @@
+"""Jobs with an agent on each of several hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import exactness, reference
+from tests.agent_runs import TRAIN
+from tests.hosts.network import Hosts, Impossible
+from tests.test_agents import Agent
+
+JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--pause", "0.03")
+
+
+class Cluster:
+    """Hosts with an agent each."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts = hosts
+        self.folder = folder
+        self.agents: dict[int, Agent] = {}
+        self.out = folder / "out.pt"
+        self.n_steps = 100
+        """Of a Job: enough for hosts to come back before its end."""
+
+    def start(self, i: int, script: str, *arguments: str, **options: object) -> Agent:
+        """The agent of host i. The endpoint is on h1."""
+        values = {"rdzv-backend": "c10d", "rdzv-endpoint": "h1:29400", "log-dir": self.folder / f"logs{i}"} | options
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+        self.agents[i] = Agent(*flags, script, *arguments, on=lambda command: self.hosts.command(i, command))
+        return self.agents[i]
+
+    def start_training(self, i: int, **options: object) -> None:
+        self.start(i, TRAIN, *JOB, "--steps", str(self.n_steps), "--out", str(self.out), **options)
+
+    def train(self, **options: object) -> None:
+        """A Job of two ranks on each host."""
+        n = len(self.hosts.numbers)
+        given = {"nnodes": f"1:{n}", "nproc_per_node": 2, "layout": f"{n}x2", "rdzv_conf": "last_call_timeout=60"} | options
+        for i in self.hosts.numbers:
+            self.start_training(i, **given)
+        self.agents[1].until(lambda line: line.startswith("step 5 "))
+
+    def assert_exact(self) -> None:
+        """What was trained is what one process trains."""
+        losses, expected = exactness.expected_of("gpt", self.n_steps, 15, 2)
+        result = torch.load(self.out)
+        assert reference.largest_difference(expected, result["state"]["model"]) < exactness.TOLERANCE
+        assert all(abs(losses[step] - loss) < exactness.TOLERANCE for step, loss in result["losses"].items())
+
+    def lines(self) -> str:
+        return "".join(f"h{i}: {line}" for i, agent in self.agents.items() for line in agent.lines)
+
+    def close(self) -> None:
+        self.hosts.close()
+        for agent in self.agents.values():
+            agent.process.kill()
+            agent.end()
+            assert agent.process.stdout is not None
+            agent.process.stdout.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
+    made: list[Cluster] = []
+
+    def make(n: int) -> Cluster:
+        try:
+            made.append(Cluster(Hosts(n, tmp_path, 100 + os.getpid() % 100), tmp_path))
+        except Impossible as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
