@@ -216,6 +216,28 @@ def test_after_the_loss_of_the_leading_agent_others_find_the_one_that_leads(star
     late.until(lambda line: "the job has all its 3 agents; this agent waits" in line)
 
 
+@pytest.mark.soak
+def test_a_job_goes_on_by_the_voice_of_an_agent_without_ranks(start: Callable[..., Agent]) -> None:
+    """Two agents have ranks, of which the one that leads is lost: only with the third, which came late, are they most."""
+    given = {"script": TRAIN, "nnodes": "2:3", "nproc_per_node": 2, "layout": "2x2", "detect": "2s"}
+    given |= {"rdzv_conf": "last_call_timeout=1"}
+    steps = ["--steps", "150", "--pause", "0.1"]
+    first = start(*steps, **given)
+    first.until(lambda line: "leading at" in line)
+    second = start(*steps, **given)
+    first.until(lambda line: line.startswith("step 3 "))
+    late = start(*steps, **given)
+    first.until(lambda line: "waits until the end: a Job takes no new ranks" in line)
+    step = int(first.until(lambda line: line.startswith("step ")).split()[1])
+    first.until(lambda line: line.startswith(f"step {step + 5} "))  # which all three have decided
+    first.process.kill()
+    first.process.wait()
+    assert second.end() == late.end() == 0, second.lines + late.lines
+    seen = second.lines + late.lines
+    assert [line for line in seen if line.startswith("step 149 ")], seen
+    assert not [line for line in seen if "cut off for too long" in line], seen
+
+
 def test_ranks_that_end_while_nobody_leads_are_known_to_who_leads_next(start: Callable[..., Agent]) -> None:
     given = {"nnodes": "2:3", "max_restarts": 9, "detect": "2s", "rdzv_conf": "last_call_timeout=60"}
     first = start("--wait", "2", **given)

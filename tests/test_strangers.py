@@ -646,6 +646,26 @@ def test_a_member_that_was_not_taken_yet_tries_again(false_leader: FalseLeader) 
     assert [line for line in agent.lines if "no room" in line]
 
 
+def test_a_member_that_is_in_the_job_by_nobodys_word_but_the_lost_ones_asks_again(false_leader: FalseLeader) -> None:
+    """As of one that has led, and was cut off while it gave a place to who had waited for one."""
+    agent = false_leader.agent()
+    peer = false_leader.accept()
+    with peer.connection:
+        peer.say(wire.WaitForPlace("no room"))
+        peer.say(wire.Others((("127.0.0.1", addresses.control_ports(false_leader.port)[0]),)))
+        peer.say(wire.Welcome(1, 0, "127.0.0.1", false_leader.port, ""))
+        agent.until(lambda line: "joined the job" in line)
+        at = false_leader.listener.getsockname()
+        false_leader.listener.close()
+    agent.until(lambda line: "before this one was in the job: it asks to join again" in line)
+    false_leader.listener = socket.create_server(at)
+    false_leader.listener.settimeout(60.0)
+    peer = false_leader.accept()
+    with peer.connection:
+        peer.say(wire.Refused("no room", "come later"))
+        assert agent.end() == 1
+
+
 RAISES = """
 import os
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

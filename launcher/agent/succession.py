@@ -23,7 +23,9 @@ from launcher.failures.history import RETOLD
 from launcher.joblog.events import (
     AgentInfo,
     AgentJoined,
+    AgentLost,
     AtStep,
+    Body,
     Event,
     JobEnded,
     JobStarted,
@@ -61,7 +63,7 @@ class Succession:
         self.number = 0
         self.leader = 0
         self._where: dict[int, Address] = {}
-        self._has_begun = False
+        self.has_begun = False
         """The job, as the log here tells."""
         self._story: list[Event] = []
         """What there is to tell who has not watched the job so far."""
@@ -92,7 +94,7 @@ class Succession:
         """What comes now is another agent's log, from its beginning."""
         self.close()
         self.agreement = None
-        self._has_begun = False
+        self.has_begun = False
         self.coordination = Coordination(self._local.options)
         self._story.clear()
         self._local.folder.begin_again()
@@ -142,7 +144,7 @@ class Succession:
 
     def _begins(self, started: JobStarted) -> None:
         """Or had begun before this agent came."""
-        self._has_begun = True
+        self.has_begun = True
         its = owner_of_folder(self._local, self.number, started, self.leader, self._where[self.leader])
         self.log.enter_registry(its)
 
@@ -176,10 +178,14 @@ class Succession:
         world = self.coordination.state.world
         for agent in world.agents:
             self._know_agent(agent)
-        if world.started is not None and not self._has_begun:  # nobody tells it any more, and it is what a log begins with
-            started = replace(world.started, agents=world.agents)
+        if world.started is not None and not self.has_begun:  # nobody tells it any more, and it is what a log begins with
+            started = replace(world.started, agents=world.seated)
             self._begins(started)
-            self._note(Event(world.started_at, self.coordination.generation, "agent", started))
+            bodies: list[Body] = [started]
+            bodies += [AgentLost(agent, "before this agent came") for agent in world.seated if agent not in world.agents]
+            bodies += [AgentJoined(agent) for agent in world.agents if agent not in world.seated]
+            for body in bodies:
+                self._note(Event(world.started_at, self.coordination.generation, "agent", body))
 
     def _know_agent(self, agent: AgentInfo) -> None:
         if agent.address:

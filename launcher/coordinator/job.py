@@ -189,6 +189,7 @@ def _note_end(job: JobState, body: Body) -> None:
 
 def _agent_joined(job: JobState, body: AgentJoined) -> Actions:
     agent = body.agent
+    job.world.agents = (*job.world.agents, agent)  # it has a voice in who leads
     return (Record(Note(f"agent {agent.number} ({agent.host}) waits until the end: a Job takes no new ranks")),)
 
 
@@ -197,7 +198,7 @@ def _agent_lost(job: JobState, body: AgentLost) -> Actions:
     agent = body.agent
     job.world.agents = tuple(one for one in job.world.agents if one.number != agent.number)
     text = f"agent {agent.number} ({agent.host}) was lost ({body.reason})"
-    n_left, started = len(job.world.agents), job.world.started
+    n_left, started = len({*job.world.agents} & {*job.world.seated}), job.world.started
     if started is not None and n_left < started.min_agents:
         text += f"; {n_left} of at least {started.min_agents} are left: that many are needed to begin, and this Job goes on"
     return (Record(Note(text)),)

@@ -57,9 +57,9 @@ class World:
 
     `started`: the log's first event. `alive`: ranks with a process. `slots_lost`: ranks for which nothing can be started
     again. `exited`: with exit code 0. `ends`: that ranks have come to in this attempt, or since the last generation that ran.
-    `agents`: where there are several, in the order of their ranks; `seated`: those through whom the ranks are numbered, whether
-    they are still there or not. `attempt`: how often all ranks of a plain script have been started again; `last_failure`: why.
-    `first_failure`: what was noticed first, and ends the attempt or the job. `now`: of the newest event.
+    `agents`: where there are several, all that are there; `seated`: those through whom the ranks are numbered, in that order,
+    whether they are still there or not. `attempt`: how often all ranks of a plain script have been started again;
+    `last_failure`: why. `first_failure`: what was noticed first, and ends the attempt or the job. `now`: of the newest event.
     """
 
     started: JobStarted | None = None

@@ -64,6 +64,11 @@ class LeaderSearch:
         """First where others lead, or may know who does: the endpoint may be gone with its host."""
         self._elsewhere = list(dict.fromkeys((*elsewhere, *self._elsewhere)))[:MAX_ELSEWHERE]
 
+    @property
+    def knows_others(self) -> bool:
+        """Agents of the job, besides the endpoint."""
+        return bool(self._elsewhere)
+
     def again(self, trouble: str) -> None:
         """What was found has not taken this agent, or is lost."""
         self._trouble = trouble

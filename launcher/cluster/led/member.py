@@ -78,6 +78,10 @@ class Successors(Protocol):
         """The job goes on without this agent."""
 
     @property
+    def has_begun(self) -> bool:
+        """This agent is in the job by what all have decided, not only by the word of who leads."""
+
+    @property
     def others(self) -> Sequence[Address]:
         """Where agents of the job are reached, or were."""
 
@@ -336,9 +340,21 @@ class Member:
             self._lost(why)
 
     def _lost(self, why: str) -> None:
+        if not self._successors.has_begun and self._search.knows_others:
+            self._is_taken_by_nobody(why)
+            return
         self._processes.kill_all()
         what = f"the leading agent at {self.where} is lost ({why}), and too few others are heard to go on without it"
         self._fail(what, "see its own output, and that of its host; from three agents on any one may be lost")
+
+    def _is_taken_by_nobody(self, why: str) -> None:
+        """Who has taken this agent in did not lead the job any more."""
+        self.say(f"the agent at {self.where} is lost ({why}) before this one was in the job: it asks to join again")
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        self._forget()
+        self._search.again(f"the leading agent is lost ({why})")
 
     def _hold(self, is_held: bool) -> None:
         if is_held == (self._hold_limit is not None) or self._number is None:
