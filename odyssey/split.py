@@ -34,9 +34,8 @@ def split_sequence(plan: Plan, pipeline: int) -> Computations:
         assert work is not None, "the rule `split` has its work, see Schedule.problems"
         if not its.is_complete or any(plan.home[k] == pipeline for k, _ in plan.route_of):
             raise PlanError(f"pipeline {pipeline} is routed elsewhere in part and has no explicit order")
-        ranges = tuple((stage.first, stage.stop) for stage in its.stages)
         last = plan.n_samples(its.stop_micro_batch - 1)
-        known[pipeline] = _expanded(work, plan.schedule.cap, ranges, len(its.micro_batches), last, plan.micro_batch)
+        known[pipeline] = _expanded(work, plan.schedule.cap, its.ranges, len(its.micro_batches), last, plan.micro_batch)
     return known[pipeline]
 
 
