@@ -8,6 +8,7 @@ memory is the process's high-water mark; the plan is the chosen one as it is sen
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import multiprocessing
 import resource
@@ -98,6 +99,8 @@ def measure(name: str, n_workers: int, n_lost: int) -> dict[str, Cell] | None:
         lost=tuple(sorted(lost)),
         held={worker: plan.held.get(worker, frozenset()) for worker in range(n_workers) if worker not in lost},
     )
+    gc.collect()
+    gc.disable()  # as the agent does from a loss on
     before_s = time.process_time()
     try:
         table = search(situation)

@@ -12,12 +12,11 @@ Qi et al. 2024).
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Literal
 
-FINISH, ARRIVE = 0, 1
 Kind = Literal["F", "B", "I", "W"]
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 _INDEX = {kind: i for i, kind in enumerate(KINDS)}
@@ -46,7 +45,7 @@ class Tasks:
 class Row:
     """A worker of the simulation: what it has done, in order, and for how long; what is ready.
 
-    `live`: the bytes that it keeps, `most`: at any time.
+    `live`: the bytes that it keeps, `most`: at any time. `ends`: when it will have done what it is `busy` with.
     """
 
     cap: float
@@ -55,6 +54,7 @@ class Row:
     live: float = 0.0
     most: float = 0.0
     busy: bool = False
+    ends: float = 0.0
     forwards: list[int] = field(default_factory=list)
     backwards: list[int] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
@@ -71,64 +71,60 @@ class Run:
         self.tasks = tasks
         self._forwards_first = forwards_first
         self.rows = {worker: Row(caps[worker]) for worker in sorted(set(tasks.worker))}
+        self._row_of = [self.rows[worker] for worker in tasks.worker]
+        self._is_first = [stage == 0 for stage, _ in tasks.name]
         self.now: float = 0
-        self._events: list[tuple[float, int, int, str]] = []
+        self._events: list[tuple[float, int, str]] = []
+        """When, of which task, and what: a computation ends, or an input (`>`) or a gradient (`<`) arrives."""
 
     def play(self) -> None:
         """Run to the end."""
-        tasks, events = self.tasks, self._events
-        for task, (stage, _) in enumerate(tasks.name):
-            if stage == 0:
-                heapq.heappush(self.rows[tasks.worker[task]].forwards, task)
-        touched = set(self.rows)
+        events, row_of, finish, ready = self._events, self._row_of, self._finish, self._ready
+        for task, is_first in enumerate(self._is_first):
+            if is_first:
+                heappush(row_of[task].forwards, task)
+        touched = list(self.rows.values())
         while True:
-            for worker in touched:
-                if not self.rows[worker].busy:
-                    self._start(worker)
+            for row in touched:
+                if not row.busy:
+                    self._start(row)
             if not events:
                 if not self._overdraw():
                     return
                 continue
-            self.now = events[0][0]
-            touched = set()
-            while events and events[0][0] <= self.now:
-                _, event, task, kind = heapq.heappop(events)
-                touched.add(tasks.worker[task])
-                if event == ARRIVE:
-                    self._ready(task, kind)
+            self.now = now = events[0][0]
+            touched = []
+            while events and events[0][0] <= now:
+                _, task, what = heappop(events)
+                touched.append(row_of[task])
+                if what in KINDS:
+                    finish(task, what, touched)
                 else:
-                    self._finish(task, kind, touched)
+                    ready(task, what)
 
-    def _start(self, worker: int) -> None:
-        row, tasks = self.rows[worker], self.tasks
-        if row.backwards and not (self._forwards_first and self._has_room(row)):
+    def _start(self, row: Row) -> None:
+        tasks, forwards = self.tasks, row.forwards
+        has_room = forwards and row.live + tasks.keeps[forwards[0]] <= row.cap
+        if row.backwards and not (self._forwards_first and has_room):
             task = row.backwards[0]
             if not tasks.splits[task]:
                 self._run(row, row.backwards, "B")
             elif row.live + tasks.defers[task] <= row.cap:
                 self._run(row, row.backwards, "I")
             elif row.deferred:
-                self._run(row, row.deferred, self._deferred_kind(row.deferred[0]))
+                self._run(row, row.deferred, "B" if self._is_first[row.deferred[0]] else "W")
             else:
                 self._run(row, row.backwards, "B")
-        elif self._has_room(row):
-            self._run(row, row.forwards, "F")
+        elif has_room:
+            self._run(row, forwards, "F")
         elif row.deferred:
-            self._run(row, row.deferred, self._deferred_kind(row.deferred[0]))
-
-    def _deferred_kind(self, task: int) -> Kind:
-        return "W" if self.tasks.name[task][0] > 0 else "B"
-
-    def _has_room(self, row: Row) -> bool:
-        """For the most urgent forward, if there is one."""
-        return bool(row.forwards) and row.live + self.tasks.keeps[row.forwards[0]] <= row.cap
+            self._run(row, row.deferred, "B" if self._is_first[row.deferred[0]] else "W")
 
     def _run(self, row: Row, ready: list[int], kind: Kind) -> None:
         """Start `kind` of the most urgent task of `ready`."""
         tasks = self.tasks
-        task = heapq.heappop(ready)
-        stage, micro_batch = tasks.name[task]
-        row.order.append((kind, stage, micro_batch))
+        task = heappop(ready)
+        row.order.append((kind, *tasks.name[task]))
         row.busy = True
         if kind == "F":
             row.live += tasks.keeps[task]
@@ -138,36 +134,41 @@ class Run:
             row.most = row.live
         time = tasks.times[task][_INDEX[kind]]
         row.worked += time
-        heapq.heappush(self._events, (self.now + time, FINISH, task, kind))
+        row.ends = self.now + time
+        heappush(self._events, (row.ends, task, kind))
 
-    def _finish(self, task: int, kind: str, touched: set[int]) -> None:
-        tasks = self.tasks
-        row = self.rows[tasks.worker[task]]
+    def _finish(self, task: int, kind: str, touched: list[Row]) -> None:
+        tasks, row = self.tasks, self._row_of[task]
         row.busy = False
         if kind == "F":
             if tasks.is_last[task]:
-                self._ready(task, "B")
+                self._ready(task, "<")
             else:
-                self._arrive(task + 1, "F", tasks.way[task + 1], touched)
+                self._send(task + 1, ">", tasks.way[task + 1], touched)
             return
-        if kind != "W" and tasks.name[task][0] > 0:
-            self._arrive(task - 1, "B", tasks.way[task], touched)
+        if kind != "W" and not self._is_first[task]:
+            self._send(task - 1, "<", tasks.way[task], touched)
         if kind == "I":
-            heapq.heappush(row.deferred, task)
+            heappush(row.deferred, task)
         else:
             row.live -= tasks.keeps[task] + (tasks.defers[task] if kind == "W" else 0)
 
-    def _arrive(self, task: int, kind: str, delay: float, touched: set[int]) -> None:
-        if delay > 0:
-            heapq.heappush(self._events, (self.now + delay, ARRIVE, task, kind))
-            return
-        touched.add(self.tasks.worker[task])
-        self._ready(task, kind)
+    def _send(self, task: int, what: str, delay: float, touched: list[Row]) -> None:
+        row, arrives = self._row_of[task], self.now + delay
+        if row.busy and arrives <= row.ends:
+            self._ready(task, what)  # nobody looks before
+        elif delay > 0:
+            heappush(self._events, (arrives, task, what))
+        else:
+            touched.append(row)
+            self._ready(task, what)
 
-    def _ready(self, task: int, kind: str) -> None:
-        row = self.rows[self.tasks.worker[task]]
-        back = row.backwards if self.tasks.name[task][0] > 0 else row.deferred  # nobody waits for a first stage's
-        heapq.heappush(row.forwards if kind == "F" else back, task)
+    def _ready(self, task: int, what: str) -> None:
+        row = self._row_of[task]
+        if what == ">":
+            heappush(row.forwards, task)
+        else:  # nobody waits for a first stage's
+            heappush(row.deferred if self._is_first[task] else row.backwards, task)
 
     def _overdraw(self) -> bool:
         """Everybody waits for memory: let the forward run that needs the least above its cap. False if all is done."""

@@ -55,9 +55,19 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False):
         return range(self.first_micro_batch, self.stop_micro_batch)
 
     @property
+    def workers(self) -> tuple[int, ...]:
+        """Of the stages that have one."""
+        return tuple(worker for worker in map(_WORKER, self.stages) if worker is not None)
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The layers of each stage."""
+        return tuple(map(_SPAN, self.stages))
+
+    @property
     def is_complete(self) -> bool:
         """Whether every stage has a worker of its own."""
-        return all(stage.worker is not None for stage in self.stages)
+        return None not in map(_WORKER, self.stages)
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -164,12 +174,15 @@ def runs_of(workers: Iterable[int | None]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def holders_by_layer(stages: Iterable[Stage], n_layers: int) -> tuple[tuple[int, ...], ...]:
-    """For each layer the workers of these stages that hold it, ascending."""
+def holders_by_layer(blocks: Iterable[Block], n_layers: int) -> tuple[tuple[int, ...], ...]:
+    """For each layer the workers of these pipelines that hold it, ascending."""
     workers_of: dict[tuple[int, int], list[int]] = {}
-    for stage in stages:
-        if stage.worker is not None:
-            workers_of.setdefault((stage.first, stage.stop), []).append(stage.worker)
+    for block in blocks:
+        for column in block.columns:
+            numbers = chain.from_iterable(run.numbers for run in column.workers)
+            workers = [worker for worker in numbers if worker is not None]
+            if workers:
+                workers_of.setdefault((column.first, column.stop), []).extend(workers)
     known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
     result = []
     for layer in range(n_layers):

@@ -314,7 +314,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _holders(self) -> tuple[tuple[int, ...], ...]:
-        return holders_by_layer((stage for pipeline in self.pipelines for stage in pipeline.stages), self.n_layers)
+        return holders_by_layer(self.blocks, self.n_layers)
 
     def holders(self, layer: int) -> tuple[int, ...]:
         """Workers that hold `layer`, ascending."""
@@ -339,12 +339,12 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def groups_of(self) -> Mapping[int, tuple[int, ...]]:
-        """Worker -> indices of the reduce groups that it is in."""
-        groups: dict[int, list[int]] = {}
-        for g, group in enumerate(self.reduce):
-            for worker in group.workers:
-                groups.setdefault(worker, []).append(g)
-        return {worker: tuple(indices) for worker, indices in groups.items()}
+        """Worker -> indices of the reduce groups that it is in, as all have whose stages are alike."""
+        of = [its.layers[:1] or self.ties[its.ties[0]] for its in self.reductions]
+        alike: dict[frozenset[int], tuple[int, ...]] = {}
+        for held in set(self.held.values()):
+            alike[held] = tuple(g for g, layers in enumerate(of) if not held.isdisjoint(layers))
+        return {worker: groups for worker, held in self.held.items() if (groups := alike[held])}
 
     def runner(self, micro_batch: int, stage: int) -> int:
         """The worker that runs `micro_batch` at stage number `stage` of its home pipeline."""
@@ -384,8 +384,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def under(self, schedule: Schedule) -> Plan:
         """The same under another schedule. What was derived of the rest is not derived again."""
         other = msgspec.structs.replace(self, schedule=schedule)
-        for name in _WITHOUT_SCHEDULE:
-            other.__dict__[name] = getattr(self, name)
+        other.__dict__.update((name, self.__dict__[name]) for name in _WITHOUT_SCHEDULE if name in self.__dict__)
         return other
 
 

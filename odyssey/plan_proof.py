@@ -29,7 +29,8 @@ def _problems(plan: Plan) -> Iterator[str]:
     for name in ("global_batch", "micro_batch", "n_layers"):
         if getattr(plan, name) < 1:
             yield f"{name} must be at least 1, got {getattr(plan, name)}"
-    seen: dict[int, str] = {}
+    seen: dict[int, tuple[int, int]] = {}
+    """Worker -> pipeline and stage."""
     next_micro_batch = 0
     for p, pipeline in enumerate(plan.pipelines):
         if not pipeline.stages:
@@ -49,10 +50,9 @@ def _problems(plan: Plan) -> Iterator[str]:
                 if missing:
                     yield f"pipeline {p} stage {s} micro-batch {missing[0]}: no worker and no route"
                 continue
-            where = f"pipeline {p} stage {s}"
             if stage.worker in seen:
-                yield f"worker {stage.worker} is used twice: {seen[stage.worker]} and {where}"
-            seen[stage.worker] = where
+                yield f"worker {stage.worker} is used twice: {_where(*seen[stage.worker])} and {_where(p, s)}"
+            seen[stage.worker] = p, s
         if next_layer != plan.n_layers:
             yield f"pipeline {p} holds layers up to {next_layer}, the model has {plan.n_layers}"
     if next_micro_batch != plan.n_micro_batches:
@@ -60,13 +60,17 @@ def _problems(plan: Plan) -> Iterator[str]:
     yield from _sample_problems(plan)
     for worker in plan.idle:
         if worker in seen:
-            yield f"worker {worker} is idle and in {seen[worker]}"
+            yield f"worker {worker} is idle and in {_where(*seen[worker])}"
     for layer in range(plan.n_layers):
         if not plan.holders(layer):
             yield f"layer {layer} has no holder"
     yield from _route_problems(plan)
     yield from _reduce_problems(plan)
     yield from schedule_problems(plan.schedule, plan.n_layers)
+
+
+def _where(pipeline: int, stage: int) -> str:
+    return f"pipeline {pipeline} stage {stage}"
 
 
 def _sample_problems(plan: Plan) -> Iterator[str]:

@@ -6,11 +6,13 @@ same order. Pipelines that are alike share one expansion.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
+from typing import Literal
 
 from odyssey.errors import PlanError
 from odyssey.ordering import KINDS, Kind
@@ -32,9 +34,8 @@ def split_sequence(plan: Plan, pipeline: int) -> Computations:
         assert work is not None, "the rule `split` has its work, see Schedule.problems"
         if not its.is_complete or any(plan.home[k] == pipeline for k, _ in plan.route_of):
             raise PlanError(f"pipeline {pipeline} is routed elsewhere in part and has no explicit order")
-        ranges = tuple((stage.first, stage.stop) for stage in its.stages)
         last = plan.n_samples(its.stop_micro_batch - 1)
-        known[pipeline] = _expanded(work, plan.schedule.cap, ranges, len(its.micro_batches), last, plan.micro_batch)
+        known[pipeline] = _expanded(work, plan.schedule.cap, its.ranges, len(its.micro_batches), last, plan.micro_batch)
     return known[pipeline]
 
 
@@ -106,121 +107,145 @@ def _stage(layers: Sequence[LayerWork]) -> _Stage:
     )
 
 
+class _Row:
+    """A stage of the simulation, `parts`: what each micro-batch costs. `inputs`, `gradients`: when each arrives. None overtakes
+    another one, so it is enough to count with how many the stage has begun. `live`: the bytes that it keeps. `runs`: what it
+    computes, until `ends`; nothing if that is empty.
+    """
+
+    __slots__ = ("backwards", "cap", "deferred", "ends", "forwards", "gradients", "inputs", "j", "live", "parts", "runs")
+
+    def __init__(self, whole: _Stage, last: _Stage, cap: int, n: int) -> None:
+        self.parts, self.cap = [whole] * (n - 1) + [last], cap
+        self.inputs: list[float] = [math.inf] * (n + 1)
+        self.gradients: list[float] = [math.inf] * (n + 1)
+        self.forwards = self.backwards = self.live = self.j = 0
+        self.ends: float = 0
+        self.deferred: deque[int] = deque()
+        self.runs: Kind | Literal[""] = ""
+
+
 class _Run:
     """List scheduling of one pipeline as odyssey/ordering.py has it: a simulation in which every free stage starts the most
-    urgent thing that is ready. Here micro-batches pass each stage one after the other, so that it is enough to count them.
+    urgent thing that is ready. `started`: kind, stage, micro-batch.
 
     `whole`, `last`: by stage, what each of the `n` micro-batches costs, and what the last one does.
     """
 
-    def __init__(
-        self,
-        whole: Sequence[_Stage],
-        last: Sequence[_Stage],
-        caps: Sequence[int],
-        n: int,
-    ) -> None:
-        n_stages = len(whole)
-        self._whole, self._last, self._caps, self._n = whole, last, caps, n
+    def __init__(self, whole: Sequence[_Stage], last: Sequence[_Stage], caps: Sequence[int], n: int) -> None:
+        self._rows = [_Row(*row, n) for row in zip(whole, last, caps, strict=True)]
+        self._rows[0].inputs[:n] = [0] * n
         self.started: list[tuple[Kind, int, int]] = []
-        self._events: list[tuple[int, int, str]] = []
-        """When, at which stage, and what: a computation ends, or an input (`>`) or a gradient (`<`) arrives."""
-        self._inputs, self._gradients = [n] + [0] * (n_stages - 1), [0] * n_stages
-        """By stage, how many have arrived; and with how many it has begun."""
-        self._forwards, self._backwards = [0] * n_stages, [0] * n_stages
-        self._deferred: list[deque[int]] = [deque() for _ in whole]
-        self._live, self._is_busy, self._runs = [0] * n_stages, [False] * n_stages, [0] * n_stages
-        self._arrives_us = {">": [0] * n_stages, "<": [0] * n_stages}
-        """When the latest does: none overtakes another one."""
+        self._events: list[tuple[float, int]] = []
+        """When, and at which stage: its computation ends, or something arrives while it is free."""
+        self._latest_us: float = 0
+        """When the last thing arrives that has been sent."""
 
     def play(self) -> None:
         """Run to the end."""
-        events, now = self._events, 0
-        touched: Iterable[int] = range(len(self._whole))
+        rows, events = self._rows, self._events
+        now: float = 0
+        touched: Iterable[int] = range(len(rows))
         while True:
             for s in touched:
-                if not self._is_busy[s] and (kind := self._most_urgent(s)) is not None:
-                    self._begin(s, kind, now)
+                row = rows[s]
+                if not row.runs:
+                    self._go_on(row, s, now)
             if not events:
                 s_short = self._least_overdraft()
                 if s_short is None:
                     return
-                self._begin(s_short, "F", now)
+                now = max(now, self._latest_us)
+                self._begin(rows[s_short], s_short, "F", now)
                 continue
-            now, touched = events[0][0], set()
+            now, touched = events[0][0], []
             while events and events[0][0] == now:
-                _, s, what = heappop(events)
-                touched.add(s)
-                if what == ">":
-                    self._inputs[s] += 1
-                elif what == "<":
-                    self._gradients[s] += 1
-                else:
-                    self._end(s, what, now)
+                s = heappop(events)[1]
+                touched.append(s)
+                row = rows[s]
+                if row.runs and row.ends == now:
+                    self._end(row, s, now)
 
-    def _part(self, s: int, j: int) -> _Stage:
-        return self._last[s] if j == self._n - 1 else self._whole[s]
-
-    def _most_urgent(self, s: int) -> Kind | None:
-        is_back = self._gradients[s] > (backward := self._backwards[s])
-        if is_back and s:
-            part = self._part(s, backward)
-            if part.splits and self._live[s] + part.output_bytes <= self._caps[s]:
-                return "I"
-            return "W" if part.splits and self._deferred[s] else "B"
-        forward = self._forwards[s]
-        if forward < self._inputs[s] and self._live[s] + self._part(s, forward).activation_bytes <= self._caps[s]:
-            return "F"
-        if self._deferred[s]:
-            return "W"
-        return "B" if is_back else None  # nobody waits for a first stage's
-
-    def _begin(self, s: int, kind: Kind, now: int) -> None:
-        if kind == "F":
-            j = self._forwards[s]
-            self._forwards[s] += 1
-            part = self._part(s, j)
-            self._live[s] += part.activation_bytes
-        elif kind == "W":
-            j = self._deferred[s].popleft()
-            part = self._part(s, j)
-        else:
-            j = self._backwards[s]
-            self._backwards[s] += 1
-            part = self._part(s, j)
-            if kind == "I":
-                self._live[s] += part.output_bytes
-        self.started.append((kind, s, j))
-        self._is_busy[s], self._runs[s] = True, j
-        heappush(self._events, (now + part.times_us[_INDEX[kind]], s, kind))
-
-    def _end(self, s: int, kind: str, now: int) -> None:
-        j = self._runs[s]
-        self._is_busy[s] = False
-        part = self._part(s, j)
-        if kind == "F":
-            if s == len(self._whole) - 1:
-                self._gradients[s] += 1
+    def _go_on(self, row: _Row, s: int, now: float) -> None:
+        """Start what is most urgent, or wait for what arrives next."""
+        input_us, gradient_us = row.inputs[row.forwards], row.gradients[row.backwards]
+        if s and gradient_us <= now:
+            part = row.parts[row.backwards]
+            if not part.splits:
+                self._begin(row, s, "B", now)
+            elif row.live + part.output_bytes <= row.cap:
+                self._begin(row, s, "I", now)
             else:
-                self._send(s + 1, ">", now + part.transfer_us)
+                self._begin(row, s, "W" if row.deferred else "B", now)
+        elif input_us <= now and row.live + row.parts[row.forwards].activation_bytes <= row.cap:
+            self._begin(row, s, "F", now)
+        elif row.deferred:
+            self._begin(row, s, "W", now)
+        elif gradient_us <= now:  # nobody waits for a first stage's
+            self._begin(row, s, "B", now)
+        else:
+            next_us = input_us if now < input_us < gradient_us else gradient_us
+            if next_us < math.inf:
+                heappush(self._events, (next_us, s))
+
+    def _begin(self, row: _Row, s: int, kind: Kind, now: float) -> None:
+        if kind == "F":
+            row.j = j = row.forwards
+            row.forwards += 1
+            part = row.parts[j]
+            row.live += part.activation_bytes
+            ends = now + part.times_us[0]
+        elif kind == "W":
+            row.j = j = row.deferred.popleft()
+            ends = now + row.parts[j].times_us[3]
+        else:
+            row.j = j = row.backwards
+            row.backwards += 1
+            part = row.parts[j]
+            if kind == "I":
+                row.live += part.output_bytes
+                ends = now + part.times_us[2]
+            else:
+                ends = now + part.times_us[1]
+        row.runs, row.ends = kind, ends
+        self.started.append((kind, s, j))
+        heappush(self._events, (ends, s))
+
+    def _end(self, row: _Row, s: int, now: float) -> None:
+        kind, j = row.runs, row.j
+        row.runs = ""
+        part = row.parts[j]
+        if kind == "F":
+            if s + 1 == len(self._rows):
+                row.gradients[j] = now
+            else:
+                to = self._rows[s + 1]
+                self._send(to, s + 1, to.inputs, j, now + part.transfer_us)
             return
         if kind != "W" and s:
-            self._send(s - 1, "<", now + self._part(s - 1, j).transfer_us)
+            to = self._rows[s - 1]
+            self._send(to, s - 1, to.gradients, j, now + to.parts[j].transfer_us)
         if kind == "I":
-            self._deferred[s].append(j)
+            row.deferred.append(j)
+        elif kind == "W":
+            row.live -= part.activation_bytes + part.output_bytes
         else:
-            self._live[s] -= part.activation_bytes + (part.output_bytes if kind == "W" else 0)
+            row.live -= part.activation_bytes
 
-    def _send(self, s: int, what: str, arrives_us: int) -> None:
-        latest = self._arrives_us[what]
-        latest[s] = max(latest[s], arrives_us)
-        heappush(self._events, (latest[s], s, what))
+    def _send(self, to: _Row, s: int, arrivals: list[float], j: int, arrives_us: float) -> None:
+        if j and arrivals[j - 1] > arrives_us:
+            arrives_us = arrivals[j - 1]
+        arrivals[j] = arrives_us
+        if arrives_us > self._latest_us:
+            self._latest_us = arrives_us
+        if not to.runs:
+            heappush(self._events, (arrives_us, s))
 
     def _least_overdraft(self) -> int | None:
         """Everybody waits for memory: the stage whose next forward needs least above its cap. None if all is done."""
         waiting = [
-            (self._live[s] + self._part(s, forward).activation_bytes - self._caps[s], s)
-            for s, forward in enumerate(self._forwards)
-            if forward < self._inputs[s]
+            (row.live + row.parts[row.forwards].activation_bytes - row.cap, s)
+            for s, row in enumerate(self._rows)
+            if row.inputs[row.forwards] < math.inf
         ]
         return min(waiting)[1] if waiting else None

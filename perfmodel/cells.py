@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from operator import eq
 
 import msgspec
 
@@ -62,8 +62,7 @@ def cells(plan: Plan, costs: Costs) -> list[Cell]:
     rule = msgspec.structs.replace(plan.schedule, orders=())
     routes = _by_home(plan)
     for members in joined(plan, together=costs.profile.cluster.cores is not None):
-        stages = [stage for p in members for stage in plan.pipelines[p].stages]
-        workers = tuple(stage.worker for stage in stages if stage.worker is not None)
+        workers = tuple(worker for p in members for worker in plan.pipelines[p].workers)
         if costs.profile.cluster.cores is not None:
             found.append(Cell(plan, tuple(members), (workers,), None, False))
         elif _is_plain(plan, members, workers):
@@ -78,7 +77,7 @@ def cells(plan: Plan, costs: Costs) -> list[Cell]:
 
 def plain_cell(plan: Plan, p: int, costs: Costs) -> Cell:
     """That of one whole pipeline without exceptions."""
-    workers = tuple(stage.worker for stage in plan.pipelines[p].stages if stage.worker is not None)
+    workers = plan.pipelines[p].workers
     key = (msgspec.structs.replace(plan.schedule, orders=()), *_key(plan, p, workers, costs))
     return Cell(plan, (p,), (workers,), key, True)
 
@@ -121,12 +120,12 @@ def _is_plain(plan: Plan, members: Sequence[int], workers: Sequence[int]) -> boo
 def _key(plan: Plan, p: int, workers: Sequence[int], costs: Costs) -> tuple[object, ...]:
     """What determines the times of one whole pipeline without exceptions on devices of its own, but for the rule; how many
     micro-batches it has comes last."""
-    pipeline = plan.pipelines[p]
+    pipeline, hosts = plan.pipelines[p], costs.hosts(workers)
     return (
         plan.micro_batch,
-        tuple((stage.first, stage.stop) for stage in pipeline.stages),
-        plan.n_samples(pipeline.micro_batches[-1]),
-        tuple(a == b for a, b in pairwise(costs.hosts(workers))),
+        pipeline.ranges,
+        plan.n_samples(pipeline.stop_micro_batch - 1),
+        tuple(map(eq, hosts, hosts[1:])),
         costs.crowds(plan, workers),
         len(pipeline.micro_batches),
     )

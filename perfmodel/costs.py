@@ -23,7 +23,7 @@ class Costs:
     def __init__(self, profile: Profile, node_of: Mapping[int, int] | None = None) -> None:
         self.profile = profile
         self.node_of = node_of or {}
-        self._hosts = _Hosts(profile, self.node_of)
+        self._hosts = _Places(self.node_of, profile.cluster.ranks_per_node, profile.cluster.nodes_per_host)
         self._crowded: tuple[Plan, Mapping[int, int]] | None = None
         loss = [0.0] * (len(profile.layers) - 1) + [profile.loss_s]
         self._seconds = {
@@ -103,6 +103,11 @@ class Costs:
         """The host of each of many workers."""
         return list(map(self._hosts.__getitem__, workers))
 
+    @cached_property
+    def node(self) -> Mapping[int, int]:
+        """The node of each worker."""
+        return _Places(self.node_of, self.profile.cluster.ranks_per_node, 1)
+
     def link(self, a: int, b: int) -> Link:
         """The link between two workers."""
         cluster = self.profile.cluster
@@ -177,17 +182,17 @@ class Costs:
         return [0, *accumulate(size(layer) for layer in self.profile.layers)]
 
 
-class _Hosts(dict[int, int]):
-    """Worker -> host, worked out when it is first asked for: large plans ask for each worker many times."""
+class _Places(dict[int, int]):
+    """Worker -> so many nodes, of which it is on one, worked out when it is first asked for: large plans ask for each worker
+    many times."""
 
-    def __init__(self, profile: Profile, node_of: Mapping[int, int]) -> None:
+    def __init__(self, node_of: Mapping[int, int], ranks_per_node: int, n_nodes: int) -> None:
         super().__init__()
-        self._node_of, self._cluster = node_of, profile.cluster
+        self._node_of, self._ranks_per_node, self._n_nodes = node_of, ranks_per_node, n_nodes
 
     def __missing__(self, worker: int) -> int:
-        node = self._node_of.get(worker, worker // self._cluster.ranks_per_node)
-        host = self[worker] = node // self._cluster.nodes_per_host
-        return host
+        place = self[worker] = self._node_of.get(worker, worker // self._ranks_per_node) // self._n_nodes
+        return place
 
 
 def ring_s(link: Link, n_workers: int, size_bytes: float) -> float:

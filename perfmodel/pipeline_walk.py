@@ -24,8 +24,7 @@ Computation = tuple[Kind, int, int]
 def walk_pipeline(plan: Plan, costs: Costs, pipeline: int) -> dict[int, Walked]:
     """As `walk` of this pipeline alone, which is whole and has no explicit orders, to the last bit."""
     its = plan.pipelines[pipeline]
-    workers = [stage.worker for stage in its.stages if stage.worker is not None]
-    layers = tuple((stage.first, stage.stop) for stage in its.stages)
+    workers, layers = its.workers, its.ranges
     n = len(its.micro_batches)
     sequence = split_sequence(plan, pipeline) if plan.schedule.rule == "split" else plain_sequence(len(workers), n)
     whole, last = (row_of(costs, layers, plan.n_samples(k)) for k in (its.first_micro_batch, its.stop_micro_batch - 1))

@@ -148,7 +148,7 @@ def _rows(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, Row]:
     rows: dict[int, Row] = {}
     for p in pipelines:
         stages = plan.pipelines[p].stages
-        layers = tuple((stage.first, stage.stop) for stage in stages)
+        layers = plan.pipelines[p].ranges
         own = [stage.worker for stage in stages]
         for k in plan.pipelines[p].micro_batches:
             n_samples = plan.n_samples(k)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from odyssey.pipelines import Pipeline
 from odyssey.plan import Plan
 from perfmodel.costs import has_halves
-from strategies.building.closed_form import Ranges
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
 from strategies.building.layouts import EXHAUSTIVE_WORKERS, layouts
@@ -80,10 +79,6 @@ def _closed_s(shapes: Shapes, draft: Draft) -> float:
     return min(shapes.closed_s(whole), shapes.closed_s({shapes.halves.of(shape): n for shape, n in whole.items()}))
 
 
-def _ranges(pipeline: Pipeline) -> Ranges:
-    return tuple((stage.first, stage.stop) for stage in pipeline.stages)
-
-
 def _workers(pipeline: Pipeline, alive: set[int]) -> list[int | None]:
     return [stage.worker if stage.worker in alive else None for stage in pipeline.stages]
 
@@ -94,7 +89,7 @@ def _workers(pipeline: Pipeline, alive: set[int]) -> list[int | None]:
 def _repairs(situation: Situation, plan: Plan, shapes: Shapes) -> list[Draft]:
     """Short pipelines become shorter; or borrow, or merge, where that is faster by closed form."""
     alive = set(situation.alive)
-    ranges = [_ranges(pipeline) for pipeline in plan.pipelines]
+    ranges = [pipeline.ranges for pipeline in plan.pipelines]
     workers = [_workers(pipeline, alive) for pipeline in plan.pipelines]
     full = [len(row) for row in workers]
     n_spare = len(alive) - sum(worker in alive for worker in plan.workers)
@@ -186,8 +181,8 @@ def _renew(situation: Situation, plan: Plan, shapes: Shapes, lengths: Sequence[i
         best = shapes.of(n_stages)
         assert best is not None
         old = kept[n_stages].pop() if kept.get(n_stages) else None
-        if old is not None and shapes.shape(_ranges(old)).bottleneck_s <= NEARLY * best.bottleneck_s:
-            draft.append((_ranges(old), _workers(old, alive)))
+        if old is not None and shapes.shape(old.ranges).bottleneck_s <= NEARLY * best.bottleneck_s:
+            draft.append((old.ranges, _workers(old, alive)))
         else:
             draft.append((best.ranges, [None] * n_stages))
     return draft

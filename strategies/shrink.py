@@ -28,7 +28,7 @@ def propose(situation: Situation) -> list[Proposal]:
         return [Proposal(NAME, None, "no pipeline has lost a worker")]
     n_micro_batches = n_micro_batches_of(situation)
     shapes = shapes_of(situation.profile, n_micro_batches)
-    shares = distribute([shapes.shape(tuple((s.first, s.stop) for s in p.stages)) for p in whole], n_micro_batches)
+    shares = distribute([shapes.shape(p.ranges) for p in whole], n_micro_batches)
     if shares is None:
         return [Proposal(NAME, None, f"{len(whole)} pipelines for {n_micro_batches} micro-batches of {batch_of(situation)[1]}")]
     try:

@@ -144,6 +144,16 @@ def read(plan: Plan) -> list[Plan]:
 
 
 @given(valid_plans())
+def test_a_worker_is_in_the_groups_that_sum_what_it_holds(
+    made: tuple[Plan, tuple[Pipeline, ...], tuple[Move, ...], dict[int, set[int]]],
+) -> None:
+    plan, pipelines, _, _ = made
+    groups = groups_by_hand(plan, pipelines)
+    for worker in (*plan.workers, 1000):
+        assert plan.groups_of.get(worker, ()) == tuple(g for g, (workers, _, _) in enumerate(groups) if worker in workers)
+
+
+@given(valid_plans())
 def test_a_plan_is_read_as_it_was_composed(
     made: tuple[Plan, tuple[Pipeline, ...], tuple[Move, ...], dict[int, set[int]]],
 ) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, islice
 
-from odyssey.pipelines import Pipeline, Stage, blocks_of, holders_by_layer
+from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction, Route, Schedule, StateFrom, move_runs
 from odyssey.plan_proof import prove
 from perfmodel.costs import Costs
@@ -84,14 +85,14 @@ def compose(
 
 
 def reductions(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[Reduction, ...]:
-    """One for all layers and ties of equal holders."""
-    holders = holders_by_layer(stages.values(), n_layers)
-    units: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
-    for layer, workers in enumerate(holders):
-        units.setdefault(workers, ([], []))[0].append(layer)
+    """One for all layers and ties of equal holders, who are those of some spans."""
+    spans = {(stage.first, stage.stop) for stage in stages.values()}
+    holders = [frozenset(span for span in spans if span[0] <= layer < span[1]) for layer in range(n_layers)]
+    units: dict[frozenset[Span], tuple[list[int], list[int]]] = {}
+    for layer, its in enumerate(holders):
+        units.setdefault(its, ([], []))[0].append(layer)
     for t, tie in enumerate(ties):
-        union = tuple(sorted({worker for layer in tie for worker in holders[layer]}))
-        units.setdefault(union, ([], []))[1].append(t)
+        units.setdefault(frozenset().union(*(holders[layer] for layer in tie)), ([], []))[1].append(t)
     return tuple(Reduction(tuple(layers), tuple(tied)) for layers, tied in units.values())
 
 
@@ -108,17 +109,18 @@ def assign(situation: Situation, slots: Sequence[Slot], workers: Sequence[int]) 
         return list(workers[: len(slots)])
     held = situation.held
     nothing: frozenset[int] = frozenset()
+    layers_of = {span: frozenset(range(*span)) for span in {(first, stop) for first, stop, _ in slots}}
     free = dict.fromkeys(workers)
     chosen: dict[int, int] = {}
     for i, (first, stop, preferred) in enumerate(slots):
-        if preferred in free and preferred is not None and held.get(preferred, nothing).issuperset(range(first, stop)):
+        if preferred in free and preferred is not None and held.get(preferred, nothing) >= layers_of[first, stop]:
             chosen[i] = preferred
             del free[preferred]
     by_layers: dict[frozenset[int], list[int]] = {}
     for worker in reversed(free):
         by_layers.setdefault(held.get(worker, nothing), []).append(worker)
     for i, (first, stop, _) in enumerate(slots):
-        if i not in chosen and (exact := by_layers.get(frozenset(range(first, stop)))):
+        if i not in chosen and (exact := by_layers.get(layers_of[first, stop])):
             chosen[i] = exact.pop()
             del free[chosen[i]]
     left = [i for i in range(len(slots)) if i not in chosen]
@@ -184,6 +186,7 @@ def _transported(cost: Sequence[Sequence[int]], rows: Sequence[int], columns: Se
     return [[round(n) for n in row] for row in solved.x.reshape(len(rows), len(columns))]
 
 
+@lru_cache(maxsize=1 << 14)
 def span_of(layers: frozenset[int]) -> Span:
     """The range that a worker holds; workers hold contiguous ranges, of anything else the part from its first layer on."""
     if not layers:

@@ -51,7 +51,7 @@ def layouts(
     chosen: list[tuple[int, ...]] = []
     seen: set[object] = set()
     for _, _, lengths in scored:
-        kind: object = frozenset(lengths) if n_workers <= EXHAUSTIVE_WORKERS else max(lengths, key=lengths.count)
+        kind: object = frozenset(lengths) if n_workers <= EXHAUSTIVE_WORKERS else Counter(lengths).most_common(1)[0][0]
         if rooms and n_workers <= EXHAUSTIVE_WORKERS:
             kind = lengths
         if kind not in seen:

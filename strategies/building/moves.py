@@ -37,21 +37,23 @@ def moves(situation: Situation, needed: Mapping[int, Stage]) -> tuple[Move, ...]
     """What each worker lacks of its stage, from those that hold it, in the order in which it is sent. A layer that nobody holds
     is left out."""
     held, nothing = situation.held, frozenset[int]()
+    spans = {(stage.first, stage.stop) for stage in needed.values()}
+    layers_of = {span: frozenset(range(*span)) for span in spans}
     missing: list[tuple[int, int]] = []
     for target in sorted(needed):
         stage, has = needed[target], held.get(target, nothing)
-        if not has.issuperset(stage.layers):
+        if not has >= layers_of[stage.first, stage.stop]:
             missing += [(layer, target) for layer in stage.layers if layer not in has]
     if not missing:
         return ()
-    costs = Costs(situation.profile, situation.node_of)
+    costs = situation.costs
     chosen = _Sources(costs, missing, situation).choose()
     return _Order(chosen, costs).first() if len(chosen) <= MOST_PLACED else tuple(chosen)
 
 
 def improved(first: tuple[Move, ...], situation: Situation) -> tuple[Move, ...]:
     """The same layers for the same workers in less time, if more effort finds how."""
-    costs = Costs(situation.profile, situation.node_of)
+    costs = situation.costs
     order = _Order(first, costs)
     end_s = max(move_ends(first, costs).values())
     sources = _Sources(costs, [(move.layer, move.target) for move in first], situation)
@@ -65,30 +67,6 @@ def improved(first: tuple[Move, ...], situation: Situation) -> tuple[Move, ...]:
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------
-
-
-class _Near:
-    """Who holds a layer on a host. Most hosts of a large job are alike: what the workers of one hold, one after the other."""
-
-    def __init__(self, situation: Situation, costs: Costs) -> None:
-        nothing: frozenset[int] = frozenset()
-        self._workers: dict[int, list[int]] = {}
-        for worker in sorted(situation.alive):
-            self._workers.setdefault(costs.host(worker), []).append(worker)
-        known: dict[tuple[frozenset[int], ...], dict[int, list[int]]] = {}
-        self._places: dict[int, dict[int, list[int]]] = {}
-        for host, workers in self._workers.items():
-            held = tuple(situation.held.get(worker, nothing) for worker in workers)
-            if held not in known:
-                known[held] = {layer: [i for i, its in enumerate(held) if layer in its] for layer in nothing.union(*held)}
-            self._places[host] = known[held]
-
-    def holders(self, layer: int, host: int) -> list[int]:
-        """Survivors, ascending."""
-        if host not in self._workers:
-            return []
-        workers = self._workers[host]
-        return [workers[i] for i in self._places[host].get(layer, ())]
 
 
 class _Sources:
@@ -105,9 +83,10 @@ class _Sources:
             for layer in {layer for layer, _ in self._missing}
         }
         """Of each layer no more holders than there are moves."""
-        near = _Near(situation, costs)
         places = {(layer, host[target]) for layer, target in self._missing}
-        self._on_host = {place: [(0.0, worker) for worker in workers] for place in places if (workers := near.holders(*place))}
+        self._on_host = {
+            place: [(0.0, worker) for worker in workers] for place in places if (workers := situation.near.holders(*place))
+        }
         self._in_turn: dict[int | tuple[int, int], deque[int]] = {}
         """By layer, and by layer and host: holders that may have time, whose turn it is first."""
         self._busy: dict[Resource, float] = {}

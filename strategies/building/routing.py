@@ -47,7 +47,7 @@ def routed(
     assert before is not None
     shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
     samples = [pipeline.n_samples for pipeline in before.pipelines]
-    costs = Costs(situation.profile, situation.node_of)
+    costs = situation.costs
     stages = cut(stages)
     routing = _Routing(before, stages, costs)
     if routing.problem:
@@ -261,7 +261,7 @@ def _whole_s(before: Plan, costs: Costs) -> float:
     alike: dict[object, int] = {}
     for p, its in enumerate(before.pipelines):
         if its.is_complete:
-            kind = (len(its.micro_batches), tuple((stage.first, stage.stop) for stage in its.stages))
+            kind = (len(its.micro_batches), its.ranges)
             alike.setdefault(kind, p)
     found = [cell_cost(before, costs, plain_cell(before, p, costs)) for p in alike.values()]
     return max((max(cost.computed_s) for cost in found), default=0.0)

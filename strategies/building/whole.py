@@ -17,7 +17,7 @@ def exact(plan: Plan, profile: Profile) -> Plan:
         return plan
     n_whole = -(-plan.global_batch // plan.micro_batch)
     shapes = shapes_of(profile, n_whole)
-    rows = [shapes.shape(tuple((stage.first, stage.stop) for stage in its.stages)) for its in plan.pipelines]
+    rows = [shapes.shape(its.ranges) for its in plan.pipelines]
     shares = distribute(rows, n_whole)
     assert shares is not None, "who cuts micro-batches has had a whole one for each pipeline"
     found, first = [], 0

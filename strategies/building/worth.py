@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from perfmodel.costs import Costs
 from strategies.building.closed_form import Ranges, Shape, distribute
 from strategies.building.compose import Span, lacking_bytes, span_of
 from strategies.building.hosts import apart, rooms_of
@@ -44,7 +43,7 @@ class Worth:
 
     def __init__(self, situation: Situation, shapes: Shapes) -> None:
         self.situation, self.shapes = situation, shapes
-        self.costs = costs = Costs(situation.profile, situation.node_of)
+        self.costs = costs = situation.costs
         alive = sorted(situation.alive)
         self.host = dict(zip(alive, costs.hosts(alive), strict=True))
         self.rooms = rooms_of(situation.profile.cluster, self.host.values())

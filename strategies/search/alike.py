@@ -236,7 +236,7 @@ def _rows(plan: Plan, everyone: Iterable[int]) -> list[tuple[int, Row]]:
     for p, pipeline in enumerate(plan.pipelines):
         kind: object = p
         if p not in special and pipeline.is_complete:
-            ranges = tuple((stage.first, stage.stop) for stage in pipeline.stages)
+            ranges = pipeline.ranges
             kind = ranges, len(pipeline.micro_batches), plan.samples_of(p)
         rows.append((kinds.setdefault(kind, len(kinds)), tuple(stage.worker for stage in pipeline.stages)))
     idle = kinds.setdefault("idle", len(kinds))

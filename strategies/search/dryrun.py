@@ -184,7 +184,7 @@ def _kinds(profile: Profile, plan: Plan, node_of: Mapping[int, int] | None) -> d
         workers = [stage.worker for stage in pipeline.stages if stage.worker is not None]
         hosts = [(node_of or {}).get(worker, worker // cluster.ranks_per_node) // cluster.nodes_per_host for worker in workers]
         kind: object = (
-            tuple((stage.first, stage.stop) for stage in pipeline.stages),
+            pipeline.ranges,
             len(pipeline.micro_batches),
             plan.n_samples(pipeline.stop_micro_batch - 1),
             tuple(a == b for a, b in pairwise(hosts)),

@@ -23,7 +23,6 @@ from msgspec.structs import replace
 
 from odyssey.plan import Estimate, Plan
 from perfmodel.checkpointing import redone_s
-from perfmodel.costs import Costs
 from perfmodel.objective import After, expected_rate, useful_rate
 from perfmodel.reliability import ExpectedChange
 from strategies.building.compose import n_micro_batches_of
@@ -53,14 +52,8 @@ def holders(situation: Situation, plan: Plan) -> Outlook:
     """Only how many hold each layer, without what the next loss would cost."""
     groups = [group.workers for group in plan.reduce if group.layers]
     fewest = min(len(workers) for workers in groups)
-    node_of = _node_of(situation, plan)
-    return Outlook(fewest, min(len({node_of[worker] for worker in workers}) for workers in groups))
-
-
-def _node_of(situation: Situation, plan: Plan) -> dict[int, int]:
-    """Of all ranks of a plan, those too that it spawns."""
-    per_node = situation.profile.cluster.ranks_per_node
-    return {worker: situation.node_of.get(worker, worker // per_node) for worker in (*plan.workers, *plan.idle)}
+    node = situation.costs.node
+    return Outlook(fewest, min(len(set(map(node.__getitem__, workers))) for workers in groups))
 
 
 def closed_step_s(situation: Situation, n_left: int) -> float | None:
@@ -101,7 +94,7 @@ class Ahead:
         """`step_of`: seconds of a step in the best layout for so many workers, None if there is none."""
         self._situation = situation
         self._step_of = step_of
-        self._costs = Costs(situation.profile, situation.node_of)
+        self._costs = situation.costs
 
     def with_outlook(self, candidate: Candidate) -> Candidate:
         plan, estimate = candidate.plan, candidate.estimate
@@ -112,8 +105,8 @@ class Ahead:
 
     def next_losses(self, plan: Plan, estimate: Estimate) -> list[tuple[float, int, Then]]:
         """What may be lost next: the share of it, how many ranks it leaves, and what follows."""
-        node_of = _node_of(self._situation, plan)
-        last_holders, last_nodes = _last(plan, node_of)
+        node = self._costs.node
+        last_holders, last_nodes = _last(plan, node)
         everyone = (*plan.workers, *plan.idle)
         n = len(everyone)
         rank = (1 - NODE_SHARE) / n
@@ -123,8 +116,8 @@ class Ahead:
             (rank * (len(plan.workers) - len(last_holders)), n - 1, self._survived(plan, estimate)),
             (rank * len(last_holders), n - 1, self.ended(estimate, n - 1)),
         ]
-        sizes = Counter(node_of[worker] for worker in everyone)
-        at_work = {node_of[worker] for worker in plan.workers}
+        sizes = Counter(map(node.__getitem__, everyone))
+        at_work = set(map(node.__getitem__, plan.workers))
         kinds = Counter((size, node in last_nodes, node in at_work) for node, size in sizes.items())
         for (size, is_last, works), count in sorted(kinds.items()):
             then = self.ended(estimate, n - size) if is_last else self.regrouped(plan, estimate, n - size)
@@ -169,13 +162,13 @@ class Ahead:
         return recovery.detect_s + recovery.pause_s + parts.groups_s + moves_s + recovery.warm_up_s + parts.rest_s
 
 
-def _last(plan: Plan, node_of: Mapping[int, int]) -> tuple[set[int], set[int]]:
+def _last(plan: Plan, node: Mapping[int, int]) -> tuple[set[int], set[int]]:
     """Workers that alone hold some layer, and nodes that do."""
     workers: set[int] = set()
     nodes: set[int] = set()
     for group in plan.reduce:
         if group.layers:
-            on = {node_of[worker] for worker in group.workers}
+            on = set(map(node.__getitem__, group.workers))
             workers.update(group.workers if len(group.workers) == 1 else ())
             nodes.update(on if len(on) == 1 else ())
     return workers, nodes

@@ -18,7 +18,6 @@ import strategies
 from odyssey.errors import PlanError, StateLost, UsageError
 from odyssey.plan import Transition, move_runs
 from odyssey.plan_proof import prove
-from perfmodel.costs import Costs
 from perfmodel.moving import moves_s
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
@@ -149,17 +148,16 @@ def check_holders(situation: Situation) -> None:
 
 
 def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candidate]:
-    costs = Costs(situation.profile, situation.node_of)
 
     def priced(proposal: Proposal) -> Candidate:
-        return _priced(situation, costs, proposal)
+        return _priced(situation, proposal)
 
     candidates = [priced(proposal) for proposal in proposals]
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
-    cut = uneven(situation, costs, changes, priced)
+    cut = uneven(situation, situation.costs, changes, priced)
     candidates += cut
     changes += cut
-    candidates += split(situation, costs, changes, priced)
+    candidates += split(situation, situation.costs, changes, priced)
     if situation.aim.objective is Objective.AHEAD:
         candidates = outlooks(situation, candidates)
     else:
@@ -174,10 +172,10 @@ def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candida
         else candidate
         for candidate in candidates
     ]
-    return _with_reasons(_with_better_moves(situation, costs, valued), aim)
+    return _with_reasons(_with_better_moves(situation, valued), aim)
 
 
-def _with_better_moves(situation: Situation, costs: Costs, candidates: list[Candidate]) -> list[Candidate]:
+def _with_better_moves(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
     """The one that is to be taken with more thought on its moves, by which it can only gain, and with their proof."""
     aim = situation.aim
     first = min(candidates, key=lambda candidate: _rank(candidate, aim), default=None)
@@ -186,23 +184,25 @@ def _with_better_moves(situation: Situation, costs: Costs, candidates: list[Cand
     plan, better = first.plan, first
     if plan.moves:
         moves = improved(plan.moves, situation)
-        parts = replace(first.estimate.transition, moves_s=situation.profile.recovery.moves_scale * moves_s(moves, costs))
+        scale = situation.profile.recovery.moves_scale
+        parts = replace(first.estimate.transition, moves_s=scale * moves_s(moves, situation.costs))
         plan = replace(plan, move_runs=move_runs(moves))
         better = _valued(replace(first, plan=plan), parts, situation.change, aim)
     try:
         prove(plan, situation.held)
     except PlanError as error:
         others = [candidate for candidate in candidates if candidate is not first]
-        return [*_with_better_moves(situation, costs, others), Candidate(first.strategy, None, first.estimate, error.what)]
+        return [*_with_better_moves(situation, others), Candidate(first.strategy, None, first.estimate, error.what)]
     return [better if candidate is first else candidate for candidate in candidates]
 
 
-def _priced(situation: Situation, costs: Costs, proposal: Proposal) -> Candidate:
+def _priced(situation: Situation, proposal: Proposal) -> Candidate:
     plan = proposal.plan
     if plan is None:
         return Candidate(proposal.strategy, None, None, proposal.reason)
     try:
-        priced = price_in_detail(plan, costs, seconds_to_change=situation.seconds_to_change, search_s=situation.search_s)
+        change_s, search_s = situation.seconds_to_change, situation.search_s
+        priced = price_in_detail(plan, situation.costs, seconds_to_change=change_s, search_s=search_s)
     except PlanError as error:
         return Candidate(proposal.strategy, None, None, error.what)
     estimate = priced.estimate

@@ -85,10 +85,8 @@ def _cut(pipelines: Sequence[Pipeline], samples: Sequence[int], micro_batch: int
 
 
 def _shape(shapes: Shapes, costs: Costs, pipeline: Pipeline) -> Shape:
-    hosts = [costs.host(stage.worker) for stage in pipeline.stages if stage.worker is not None]
-    return shapes.shape(
-        tuple((stage.first, stage.stop) for stage in pipeline.stages), tuple(a != b for a, b in pairwise(hosts))
-    )
+    hosts = costs.hosts(pipeline.workers)
+    return shapes.shape(pipeline.ranges, tuple(a != b for a, b in pairwise(hosts)))
 
 
 def _by_sample(shape: Shape, micro_batch: int) -> Shape:

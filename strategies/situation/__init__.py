@@ -10,6 +10,7 @@ from functools import cached_property
 import msgspec
 
 from odyssey.plan import Estimate, Plan
+from perfmodel.costs import Costs
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
 from perfmodel.spread import Spread
@@ -79,6 +80,16 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
         return ExpectedChange(self.seconds_to_change, n_behind=self.n_behind)
 
     @cached_property
+    def costs(self) -> Costs:
+        """Of its profile, on workers where they are."""
+        return Costs(self.profile, self.node_of)
+
+    @cached_property
+    def near(self) -> Near:
+        """Who holds a layer on a host."""
+        return Near(self)
+
+    @cached_property
     def holders(self) -> Mapping[int, Sequence[int]]:
         """Of each layer that somebody holds, the survivors that do, ascending."""
         found: dict[int, list[int]] = {}
@@ -89,6 +100,31 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
             for layer in layers:
                 found.setdefault(layer, []).extend(workers)
         return {layer: sorted(workers) for layer, workers in found.items()}
+
+
+class Near:
+    """Who holds a layer on a host. Most hosts of a large job are alike: what the workers of one hold, one after the other."""
+
+    def __init__(self, situation: Situation) -> None:
+        nothing: frozenset[int] = frozenset()
+        self._workers: dict[int, list[int]] = {}
+        alive = sorted(situation.alive)
+        for worker, host in zip(alive, situation.costs.hosts(alive), strict=True):
+            self._workers.setdefault(host, []).append(worker)
+        known: dict[tuple[frozenset[int], ...], dict[int, list[int]]] = {}
+        self._places: dict[int, dict[int, list[int]]] = {}
+        for host, workers in self._workers.items():
+            held = tuple([situation.held.get(worker, nothing) for worker in workers])
+            if held not in known:
+                known[held] = {layer: [i for i, its in enumerate(held) if layer in its] for layer in nothing.union(*held)}
+            self._places[host] = known[held]
+
+    def holders(self, layer: int, host: int) -> list[int]:
+        """Survivors, ascending."""
+        if host not in self._workers:
+            return []
+        workers = self._workers[host]
+        return [workers[i] for i in self._places[host].get(layer, ())]
 
 
 class Proposal(msgspec.Struct, frozen=True):
