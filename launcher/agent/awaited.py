@@ -2,7 +2,7 @@
 
 A rank's script is its own until it builds its Job, and again when it has ended, so there only a rank that is stopped is late;
 and only where it is known to be a Job's, because others have joined. In between, health/job_hangs.py asks. The store matters
-while groups are built on it, or other agents look for this one.
+while groups are built on it, or other agents look for this one; else where somebody waits for one that is stopped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Awaited:
         state = self._coordination.state
         yield from self._ranks(state)
         pid = self._store.pid
-        if pid is not None and (self._quorum.is_waiting or needs_store(state)):
+        if pid is None:
+            return
+        if not self._quorum.is_waiting and not needs_store(state):  # a script may use it at any time
+            yield Wait("the store", "ranks meet there", pid, self._store_is_late, quiet=True)
+        else:
             is_asked = self._store.is_asked
             why, idle_s = ("connections wait for it", STORE_IDLE_S) if is_asked else ("ranks meet there", math.inf)
             yield Wait("the store", why, pid, self._store.end, idle_s, quiet=True)
@@ -74,6 +78,10 @@ class Awaited:
                 pid, seen = found
                 late = partial(self._is_late, rank) if may_be_lost else None
                 yield Wait(rank, why, pid, late, quiet=quiet, seen=seen or Vitals("S", 0.0))
+
+    def _store_is_late(self, what: str) -> None:
+        if self._store.is_asked:
+            self._store.end(what)
 
     def _is_late(self, rank: int, what: str) -> None:
         self._cluster.kill_rank(rank, Cause(CauseKind.HANG, what))
