@@ -53,6 +53,10 @@ class Cluster:
         assert reference.largest_difference(expected, result["state"]["model"]) < exactness.TOLERANCE
         assert all(abs(losses[step] - loss) < exactness.TOLERANCE for step, loss in result["losses"].items())
 
+    def log(self, i: int) -> str:
+        """What the job's log of host i has so far."""
+        return "".join(path.read_text() for path in (self.folder / f"logs{i}").glob("*/events.jsonl"))
+
     def lines(self) -> str:
         return "".join(f"h{i}: {line}" for i, agent in self.agents.items() for line in agent.lines)
 
