@@ -98,8 +98,8 @@ def _is_tracker(pid: int) -> bool:
 # -- when the agent itself is killed -----------------------------------------------------------------------------------
 
 
-_FORGET = b"forget\n"
-"""To the reaper: the signals that wait at it have been seen."""
+_FORGET = b"forget "
+"""To the reaper: this signal, which waits at it, has been seen. Another one may have come since."""
 
 
 class Reaper:
@@ -128,8 +128,9 @@ class Reaper:
 
     def witnessed(self) -> frozenset[int]:
         """Signals that were sent to it since it was last asked: to all processes below the agent, ranks as well."""
-        if found := proc.pending(self._pid):
-            self._write(_FORGET)
+        found = proc.pending(self._pid)
+        for number in found:
+            self._write(_FORGET + b"%d\n" % number)
         return found
 
     def _write(self, data: bytes) -> None:
@@ -153,14 +154,16 @@ def _reaper(pipe: int, marker: str) -> None:
         os.dup2(quiet, target)
     os.dup2(pipe, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    told, n_forgotten = b"", 0
+    rest = b""
+    ranks: set[int] = set()
     while data := os.read(3, 1 << 12):  # ended by the agent's end, or by `close`
-        told += data
-        if told.count(_FORGET) > n_forgotten:
-            n_forgotten = told.count(_FORGET)
-            while signal.sigtimedwait(signal.valid_signals(), 0) is not None:
-                pass
-    ranks = {int(line) for line in told.replace(_FORGET, b"").split()}
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(_FORGET):
+                while signal.sigtimedwait({int(line.removeprefix(_FORGET))}, 0) is not None:
+                    pass
+            else:
+                ranks.add(int(line))
     began = time.monotonic()
     while left := [pid for pid, session in family().sessions.items() if session in ranks or _has_marker(pid, marker)]:
         passed_s = time.monotonic() - began

@@ -340,7 +340,7 @@ class Member:
             self._lost(why)
 
     def _lost(self, why: str) -> None:
-        if not self._successors.has_begun and self._search.knows_others:
+        if self._local.code is None and not self._successors.has_begun and self._search.knows_others:
             self._is_taken_by_nobody(why)
             return
         self._processes.kill_all()
