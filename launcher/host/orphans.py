@@ -169,7 +169,7 @@ def _reaper(pipe: int, marker: str) -> None:
         passed_s = time.monotonic() - began
         if passed_s > STUCK_S:
             return
-        rest = [pid for pid in left if passed_s > TRACKER_S or not _is_tracker(pid)]
-        for pid in rest:
+        due = [pid for pid in left if passed_s > TRACKER_S or not _is_tracker(pid)]
+        for pid in due:
             kill(pid)
         time.sleep(0.01 if passed_s < TRACKER_S else 0.2)
