@@ -70,6 +70,11 @@ class AgentLink:
             except Malformed as error:
                 print(f"odyssey: the agent sent what is no order: {error}", file=sys.stderr, flush=True)
                 _end_self()
+            except Exception:  # a rank that is deaf would hold up all others: it is lost instead, and they go on
+                print("odyssey: this rank cannot go on, please report this bug:", file=sys.stderr)
+                traceback.print_exc()
+                sys.stderr.flush()
+                _end_self()
 
 
 _link: AgentLink | None = None

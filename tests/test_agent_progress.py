@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+import pytest
+
 from launcher.health import job_hangs
 from launcher.health.job_hangs import JobHangs
-from launcher.host.proc import Vitals
+from launcher.health.life import IDLE_S, STOPPED_S
+from launcher.health.stalls import Sample
 from odyssey.messages import Pong
 from tests.fake_loop import FakeLoop
 
@@ -13,7 +18,7 @@ WAITS = Pong(0, "step 3", "1F3<0", True, 11.0)
 
 
 class Scene:
-    """A Progress whose ranks answer what `answers` says, and use no processor."""
+    """A JobHangs whose ranks answer what `answers` says, and use what `uses` says."""
 
     def __init__(self, answers: dict[int, Pong], silent: int = 0) -> None:
         self.loop = FakeLoop()
@@ -23,7 +28,9 @@ class Scene:
         self.told: list[tuple[float, str]] = []
         self.hung: list[int] = []
         self.apart: list[tuple[int, str]] = []
-        self.progress = JobHangs(self.loop, self._ping, self._hang, self._tell, self._part, lambda rank: Vitals("S", 1.0))
+        self.uses: Callable[[int], Sample] = lambda rank: Sample(1.0, 0)
+        self.stuck: list[str] = []
+        self.progress = JobHangs(self.loop, self._ping, self._sample, self._hang, self._tell, self._part, self.stuck.append)
 
     def _ping(self, number: int) -> frozenset[int]:
         self.n_asked += 1
@@ -31,6 +38,9 @@ class Scene:
             answer = Pong(number, pong.unit, pong.where, pong.waiting, pong.since_s)
             self.loop.later(0.0, lambda rank=rank, answer=answer: self.progress.pong(rank, answer))
         return frozenset(range(len(self.answers) + self.silent))
+
+    def _sample(self, ranks: Iterable[int], done: Callable[[dict[int, Sample]], None]) -> None:
+        done({rank: self.uses(rank) for rank in ranks})
 
     def _hang(self, rank: int, text: str) -> None:
         self.hung.append(rank)
@@ -44,7 +54,7 @@ class Scene:
 
 def test_ranks_are_asked_early_and_people_told_every_ten_seconds_from_the_tenth_on() -> None:
     scene = Scene({0: BUSY, 1: WAITS})
-    scene.progress.expect(0.05)
+    scene.progress.expect(0.05, together=True)
     scene.loop.pass_s(9.9)
     assert scene.n_asked >= 2 and scene.told == []
     scene.loop.pass_s(25.0)
@@ -56,7 +66,7 @@ def test_ranks_are_asked_early_and_people_told_every_ten_seconds_from_the_tenth_
 
 def test_long_steps_give_more_time() -> None:
     scene = Scene({0: BUSY})
-    scene.progress.expect(0.05)
+    scene.progress.expect(0.05, together=True)
     scene.progress.made(3.0)
     scene.loop.pass_s(29.0)
     assert scene.told == []
@@ -66,18 +76,78 @@ def test_long_steps_give_more_time() -> None:
 
 def test_progress_starts_the_silence_anew() -> None:
     scene = Scene({0: BUSY})
-    scene.progress.expect(0.05)
+    scene.progress.expect(0.05, together=True)
     for _ in range(8):
         scene.loop.pass_s(6.0)
         scene.progress.made(0.05)
     assert scene.told == []
 
 
-def test_a_silent_rank_without_a_processor_is_hung_within_seconds() -> None:
+def test_a_silent_rank_that_shows_no_life_is_hung_in_the_end() -> None:
     scene = Scene({0: WAITS}, silent=1)
-    scene.progress.expect(0.05)
-    scene.loop.pass_s(2.5)
+    scene.progress.expect(0.05, together=True)
+    scene.loop.pass_s(IDLE_S)
+    assert scene.hung == []
+    scene.loop.pass_s(5.0)
+    assert scene.hung == [1]
+
+
+def test_a_silent_rank_that_is_stopped_is_hung_within_seconds() -> None:
+    scene = Scene({0: WAITS}, silent=1)
+    scene.uses = lambda rank: Sample(1.0, 0, is_stopped=rank == 1)
+    scene.progress.expect(0.05, together=True)
+    scene.loop.pass_s(STOPPED_S + 3.5)
     assert scene.hung == [1] and scene.told == []
+
+
+@pytest.mark.parametrize("sign", ["computes", "waits for a disk"])
+def test_a_silent_rank_that_lives_is_waited_for_however_long_it_takes(sign: str) -> None:
+    scene = Scene({0: WAITS}, silent=1)
+    scene.uses = lambda rank: Sample(scene.loop.now if sign == "computes" else 1.0, 0, is_held_up=sign != "computes")
+    scene.progress.expect(0.05, together=True)
+    scene.loop.pass_s(10_000.0)
+    assert scene.hung == [] and scene.stuck == []
+    assert "rank 1 lives but does not answer" in scene.told[-1][1]
+
+
+def test_a_silent_rank_of_which_nothing_is_known_is_not_hung() -> None:
+    scene = Scene({0: WAITS}, silent=1)
+    scene.progress._sample = lambda ranks, done: done({})
+    scene.progress.expect(0.05, together=True)
+    scene.loop.pass_s(1000.0)
+    assert scene.hung == []
+
+
+def test_an_agent_that_was_away_itself_gives_the_others_their_time_again() -> None:
+    scene = Scene({0: WAITS}, silent=1)
+    scene.progress.expect(0.05, together=True)
+    scene.loop.pass_s(IDLE_S)
+    scene.loop.now += 1000.0
+    scene.loop.pass_s(IDLE_S - 1.0)
+    assert scene.hung == []
+    scene.loop.pass_s(3.0)
+    assert scene.hung == [1]
+
+
+def test_ranks_that_all_wait_for_each_other_wait_in_vain() -> None:
+    scene = Scene({0: WAITS, 1: WAITS})
+    scene.progress.expect(0.05, together=True)
+    scene.loop.pass_s(IDLE_S)
+    assert scene.stuck == []
+    scene.loop.pass_s(8.0)
+    assert len(scene.stuck) == 1 and "all that answer wait for each other" in scene.stuck[0]
+
+
+@pytest.mark.parametrize("what", ["one computes", "data is on its way", "they pause", "the price is longer", "one goes on"])
+def test_ranks_that_wait_for_something_do_not_wait_in_vain(what: str) -> None:
+    scene = Scene({0: WAITS, 1: BUSY if what == "one computes" else WAITS})
+    scene.uses = lambda rank: Sample(scene.loop.now if what == "data is on its way" else 1.0, 0)
+    scene.progress.expect(100.0 if what == "the price is longer" else 0.05, together=what != "they pause")
+    for n in range(40):
+        scene.loop.pass_s(10.0)
+        if what == "one goes on":
+            scene.answers[1] = Pong(0, "step 3", f"1F{n}<0", True, 1.0)
+    assert scene.stuck == []
 
 
 def test_when_all_wait_that_is_said() -> None:
@@ -94,7 +164,7 @@ def test_when_all_wait_that_is_said() -> None:
 def test_ranks_that_wait_for_each_other_in_different_units_are_told_apart() -> None:
     odd = Pong(0, "evaluate before step 3", "commit", True, 3.0)
     scene = Scene({0: WAITS, 1: odd, 2: WAITS})
-    scene.progress.expect(0.05)
+    scene.progress.expect(0.05, together=True)
     scene.loop.pass_s(20.0)
     assert scene.apart[0] == (1, "it waits in evaluate before step 3, while ranks 0 and 2 in step 3")
 
@@ -102,6 +172,6 @@ def test_ranks_that_wait_for_each_other_in_different_units_are_told_apart() -> N
 def test_ranks_in_different_units_of_which_one_works_are_left_alone() -> None:
     busy = Pong(0, "evaluate before step 3", "evaluation of micro-batch 2", False, 3.0)
     scene = Scene({0: WAITS, 1: busy})
-    scene.progress.expect(0.05)
+    scene.progress.expect(0.05, together=True)
     scene.loop.pass_s(60.0)
     assert scene.apart == []

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.health import waits
+from launcher.health import life, waits
 from launcher.joblog.events import Event, Note, PlanChosen, RankFinished, RankJoined, RankLost, RankStarted, StoreLost
 from launcher.options import RunOptions
 from tests.agent_runs import TRAIN, Ran, nothing_left
@@ -44,7 +44,7 @@ if {when!r} == "before it finishes":
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The waits are shortened; test_waits.py has them as they are."""
     monkeypatch.setattr(waits, "LOOK_S", 0.25)
-    monkeypatch.setattr(waits, "STOPPED_S", 0.5)
+    monkeypatch.setattr(life, "STOPPED_S", 0.5)
 
 
 @pytest.fixture(scope="module")

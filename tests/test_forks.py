@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.coordinator.rank_assignment import RankAssignment
-from launcher.health import waits
+from launcher.health import life, waits
 from launcher.health.waits import Waits
 from launcher.host.kernel import set_subreaper
 from launcher.host.loop import Loop
@@ -200,7 +200,7 @@ def test_a_zygote_that_is_killed_while_it_forks_leaves_each_rank_once(starts: Ca
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The waits are shortened; test_waits.py has them as they are."""
     monkeypatch.setattr(waits, "LOOK_S", 0.1)
-    monkeypatch.setattr(waits, "STOPPED_S", 0.3)
+    monkeypatch.setattr(life, "STOPPED_S", 0.3)
 
 
 @pytest.mark.usefixtures("soon")

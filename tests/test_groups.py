@@ -54,7 +54,7 @@ signal.pause()
 SENDER = """
 import sys, threading, torch
 from odyssey.runtime import groups
-groups.TIMEOUT, groups.END_S = groups.NO_LIMIT, 1e6
+groups.FORGOTTEN, groups.END_S = groups.NO_LIMIT, 1e6
 mine = groups.Groups(sys.argv[1], 1, (0, 1), (), (), 0, torch.device("cpu"))
 mine.build()
 mine.wait(mine.receive(torch.zeros(1), 1, 2).wait)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.health import waits
-from launcher.health.waits import STOPPED_S, TELL_S, Wait, Waits
+from launcher.health.life import STOPPED_S
+from launcher.health.waits import TELL_S, Wait, Waits
 from launcher.host.proc import Vitals, vitals
 from tests.fake_loop import FakeLoop
 
@@ -88,7 +89,7 @@ def test_who_has_only_to_answer_is_late_when_it_uses_no_processor(sleeper: int, 
     scene = Scene(Wait("the zygote", "it imports torch", sleeper, late.append, idle_s=20.0))
     for _ in range(3):
         scene.loop.pass_s(19.0)
-        used_s += 0.01
+        used_s += 0.3
     assert late == []
     scene.loop.pass_s(21.0)
     assert late == ["has used no processor for 20 s"]

@@ -12,6 +12,7 @@ from launcher.failures.root_cause import RankEnd, root
 from launcher.joblog.events import AgentInfo, Event
 from launcher.options import RunOptions
 from odyssey.messages import Result, position_after
+from odyssey.plan import Transition
 
 
 class Coordination:
@@ -87,6 +88,13 @@ class Coordination:
         """By the plan in force, where it has an estimate."""
         plan = self.state.plan if isinstance(self.state, JobState) else None
         return plan.estimate.step_s if plan is not None and plan.estimate is not None else None
+
+    @property
+    def expected_move_s(self) -> float:
+        """From now until the ranks of the next plan are ready, as it is priced, and a second."""
+        plan = self.state.next_plan if isinstance(self.state, JobState) else None
+        priced = plan.estimate.transition if plan is not None and plan.estimate is not None else Transition()
+        return 1.0 + priced.groups_s + priced.moves_s
 
     @property
     def first_step(self) -> int:

@@ -31,7 +31,7 @@ from launcher.processes.local_agent import LocalAgent
 from odyssey.errors import OdysseyError
 from odyssey.messages import Command, Measure, Pause, Prepare
 
-MOVE_S, MEASURE_S = 1.0, 2.0
+PAUSE_S, MEASURE_S = 0.0, 2.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""
 
 
@@ -99,18 +99,19 @@ class Executor:
     def _send(self, rank: int, order: Command) -> None:
         if isinstance(order, Pause):
             gc.disable()  # until Go: a collection takes as long as a recovery
-            self._hangs.stop()  # the coordinator's deadline holds
+            self._hangs.expect(PAUSE_S, together=False)
         elif isinstance(order, Prepare):
-            self._hangs.expect(MOVE_S)
+            self._hangs.expect(self._coordination.expected_move_s, together=True)
         self._orders.send(rank, order)
 
     def _measure(self, action: StartMeasure) -> None:
-        self._hangs.expect(MEASURE_S)
+        self._hangs.expect(MEASURE_S, together=True)
         order = Measure(action.generation, action.chain, "")
         for rank in self._planner.measure(action):
             self._orders.send(rank, order)
 
     def _propose(self, ask: Propose) -> None:
+        self._hangs.stop()  # nothing is expected of ranks until all of the next plan are there
         try:
             self._local.news.event(self._planner.propose(ask), generation=ask.generation)
         except OdysseyError as error:
@@ -133,6 +134,6 @@ class Executor:
         gc.enable()
         expected_s = self._coordination.expected_step_s
         expected_s = 1.0 if expected_s is None else expected_s
-        self._hangs.expect(expected_s)
+        self._hangs.expect(expected_s, together=True)
         self._faults.on_step(self._coordination.first_step, expected_s)
         self._planner.went(started)

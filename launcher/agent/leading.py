@@ -35,7 +35,7 @@ from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
-from launcher.joblog.events import AgentInfo, Cause, CauseKind, RankFailed, Suspected
+from launcher.joblog.events import AgentInfo, Cause, CauseKind, ConnectionLost, RankFailed, Suspected
 from launcher.joblog.exit_codes import ExitCode
 from launcher.planning.planner import Planner
 from launcher.processes.environment import Environments
@@ -87,7 +87,7 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=news.event)
     orders = Orders(cluster, processes.store.address, coordination)
     faults = Faults(drills, loop, cluster, news.say)
-    hangs = _watch_over_jobs(local, cluster, orders)
+    hangs = _watch_over_jobs(local, cluster, orders, coordination)
     stalls = _watch_over_scripts(local, cluster, coordination)
     processes.waits.watch(planner.awaited)
     processes.waits.watch(Awaited(processes, cluster, quorum, coordination))
@@ -146,15 +146,20 @@ def _is_reached(environments: Environments, address: str) -> None:
     environments.interface = environments.interface or addresses.interface_of(address)
 
 
-def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders) -> JobHangs:
+def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordination: Coordination) -> JobHangs:
     news = local.news
+
+    def stuck(what: str) -> None:
+        news.event(ConnectionLost(min(coordination.state.joined), what), generation=coordination.generation)
+
     return JobHangs(
         local.loop,
         orders.ping,
+        Inspection(cluster, local.own_ranks, list).sample,
         lambda rank, text: cluster.kill_rank(rank, Cause(CauseKind.HANG, text)),
         lambda text: news.event(Suspected(text)),
         lambda rank, text: news.event(RankFailed(rank, text, "let all ranks make the same calls in the same order", "", True)),
-        cluster.vitals_of,
+        stuck,
     )
 
 

@@ -91,7 +91,7 @@ class ReportRouter:
             case messages.Finished():
                 sender.has_finished = True
                 self._pass_on(rank, report)
-                self._hangs.expect(FINISH_S)
+                self._hangs.expect(FINISH_S, together=False)
             case messages.Hello():
                 sender.has_finished = False  # an earlier Job of its script, at most
                 self._pass_on(rank, report)

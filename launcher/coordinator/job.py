@@ -8,11 +8,11 @@ What is heard when, and by whom, is the table at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.coordinator import gate, next_job, rank_failure, transition
-from launcher.coordinator.actions import EndRanks, Kill, Record, RenewStore, SendOrder, SetDeadline, Spawn
+from launcher.coordinator.actions import EndRanks, Kill, Record, SendOrder, SetDeadline, Spawn
 from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
 from launcher.coordinator.restart_policy import GiveUp, Restart, after_progress
 from launcher.coordinator.state import JobState, Status, with_result
@@ -138,6 +138,7 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     if job.status is Status.FINISHING:
         return *told, *_lost_while_finishing(job, rank)
     job.recovery.lost.add(rank)
+    job.recovery.n_redone = 0
     if job.recovery.loss_at is None:
         job.recovery.loss_at = world.now
     if job.status is Status.STARTING:
@@ -230,6 +231,7 @@ def _committed(job: JobState, body: UnitCommitted) -> Actions:
     if results is job.results:
         return ()
     job.results = results
+    job.recovery.n_redone = 0
     if body.result.kind == "step":
         job.world.restarts.past = after_progress(job.world.restarts.past)
     idle = job.plan.idle if job.plan is not None else ()
@@ -333,46 +335,29 @@ def _end_finished(job: JobState) -> Actions:
 # -- time, the store, connections --------------------------------------------------------------------------------------
 
 
-def _not_paused_in_time(job: JobState, body: Tick) -> Actions:
-    return _kill(job.joined - job.recovery.paused.keys(), f"did not pause within {transition.PAUSE_DEADLINE_S:g} s")
+def _paused_for_long_enough(job: JobState, body: Tick) -> Actions:
+    return transition.go_on(job)
 
 
-def _not_ready_in_time(job: JobState, body: Tick) -> Actions:
-    assert job.next_plan is not None
-    limit_s = transition.ready_deadline_s(job.next_plan)
-    if not job.all_have_joined:
-        return _kill(job.world.alive - job.joined, "did not start in time")
-    if _nobody_could_meet(job):
-        return RenewStore(), *transition.pause(job, f"no rank was ready within {limit_s:g} s; another store is tried")
-    return _kill(job.world.alive - job.recovery.ready.keys(), f"was not ready within {limit_s:g} s")
-
-
-def _nobody_could_meet(job: JobState) -> bool:
-    """To end all would be the end of the job, and what all need is the store: once, they try with another one."""
-    assert job.next_plan is not None
-    loss_at = job.recovery.loss_at
-    is_first = loss_at is not None and job.world.now - loss_at < 2 * transition.ready_deadline_s(job.next_plan)
-    return is_first and job.recovery.ready.keys().isdisjoint(job.next_plan.workers)
+def _not_joined_in_time(job: JobState, body: Tick) -> Actions:
+    text = f"was not there within {transition.join_limit_s(job):.0f} s"
+    return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(job.world.alive - job.joined))
 
 
 def _not_ended_in_time(job: JobState, body: Tick) -> Actions:
     return _exited_early(job) if job.world.first_failure else ()
 
 
-def _kill(ranks: Iterable[int], text: str) -> Actions:
-    return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(ranks))
-
-
 def _store_lost(job: JobState, body: StoreLost) -> Actions:
     """Groups that are being built need the store; groups that stand do not."""
     _clock_from_now(job)
-    return transition.pause(job, f"the store was lost ({body.reason})")
+    return transition.redo(job, f"the store was lost ({body.reason})")
 
 
 def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:
     """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
     _clock_from_now(job)
-    return transition.pause(job, f"rank {body.rank} lost its connection to another ({body.what})")
+    return transition.redo(job, f"rank {body.rank} lost its connection to another ({body.what})")
 
 
 def _clock_from_now(job: JobState) -> None:
@@ -414,8 +399,8 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
         Status.FINISHING: _connection_lost_at_the_end,
     },
     Tick: {
-        Status.PAUSING: _not_paused_in_time,
-        Status.MOVING: _not_ready_in_time,
+        Status.PAUSING: _paused_for_long_enough,
+        Status.MOVING: _not_joined_in_time,
         Status.FINISHING: _not_ended_in_time,
     },
 }

@@ -143,7 +143,8 @@ class Recovery:
     `lost`: gone since the generation in `plan` (the last that ran) began. `arriving`: living ranks that were spawned and have
     taken part in nothing yet. `paused`, `ready`: what the ranks of this generation have answered. Event times: of the first
     `loss_at`, when all were paused, when the plan was chosen, and when the last of the ranks that were spawned had joined.
-    `joined_after_s`: what the first start of all ranks took.
+    `joined_after_s`: what the first start of all ranks took. `n_redone`: generations that have ended without a loss since a
+    unit was final.
     """
 
     lost: set[int] = field(default_factory=set)
@@ -155,6 +156,7 @@ class Recovery:
     chosen_at: float = 0.0
     joined_at: float = 0.0
     joined_after_s: float = 0.0
+    n_redone: int = 0
 
 
 @dataclass(slots=True)

@@ -17,15 +17,16 @@ from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
 from odyssey.messages import Go, Pause, Prepare
 from odyssey.pipelines import Stage
-from odyssey.plan import Plan, StateFrom, Transition
+from odyssey.plan import Plan, StateFrom
 from odyssey.plan_proof import prove
 
-PAUSE_DEADLINE_S = 5.0
-"""The link's thread of a rank answers in milliseconds, unless a library holds the interpreter's lock."""
-READY_DEADLINE_S, READY_MARGIN = 120.0, 5.0
-"""Longer than the time-out of a process group (60 s), whose end tells more; or so many times what is priced."""
-JOIN_DEADLINE_S = 60.0
-"""For a respawned rank; ten times what the first start took, if that is longer."""
+JOIN_S, STARTS_OF_PATIENCE = 60.0, 10
+"""A plan that waits for respawned ranks is given up, and these with it, after the longer of this and so many times what the
+first start took: it was chosen at the price of one start."""
+MAX_REDONE = 14
+"""Generations one after the other, without a loss, that end without a unit: some four minutes."""
+AT_ONCE, MAX_PAUSE_S = 2, 30.0
+"""So many of them follow at once, the others after a pause that doubles from a second up to this."""
 _ALIKE = "let layers() and optimizer() depend on the seed only, not on the rank, the host or the time"
 _REPORT = "this is a bug of Odyssey or of the machine: please report it with the job's events.jsonl"
 
@@ -43,7 +44,18 @@ def pause(job: JobState, reason: str) -> Actions:
     if not job.joined:
         return decision, *end(job, 1, f"{reason}, the last one")
     order = Pause(world.generation)
-    return *(SendOrder(rank, order) for rank in sorted(job.joined)), decision, SetDeadline(PAUSE_DEADLINE_S)
+    return *(SendOrder(rank, order) for rank in sorted(job.joined)), decision, SetDeadline(None)
+
+
+def redo(job: JobState, reason: str) -> Actions:
+    """Nobody is lost: build the groups anew, and do the unit again. What ends the same way again and again ends the job."""
+    job.recovery.n_redone += 1
+    if job.recovery.n_redone > MAX_REDONE:
+        what = f"{reason}; the ranks have begun {job.recovery.n_redone} times since a unit was final, without a loss"
+        return end(job, 1, what, "see what the ranks' hosts say of their network; go on from the last checkpoint")
+    if job.recovery.n_redone > 1:
+        reason = f"{reason}; {job.recovery.n_redone} times since a unit was final"
+    return pause(job, reason)
 
 
 def rank_paused(job: JobState, body: RankPaused) -> Actions:
@@ -57,6 +69,15 @@ def rank_paused(job: JobState, body: RankPaused) -> Actions:
     recovery.paused_at = job.world.now
     recovery.arriving -= job.joined
     recovery.lost -= job.joined
+    if job.recovery.n_redone > AT_ONCE:
+        return (SetDeadline(min(2.0 ** (job.recovery.n_redone - AT_ONCE - 1), MAX_PAUSE_S)),)
+    return go_on(job)
+
+
+def go_on(job: JobState) -> Actions:
+    """All have paused."""
+    if len(job.recovery.paused) < len(job.joined):
+        return ()
     if job.plan is None and job.profile is None:
         return measure(job)
     return propose(job)
@@ -178,21 +199,16 @@ def if_spawned_joined(job: JobState) -> Actions:
     plan, recovery = job.next_plan, job.recovery
     assert plan is not None
     if not job.all_have_joined:
-        return (SetDeadline(max(JOIN_DEADLINE_S, 10 * recovery.joined_after_s)),)
+        return (SetDeadline(join_limit_s(job)),)
     recovery.joined_at = job.world.now
     boundaries = job.profile.boundaries if job.profile is not None else ()
     order = Prepare(job.world.generation, plan, "", job.results, boundaries)
-    # A rank in the script's own code gets to it when the script lets it; its agent asks it for life signs meanwhile.
-    busy = any(report.phase == "between" for report in recovery.paused.values())
-    first = job.plan is None
-    orders = tuple(SendOrder(rank, order) for rank in sorted(job.world.alive))
-    return *orders, SetDeadline(None if busy or first else ready_deadline_s(plan))
+    return *(SendOrder(rank, order) for rank in sorted(job.world.alive)), SetDeadline(None)
 
 
-def ready_deadline_s(plan: Plan) -> float:
-    """Seconds that ranks may take, once all have joined, to build a plan's groups and to move its state."""
-    priced = plan.estimate.transition if plan.estimate is not None else Transition()
-    return max(READY_DEADLINE_S, READY_MARGIN * (priced.groups_s + priced.moves_s))
+def join_limit_s(job: JobState) -> float:
+    """Seconds that a plan waits for the ranks that are respawned for it."""
+    return max(JOIN_S, STARTS_OF_PATIENCE * job.recovery.joined_after_s)
 
 
 def rank_ready(job: JobState, body: RankReady) -> Actions:

@@ -1,81 +1,116 @@
-"""Hangs: no unit is final for longer than the profile explains, and a rank does not even say where it is.
+"""Hangs: nothing comes of a Job's ranks for longer than the profile explains. They are asked where they are, and answer or not.
 
-Busy is not dead: a rank that answers is waited for. One that does not answer is hung if it is stopped or uses no processor;
-one that computes without letting its link's thread in is given more time. Ranks are asked early and silently, so that a hang
-is found soon; people are told only of waits that an evaluation, a checkpoint or a loaded machine do not explain.
+    expected ─late─► asked ─► answers, and samples of what each uses ─┬─► who shows no life at all is hung (life.py)
+                       ▲                                              ├─► all only wait for each other: nothing will come of it
+                       └──────────── again ◄── who lives has time ◄───┘
+
+Busy is not dead: a rank that answers is waited for however long it takes, and so is one that computes without letting its
+link's thread in, or waits for a disk. Ranks are asked early and silently, so that a hang is found soon; people are told only of
+waits that an evaluation, a checkpoint or a loaded machine do not explain.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
+from launcher.health.life import IDLE_S, Life
+from launcher.health.stalls import Sample
+from launcher.health.standstill import Standstill, is_for_good
 from launcher.host.loop import Loop, Timer
-from launcher.host.proc import Vitals
 from launcher.joblog.wording import ranks_text, seconds_text
 from odyssey.messages import Pong
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
 """After the longer of these, ranks are asked where they are."""
 ANSWER_S = 1.0
+"""Between a question and a look at who has answered, and between such looks while somebody has not."""
 REPEAT_S = 4.0
-"""And again so long after the answers."""
+"""All are asked again so long after all have answered."""
 QUIET_S, QUIET_STEPS = 10.0, 10
 """After the longer of these, people are told; then again after as long as QUIET_S."""
 
+Samples = Callable[[Iterable[int], Callable[[dict[int, Sample]], None]], None]
+
+
+@dataclass
+class _Question:
+    """Where are you? `ranks`: who was asked; `looked_at`: at who has answered, or when it was asked."""
+
+    number: int
+    ranks: frozenset[int]
+    looked_at: float
+    answers: dict[int, Pong] = field(default_factory=dict)
+
+
+@dataclass
+class _Seen:
+    """Of the ranks, since something has come or something else is expected. `units`: in which they wait."""
+
+    lives: dict[int, Life] = field(default_factory=dict)
+    units: dict[int, str] = field(default_factory=dict)
+    standstill: Standstill = field(default_factory=Standstill)
+
 
 class JobHangs:
-    """Watches one wait at a time. `ping`: ask these ranks; `hung`: this rank is; `tell`: for people;
-    `apart`: this rank waits in another unit than the others, who wait too; `vitals_of`: a rank, None where nobody knows."""
+    """Watches one wait at a time. `ping`: ask these ranks; `sample(ranks, done)`: what they use; `hung`: this rank is;
+    `tell`: for people; `apart`: this rank waits in another unit than the others, who wait too; `stuck(what)`: all wait for each
+    other, where they communicate, and nothing moves."""
 
     def __init__(
         self,
         loop: Loop,
         ping: Callable[[int], frozenset[int]],
+        sample: Samples,
         hung: Callable[[int, str], None],
         tell: Callable[[str], None],
         apart: Callable[[int, str], None],
-        vitals_of: Callable[[int], Vitals | None],
+        stuck: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._ping = ping
+        self._sample = sample
         self._hung = hung
         self._tell = tell
         self._apart = apart
-        self._vitals_of = vitals_of
-        self._units: dict[int, str] = {}
+        self._stuck = stuck
         self._timer: Timer | None = None
         self._since = 0.0
         self._told_at = 0.0
         self._expected_s = 0.0
-        self._number = 0
-        self._asked: dict[int, Vitals | None] = {}
-        self._answers: dict[int, Pong] = {}
+        self._are_together = False
+        self._question = _Question(0, frozenset(), 0.0)
+        self._seen = _Seen()
 
-    def expect(self, expected_s: float) -> None:
-        """Something is expected within this time; starts the wait anew."""
+    def expect(self, expected_s: float, *, together: bool) -> None:
+        """Something is expected within this time; starts the wait anew. `together`: by ranks that communicate for it."""
         self.stop()
+        self._seen = _Seen()
         self._expected_s = expected_s
+        self._are_together = together
         self._since = self._loop.clock()
         self._timer = self._loop.later(self._patience_s, self._late)
 
     def made(self, took_s: float) -> None:
         """What was expected has come, and the next may take as long as this one did. Cheap: called at each step."""
         self._since = self._loop.clock()
-        self._units = {}
+        if self._seen.lives:
+            self._seen = _Seen()
         self._expected_s = max(self._expected_s, took_s)
 
     def stop(self) -> None:
         """Nothing is expected."""
+        self._question = _Question(self._question.number + 1, frozenset(), 0.0)  # what still comes to the last is of no use
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def pong(self, rank: int, pong: Pong) -> None:
         """A rank's answer."""
-        if pong.number == self._number:
-            self._answers[rank] = pong
+        if pong.number == self._question.number:
+            self._question.answers[rank] = pong
 
     @property
     def _patience_s(self) -> float:
@@ -89,56 +124,77 @@ class JobHangs:
         if self._waited_s < self._patience_s:
             self._timer = self._loop.later(self._patience_s - self._waited_s, self._late)
         else:
-            self._ask()
+            number = self._question.number + 1
+            self._question = _Question(number, self._ping(number), self._loop.clock())
+            self._timer = self._loop.later(ANSWER_S, self._look)
 
-    def _ask(self) -> None:
-        self._number += 1
-        self._answers = {}
-        asked = self._ping(self._number)
-        self._asked = {rank: self._vitals_of(rank) for rank in asked}
-        self._timer = self._loop.later(ANSWER_S, self._judge)
-
-    def _judge(self) -> None:
+    def _look(self) -> None:
+        """At who was asked, as far as it is still of interest."""
+        self._timer = None
         if self._waited_s < self._patience_s:
             self._late()
             return
-        busy: dict[int, str] = {}
-        hung: list[int] = []
-        for rank, before in self._asked.items():
-            if rank in self._answers:
+        now, question = self._loop.clock(), self._question
+        if now - question.looked_at > 3 * ANSWER_S:  # nobody looked: this process itself was stopped, or very busy
+            self._seen = _Seen()
+        question.looked_at = now
+        self._sample(question.ranks, lambda found: self._judge(question, found))
+
+    def _judge(self, question: _Question, found: Mapping[int, Sample]) -> None:
+        if question is not self._question:
+            return
+        now, lives = self._loop.clock(), self._seen.lives
+        late: dict[int, str] = {}
+        for rank in sorted(question.ranks):
+            life = lives.setdefault(rank, Life(now))
+            if rank in question.answers:
+                life.answered(now)
                 continue
-            now = self._vitals_of(rank)
-            used_s = now.processor_s - before.processor_s if now is not None and before is not None else 0.0
-            if now is not None and used_s > 0 and not now.is_stopped:
-                busy[rank] = f"rank {rank} does not answer but computes ({used_s:.1f} s since it was asked)"
-            elif now is not None:
-                hung.append(rank)
-        self._timer = self._loop.later(REPEAT_S, self._late)
-        for rank in hung:
-            self._hung(rank, f"did not answer for {ANSWER_S:.1f} s")
-        if not hung:
-            self._tell_if_due(list(busy.values()))
+            life.take(found[rank].vitals if rank in found else None, now)
+            if what := life.verdict(now, IDLE_S):
+                late[rank] = f"does not answer, and {what}"
+        silent = question.ranks - question.answers.keys()
+        self._timer = self._loop.later(*((ANSWER_S, self._look) if silent else (REPEAT_S, self._late)))
+        for rank, what in late.items():
+            del lives[rank]
+            self._hung(rank, what)
+        if not late:
+            self._tell_if_due(silent)
             self._look_for_other_units()
+            self._look_whether_all_wait(found)
+
+    def _look_whether_all_wait(self, found: Mapping[int, Sample]) -> None:
+        if not self._are_together:
+            return
+        question, standstill = self._question, self._seen.standstill
+        lasts_s = standstill.lasts_s(question.ranks, question.answers, found, self._loop.clock())
+        if is_for_good(lasts_s, self._patience_s):
+            standstill.forget()
+            self._stuck("; ".join([f"nothing has moved for {seconds_text(lasts_s)}", *who_waits_for_whom(question.answers)]))
 
     def _look_for_other_units(self) -> None:
         """Ranks that wait for each other in different units, and did so when they were asked before, wait for ever."""
-        before, self._units = self._units, {}
-        if set(self._answers) != set(self._asked) or not all(pong.waiting for pong in self._answers.values()):
-            return
-        self._units = {rank: pong.unit for rank, pong in sorted(self._answers.items()) if pong.unit}
-        if self._units == before and len(set(before.values())) > 1:
+        question, before = self._question, self._seen.units
+        units: dict[int, str] = {}
+        if question.answers.keys() == question.ranks and all(pong.waiting for pong in question.answers.values()):
+            units = {rank: pong.unit for rank, pong in sorted(question.answers.items()) if pong.unit}
+        self._seen.units = units
+        if units == before and len(set(before.values())) > 1:
             counts = Counter(before.values())
             common = max(counts, key=lambda unit: counts[unit])
             rank = next(rank for rank, unit in before.items() if unit != common)
             others = ranks_text([other for other, unit in before.items() if unit == common])
             self._apart(rank, f"it waits in {before[rank]}, while {others} in {common}")
 
-    def _tell_if_due(self, busy: list[str]) -> None:
+    def _tell_if_due(self, silent: Iterable[int]) -> None:
         now = self._loop.clock()
         if self._waited_s < max(QUIET_S, QUIET_STEPS * self._expected_s) or now - max(self._told_at, self._since) < QUIET_S:
             return
         self._told_at = now
-        self._tell("; ".join([f"nothing for {seconds_text(self._waited_s)}", *busy, *who_waits_for_whom(self._answers)]))
+        busy = [f"rank {rank} lives but does not answer" for rank in sorted(silent)]
+        self._tell(
+            "; ".join([f"nothing for {seconds_text(self._waited_s)}", *busy, *who_waits_for_whom(self._question.answers)])
+        )
 
 
 def who_waits_for_whom(answers: dict[int, Pong]) -> list[str]:

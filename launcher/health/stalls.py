@@ -16,26 +16,31 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from launcher.health import stacks
+from launcher.health.life import is_a_sign
 from launcher.health.stacks import Group
 from launcher.host import proc
+from launcher.host.proc import Vitals
 from launcher.joblog.wording import seconds_text
 from odyssey.runtime.heartbeat import INTERVAL_S
 
 MAX_HOSTS = 4
 """Named in a warning."""
-IDLE_SHARE = 0.01
-"""A rank that uses less of a processor than this does nothing: threads that look for something now and then are no life."""
-
 # -- who has stalled, pure ---------------------------------------------------------------------------------------------
 
 
 class Sample(msgspec.Struct, frozen=True):
     """Of a rank with all that it has started: processor seconds so far, bytes written where we see them. `is_stopped`: by a
-    signal."""
+    signal; `is_held_up`: it waits for a disk, or for a processor."""
 
     processor_s: float
     written: int
     is_stopped: bool = False
+    is_held_up: bool = False
+
+    @property
+    def vitals(self) -> Vitals:
+        """As of a process."""
+        return Vitals("T" if self.is_stopped else "D" if self.is_held_up else "S", self.processor_s)
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -112,9 +117,8 @@ class Stalls:
 
 
 def _lives(before: Sample, now: Sample, seconds: float) -> bool:
-    """Processes that have ended take their seconds with them, so a sum may sink. A single tick of the clock says nothing."""
-    used_s = now.processor_s - before.processor_s
-    return now.written != before.written or used_s > IDLE_SHARE * seconds + 1.01 * proc.TICK_S
+    """Processes that have ended take their seconds with them, so a sum may sink."""
+    return now.written != before.written or is_a_sign(now.processor_s - before.processor_s, seconds)
 
 
 def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[int], frozenset[int]]:
@@ -187,7 +191,8 @@ def sample(pids: Mapping[int, int], written: Callable[[int], int]) -> dict[int, 
                 seen.add(current)
                 rest += children.get(current, [])
         processor_s = sum(table[p].processor_s + table[p].waited_for_s for p in seen if p in table)
-        samples[rank] = Sample(processor_s, written(rank) + _file_bytes(pid), table[pid].is_stopped)
+        state = table[pid]
+        samples[rank] = Sample(processor_s, written(rank) + _file_bytes(pid), state.is_stopped, state.is_held_up)
     return samples
 
 

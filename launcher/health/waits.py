@@ -2,10 +2,8 @@
 
     sources ─► Waits: what, of which process ─► a look every second ─► told of every ten ─► late: `late(why)`
 
-The sources answer what is waited for now, so that nothing has to be taken back. Late is who is stopped by a signal, or uses
-no processor where it has nothing to do but to answer. Who computes, or is held up by a disk, is told of and waited for: busy
-is not dead. While nothing is waited for nothing is looked at. Ranks that have joined and should be making progress are asked,
-by job_hangs.py.
+The sources answer what is waited for now, so that nothing has to be taken back. Who is late is life.py's to say; who lives is
+told of and waited for. While nothing is waited for nothing is looked at. Ranks that have joined are asked, by job_hangs.py.
 """
 
 from __future__ import annotations
@@ -14,13 +12,12 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from launcher.health.life import Life
 from launcher.host.loop import Loop, Timer
 from launcher.host.proc import Vitals, vitals
 from launcher.joblog.wording import ranks_text, seconds_text
 
 LOOK_S = 1.0
-STOPPED_S = 3.0
-"""Stopped for so long is late. Who stops a process to look at it, or by a slip, has so long to continue it."""
 TELL_S = 10.0
 """People are told of a wait after so long, of one that a signal has stopped as soon as it is late, and again after as long."""
 
@@ -31,7 +28,7 @@ class Wait(msgspec.Struct, frozen=True):
     """For `whom`, a rank's number or words; `why`, for people. `pid`: of its process.
 
     `late(what)`: the way out, told what was seen (`was stopped by a signal`); None where there is none. `idle_s`: it is late,
-    too, when it has used no processor for so long. `quiet`: not told of, unless it is stopped and there is no way out.
+    too, when it has shown no life for so long. `quiet`: not told of, unless it is stopped and there is no way out.
     `seen`: its vitals, where they are known better than by this host's /proc.
     """
 
@@ -44,33 +41,10 @@ class Wait(msgspec.Struct, frozen=True):
     seen: Vitals | None = None
 
 
-class _Life:
-    """What has been seen of one wait."""
+class _Awaited(Life):
+    """One wait."""
 
-    def __init__(self, now: float) -> None:
-        self.since = now
-        self.told_at: float | None = None
-        self.forget(now)
-
-    def forget(self, now: float) -> None:
-        """Begin anew with the evidence."""
-        self.stopped_at: float | None = None
-        self.worked_at = now
-        self.processor_s = -1.0
-
-    def take(self, seen: Vitals | None, now: float) -> None:
-        is_stopped = seen is not None and seen.is_stopped
-        self.stopped_at = None if not is_stopped else now if self.stopped_at is None else self.stopped_at
-        if seen is not None and (seen.state == "D" or seen.processor_s != self.processor_s):
-            self.worked_at, self.processor_s = now, seen.processor_s
-
-    def verdict(self, wait: Wait, now: float) -> str:
-        """Why it is late; empty if it is not."""
-        if self.stopped_at is not None and now - self.stopped_at >= STOPPED_S:
-            return "was stopped by a signal"
-        if wait.idle_s is not None and now - self.worked_at >= wait.idle_s:
-            return f"has used no processor for {seconds_text(now - self.worked_at)}"
-        return ""
+    told_at: float | None = None
 
     def is_to_be_told(self, wait: Wait, now: float, is_late: bool) -> bool:
         if self.told_at is None and is_late:
@@ -85,7 +59,7 @@ class Waits:
         self._loop = loop
         self._say = say
         self._sources: list[Callable[[], Iterable[Wait]]] = []
-        self._lives: dict[tuple[int | str, str, int], _Life] = {}
+        self._lives: dict[tuple[int | str, str, int], _Awaited] = {}
         self._timer: Timer | None = None
         self._is_due = False
         self._looked_at = 0.0
@@ -120,7 +94,7 @@ class Waits:
         was_away = now - self._looked_at > 3 * LOOK_S  # nobody looked, or this process itself was stopped meanwhile
         self._looked_at = now
         waits = {(wait.whom, wait.why, wait.pid): wait for source in self._sources for wait in source()}
-        self._lives = {key: self._lives.get(key) or _Life(now) for key in waits}
+        self._lives = {key: self._lives.get(key) or _Awaited(now) for key in waits}
         late: list[tuple[Late, str]] = []
         told: dict[str, list[Wait]] = {}
         goes_on = False
@@ -129,7 +103,7 @@ class Waits:
             if was_away:
                 life.forget(now)
             life.take(wait.seen or vitals(wait.pid), now)
-            what = life.verdict(wait, now)
+            what = life.verdict(now, wait.idle_s)
             if what and wait.late is not None:
                 life.forget(now)
                 late.append((wait.late, what))

@@ -36,6 +36,11 @@ class Stat(NamedTuple):
     def is_stopped(self) -> bool:
         return self.state in "Tt"
 
+    @property
+    def is_held_up(self) -> bool:
+        """It waits for a disk, or has a processor or waits for one."""
+        return self.state in "DR"
+
 
 class Vitals(NamedTuple):
     """What a process that may be on another host tells of itself: as in `Stat`."""
@@ -46,6 +51,11 @@ class Vitals(NamedTuple):
     @property
     def is_stopped(self) -> bool:
         return self.state in "Tt"
+
+    @property
+    def is_held_up(self) -> bool:
+        """It waits for a disk, or has a processor or waits for one."""
+        return self.state in "DR"
 
 
 def stat(pid: int) -> Stat | None:

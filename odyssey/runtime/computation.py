@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ class Try:
     """What a step holds from its beginning until it is applied, or redone."""
 
     step: int
+    groups: Groups
     exchange: Exchange
     reductions: Reductions
     loss_sum: torch.Tensor
@@ -144,7 +146,7 @@ class Computation:
         stage = self.plan.layer_range(op.micro_batch, op.stage)
         leaves: list[torch.Tensor] = []
         if op.stage == 0:
-            value = self._on_device(self._data.get(attempt.step, self.plan.positions(op.micro_batch))[0])
+            value = self._on_device(self._sample(op, attempt)[0])
         else:
             leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
             value = self._expect(stage.first - 1, op.micro_batch).nest(leaves)
@@ -160,7 +162,7 @@ class Computation:
                 self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, op.micro_batch, layer))
                 value = self.model.call(layer, value) if not self.plan.is_cut else self._call_undrawn(layer, value)
             if self.plan.is_last(op.micro_batch, op.stage):
-                target = self._on_device(self._data.get(attempt.step, self.plan.positions(op.micro_batch))[1])
+                target = self._on_device(self._sample(op, attempt)[1])
                 loss = self.loss(value, target)
                 attempt.loss_sum += loss.detach().double() * self.plan.n_samples(op.micro_batch)
                 outputs = [loss]
@@ -170,6 +172,13 @@ class Computation:
         pieces.append(Piece(range(first, stage.stop), leaves, outputs))
         attempt.live[op.stage, op.micro_batch] = Live(pieces)
         self.hand_on(op, attempt, [output.detach() for output in outputs])
+
+    def _sample(self, op: Compute, attempt: Try) -> Any:
+        """`(input, target)` of a micro-batch. However slow the data set is, a cut ends the wait: raises Cut."""
+        key = attempt.step, self.plan.positions(op.micro_batch)
+        if not self._data.is_there(*key):
+            attempt.groups.beside(partial(self._data.wait_for, *key))
+        return self._data.get(*key)
 
     def _call_undrawn(self, layer: int, value: Any) -> Any:
         """Run a layer in a micro-batch that may be cut. Raises Drawn if it draws random numbers all the same."""

@@ -18,7 +18,7 @@ from odyssey.messages import Command, Pause, Paused, Ping, Pong, Stop
 from odyssey.model.model import Model
 from odyssey.runtime.groups import Cut, Groups
 from odyssey.runtime.phase import Communication, Phase
-from odyssey.schedule import Commit, Op, Receive, Reduce
+from odyssey.schedule import Op
 
 
 class Control:
@@ -103,8 +103,8 @@ class Control:
             return Pong(number, "", "in the script's own code", waiting=False, since_s=for_s)
         if phase.is_idle:
             return Pong(number, "", "idle", waiting=True, since_s=for_s)
-        stands_still = phase.communication not in (Communication.RUNNING, Communication.CUT)
-        waiting = stands_still or isinstance(what, Receive | Commit | Reduce) or what == "commit"
+        in_groups = phase.communication in (Communication.PREPARING, Communication.RUNNING, Communication.CUT)
+        waiting = not in_groups or (self._groups is not None and self._groups.waits_for_others)
         return Pong(number, phase.unit, str(what), waiting, for_s)
 
     # -- under the lock -------------------------------------------------------------------------------------------------

@@ -105,14 +105,22 @@ class Prefetcher:
                 self._wanted.add(key)
                 self._queue.put(key)
 
+    def is_there(self, step: int, positions: range) -> bool:
+        """Whether `get` answers without waiting for the data set."""
+        return self._is_random or (step, positions) in self._values
+
+    def wait_for(self, step: int, positions: range) -> None:
+        """Until a requested micro-batch is there, or its exception; nothing else ends it."""
+        with self._arrived:
+            while (step, positions) not in self._values and (step, positions) in self._wanted:
+                self._arrived.wait()  # ended by `_fetch`, which delivers a value or the dataset's exception
+
     def get(self, step: int, positions: range) -> Any:
         """`(input, target)` of a requested micro-batch, collated. Raises what the dataset raised for it."""
         if self._is_random:
             return self._drawn(step, positions)
-        with self._arrived:
-            while (step, positions) not in self._values:
-                self._arrived.wait()  # ended by `_fetch`, which delivers a value or the dataset's exception
-            value = self._values[step, positions]
+        self.wait_for(step, positions)
+        value = self._values[step, positions]
         if isinstance(value, Exception):
             raise value
         return value
@@ -129,10 +137,13 @@ class Prefetcher:
         with self._arrived:
             self._wanted = {key for key in self._wanted if key[0] >= first_step}
             self._values = {key: value for key, value in self._values.items() if key[0] >= first_step}
+            self._arrived.notify_all()
 
     def close(self) -> None:
         """Fetch no more."""
-        self._wanted = set()
+        with self._arrived:
+            self._wanted = set()
+            self._arrived.notify_all()
         self._queue.put(None)
 
     def _fetch(self) -> None:

@@ -71,7 +71,7 @@ class Engine:
     def _new_try(self, step: int) -> Try:
         exchange = Exchange(self.plan, self.groups, self.expectations, self._program)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.model.device)
-        return Try(step, exchange, self._reductions, loss_sum)
+        return Try(step, self.groups, exchange, self._reductions, loss_sum)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 

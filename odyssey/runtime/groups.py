@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -21,12 +22,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from odyssey.plan import Plan
 from odyssey.runtime.connections import Connections, shut_all_to
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""
-# A group that is cut in the middle of a send may wait on until this: nobody waits for it any more.
-TIMEOUT = timedelta(seconds=60)
+FORGOTTEN = timedelta(hours=1)
+STEPS_OF_PATIENCE = 100
+"""The transport ends an operation after the longer of these. That is for what was cut and is waited for by nobody: nothing else
+ends it. Whether it is waited for in vain is the agent's to find out, from what all ranks do."""
 CONNECT_S = 10.0
 """The store's client connects in C++, again and again for so long. In between it is seen whether that is still wanted."""
 NO_LIMIT = timedelta(days=365)
@@ -34,7 +38,7 @@ NO_LIMIT = timedelta(days=365)
 END_S = 5.0
 """Beyond that, for threads to come back from C++ at the end."""
 END_OF_WAIT_S = 0.5
-"""The same for a thread that waits for a send that was cut: what does not come back soon stays until TIMEOUT."""
+"""The same for a thread that waits for a send that was cut: what does not come back soon stays until FORGOTTEN."""
 _living: set[Groups] = set()
 """Generations of this process whose threads may be in C++: there, the end of the interpreter would end them badly."""
 
@@ -48,16 +52,24 @@ class _Given(NamedTuple):
 
     store: str
     generation: int
+    members: tuple[int, ...]
     subsets: list[tuple[int, ...]]
     movers: tuple[int, ...]
+    limit: timedelta
+
+
+def forgotten_after(plan: Plan) -> timedelta:
+    """How long the operations of a plan's groups may take, as far as the transport is concerned."""
+    step_s = plan.estimate.step_s if plan.estimate is not None else 0.0
+    return max(FORGOTTEN, timedelta(seconds=STEPS_OF_PATIENCE * step_s))
 
 
 class Groups:
     """The groups of one generation as one rank sees them: all workers, and each set of workers that reduce together.
 
     `members`: workers in the order of their ranks in the group. `subsets`: for each reduction, the workers of its
-    group. `movers`: who takes part in moves of state, the members and perhaps workers that have no work any more. All
-    must build with the same arguments. One owner thread calls everything but `cut`.
+    group. `movers`: who takes part in moves of state, the members and perhaps workers that have no work any more. `limit`:
+    of each operation. All must build with the same arguments. One owner thread calls everything but `cut`.
     """
 
     def __init__(
@@ -69,11 +81,14 @@ class Groups:
         movers: Sequence[int],
         me: int,
         device: torch.device,
+        limit: timedelta = FORGOTTEN,
     ) -> None:
-        self.members = tuple(members)
         self.me = me
         self.device = device
-        self._given = _Given(store, generation, [tuple(subset) for subset in subsets], tuple(movers) or self.members)
+        self.waits_for_others = False
+        """The owner does nothing now but wait for what other ranks do."""
+        members = tuple(members)
+        self._given = _Given(store, generation, members, [tuple(subset) for subset in subsets], tuple(movers) or members, limit)
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self.world: Any = None
         self._has_device_groups = _has_own_device(device)
@@ -89,6 +104,16 @@ class Groups:
         self._thread.start()
         _living.add(self)
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The workers, in the order of their ranks in the group."""
+        return self._given.members
+
+    @property
+    def limit(self) -> timedelta:
+        """Of an operation, as far as the transport is concerned."""
+        return self._given.limit
+
     # -- the owner's side ---------------------------------------------------------------------------------------------
 
     def build(self) -> None:
@@ -101,6 +126,14 @@ class Groups:
 
         Connection errors of the transport are raised as Cut too: a peer is gone, or has been cut before us.
         """
+        self.waits_for_others = True
+        try:
+            return self.beside(blocking)
+        finally:
+            self.waits_for_others = False
+
+    def beside(self, blocking: Callable[[], Any]) -> Any:
+        """The same for something of this rank's own that may last: a file, a sample."""
         if self._cut is not None:
             raise Cut(self._cut)
         self._requests.put(blocking)
@@ -116,10 +149,10 @@ class Groups:
         if self._cut is not None:
             raise Cut(self._cut)
 
-    def all_reduce(self, tensor: torch.Tensor, group: Any = None, limit: timedelta = TIMEOUT) -> Any:
+    def all_reduce(self, tensor: torch.Tensor, group: Any = None, limit: timedelta | None = None) -> Any:
         """Start a sum of `tensor` over `group` (default: all workers) in place; wait for the work it returns by `wait`."""
         options = dist.AllreduceOptions()
-        options.timeout = limit
+        options.timeout = limit or self.limit
         return self._start(lambda: (group or self.world).allreduce([tensor], options))
 
     def send(self, tensor: torch.Tensor, worker: int, tag: int, way: Way | None = None) -> Any:
@@ -227,7 +260,7 @@ class Groups:
         self.world = self._moving = None
 
     def _connect(self, host: str, port: int) -> Any:
-        end = time.monotonic() + TIMEOUT.total_seconds()
+        end = time.monotonic() + self.limit.total_seconds()
         while True:
             self.check()
             try:
@@ -237,34 +270,34 @@ class Groups:
                     raise
                 time.sleep(0.1)
                 continue
-            client.set_timeout(TIMEOUT)
+            client.set_timeout(self.limit)
             self.check()
             return client
 
     def _build(self) -> None:
-        store, generation, subsets, movers = self._given
+        store, generation, members, subsets, movers, limit = self._given
         host, port = store.rsplit(":", 1)
         prefix = PrefixStore(f"generation-{generation}", self._connect(host, int(port)))
         local = _gloo_device(host)
         moving = None
-        if movers != self.members:
-            moving = _gloo(PrefixStore("moving", prefix), movers, self.me, local)
+        if movers != members:
+            moving = _gloo(PrefixStore("moving", prefix), movers, self.me, local, limit)
         self.check()
         world = None
-        if self.me in self.members:
-            world = _gloo(PrefixStore("world", prefix), self.members, self.me, local)
+        if self.me in members:
+            world = _gloo(PrefixStore("world", prefix), members, self.me, local, limit)
         by_subset: dict[tuple[int, ...], Any] = {}
         for subset in subsets:
             self.check()
             if self.me in subset and len(subset) > 1 and subset not in by_subset:
                 own = PrefixStore("-".join(map(str, subset)), prefix)
-                make = self._nccl if self._has_device_groups else lambda store, members: _gloo(store, members, self.me, local)
+                make = self._nccl if self._has_device_groups else partial(_gloo, me=self.me, device=local, limit=limit)
                 by_subset[subset] = make(own, subset)
         on_device: dict[Way, Any] = {}
-        if self._has_device_groups and self.me in self.members:
+        if self._has_device_groups and self.me in members:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
-            on_device = {way: self._nccl(PrefixStore(way, prefix), self.members) for way in get_args(Way)}
-            by_subset[self.members] = on_device["outputs"]
+            on_device = {way: self._nccl(PrefixStore(way, prefix), members) for way in get_args(Way)}
+            by_subset[members] = on_device["outputs"]
         opened = self._connections.opened()
         with self._lock:
             if self._cut is not None:
@@ -275,7 +308,7 @@ class Groups:
 
     def _nccl(self, store: Any, members: Sequence[int]) -> Any:
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = TIMEOUT
+        options._timeout = self.limit
         return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)
 
 
@@ -302,9 +335,9 @@ def _gloo_device(store_host: str) -> Any:
     return _devices[store_host]
 
 
-def _gloo(store: Any, members: Sequence[int], me: int, device: Any) -> Any:
+def _gloo(store: Any, members: Sequence[int], me: int, device: Any, limit: timedelta) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device]
-    options._timeout = TIMEOUT
+    options._timeout = limit
     options._threads = 1
     return dist.ProcessGroupGloo(store, tuple(members).index(me), len(members), options)

@@ -46,7 +46,7 @@ from odyssey.runtime.computation import Drawn
 from odyssey.runtime.control import Control
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import NO_LIMIT, Cut, Groups
+from odyssey.runtime.groups import NO_LIMIT, Cut, Groups, forgotten_after
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.measure import measure
 from odyssey.runtime.phase import Activity, Phase
@@ -186,6 +186,7 @@ class Session:
         """Body and commit point. Raises Cut."""
         engine = self._engine
         assert engine is not None
+        engine.now = (transaction.kind, time.monotonic())
         values = list(transaction.body(engine))
         # That all ranks end the same unit is checked by the commit point itself: what they add must be equal.
         unit = [float(part) for part in (*self.position, zlib.crc32(transaction.kind.encode()) >> 8)]
@@ -286,7 +287,8 @@ class Session:
         started_s = time.monotonic()
         movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
         subsets = [group.workers for group in plan.reduce]
-        groups = Groups(order.store, order.generation, plan.workers, subsets, movers, me, self.model.device)
+        limit = forgotten_after(plan)
+        groups = Groups(order.store, order.generation, plan.workers, subsets, movers, me, self.model.device, limit)
         self._control.use(groups)
         if me in movers:
             groups.build()

@@ -17,11 +17,9 @@ from odyssey.errors import OdysseyError
 from odyssey.model.model import Model
 from odyssey.model.packing import digest_bytes, pack, unpack
 from odyssey.plan import Move
-from odyssey.runtime.groups import TIMEOUT, Groups
+from odyssey.runtime.groups import Groups
 
 _SIZES, _HEADER, _BODY, _DIGESTS = 1, 2, 3, 4  # tags
-TURN = timedelta(seconds=100)
-"""For a move that waits for the other's earlier ones: less than the coordinator's patience with moves."""
 PIECE_BYTES = 4 << 20
 N_ON_THE_WAY = 2
 """Pieces of a state that are sent, or expected, at once: all that a sender holds of it twice."""
@@ -37,16 +35,20 @@ def move_layers(moves: Iterable[Move], worker: int, model: Model, groups: Groups
     n_bytes = 0
     for move in moves:
         if move.source == worker:
-            send_state(model.export(move.layer), move.target, groups, TURN)
+            send_state(model.export(move.layer), move.target, groups)
         elif move.target == worker:
-            state, size_bytes = receive_state(move.source, groups, f"layer {move.layer}", TURN)
+            state, size_bytes = receive_state(move.source, groups, f"layer {move.layer}")
             model.adopt(move.layer, state)
             n_bytes += size_bytes
     return n_bytes
 
 
-def send_state(state: Any, target: int, groups: Groups, limit: timedelta = TIMEOUT) -> None:
-    """Send a nesting of tensors and plain values. That it is taken is waited for until `limit`. Raises Cut."""
+def send_state(state: Any, target: int, groups: Groups, limit: timedelta | None = None) -> None:
+    """Send a nesting of tensors and plain values. That it is taken is waited for until `limit`, by default the groups' own.
+
+    Raises Cut.
+    """
+    limit = limit or groups.limit
     packed = pack(state)
     header = torch.frombuffer(bytearray(packed.header), dtype=torch.uint8)
     sizes = torch.tensor([header.numel(), packed.size_bytes], dtype=torch.int64)
@@ -64,11 +66,12 @@ def send_state(state: Any, target: int, groups: Groups, limit: timedelta = TIMEO
         groups.wait(partial(work.wait, limit))
 
 
-def receive_state(source: int, groups: Groups, what: str, limit: timedelta = TIMEOUT) -> tuple[Any, int]:
-    """What `send_state` of `source` sent, and its size in bytes. It is waited for until `limit`.
+def receive_state(source: int, groups: Groups, what: str, limit: timedelta | None = None) -> tuple[Any, int]:
+    """What `send_state` of `source` sent, and its size in bytes. It is waited for until `limit`, as above.
 
     Raises Cut, and OdysseyError if its digest differs.
     """
+    limit = limit or groups.limit
     sizes = torch.empty(2, dtype=torch.int64)
     groups.wait(partial(groups.receive(sizes, source, _SIZES).wait, limit))
     n_header, n_body = sizes.tolist()

@@ -1,0 +1,45 @@
+"""Whether all ranks of a Job only wait for each other: then what they wait for was lost on its way, and nothing will come.
+
+Every rank that takes part waits for others, at the same place as before, and uses no processor for what is on its way. As long
+as a single one computes, reads a file or runs the script's own code, the others wait for that one, however long it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from launcher.health.life import IDLE_S, is_a_sign
+from launcher.health.stalls import Sample
+from odyssey.messages import Pong
+
+
+class Standstill:
+    """What was seen when ranks first stood as they still do."""
+
+    def __init__(self) -> None:
+        self._since: tuple[float, dict[int, tuple[str, float]]] | None = None
+
+    def forget(self) -> None:
+        """Something has moved."""
+        self._since = None
+
+    def lasts_s(self, asked: Collection[int], answers: Mapping[int, Pong], found: Mapping[int, Sample], now: float) -> float:
+        """For how long all who were `asked` have stood still, by their answers and by what they use."""
+        here = {rank: (pong.where, found[rank].processor_s) for rank, pong in answers.items() if pong.waiting and rank in found}
+        if here.keys() != set(asked):
+            self.forget()
+        elif self._since is None or not _is_same(*self._since, here, now):
+            self._since = now, here
+        return now - self._since[0] if self._since is not None else 0.0
+
+
+def is_for_good(lasted_s: float, patience_s: float) -> bool:
+    """Whether it has lasted for too long, with `patience_s` for what was expected."""
+    return lasted_s >= max(IDLE_S, patience_s)
+
+
+def _is_same(since: float, before: Mapping[int, tuple[str, float]], here: Mapping[int, tuple[str, float]], now: float) -> bool:
+    return before.keys() == here.keys() and not any(
+        where != before[rank][0] or is_a_sign(processor_s - before[rank][1], now - since)
+        for rank, (where, processor_s) in here.items()
+    )
