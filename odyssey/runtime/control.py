@@ -20,6 +20,15 @@ from odyssey.runtime.groups import Cut, Groups
 from odyssey.runtime.phase import Communication, Phase
 from odyssey.schedule import Op
 
+_WORDS = {
+    Communication.STOPPED: "stands still",
+    Communication.PREPARING: "prepares a generation",
+    Communication.READY: "at the gate",
+    Communication.RUNNING: "runs",
+    Communication.BROKEN: "has lost its connections",
+    Communication.CUT: "is about to pause",
+}
+
 
 class Control:
     """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with."""
@@ -31,6 +40,7 @@ class Control:
         self._orders: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
         self._phase = phase
+        self._since_s = time.monotonic()
         self._groups: Groups | None = None
 
     @property
@@ -95,21 +105,23 @@ class Control:
 
     def _pong(self, number: int) -> Pong:
         phase, at = self._phase, self._at()
-        if at is None:
-            return Pong(number, "", "building the job", waiting=False, since_s=0.0)
-        what, since_s = at
+        what, since_s = _WORDS[phase.communication], self._since_s
+        if at is not None and phase.communication in (Communication.RUNNING, Communication.CUT):
+            what, since_s = str(at[0]), at[1]
         for_s = time.monotonic() - since_s
         if phase.is_away:
             return Pong(number, "", "in the script's own code", waiting=False, since_s=for_s)
         if phase.is_idle:
             return Pong(number, "", "idle", waiting=True, since_s=for_s)
-        in_groups = phase.communication in (Communication.PREPARING, Communication.RUNNING, Communication.CUT)
-        waiting = not in_groups or (self._groups is not None and self._groups.waits_for_others)
-        return Pong(number, phase.unit, str(what), waiting, for_s)
+        takes_orders = phase.communication in (Communication.STOPPED, Communication.READY, Communication.BROKEN)
+        waiting = takes_orders or (self._groups is not None and self._groups.waits_for_others)
+        return Pong(number, phase.unit, what, waiting, for_s)
 
     # -- under the lock -------------------------------------------------------------------------------------------------
 
     def _set(self, phase: Phase) -> None:
+        if phase.communication is not self._phase.communication:
+            self._since_s = time.monotonic()
         self._phase = phase
         if phase.is_away:
             self._answer()

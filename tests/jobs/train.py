@@ -6,12 +6,14 @@ The leader prints `step 3 loss 2.345678901234567` for every step; at the end one
 from __future__ import annotations
 
 import argparse
+import ctypes
 import fcntl
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -20,6 +22,7 @@ import torch
 import odyssey
 from odyssey import buckets
 from odyssey.runtime import gradients
+from odyssey.runtime.groups import Groups
 from tests import models
 
 
@@ -29,18 +32,25 @@ def main() -> None:
         buckets.BUCKET_BYTES = options.bucket_bytes
     if options.die is not None:
         die_in_reductions(*options.die)
+    if options.lose_message is not None:
+        lose_message(*options.lose_message)
     dtype = getattr(torch, options.dtype)
     built = []
+    losses: dict[int, float] = {}
 
     def build():
         built[:] = models.build_layers(options.model, n_blocks=options.blocks, dropout=options.dropout, dtype=dtype)
+        if options.slow is not None and options.slow_how != "data":
+            for layer in built:
+                layer.register_forward_pre_hook(lambda *_: linger(options, len(losses)))
         return list(built)
 
+    data = models.data_for(options.model, options.samples, dtype)
     job = odyssey.Job(
         layers=build,
         loss=models.loss_for(options.model),
         optimizer=make_optimizer,
-        data=models.data_for(options.model, options.samples, dtype),
+        data=SlowData(options, data, losses) if options.slow_how == "data" else data,
         global_batch=options.global_batch,
         micro_batch=options.micro_batch,
         seed=options.seed,
@@ -49,7 +59,6 @@ def main() -> None:
         autocast=torch.bfloat16 if options.autocast else None,
         independent_samples=options.independent_samples,
     )
-    losses: dict[int, float] = {}
     kept = Kept()
     if options.keeps is not None:
         kept.__enter__()
@@ -96,6 +105,51 @@ def die_in_reductions(rank, n_started):
         return start(self, bucket, groups)
 
     gradients.Gradients.start_reduction = counted
+
+
+def lose_message(rank, number):
+    """What `rank` would send as its message of this number, between stages, never leaves it."""
+    if os.environ["RANK"] != str(rank):
+        return
+    send, n = Groups.send, [0]
+
+    def counted(self, tensor, worker, tag, way=None):
+        n[0] += way is not None
+        if way is not None and n[0] == number:
+            return SimpleNamespace(wait=lambda: True)
+        return send(self, tensor, worker, tag, way)
+
+    Groups.send = counted
+
+
+def linger(options, step):
+    """Once, at the rank and step of --slow: the script is slow there, for as long as --slow-how says."""
+    file, rank, at = options.slow
+    if os.environ["RANK"] != rank or step != int(at):
+        return
+    options.slow = (file, "", at)
+    with open(file, "rb") as held:
+        print("slow", flush=True)
+        if options.slow_how == "busy":  # in one call that does not let another thread in
+            sum(range(5 * 10**8))
+        elif options.slow_how == "deaf":
+            ctypes.PyDLL(None).flock(held.fileno(), fcntl.LOCK_SH)
+        else:
+            fcntl.flock(held, fcntl.LOCK_SH)
+
+
+class SlowData:
+    """A data set that is slow at a sample."""
+
+    def __init__(self, options, data, losses):
+        self.options, self.data, self.losses = options, data, losses
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        linger(self.options, len(self.losses))
+        return self.data[i]
 
 
 class Kept(torch.autograd.graph.saved_tensors_hooks):
@@ -150,10 +204,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--hold", type=Path, help="a file that is locked: wait for it after the step of --hold-after")
     parser.add_argument("--hold-after", type=int, default=0)
     parser.add_argument("--hold-once", type=Path, help="a pipe: wait for its end in the action that writes --out")
+    parser.add_argument("--slow", nargs=3, metavar=("FILE", "RANK", "STEP"), help="there that rank is slow, once")
+    parser.add_argument("--slow-how", choices=("lock", "deaf", "busy", "data"), default="lock", help="until FILE is not locked")
     parser.add_argument("--eval-every", type=int, default=0)
     parser.add_argument("--keeps", type=Path, help="a folder: each rank writes there how many bytes its graphs kept at most")
     parser.add_argument("--bucket-bytes", type=int, default=0, help="of gradients that are reduced together; 0: as ever")
     parser.add_argument("--die", type=int, nargs=2, metavar=("RANK", "N"), help="that rank is killed before its reduction N")
+    parser.add_argument("--lose-message", type=int, nargs=2, metavar=("RANK", "N"), help="which it sends between stages")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
