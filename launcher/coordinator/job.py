@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from launcher.coordinator import gate, next_job, rank_failure, transition
-from launcher.coordinator.actions import EndRanks, Kill, Record, RenewStore, SendOrder, SetDeadline, Spawn
+from launcher.coordinator.actions import EndRanks, Kill, Record, SendOrder, SetDeadline, Spawn
 from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
 from launcher.coordinator.restart_policy import GiveUp, Restart, after_progress
 from launcher.coordinator.state import JobState, Status, with_result
@@ -36,7 +36,6 @@ from launcher.joblog.events import (
     RankLost,
     RankPaused,
     RankReady,
-    StoreLost,
     Tick,
     UnitCommitted,
 )
@@ -330,7 +329,7 @@ def _end_finished(job: JobState) -> Actions:
     return end(job, 1, "no rank is left")
 
 
-# -- time, the store, connections --------------------------------------------------------------------------------------
+# -- time, connections -------------------------------------------------------------------------------------------------
 
 
 def _not_paused_in_time(job: JobState, body: Tick) -> Actions:
@@ -342,17 +341,7 @@ def _not_ready_in_time(job: JobState, body: Tick) -> Actions:
     limit_s = transition.ready_deadline_s(job.next_plan)
     if not job.all_have_joined:
         return _kill(job.world.alive - job.joined, "did not start in time")
-    if _nobody_could_meet(job):
-        return RenewStore(), *transition.pause(job, f"no rank was ready within {limit_s:g} s; another store is tried")
     return _kill(job.world.alive - job.recovery.ready.keys(), f"was not ready within {limit_s:g} s")
-
-
-def _nobody_could_meet(job: JobState) -> bool:
-    """To end all would be the end of the job, and what all need is the store: once, they try with another one."""
-    assert job.next_plan is not None
-    loss_at = job.recovery.loss_at
-    is_first = loss_at is not None and job.world.now - loss_at < 2 * transition.ready_deadline_s(job.next_plan)
-    return is_first and job.recovery.ready.keys().isdisjoint(job.next_plan.workers)
 
 
 def _not_ended_in_time(job: JobState, body: Tick) -> Actions:
@@ -361,12 +350,6 @@ def _not_ended_in_time(job: JobState, body: Tick) -> Actions:
 
 def _kill(ranks: Iterable[int], text: str) -> Actions:
     return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(ranks))
-
-
-def _store_lost(job: JobState, body: StoreLost) -> Actions:
-    """Groups that are being built need the store; groups that stand do not."""
-    _clock_from_now(job)
-    return transition.pause(job, f"the store was lost ({body.reason})")
 
 
 def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:
@@ -408,7 +391,6 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     RankReady: {Status.MOVING: transition.rank_ready},
     UnitCommitted: dict.fromkeys(_LIVING, _committed),
     RankFinished: dict.fromkeys(_LIVING, _finished),
-    StoreLost: dict.fromkeys((Status.MEASURING, Status.MOVING), _store_lost),
     ConnectionLost: {
         **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING), _connection_lost),
         Status.FINISHING: _connection_lost_at_the_end,

@@ -181,7 +181,7 @@ def if_spawned_joined(job: JobState) -> Actions:
         return (SetDeadline(max(JOIN_DEADLINE_S, 10 * recovery.joined_after_s)),)
     recovery.joined_at = job.world.now
     boundaries = job.profile.boundaries if job.profile is not None else ()
-    order = Prepare(job.world.generation, plan, "", job.results, boundaries)
+    order = Prepare(job.world.generation, plan, job.results, boundaries)
     # A rank in the script's own code gets to it when the script lets it; its agent asks it for life signs meanwhile.
     busy = any(report.phase == "between" for report in recovery.paused.values())
     first = job.plan is None

@@ -44,9 +44,10 @@ from odyssey.plan import Plan, StateFrom
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
 from odyssey.runtime.control import Control
+from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import NO_LIMIT, Cut, Groups
+from odyssey.runtime.groups import NO_LIMIT, Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.measure import measure
 from odyssey.runtime.phase import Activity, Phase
@@ -268,7 +269,7 @@ class Session:
 
     def _measure(self, order: Measure) -> None:
         members = [stage.worker for stage in order.chain if stage.worker is not None]
-        groups = Groups(order.store, order.generation, members, (), (), self.rank, self.model.device)
+        groups = Groups(self._link.report, order.generation, members, (), (), self.rank, self.model.device)
         self._control.use(groups)
         if self.rank in members:
             self._link.report(measure(order, self.rank, self.model, self._job_spec, self._backend, groups))
@@ -286,7 +287,7 @@ class Session:
         started_s = time.monotonic()
         movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
         subsets = [group.workers for group in plan.reduce]
-        groups = Groups(order.store, order.generation, plan.workers, subsets, movers, me, self.model.device)
+        groups = Groups(self._link.report, order.generation, plan.workers, subsets, movers, me, self.model.device)
         self._control.use(groups)
         if me in movers:
             groups.build()
