@@ -13,11 +13,11 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from odyssey.codec import Count, Malformed, Packed
+from odyssey.codec import Count, Malformed, Name, Packed
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
 from odyssey.text import all_as_unicode
@@ -140,7 +140,6 @@ class Measure(msgspec.Struct, frozen=True, tag=True):
 
     generation: int
     chain: tuple[Stage, ...]
-    store: str
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
@@ -150,7 +149,7 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Take on `plan`: roll forward to the newest of `results`, build groups on `store` (`host:port`), move state, answer Ready.
+    """Take on `plan`: roll forward to the newest of `results`, build groups, move state, answer Ready.
 
     `results`: the units that are final since the last committed step, that step's own among them, and all units before
     the first step; a rank that is behind applies them, a rank that joins replays them. `boundaries` tell every
@@ -159,9 +158,16 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
     generation: int
     plan: Plan
-    store: str
     results: tuple[Result, ...]
     boundaries: tuple[Boundary, ...]
+
+
+class Known(msgspec.Struct, frozen=True, tag=True):
+    """What all ranks of a group have offered under `name`, by rank: see Offered."""
+
+    generation: int
+    name: str
+    values: dict[int, bytes]
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
@@ -197,7 +203,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
-Command = Measure | Pause | Prepare | Go | Follow | Finish | Ping | Stop
+Command = Measure | Pause | Prepare | Known | Go | Follow | Finish | Ping | Stop
 
 # -- reports: rank -> agent --------------------------------------------------------------------------------------------
 
@@ -263,6 +269,20 @@ class Paused(msgspec.Struct, frozen=True, tag=True):
     position: Position
     phase: str
     held: tuple[int, ...]
+
+
+MAX_OFFERED_BYTES = 1 << 20
+"""What a rank offers to a group of some ten thousand has a few bytes for each of them."""
+
+
+class Offered(msgspec.Struct, frozen=True, tag=True):
+    """While groups are built: where this rank is reached. The leading agent answers Known when `n` ranks have offered something
+    under this `name`, to all of them."""
+
+    generation: int
+    name: Name
+    n: Annotated[int, msgspec.Meta(ge=2, le=1 << 16)]
+    value: Annotated[bytes, msgspec.Meta(max_length=MAX_OFFERED_BYTES)]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -384,7 +404,20 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 Report = (
-    Hello | Measured | Paused | Ready | Committed | OpTimes | StepTimes | Pong | Broken | Failed | Finished | Stepped | Beat
+    Hello
+    | Measured
+    | Paused
+    | Offered
+    | Ready
+    | Committed
+    | OpTimes
+    | StepTimes
+    | Pong
+    | Broken
+    | Failed
+    | Finished
+    | Stepped
+    | Beat
 )
 
 # -- framing -----------------------------------------------------------------------------------------------------------

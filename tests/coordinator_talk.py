@@ -6,7 +6,7 @@ profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-
                                                          noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
-tick, store, broken 1, stop, leads 7                     pass 60         seconds
+tick, broken 1, stop, leads 7                     pass 60         seconds
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ from launcher.joblog.events import (
     RankReady,
     Restarting,
     StopRequested,
-    StoreLost,
     Tick,
     UnitCommitted,
     encode,
@@ -233,8 +232,6 @@ class Talk:
                 self.now += ranks[0]
             case "tick":
                 yield Tick()
-            case "store":
-                yield StoreLost("SIGKILL")
             case "leads":
                 yield LeaderChanged(AgentInfo(int(ranks[0]), "far", 1, 1))
             case "broken":

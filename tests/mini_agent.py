@@ -14,10 +14,11 @@ import msgspec
 import psutil
 import pytest
 
+from launcher.agent.introductions import Introductions
 from launcher.coordinator.state import with_result
 from launcher.host.kernel import set_subreaper
 from launcher.processes import rank_process
-from launcher.processes.environment import AGENT_FD
+from launcher.processes.environment import ADDRESS, AGENT_FD
 from odyssey.messages import (
     Boundary,
     Command,
@@ -29,6 +30,7 @@ from odyssey.messages import (
     Hello,
     Measure,
     Measured,
+    Offered,
     Pause,
     Paused,
     Prepare,
@@ -41,7 +43,6 @@ from odyssey.pipelines import Stage
 from odyssey.plan import Plan, Schedule
 from odyssey.plan_proof import prove
 from odyssey.zygote import protocol
-from odyssey.zygote.protocol import ForkStore
 from perfmodel.merge import merge
 from perfmodel.profile import Profile
 from perfmodel.work import work_of
@@ -77,11 +78,6 @@ class Forks:
         with open(os.devnull, "rb") as nothing:
             return self._forked(request, [nothing.fileno(), 1, 2, its.fileno()])
 
-    def store(self, listener: socket.socket) -> psutil.Process:
-        self._n_requests += 1
-        host, port = listener.getsockname()
-        return self._forked(ForkStore(self._n_requests, host, port, os.getpid()), [listener.fileno()])
-
     def _forked(self, request: protocol.Fork, descriptors: list[int]) -> psutil.Process:
         self._zygote.request(request, descriptors)
         answer = self._zygote.answer()
@@ -105,7 +101,7 @@ def forks() -> Iterator[Forks]:
 
 
 class MiniAgent:
-    """Real processes of `script` as ranks 0..n-1, a store, and the reports of each rank in order."""
+    """Real processes of `script` as ranks 0..n-1, and the reports of each rank in order."""
 
     def __init__(self, forks: Forks, n_ranks: int, script: Path, *arguments: str) -> None:
         self.reports: dict[int, list[Any]] = {}
@@ -125,9 +121,7 @@ class MiniAgent:
         self._sockets: dict[int, socket.socket] = {}
         self._deframers: dict[int, Deframer[Report]] = {}
         self._selector = selectors.DefaultSelector()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.store = f"127.0.0.1:{listener.getsockname()[1]}"
-            self._store = forks.store(listener)
+        self._introductions = Introductions(self._introduce)
         for rank in range(n_ranks):
             self.spawn(rank)
 
@@ -138,6 +132,7 @@ class MiniAgent:
             "RANK": str(rank),
             "WORLD_SIZE": str(self._n_ranks),
             "LOCAL_WORLD_SIZE": str(self._n_ranks),
+            ADDRESS: "127.0.0.1",
         }
         self.processes[rank] = self._forks.rank(self._script, self._arguments, environment, its)
         its.close()
@@ -169,7 +164,7 @@ class MiniAgent:
         model = hellos[0].model
         workers = range(min(self._n_ranks, len(model.layers)))
         cuts = [len(model.layers) * i // len(workers) for i in range(len(workers) + 1)]
-        self.order(Measure(0, tuple(Stage(i, cuts[i], cuts[i + 1]) for i in workers), self.store))
+        self.order(Measure(0, tuple(Stage(i, cuts[i], cuts[i + 1]) for i in workers)))
         measured = self.wait(Measured, *workers)
         self._profile = merge(
             model, [measured[i] for i in workers], ranks_per_node=1, nodes_per_host=8, cores=None, model_name="train"
@@ -195,7 +190,7 @@ class MiniAgent:
 
     def send_prepare(self, plan: Plan) -> None:
         self.generation, self.plan = max(plan.generation, self.generation), plan
-        self.order(Prepare(plan.generation, plan, self.store, self.results, self.boundaries))
+        self.order(Prepare(plan.generation, plan, self.results, self.boundaries))
 
     def wait_ready(self) -> dict[int, Ready]:
         return self.wait(Ready, when=lambda report: report.generation == self.generation)
@@ -273,10 +268,16 @@ class MiniAgent:
         self.reports[rank] += reports
         self.heard[rank] += reports
         for report in reports:
+            if isinstance(report, Offered) and report.generation == self.generation:
+                self._introductions.offered(rank, report)
             if isinstance(report, Committed):
                 known, self.results = self.results, with_result(self.results, report.result)
                 if self.followers and self.results is not known:
                     self.order(Follow(self.generation, report.result), *self.followers)
+
+    def _introduce(self, rank: int, known: Command) -> None:
+        if rank in self._sockets:
+            self.order(known, rank)
 
     def kill(self, rank: int) -> None:
         """SIGKILL, and forget the rank."""
@@ -300,9 +301,7 @@ class MiniAgent:
         for rank in list(self._sockets):
             self._forget(rank)  # its end ends the rank
         self._selector.close()
-        self._store.kill()
-        processes = [*self.processes.values(), self._store]
-        _, alive = psutil.wait_procs(processes, LIMIT_S)
+        _, alive = psutil.wait_procs([*self.processes.values()], LIMIT_S)
         for process in alive:
             process.kill()
             process.wait(LIMIT_S)

@@ -12,39 +12,49 @@ from functools import partial
 
 import pytest
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from odyssey.runtime import groups
-from odyssey.runtime.groups import Cut, Groups
+from odyssey.messages import Deframer, Known, Report, frame
+from odyssey.runtime.cut import Cut
+from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.introductions import to_nobody
 
 pytestmark = pytest.mark.timeout(60)
+CPU = torch.device("cpu")
 
 
-def test_a_rank_that_is_cut_while_the_store_does_not_answer_ends_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_cut_while_others_have_not_come_ends_whole() -> None:
     """A thread that comes back from C++ when the interpreter has ended aborts the process."""
-    monkeypatch.setattr(groups, "CONNECT_S", 0.5, raising=False)
-    of_somebody_else = Groups("", 900, (0,), (), (), 0, torch.device("cpu"))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        cut, last = (Groups(f"127.0.0.1:{port}", number, (0, 1), (), (), 0, torch.device("cpu")) for number in (901, 902))
-        threads = [thread for thread in threading.enumerate() if thread.name[-3:] in ("901", "902")]
-        silent.settimeout(30)
-        accepts = threading.Thread(target=lambda: (silent.accept(), cut.cut("a newer generation")))
-        accepts.start()
-        with pytest.raises(Cut, match="a newer generation"):
-            cut.build()
-        accepts.join()
-        cut.release()  # as the next generation does
-        last.close()
-        assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
+    of_somebody_else = Groups(to_nobody, 900, (0,), (), (), 0, CPU)
+    has_come = threading.Event()
+    cut, last = (Groups(lambda offered: has_come.set(), number, (0, 1), (), (), 0, CPU) for number in (901, 902))
+    threads = [thread for thread in threading.enumerate() if thread.name[-3:] in ("901", "902")]
+    cuts = threading.Thread(target=lambda: (has_come.wait(), cut.cut("a newer generation")))
+    cuts.start()
+    with pytest.raises(Cut, match="a newer generation"):
+        cut.build()
+    cuts.join()
+    cut.release()  # as the next generation does
+    last.close()
+    assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
     of_somebody_else.check()  # it goes on
     of_somebody_else.close()
 
 
+def introduce(ranks: list[socket.socket]) -> None:
+    """What an agent does while one group is built: hand out to all what each offers."""
+    offers = [next(Deframer(Report).feed(rank.recv(1 << 16))) for rank in ranks]
+    known = Known(offers[0].generation, offers[0].name, {rank: offered.value for rank, offered in enumerate(offers)})
+    for rank in ranks:
+        rank.sendall(frame(known))
+
+
 RECEIVER = """
-import signal, sys, torch
+import signal, socket, sys, torch
+from odyssey.link import AgentLink
 from odyssey.runtime.groups import Groups
-groups = Groups(sys.argv[1], 1, (0, 1), (), (), 1, torch.device("cpu"))
+link = AgentLink(socket.socket(fileno=int(sys.argv[1])))
+groups = Groups(link.report, 1, (0, 1), (), (), 1, torch.device("cpu"))
+link.listen(groups.learn)
 groups.build()
 work = groups.receive(torch.empty(16_000_000), 0, 1)
 groups.wait(groups.send(torch.zeros(1), 0, 2).wait)
@@ -52,10 +62,13 @@ print("posted", flush=True)
 signal.pause()
 """
 SENDER = """
-import sys, threading, torch
+import socket, sys, threading, torch
+from odyssey.link import AgentLink
 from odyssey.runtime import groups
 groups.FORGOTTEN, groups.END_S = groups.NO_LIMIT, 1e6
-mine = groups.Groups(sys.argv[1], 1, (0, 1), (), (), 0, torch.device("cpu"))
+link = AgentLink(socket.socket(fileno=int(sys.argv[1])))
+mine = groups.Groups(link.report, 1, (0, 1), (), (), 0, torch.device("cpu"))
+link.listen(mine.learn)
 mine.build()
 mine.wait(mine.receive(torch.zeros(1), 1, 2).wait)
 input()
@@ -72,10 +85,20 @@ mine.close()
 
 def test_a_rank_that_was_cut_in_the_middle_of_a_send_ends_without_waiting_for_it() -> None:
     """Gloo never tells who waits for a send that has begun and whose connection then ends."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    start = partial(subprocess.Popen, env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE)
-    receiver_of, sender_of = ([sys.executable, "-c", script, f"127.0.0.1:{store.port}"] for script in (RECEIVER, SENDER))
-    with start(receiver_of) as receiver, start(sender_of, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as sender:
+    pairs = [socket.socketpair() for _ in range(2)]
+    start = partial(subprocess.Popen, env=os.environ | {"OMP_NUM_THREADS": "1", ADDRESS: "127.0.0.1"}, text=True)
+    (sends, its_end), (receives, other_end) = pairs
+    sender_of, receiver_of = (
+        [sys.executable, "-c", SENDER, str(its_end.fileno())],
+        [sys.executable, "-c", RECEIVER, str(other_end.fileno())],
+    )
+    with (
+        start(receiver_of, stdout=subprocess.PIPE, pass_fds=[other_end.fileno()]) as receiver,
+        start(
+            sender_of, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[its_end.fileno()]
+        ) as sender,
+    ):
+        introduce([sends, receives])
         try:
             assert receiver.stdout and receiver.stdout.readline() == "posted\n"
             receiver.send_signal(signal.SIGSTOP)
@@ -84,3 +107,5 @@ def test_a_rank_that_was_cut_in_the_middle_of_a_send_ends_without_waiting_for_it
         finally:
             sender.kill()
             receiver.kill()
+            for end in (sends, its_end, receives, other_end):
+                end.close()

@@ -139,7 +139,7 @@ def groups_by_hand(plan: Plan, pipelines: Sequence[Pipeline]) -> list[tuple[set[
 
 def read(plan: Plan) -> list[Plan]:
     """As it comes out of the log, and of a message."""
-    (order,) = Deframer(Command).feed(frame(Prepare(plan.generation, plan, "", (), ())))
+    (order,) = Deframer(Command).feed(frame(Prepare(plan.generation, plan, (), ())))
     return [plans.decode(plans.encode(plan)), order.plan]
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from launcher.agent.introductions import Introductions
 from odyssey.errors import OdysseyError
+from odyssey.messages import Offered
 from odyssey.plan import Move
 from odyssey.runtime import transfer
-from odyssey.runtime.groups import Cut, Groups
+from odyssey.runtime.cut import Cut
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.transfer import move_layers
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,16 +37,6 @@ class Holder:
         self.held[layer] = state
 
 
-@pytest.fixture(scope="module")
-def server() -> TCPStore:
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-
-
-@pytest.fixture
-def store(server: TCPStore) -> str:
-    return f"127.0.0.1:{server.port}"
-
-
 def state_of(layer: int) -> dict[str, Any]:
     draws = torch.Generator().manual_seed(layer)
     weight = torch.randn(40 + layer, 33, generator=draws, dtype=torch.float64)
@@ -52,14 +44,20 @@ def state_of(layer: int) -> dict[str, Any]:
     return {"weight": weight, "of a view": view, "step": torch.tensor(3.0), "empty": torch.empty(0), "rate": 0.1 * layer}
 
 
-def together(store: str, generation: int, run: Mapping[int, Callable[[Groups], None]]) -> dict[int, BaseException | None]:
+def together(generation: int, run: Mapping[int, Callable[[Groups], None]]) -> dict[int, BaseException | None]:
     """Run each rank's part in a thread of its own, with groups of them all; what each ended with."""
     ended: dict[int, BaseException | None] = {}
     members = sorted(run)
     all_have_ended = threading.Barrier(len(members))
+    of_rank: dict[int, Groups] = {}
+    introductions, lock = Introductions(lambda rank, known: of_rank[rank].learn(known)), threading.Lock()
+
+    def offer(rank: int, offered: Offered) -> None:
+        with lock:
+            introductions.offered(rank, offered)
 
     def part(rank: int) -> None:
-        groups = Groups(store, generation, members, (), (), rank, CPU)
+        groups = of_rank[rank] = Groups(partial(offer, rank), generation, members, (), (), rank, CPU)
         try:
             groups.build()
             run[rank](groups)
@@ -83,7 +81,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("piece_bytes", [48, 4096, 4 << 20])
-def test_all_arrives_as_it_left_also_what_is_passed_on(store: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_arrives_as_it_left_also_what_is_passed_on(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """0 to 1 to 2 to 3 while others go the opposite way: an order in which a rank sends and receives in turn."""
     monkeypatch.setattr(transfer, "PIECE_BYTES", piece_bytes)
     moves = [Move(0, 0, 1), Move(3, 3, 2), Move(0, 1, 2), Move(3, 2, 1), Move(1, 0, 3), Move(0, 2, 3), Move(3, 1, 0)]
@@ -96,7 +94,7 @@ def test_all_arrives_as_it_left_also_what_is_passed_on(store: str, piece_bytes: 
 
         return run
 
-    ended = together(store, 100 + piece_bytes, {rank: part(rank) for rank in ranks})
+    ended = together(100 + piece_bytes, {rank: part(rank) for rank in ranks})
 
     assert set(ended.values()) == {None}
     assert {rank: set(holder.held) for rank, holder in ranks.items()} == {0: {0, 1, 3}, 1: {0, 3}, 2: {0, 3}, 3: {0, 1, 3}}
@@ -104,7 +102,7 @@ def test_all_arrives_as_it_left_also_what_is_passed_on(store: str, piece_bytes: 
     assert all(n_bytes[rank] > 8 * 33 * 40 for rank in ranks)
 
 
-def test_what_did_not_arrive_as_it_was_sent_is_refused(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_did_not_arrive_as_it_was_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PIECE_BYTES", 4096)
     digest, sender = transfer.digest_bytes, threading.local()
     n_digested = iter(range(10**6))
@@ -121,11 +119,11 @@ def test_what_did_not_arrive_as_it_was_sent_is_refused(store: str, monkeypatch: 
         move_layers([Move(5, 0, 1)], 1, Holder({}), groups)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "digest_bytes", wrong_once)
-    ended = together(store, 200, {0: send, 1: receive})
+    ended = together(200, {0: send, 1: receive})
     assert isinstance(ended[1], OdysseyError) and "layer 5 from rank 0 did not arrive as it was sent" in str(ended[1])
 
 
-def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is cut when it has digested some pieces; the move before has arrived."""
     monkeypatch.setattr(transfer, "PIECE_BYTES", 1024)
     moves = [Move(1, 0, 1), Move(2, 0, 1)]
@@ -147,6 +145,6 @@ def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(store:
         move_layers(moves, 1, target, groups)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "digest_bytes", and_cut)
-    ended = together(store, 300, {0: send, 1: receive})
+    ended = together(300, {0: send, 1: receive})
     assert isinstance(ended[0], Cut) and isinstance(ended[1], Cut)
     assert set(source.held) == {1, 2} and set(target.held) == {1} and same(target.held[1], state_of(1))

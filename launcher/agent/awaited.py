@@ -2,7 +2,7 @@
 
 A rank's script is its own until it builds its Job, and again when it has ended, so there only a rank that is stopped is late;
 and only where it is known to be a Job's, because others have joined. In between, health/job_hangs.py asks. The store matters
-while groups are built on it, or other agents look for this one; else where somebody waits for one that is stopped.
+while other agents look for this one; else where somebody waits for one that is stopped.
 """
 
 from __future__ import annotations
@@ -25,15 +25,8 @@ STORE_IDLE_S = 10.0
 
 
 def needs_store(state: State) -> bool:
-    """Groups may be being built, or an agent may be about to come in place of those that are gone."""
-    match state.status:
-        case Status.MEASURING:
-            return True
-        case Status.MOVING:
-            return state.joined == state.world.alive
-        case Status.RESTARTING:
-            return not state.world.alive
-    return False
+    """An agent may be about to come in place of those that are gone."""
+    return state.status is Status.RESTARTING and not state.world.alive
 
 
 class Awaited:

@@ -106,7 +106,7 @@ class Executor:
 
     def _measure(self, action: StartMeasure) -> None:
         self._hangs.expect(MEASURE_S, together=True)
-        order = Measure(action.generation, action.chain, "")
+        order = Measure(action.generation, action.chain)
         for rank in self._planner.measure(action):
             self._orders.send(rank, order)
 

@@ -16,6 +16,7 @@ from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Drill, Faults
 from launcher.agent.executor import Executor
 from launcher.agent.from_outside import answer_visitors
+from launcher.agent.introductions import Introductions
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.job_start import JobStart, job_started
@@ -59,6 +60,11 @@ class Began:
 def founding(local: LocalAgent, listener: socket.socket, key: bytes, watch: Watch) -> Began:
     """The job begins here. `listener`: of the store; `key`: of the agents' secret; `watch` sees every event."""
     options, loop = local.options, local.loop
+    environments = local.processes.environments
+    if addresses.is_only_here(environments.store.host):
+        environments.address = environments.store.host
+    elif options.max_agents == 1:
+        environments.address = "127.0.0.1"
     coordination = Coordination(options)
     log = JobLog(local.folder, watch, coordination, local.now)
     if options.max_agents == 1:
@@ -85,13 +91,15 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     cluster = Cluster(processes, leader)
     node_of: dict[int, int] = {}
     planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=news.event)
-    orders = Orders(cluster, processes.store.address, coordination)
+    orders = Orders(cluster, coordination)
     faults = Faults(drills, loop, cluster, news.say)
     hangs = _watch_over_jobs(local, cluster, orders, coordination)
     stalls = _watch_over_scripts(local, cluster, coordination)
     processes.waits.watch(planner.awaited)
     processes.waits.watch(Awaited(processes, cluster, quorum, coordination))
-    router = ReportRouter(loop, news, coordination, processes.spawner, planner, hangs, stalls, faults)
+    router = ReportRouter(
+        loop, news, coordination, processes.spawner, planner, hangs, stalls, faults, Introductions(orders.send)
+    )
     start = JobStart(local, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
@@ -143,7 +151,8 @@ def _is_led_elsewhere(local: LocalAgent, address: Address) -> None:
 
 def _is_reached(environments: Environments, address: str) -> None:
     """By other agents, at this address: so ranks of theirs reach the ones here by the interface that has it."""
-    environments.interface = environments.interface or addresses.interface_of(address)
+    if not environments.interface:
+        environments.address, environments.interface = address, addresses.interface_of(address)
 
 
 def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordination: Coordination) -> JobHangs:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from launcher.agent.coordination import Coordination
 from launcher.cluster.leading.cluster import Cluster
-from launcher.processes.store import StoreAddress
-from odyssey.messages import Command, Measure, Ping, Prepare, frame
+from odyssey.messages import Command, Ping, frame
 
 
 class Orders:
-    """The coordinator leaves the store's address out; it is filled in here."""
+    """Of the coordinator, and of the agent."""
 
-    def __init__(self, cluster: Cluster, store: StoreAddress, coordination: Coordination) -> None:
+    def __init__(self, cluster: Cluster, coordination: Coordination) -> None:
         self._cluster = cluster
-        self._store = str(store)
         self._coordination = coordination
         self._last: Command | None = None
         self._framed = b""
@@ -24,7 +20,7 @@ class Orders:
         """Now, or when the rank reads."""
         if order is not self._last:
             self._last = order
-            self._framed = frame(replace(order, store=self._store) if isinstance(order, Prepare | Measure) else order)
+            self._framed = frame(order)
         self._cluster.send(rank, self._framed)
 
     def ping(self, number: int) -> frozenset[int]:

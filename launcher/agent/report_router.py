@@ -6,6 +6,7 @@ from collections import deque
 
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
+from launcher.agent.introductions import Introductions
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.host.loop import Loop
@@ -48,6 +49,7 @@ class ReportRouter:
         hangs: JobHangs,
         stalls: StallWatch,
         faults: Faults,
+        introductions: Introductions,
     ) -> None:
         self._loop = loop
         self._news = news
@@ -57,6 +59,7 @@ class ReportRouter:
         self._hangs = hangs
         self._stalls = stalls
         self._faults = faults
+        self._introductions = introductions
         self._progressed: set[int] = set()
         """Ranks without a Job that have shown progress since they were started."""
         self._undecided: deque[Result] = deque()
@@ -76,6 +79,9 @@ class ReportRouter:
                     self._undecided.append(result)
                     self._pass_on(rank, report)
                     self._unit_is_final(result, unit_s)
+            case messages.Offered() as offered:
+                if offered.generation == self._coordination.generation:
+                    self._introductions.offered(rank, offered)
             case messages.Pong() as pong:
                 self._hangs.pong(rank, pong)
             case messages.Broken(generation=generation, what=what):
@@ -153,7 +159,7 @@ class ReportRouter:
 
 
 def event_of(rank: int, report: Report) -> Body | None:
-    """None for a report that is no event: times, measurements, life signs."""
+    """None for a report that is no event: times, measurements, addresses, life signs."""
     match report:
         case Committed(result=result, n_samples=n_samples, unit_s=unit_s):
             return UnitCommitted(rank, result, n_samples, unit_s)

@@ -11,7 +11,7 @@ from odyssey.plan import Plan
 
 
 class SendOrder(msgspec.Struct, frozen=True):
-    """To one rank. The store's address is not the coordinator's to know: the agent fills it in."""
+    """To one rank."""
 
     rank: int
     order: Command

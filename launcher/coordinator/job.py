@@ -36,7 +36,6 @@ from launcher.joblog.events import (
     RankLost,
     RankPaused,
     RankReady,
-    StoreLost,
     Tick,
     UnitCommitted,
 )
@@ -332,7 +331,7 @@ def _end_finished(job: JobState) -> Actions:
     return end(job, 1, "no rank is left")
 
 
-# -- time, the store, connections --------------------------------------------------------------------------------------
+# -- time, connections -------------------------------------------------------------------------------------------------
 
 
 def _paused_for_long_enough(job: JobState, body: Tick) -> Actions:
@@ -346,12 +345,6 @@ def _not_joined_in_time(job: JobState, body: Tick) -> Actions:
 
 def _not_ended_in_time(job: JobState, body: Tick) -> Actions:
     return _exited_early(job) if job.world.first_failure else ()
-
-
-def _store_lost(job: JobState, body: StoreLost) -> Actions:
-    """Groups that are being built need the store; groups that stand do not."""
-    _clock_from_now(job)
-    return transition.redo(job, f"the store was lost ({body.reason})")
 
 
 def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:
@@ -393,7 +386,6 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     RankReady: {Status.MOVING: transition.rank_ready},
     UnitCommitted: dict.fromkeys(_LIVING, _committed),
     RankFinished: dict.fromkeys(_LIVING, _finished),
-    StoreLost: dict.fromkeys((Status.MEASURING, Status.MOVING), _store_lost),
     ConnectionLost: {
         **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING), _connection_lost),
         Status.FINISHING: _connection_lost_at_the_end,

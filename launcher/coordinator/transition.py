@@ -202,7 +202,7 @@ def if_spawned_joined(job: JobState) -> Actions:
         return (SetDeadline(join_limit_s(job)),)
     recovery.joined_at = job.world.now
     boundaries = job.profile.boundaries if job.profile is not None else ()
-    order = Prepare(job.world.generation, plan, "", job.results, boundaries)
+    order = Prepare(job.world.generation, plan, job.results, boundaries)
     return *(SendOrder(rank, order) for rank in sorted(job.world.alive)), SetDeadline(None)
 
 

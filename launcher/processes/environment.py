@@ -16,6 +16,8 @@ from odyssey.errors import UsageError
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 """See odyssey/link.py."""
+ADDRESS = "ODYSSEY_ADDRESS"
+"""See odyssey/runtime/groups.py."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """What Gloo and NCCL would otherwise guess, by the host's name or the order of its interfaces."""
 SECRET = "ODYSSEY_SECRET"
@@ -26,8 +28,8 @@ MAX_FAILURE = 4096
 
 def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
     """What all ranks share."""
-    # AGENT_FD would be that of a rank which is a launcher itself
-    variables = {name: value for name, value in inherited.items() if name not in (AGENT_FD, SECRET)}
+    # AGENT_FD and ADDRESS would be those of a rank which is a launcher itself
+    variables = {name: value for name, value in inherited.items() if name not in (ADDRESS, AGENT_FD, SECRET)}
     if n_ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
     variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
@@ -100,23 +102,33 @@ class Environments:
         self._job_dir = folder.path
         self.run_id = folder.run_id
         """TORCHELASTIC_RUN_ID."""
+        self.address = ""
+        """By which the ranks of the job reach this host, as far as it is known."""
         self.interface = ""
         """By which the hosts of the job reach each other; empty where there is one, or where it is not known."""
         self.timer_file = timer_file(os.environ, folder.path)
 
     def of(self, assignment: RankAssignment) -> dict[str, str]:
         """Of a rank that starts now, but for where it writes."""
-        return for_rank(
-            self._options,
-            os.environ,
-            assignment,
-            master_addr=self.store.host,
-            master_port=self.store.port,
-            run_id=self.run_id,
-            job_dir=self._job_dir,
-            timer_file=self.timer_file,
-            error_file="",
-        ) | {name: self.interface for name in INTERFACES if self.interface and name not in os.environ}
+        return (
+            for_rank(
+                self._options,
+                os.environ,
+                assignment,
+                master_addr=self.store.host,
+                master_port=self.store.port,
+                run_id=self.run_id,
+                job_dir=self._job_dir,
+                timer_file=self.timer_file,
+                error_file="",
+            )
+            | self._how_reached()
+        )
+
+    def _how_reached(self) -> dict[str, str]:
+        """What the user says of interfaces counts."""
+        given = {name: self.interface for name in INTERFACES if self.interface and name not in os.environ}
+        return given | ({ADDRESS: self.address} if self.address and "GLOO_SOCKET_IFNAME" not in os.environ else {})
 
     def close(self) -> None:
         """What was made for the ranks to find is removed."""

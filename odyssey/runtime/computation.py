@@ -20,10 +20,11 @@ from odyssey.model.model import Model
 from odyssey.plan import Plan
 from odyssey.runtime.boundary import Expectation, Expectations, detached, flatten
 from odyssey.runtime.clock import Clock
+from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import Prefetcher, layer_seed
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import backward, backward_input, backward_weight
-from odyssey.runtime.groups import Cut, Groups
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Compute, Receive, Send

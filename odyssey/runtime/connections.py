@@ -1,87 +1,109 @@
 """The sockets of a generation's groups, and how to shut them: a transport that waits in C++ comes back by nothing else.
 
+They are known for certain: a generation listens at a port of its own, so what was accepted there is its; and what was opened
+leads to where the others listen, which all have told each other. Whatever else the process has is the script's own.
+
 Shut for reading: Gloo then closes the connection itself, so the other end is told too. Were it shut for writing first, a
-send in between would fail in a way that Gloo keeps to itself, and who waits for that send would wait on.
+send in between would fail in a way that Gloo keeps to itself, and who waits for that send would wait on. The listening
+socket is left alone: to shut it would end the process.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
+from contextlib import closing
+from typing import NamedTuple
 
 from odyssey import own_process
 
+_SO_PEERNAME = 28
+"""getpeername for a connection that is still being made, too."""
+
+
+class Endpoint(NamedTuple):
+    """Of TCP, by number."""
+
+    host: str
+    port: int
+
 
 class Connections:
-    """What has been opened since this was made; from `keep` on, what was kept. One lock of the caller's is around both
-    `keep` and `shut`."""
+    """Of one generation. One lock of the caller's is around both `keep` and `shut`."""
 
     def __init__(self) -> None:
-        self._before = _sockets()
+        self._ours: set[Endpoint] = set()
+        self._theirs: set[Endpoint] = set()
         self._kept: list[socket.socket] | None = None
+
+    def listens_at(self, endpoint: Endpoint) -> None:
+        """What is accepted there is this generation's."""
+        self._ours = self._ours | {endpoint}
+
+    def reaches(self, endpoint: Endpoint) -> None:
+        """What leads there is."""
+        self._theirs = self._theirs | {endpoint}
 
     @property
     def are_kept(self) -> bool:
         """Whether all that there will be have been opened."""
         return self._kept is not None
 
-    def opened(self) -> list[int]:
-        """Descriptors of all sockets that there were not before."""
-        return [descriptor for inode, descriptor in _sockets().items() if inode not in self._before]
-
-    def keep(self, descriptors: list[int]) -> None:
-        """These are all. We keep duplicates: Gloo may close its descriptors, and the numbers may be reused, at any time."""
-        self._kept = [socket.socket(fileno=os.dup(descriptor)) for descriptor in descriptors if _is_connection(descriptor)]
-        self._before = {}
+    def keep(self) -> None:
+        """All are there. We keep duplicates: Gloo may close its descriptors, and the numbers may be reused, at any time."""
+        self._kept = self._open()
 
     def shut(self) -> None:
         """End every wait on them."""
-        if self._kept is None:
-            for descriptor in self.opened():
-                _shut(descriptor)
-            return
-        for connection in self._kept:
-            _shut(connection.fileno())
-            connection.close()
-        self._kept = []
+        for connection in self._open() if self._kept is None else self._kept:
+            with closing(connection):
+                _shut(connection)
+        if self._kept is not None:
+            self._kept = []
 
+    def _open(self) -> list[socket.socket]:
+        """Duplicates of those that there are now."""
+        found = []
+        if self._ours or self._theirs:
+            for descriptor in [number for number, name in own_process.descriptors() if name.startswith("socket:")]:
+                try:
+                    view = socket.socket(fileno=os.dup(descriptor))
+                except OSError:
+                    continue  # closed since the listing
+                if self._is_of_us(view):
+                    found.append(view)
+                else:
+                    view.close()
+        return found
 
-def shut_all_to(port: int) -> None:
-    """End this process's connections to a port, whoever has opened them."""
-    for descriptor in _sockets().values():
-        if _is_connected_to(descriptor, port):
-            _shut(descriptor)
-
-
-def _sockets() -> dict[str, int]:
-    """Open sockets of this process: inode text -> descriptor."""
-    return {name: number for number, name in own_process.descriptors() if name.startswith("socket:")}
-
-
-def _is_connection(descriptor: int) -> bool:
-    """Whether it is a connected TCP socket. Shutting a listener of Gloo would end the process."""
-    view = socket.socket(fileno=os.dup(descriptor))
-    with view:
-        if view.family not in (socket.AF_INET, socket.AF_INET6):
+    def _is_of_us(self, view: socket.socket) -> bool:
+        if view.family not in (socket.AF_INET, socket.AF_INET6) or view.type != socket.SOCK_STREAM:
             return False
-        return not view.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        try:
+            if view.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return False
+            host, port, *_ = view.getsockname()
+            if Endpoint(host.partition("%")[0], port) in self._ours:
+                return True
+            return endpoint(view.getsockopt(socket.SOL_SOCKET, _SO_PEERNAME, 128)) in self._theirs
+        except OSError:
+            return False  # leads nowhere
 
 
-def _is_connected_to(descriptor: int, port: int) -> bool:
+def endpoint(sockaddr: bytes) -> Endpoint | None:
+    """What a sockaddr of the kernel's says; None of another family."""
+    family, port = int.from_bytes(sockaddr[:2], sys.byteorder), int.from_bytes(sockaddr[2:4], "big")
+    match family:
+        case socket.AF_INET:
+            return Endpoint(socket.inet_ntop(family, sockaddr[4:8]), port)
+        case socket.AF_INET6:
+            return Endpoint(socket.inet_ntop(family, sockaddr[8:24]), port)
+    return None
+
+
+def _shut(connection: socket.socket) -> None:
     try:
-        if not _is_connection(descriptor):
-            return False
-        with socket.socket(fileno=os.dup(descriptor)) as view:
-            return bool(view.getpeername()[1] == port)
-    except OSError:
-        return False  # closed, or not connected yet
-
-
-def _shut(descriptor: int) -> None:
-    try:
-        if _is_connection(descriptor):
-            view = socket.socket(fileno=os.dup(descriptor))
-            with view:
-                view.shutdown(socket.SHUT_RD)
+        connection.shutdown(socket.SHUT_RD)
     except OSError:
         pass  # closed, or never connected: nobody waits on it

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from odyssey.link import AgentLink
-from odyssey.messages import Command, Pause, Paused, Ping, Pong, Stop
+from odyssey.messages import Command, Known, Pause, Paused, Ping, Pong, Stop
 from odyssey.model.model import Model
-from odyssey.runtime.groups import Cut, Groups
+from odyssey.runtime.cut import Cut
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase
 from odyssey.schedule import Op
 
@@ -92,6 +93,8 @@ class Control:
             case Pause(generation=generation):
                 self._pause(generation)
                 self._orders.put(order)
+            case Known() as known:
+                self._learn(known)
             case _:
                 self._orders.put(order)
 
@@ -102,6 +105,11 @@ class Control:
                 if self._groups is not None:
                     self._groups.cut(f"paused for generation {generation}")
                 self._set(paused)
+
+    def _learn(self, known: Known) -> None:
+        with self._lock:
+            if self._groups is not None:
+                self._groups.learn(known)
 
     def _pong(self, number: int) -> Pong:
         phase, at = self._phase, self._at()

@@ -14,16 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
+from odyssey.messages import Known, Offered
 from odyssey.plan import Plan
-from odyssey.runtime.connections import Connections, shut_all_to
+from odyssey.runtime.connections import Connections
+from odyssey.runtime.cut import Cut
+from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""
@@ -31,26 +33,21 @@ FORGOTTEN = timedelta(hours=1)
 STEPS_OF_PATIENCE = 100
 """The transport ends an operation after the longer of these. That is for what was cut and is waited for by nobody: nothing else
 ends it. Whether it is waited for in vain is the agent's to find out, from what all ranks do."""
-CONNECT_S = 10.0
-"""The store's client connects in C++, again and again for so long. In between it is seen whether that is still wanted."""
 NO_LIMIT = timedelta(days=365)
 """For a wait on what another rank does for as long as it takes: writes a file, runs the script's own code."""
 END_S = 5.0
-"""Beyond that, for threads to come back from C++ at the end."""
+"""For threads to come back from C++ at the end."""
 END_OF_WAIT_S = 0.5
 """The same for a thread that waits for a send that was cut: what does not come back soon stays until FORGOTTEN."""
+ADDRESS = "ODYSSEY_ADDRESS"
+"""By which the ranks of the job reach this host, as far as its agent knows."""
 _living: set[Groups] = set()
 """Generations of this process whose threads may be in C++: there, the end of the interpreter would end them badly."""
-
-
-class Cut(Exception):
-    """The generation's communication ended before this wait did: `reason` says by what."""
 
 
 class _Given(NamedTuple):
     """What all that build together must be given alike."""
 
-    store: str
     generation: int
     members: tuple[int, ...]
     subsets: list[tuple[int, ...]]
@@ -69,12 +66,13 @@ class Groups:
 
     `members`: workers in the order of their ranks in the group. `subsets`: for each reduction, the workers of its
     group. `movers`: who takes part in moves of state, the members and perhaps workers that have no work any more. `limit`:
-    of each operation. All must build with the same arguments. One owner thread calls everything but `cut`.
+    of each operation. All must build with the same arguments. `offer`: tells the agent, whose answers are for `learn`. One
+    owner thread calls everything but `cut` and `learn`.
     """
 
     def __init__(
         self,
-        store: str,
+        offer: Callable[[Offered], None],
         generation: int,
         members: Sequence[int],
         subsets: Sequence[Sequence[int]],
@@ -88,7 +86,7 @@ class Groups:
         self.waits_for_others = False
         """The owner does nothing now but wait for what other ranks do."""
         members = tuple(members)
-        self._given = _Given(store, generation, members, [tuple(subset) for subset in subsets], tuple(movers) or members, limit)
+        self._given = _Given(generation, members, [tuple(subset) for subset in subsets], tuple(movers) or members, limit)
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self.world: Any = None
         self._has_device_groups = _has_own_device(device)
@@ -96,6 +94,8 @@ class Groups:
         self._moving: Any = None
         self._lock = threading.Lock()
         self._connections = Connections()
+        self._introductions = Introductions(generation, offer)
+        self._stores: list[Store] = []
         self._cut: str | None = None
         self._requests: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
@@ -212,13 +212,13 @@ class Groups:
         while left := [groups for groups in over if groups._is_coming_back(time.monotonic() - began)]:
             left[0]._thread.join(0.1)
             if left[0]._thread.is_alive():
-                left[0]._leave_store()
+                left[0].cut("the generation is over")  # it may have connected once more
         for groups in over:
             if groups._thread.is_alive():
                 groups._outlive()
 
     def _is_coming_back(self, waited_s: float) -> bool:
-        return self._thread.is_alive() and waited_s < (END_OF_WAIT_S if self._connections.are_kept else CONNECT_S + END_S)
+        return self._thread.is_alive() and waited_s < (END_OF_WAIT_S if self._connections.are_kept else END_S)
 
     def _outlive(self) -> None:
         """Never destroy the groups: that would wait for the thread that waits in C++. The end of the process ends both."""
@@ -227,22 +227,21 @@ class Groups:
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
+    def learn(self, known: Known) -> None:
+        """The agent tells where others are reached."""
+        self._introductions.learn(known)
+
     def cut(self, reason: str) -> None:
         """End every wait of this generation now. Safe from any thread, and more than once."""
         with self._lock:
             if self._cut is None:
                 self._cut = reason
                 self._outcomes.put(("cut", reason))
+                self._introductions.end(reason)
             self._connections.shut()
             for group in {id(g): g for g in [*self._on_device.values(), *self.by_subset.values()]}.values():
                 if self._has_device_groups and group is not self.world:
                     group.abort()
-
-    def _leave_store(self) -> None:
-        """End this process's connections to the store: a store that is stopped never answers, and its client waits for ever."""
-        _, _, port = self._given.store.rpartition(":")
-        if port:  # a process that trains alone has none
-            shut_all_to(int(port))
 
     # -- the waiting thread -------------------------------------------------------------------------------------------
 
@@ -259,57 +258,53 @@ class Groups:
         self._on_device.clear()
         self.world = self._moving = None
 
-    def _connect(self, host: str, port: int) -> Any:
-        end = time.monotonic() + self.limit.total_seconds()
-        while True:
-            self.check()
-            try:
-                client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECT_S))
-            except RuntimeError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
-                continue
-            client.set_timeout(self.limit)
-            self.check()
-            return client
-
     def _build(self) -> None:
-        store, generation, members, subsets, movers, limit = self._given
-        host, port = store.rsplit(":", 1)
-        prefix = PrefixStore(f"generation-{generation}", self._connect(host, int(port)))
-        local = _gloo_device(host)
+        subsets, movers = self._given.subsets, self._given.movers
+        device = _gloo_device()  # of its own: whoever connects to it means this generation
         moving = None
-        if movers != members:
-            moving = _gloo(PrefixStore("moving", prefix), movers, self.me, local, limit)
+        if movers != self.members:
+            moving = self._gloo("moving", movers, device)
         self.check()
         world = None
-        if self.me in members:
-            world = _gloo(PrefixStore("world", prefix), members, self.me, local, limit)
+        if self.me in self.members:
+            world = self._gloo("world", self.members, device)
         by_subset: dict[tuple[int, ...], Any] = {}
-        for subset in subsets:
+        for number, subset in enumerate(subsets):
             self.check()
             if self.me in subset and len(subset) > 1 and subset not in by_subset:
-                own = PrefixStore("-".join(map(str, subset)), prefix)
-                make = self._nccl if self._has_device_groups else partial(_gloo, me=self.me, device=local, limit=limit)
-                by_subset[subset] = make(own, subset)
+                name = f"reduce {number}"
+                own = self._nccl(name, subset) if self._has_device_groups else self._gloo(name, subset, device)
+                by_subset[subset] = own
         on_device: dict[Way, Any] = {}
-        if self._has_device_groups and self.me in members:
+        if self._has_device_groups and self.me in self.members:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
-            on_device = {way: self._nccl(PrefixStore(way, prefix), members) for way in get_args(Way)}
-            by_subset[members] = on_device["outputs"]
-        opened = self._connections.opened()
+            on_device = {way: self._nccl(way, self.members) for way in get_args(Way)}
+            by_subset[self.members] = on_device["outputs"]
         with self._lock:
             if self._cut is not None:
                 raise Cut(self._cut)
             self.world, self._moving, self.by_subset = world, moving, by_subset
             self._on_device = on_device
-            self._connections.keep(opened)
+            self._connections.keep()
 
-    def _nccl(self, store: Any, members: Sequence[int]) -> Any:
+    def _gloo(self, name: str, members: Sequence[int], device: Any) -> Any:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [device]
+        options._timeout = self.limit
+        options._threads = 1
+        store = GlooStore(self._introductions, name, members, self._connections, self.limit)
+        return dist.ProcessGroupGloo(self._lasting(store), tuple(members).index(self.me), len(members), options)
+
+    def _nccl(self, name: str, members: Sequence[int]) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.limit
-        return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)
+        store = NcclStore(self._introductions, name, len(members), self.limit)
+        return dist.ProcessGroupNCCL(self._lasting(store), tuple(members).index(self.me), len(members), options)
+
+    def _lasting(self, store: Store) -> Store:
+        """What a group asks must be there as long as the group."""
+        self._stores.append(store)
+        return store
 
 
 def _has_own_device(device: torch.device) -> bool:
@@ -319,25 +314,12 @@ def _has_own_device(device: torch.device) -> bool:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
 
 
-_devices: dict[str, Any] = {}
-
-
-def _gloo_device(store_host: str) -> Any:
-    """One transport device (a listening socket and its thread) for all generations of this process."""
-    if store_host not in _devices:
-        make = dist.ProcessGroupGloo
-        if "GLOO_SOCKET_IFNAME" in os.environ:
-            _devices[store_host] = make.create_device(interface=os.environ["GLOO_SOCKET_IFNAME"])
-        elif store_host in ("127.0.0.1", "localhost", "::1"):
-            _devices[store_host] = make.create_device(hostname="127.0.0.1")
-        else:
-            _devices[store_host] = make.create_default_device()
-    return _devices[store_host]
-
-
-def _gloo(store: Any, members: Sequence[int], me: int, device: Any, limit: timedelta) -> Any:
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [device]
-    options._timeout = limit
-    options._threads = 1
-    return dist.ProcessGroupGloo(store, tuple(members).index(me), len(members), options)
+def _gloo_device() -> Any:
+    """A transport device: a listening socket and its thread. At the address by which the agent says that this host is reached;
+    else by the interface that the user names, or where the host's name leads."""
+    make = dist.ProcessGroupGloo
+    if address := os.environ.get(ADDRESS):
+        return make.create_device(hostname=address)
+    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return make.create_device(interface=interface)
+    return make.create_default_device()

@@ -44,9 +44,10 @@ from odyssey.plan import Plan, StateFrom
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
 from odyssey.runtime.control import Control
+from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import NO_LIMIT, Cut, Groups, forgotten_after
+from odyssey.runtime.groups import NO_LIMIT, Groups, forgotten_after
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.measure import measure
 from odyssey.runtime.phase import Activity, Phase
@@ -269,7 +270,7 @@ class Session:
 
     def _measure(self, order: Measure) -> None:
         members = [stage.worker for stage in order.chain if stage.worker is not None]
-        groups = Groups(order.store, order.generation, members, (), (), self.rank, self.model.device)
+        groups = Groups(self._link.report, order.generation, members, (), (), self.rank, self.model.device)
         self._control.use(groups)
         if self.rank in members:
             self._link.report(measure(order, self.rank, self.model, self._job_spec, self._backend, groups))
@@ -288,7 +289,7 @@ class Session:
         movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
         subsets = [group.workers for group in plan.reduce]
         limit = forgotten_after(plan)
-        groups = Groups(order.store, order.generation, plan.workers, subsets, movers, me, self.model.device, limit)
+        groups = Groups(self._link.report, order.generation, plan.workers, subsets, movers, me, self.model.device, limit)
         self._control.use(groups)
         if me in movers:
             groups.build()

@@ -226,7 +226,8 @@ class Member:
                 local.report,
             ),
         )
-        self._processes.environments.interface = addresses.interface_of(here)
+        environments = self._processes.environments
+        environments.address, environments.interface = here, addresses.interface_of(here)
 
     def _make_session(self) -> LeaderSession:
         options = self._local.options
