@@ -118,6 +118,7 @@ class Engine:
                 case Reduce():
                     self._reductions.up_to(op.group)
                 case Commit():
+                    self._try.exchange.finish()
                     self._reductions.wait()
                     self.computation.reduced()
                 case OptimizerStep():

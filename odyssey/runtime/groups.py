@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from odyssey.runtime import nccl
 from odyssey.runtime.connections import Connections, shut_all_to
 
 Way = Literal["outputs", "gradients"]
@@ -110,6 +112,15 @@ class Groups:
         if kind == "raised" and not isinstance(value, RuntimeError):
             raise value
         raise Cut(str(value))
+
+    @property
+    def only_queues(self) -> bool:
+        """Whether a wait for what goes from device to device ends before it is done there."""
+        return self._has_device_groups
+
+    def finish(self, work: Any) -> None:
+        """Wait until `work` is done: on a device not only queued, as `Work.wait` has it. Raises Cut."""
+        self.wait(partial(nccl.finish, work) if self.only_queues else work.wait)
 
     def check(self) -> None:
         """Raise Cut if the generation has been cut: between two computations nobody else would notice."""
