@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from odyssey.plan import decode
 from odyssey_cli.__main__ import main
 from strategies.search import initial
-from strategies.situation import Proposal, Situation
+from strategies.situation import Candidate, Proposal, Situation
 
 
 def start_with(file: Path) -> None:
     """The only plan that is proposed at a start."""
     plan = decode(file.read_bytes())
 
-    def propose(situation: Situation, layout: str) -> list[Proposal]:
+    def propose(situation: Situation, lengths: tuple[int, ...] | None) -> list[Proposal | Candidate]:
         own = replace(plan, generation=situation.generation, step=situation.step)
         return [Proposal(initial.NAME, own, f"from {file}")]
 

@@ -13,7 +13,8 @@ search      all strategies asked and priced, the best first; and what is no choi
 building    what strategies are made of
 situation   what a strategy is given and answers
 
-May import `perfmodel`, `odyssey.plan` and its parts, `odyssey.schedule`, `odyssey.ordering` and `odyssey.errors`, and no torch.
+May import `perfmodel`, `odyssey.plan` and its parts, `odyssey.schedule`, `odyssey.ordering`, `odyssey.errors` and
+`odyssey.text`, and no torch.
 """
 
 from __future__ import annotations
@@ -62,7 +63,12 @@ def load_all() -> list[Strategy]:
 
 
 def _load(name: str) -> Strategy:
-    module = import_module(f"{__name__}.{name}")
+    try:
+        module = import_module(f"{__name__}.{name}")
+    except Exception as error:
+        from strategies.situation.faults import fault_text
+
+        raise OdysseyError(f"strategy {name} cannot be loaded: {fault_text(error)}", HELP) from error
     has = vars(module)
     summary = has.get("SUMMARY")
     for attribute, is_right, expected in (

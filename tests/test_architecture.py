@@ -24,6 +24,7 @@ PLAN_SIDE = {
     "odyssey.buckets",
     "odyssey.trial",
     "odyssey.errors",
+    "odyssey.text",
     "odyssey.messages",
     "odyssey.codec",
 }
@@ -218,7 +219,7 @@ def test_a_rooms_docstring_names_every_file_in_it(package: str) -> None:
 def test_no_strategy_imports_another() -> None:
     """What two of them need lies in strategies/building; nor do they know of the search, or of who the others are."""
     may_import = {
-        "strategies/situation/*.py": (),
+        "strategies/situation/*.py": ("strategies.situation.",),
         "strategies/building/*.py": ("strategies.building.", "strategies.situation."),
         "strategies/*.py": ("strategies.building.", "strategies.situation."),
     }
@@ -292,7 +293,11 @@ def test_a_command_line_is_read_without_loading_strategies(options: list[str]) -
         f"read({[*options, 'tests/jobs/train.py']}, {{}}, Command.RUN)"
     )
 
-    assert {name for name in loaded if name.startswith("strategies")} == {"strategies", "strategies.situation"}
+    assert {name for name in loaded if name.startswith("strategies")} <= {
+        "strategies",
+        "strategies.situation",
+        "strategies.situation.faults",
+    }
 
 
 def test_exports_of_odyssey_are_these() -> None:

@@ -47,7 +47,7 @@ def test_a_sample_that_draws_random_numbers_is_the_same_for_all_ranks_and_each_t
     for _ in ("the rank that reads the input", "the one that reads the target", "the one that redoes the step"):
         DRAWS[kind]()  # each has drawn something else
         prefetcher = Prefetcher(data, Sampler(32, 0), plan, is_random=True)
-        prefetcher.request(5, [plan.positions(1)])
+        prefetcher.want(5, [plan.positions(1)])
         found.append(prefetcher.get(5, plan.positions(1)))
     for inputs, targets in found:
         assert torch.equal(inputs, found[0][0]) and torch.equal(targets, found[0][1])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from functools import partial
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -80,7 +82,7 @@ def test_the_error_of_a_dataset_reaches_who_asks_for_the_sample_and_nobody_else(
     sampler, plan = Sampler(8, 0), one_stage_plan()
     bad = next(k for k in range(4) if 5 in sampler.ids(2 * k, 2 * k + 2))
     data = Prefetcher(Failing(), sampler, plan)
-    data.request(0, MICRO_BATCHES)
+    data.want(0, MICRO_BATCHES)
     for k, positions in enumerate(MICRO_BATCHES):
         if k == bad:
             with pytest.raises(OSError, match="disk is gone"):
@@ -93,11 +95,10 @@ def test_a_redone_step_finds_its_samples_again():
     sampler, plan = Sampler(8, 0), one_stage_plan()
     data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], sampler, plan)
     for _ in range(2):
-        data.request(0, MICRO_BATCHES)
-        data.request(1, MICRO_BATCHES)
+        data.want(0, MICRO_BATCHES)
         found = [data.get(0, positions)[1].tolist() for positions in MICRO_BATCHES]
         assert found == [[-i for i in sampler.ids(2 * k, 2 * k + 2)] for k in range(4)]
-    data.keep_only(1)
+    data.want(1, MICRO_BATCHES)
     assert data.get(1, range(2))[0].tolist() == sampler.ids(8, 10)
 
 
@@ -106,8 +107,71 @@ def test_samples_are_the_same_however_a_step_is_cut_into_micro_batches():
     data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], sampler, plan)
     for cuts in ([0, 2, 4, 6, 8], [0, 2, 3, 5, 7, 8], [0, 1, 2, 4, 6, 8]):
         micro_batches = list(map(range, cuts, cuts[1:]))
-        data.request(3, micro_batches)
+        data.want(3, micro_batches)
         assert [i for its in micro_batches for i in data.get(3, its)[0].tolist()] == sampler.ids(24, 32)
+
+
+class Gated(list):
+    """Whose samples come one at a time, when they are let."""
+
+    def __init__(self):
+        super().__init__((torch.tensor(i), torch.tensor(-i)) for i in range(80))
+        self.begun, self.let = SimpleQueue(), SimpleQueue()
+
+    def __getitem__(self, index):
+        self.begun.put(index)
+        self.let.get()
+        return super().__getitem__(index)
+
+
+def test_a_new_plans_samples_come_first_and_those_of_the_old_one_no_more():
+    gated, sampler, plan = Gated(), Sampler(80, 0), one_stage_plan(micro_batch=1)
+    data = Prefetcher(gated, sampler, plan)
+    data.want(0, [range(1), range(1, 2), range(2, 3)])
+    assert gated.begun.get() == sampler.ids(0, 1)[0]
+
+    data.want(0, [range(6, 7), range(1)])  # another plan, while the first sample of the old one is on its way
+    for _ in range(4):
+        gated.let.put(None)
+
+    begun = [gated.begun.get() for _ in range(3)]
+    assert begun == [sampler.ids(at, at + 1)[0] for at in (6, 8 + 6, 8)]
+    assert data.get(0, range(6, 7))[0].tolist() == sampler.ids(6, 7)
+    assert data.get(0, range(1))[0].tolist() == sampler.ids(0, 1)
+    assert data.get(1, range(1))[0].tolist() == sampler.ids(8, 9)
+    data.close()
+    assert gated.begun.empty()
+
+
+def test_a_step_that_is_gone_back_to_while_its_samples_are_on_their_way_has_them():
+    gated, sampler, plan = Gated(), Sampler(80, 0), one_stage_plan(micro_batch=1)
+    data = Prefetcher(gated, sampler, plan)
+    data.want(3, [range(1)])
+    gated.begun.get()
+
+    data.want(7, [range(1)])
+    data.want(3, [range(1)])
+    for _ in range(2):
+        gated.let.put(None)
+
+    assert data.get(3, range(1))[0].tolist() == sampler.ids(24, 25)
+    data.close()
+
+
+def test_a_step_that_is_left_and_gone_back_to_at_any_moment_has_its_samples():
+    """The thread that fetches may see what is wanted change between any two of its lines."""
+    data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], Sampler(8, 0), one_stage_plan())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5000):
+            for step in (0, 5, 0):
+                data.want(step, MICRO_BATCHES[:1])
+            assert data.get(0, range(2)) is not None
+            data.want(5, MICRO_BATCHES[:1])
+    finally:
+        sys.setswitchinterval(interval)
+        data.close()
 
 
 # -- state as bytes -------------------------------------------------------------------------------------------------------

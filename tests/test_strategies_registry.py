@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import strategies
 from launcher.options import RunOptions
 from odyssey.errors import OdysseyError
 from odyssey_cli.__main__ import main
@@ -19,41 +16,11 @@ from perfmodel.profile import write
 from strategies.search import search
 from strategies.search.page import page
 from tests import job_events
+from tests.dropped_in import TOY, drop_in
 from tests.planning import first_plan, situation, without
 
+__all__ = ["drop_in"]
 ROOT = Path(__file__).resolve().parent.parent
-TOY = '''
-"""Toy: the pipelines that are whole do all the work."""
-
-from strategies.building.compose import compose, n_micro_batches_of
-from strategies.situation import Proposal, Situation
-
-NAME = "toy"
-SUMMARY = "The first pipeline that is whole does everything."
-
-
-def propose(situation: Situation) -> list[Proposal]:
-    alive = set(situation.alive)
-    whole = next(p.stages for p in situation.plan.pipelines if all(stage.worker in alive for stage in p.stages))
-    return [Proposal(NAME, compose(situation, NAME, [whole], [n_micro_batches_of(situation)]), "")]
-'''
-
-
-@pytest.fixture
-def drop_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
-    """Makes a file of strategies/ called toy.py, for the time of a test."""
-    folder = tmp_path / "dropped_in"
-    folder.mkdir()
-    monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(folder)])
-
-    def drop(text: str) -> Path:
-        (folder / "toy.py").write_text(text)
-        importlib.invalidate_caches()
-        return folder / "toy.py"
-
-    yield drop
-    sys.modules.pop("strategies.toy", None)
-    vars(strategies).pop("toy", None)
 
 
 def test_a_file_is_a_strategy_of_the_search(drop_in: Callable[[str], Path]) -> None:

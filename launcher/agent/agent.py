@@ -10,6 +10,7 @@ any: a job on one host is a cluster of one.
 
 from __future__ import annotations
 
+import os
 import signal
 
 from msgspec.structs import replace
@@ -35,6 +36,7 @@ from launcher.joblog.events import (
     JobStarted,
     RankExited,
     RankFailed,
+    RankJoined,
     RankLost,
     RankStarted,
     StopRequested,
@@ -43,6 +45,7 @@ from launcher.joblog.events import (
 from launcher.joblog.exit_codes import ending
 from launcher.joblog.news import Sender
 from launcher.planning.planner import Planner
+from launcher.processes.environment import nccl_problem
 from launcher.processes.local_agent import LocalAgent
 from odyssey.messages import Report
 
@@ -125,6 +128,8 @@ class Agent:
                 self._router.decided(result)
             case RankStarted(rank=rank):
                 self._router.began(rank)
+            case RankJoined(rank=0, model=model) if model.device != "cpu" and (problem := nccl_problem(os.environ)):
+                self.say(problem)
             case RankLost(rank=rank) | RankFailed(rank=rank):
                 for at in self._stalls.untold(rank):
                     self._log.append(Event(event.time, event.generation, "agent", at))

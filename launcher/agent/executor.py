@@ -113,9 +113,13 @@ class Executor:
     def _propose(self, ask: Propose) -> None:
         self._hangs.stop()  # nothing is expected of ranks until all of the next plan are there
         try:
-            self._local.news.event(self._planner.propose(ask), generation=ask.generation)
+            found = self._planner.propose(ask)
         except OdysseyError as error:
             self._local.news.failed(error)
+            return
+        for fault in self._planner.untold_faults(found):
+            self._local.news.say(fault)
+        self._local.news.event(found, generation=ask.generation)
 
     def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None:

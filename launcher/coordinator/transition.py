@@ -8,6 +8,8 @@ is sound is chosen; all ranks build its groups and move states; when they agree 
 
 from __future__ import annotations
 
+from functools import partial
+
 from launcher.coordinator import gate, rank_failure
 from launcher.coordinator.actions import Action, Kill, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
 from launcher.coordinator.decision import Actions, end
@@ -19,6 +21,7 @@ from odyssey.messages import Go, Pause, Prepare
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan, StateFrom
 from odyssey.plan_proof import prove
+from strategies.situation.faults import attempt
 
 JOIN_S, STARTS_OF_PATIENCE = 60.0, 10
 """A plan that waits for respawned ranks is given up, and these with it, after the longer of this and so many times what the
@@ -136,16 +139,16 @@ def proposed(job: JobState, body: Proposed) -> Actions:
     for candidate in body.candidates:
         if candidate.plan is None:
             continue
-        try:
-            _check(job, candidate.plan)
-        except PlanError as error:
-            notes.append(Record(Note(f"the plan of {candidate.strategy} cannot be: {error.what}")))
+        refused = attempt(candidate.strategy, partial(_check, job, candidate.plan))
+        if refused is not None:
+            notes.append(Record(Note(f"the plan of {candidate.strategy} cannot be: {refused.reason}")))
             continue
         return *notes, *_take(job, candidate.plan, candidate.reason)
     if body.why_not:
         return *notes, *end(job, 1, body.why_not, body.help)
     reasons = "; ".join(f"{candidate.strategy}: {candidate.reason}" for candidate in body.candidates)
-    return *notes, *end(job, 1, f"no plan for {ranks_text(job.members)}: {reasons or 'no strategy has any'}")
+    help = _REPORT if any(candidate.is_fault for candidate in body.candidates) else ""
+    return *notes, *end(job, 1, f"no plan for {ranks_text(job.members)}: {reasons or 'no strategy has any'}", help)
 
 
 def _check(job: JobState, plan: Plan) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.joblog.events import CauseKind, RankLost
+from strategies.situation import Candidate
+
+REPORT = "this is a bug: please report it"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -37,3 +40,9 @@ def loss_text(lost: RankLost) -> str:
     if lost.cause.kind is CauseKind.NOT_STARTED:
         return f"rank {lost.rank} could not be started: {lost.cause.text}"
     return f"rank {lost.rank} lost: {lost.cause.text}{', its slot is gone' if lost.slot_lost else ''}"
+
+
+def faults_texts(candidates: Iterable[Candidate]) -> list[str]:
+    """Of the rows that bugs have cost: what failed, where, and what to do about it; each once."""
+    rows = dict.fromkeys((row.strategy, row.reason) for row in candidates if row.is_fault)
+    return [f"{strategy} failed, the others decide: {reason} ({REPORT})" for strategy, reason in rows]

@@ -9,6 +9,7 @@ from launcher.coordinator.state import JobState, State, Status
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import Body, Event, GenerationStarted, Profiled, ProfileRefined, Proposed, UnitCommitted
+from launcher.joblog.wording import faults_texts
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.situations import PlanSearch, expected_change
@@ -42,6 +43,7 @@ class Planner:
         self._feed = feed
         self.live_profile = LiveProfile(options, node_of)
         self._search = PlanSearch(options, node_of, loop)
+        self._told_faults: set[str] = set()
         self._first_step_is_late: Timer | None = None
         """Set from a Go until its first step is done, or has taken long: it has the processors to itself."""
 
@@ -79,6 +81,12 @@ class Planner:
     def propose(self, ask: Propose) -> Proposed:
         """Plans for a situation, best first; prepared ahead if it was foreseen. Raises OdysseyError if there is none."""
         return self._search.propose(ask, self._in_force(), self._expected_change())
+
+    def untold_faults(self, found: Proposed) -> list[str]:
+        """What a bug has cost, for people: once, as what fails at one loss may well fail at the next one."""
+        new = [fault for fault in faults_texts(found.candidates) if fault not in self._told_faults]
+        self._told_faults.update(new)
+        return new
 
     def _in_force(self) -> Profile:
         """The profile as refined so far; it is told to the log if another one stands there."""

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from launcher.host.send_buffer import SendBuffer
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import Deframer, frame
 from strategies.situation import Candidate, Situation
+from strategies.situation.faults import attempt
 
 if TYPE_CHECKING:
     from strategies.search.foreseen import Loss
@@ -54,6 +56,8 @@ class Answer(msgspec.Struct, frozen=True):
     n_left: int
     n_classes: int
     candidates: msgspec.Raw
+    problem: str = ""
+    """Why there are none at all for this Ask."""
 
 
 def decode_candidates(data: msgspec.Raw) -> list[Candidate]:
@@ -161,8 +165,11 @@ class Work:
         except OdysseyError:
             candidates = []
         self._done.add(key)
-        found = msgspec.Raw(msgspec.msgpack.encode(candidates))
-        return Answer(self._ask.number, key, loss.lost, len(self._to_do), len(self._losses), found)
+        return Answer(self._ask.number, key, loss.lost, len(self._to_do), len(self._losses), _encoded(candidates))
+
+
+def _encoded(candidates: list[Candidate]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(candidates))
 
 
 def main(fd: int, agent: int) -> None:
@@ -185,13 +192,17 @@ def main(fd: int, agent: int) -> None:
         if data is not None:
             if not data:
                 return
+            answer = None
             for newest in list(asks.feed(data))[-1:]:
-                work = Work(newest, work)
-            continue
-        assert work is not None
-        answer = work.next()
+                begun = attempt("planner", partial(Work, newest, work))
+                work = begun if isinstance(begun, Work) else None
+                if isinstance(begun, Candidate):
+                    answer = Answer(newest.number, b"", (), 0, 0, _encoded([]), begun.reason)
+        else:
+            assert work is not None
+            answer = work.next()
         link.setblocking(True)
         try:
-            link.sendall(frame(answer))
+            link.sendall(frame(answer) if answer is not None else b"")
         except OSError:
             return

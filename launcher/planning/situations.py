@@ -16,13 +16,13 @@ from launcher.joblog.events import Proposed
 from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
 from launcher.planning import precompute
-from odyssey.codec import Malformed
 from odyssey.errors import PlanError, StateLost
 from odyssey.plan import Plan
 from odyssey.plan_proof import prove
 from perfmodel.profile import Profile
 from perfmodel.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from strategies.situation import Aim, Candidate, Situation
+from strategies.situation.faults import attempt
 
 
 def expected_change(world: World, now: float, mtbf_s: float | None, failure_rate: float | None) -> ExpectedChange:
@@ -99,16 +99,15 @@ class PlanSearch:
         self._n_classes = 0
         self._is_due = False
         """Whether answers to the newest Ask are still to come."""
+        self._problem = ""
+        """Why there are none to the newest Ask."""
 
     def propose(self, ask: Propose, profile: Profile, expected: ExpectedChange) -> Proposed:
         """Raises OdysseyError if nothing can be proposed at all."""
         started = time.perf_counter()
         options = self._options
-        problem = ""
-        try:
-            candidates = self._found_ahead(ask, profile, expected, started)
-        except (Malformed, PlanError) as error:
-            candidates, problem = [], str(error)
+        ahead = attempt("ahead", lambda: self._found_ahead(ask, profile, expected, started))
+        candidates, problem = ([], ahead.reason) if isinstance(ahead, Candidate) else (ahead, self._problem)
         if candidates:
             search_s = time.perf_counter() - started
             found = Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead=True)
@@ -142,7 +141,8 @@ class PlanSearch:
         try:
             more = process.flush()
             for answer in process.answers():
-                if answer.number >= self._since:
+                self._problem = answer.problem
+                if answer.number >= self._since and not answer.problem:
                     self._answers[answer.key] = answer
                     self._n_classes = answer.n_classes
                 if answer.number == self._number:

@@ -13,7 +13,9 @@ from launcher.output.log_files import JobFolder
 from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
 from odyssey.errors import UsageError
+from odyssey.runtime import nccl
 
+_NCCL_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 AGENT_FD = "ODYSSEY_AGENT_FD"
 """See odyssey/link.py."""
 ADDRESS = "ODYSSEY_ADDRESS"
@@ -32,8 +34,22 @@ def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
     variables = {name: value for name, value in inherited.items() if name not in (ADDRESS, AGENT_FD, SECRET)}
     if n_ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
-    variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if _NCCL_HANDLING not in variables:  # a Job's ranks change it: it is not the user's
+        variables |= {_NCCL_HANDLING: "1", nccl.OF_TORCHRUN: _NCCL_HANDLING}
     return variables
+
+
+def nccl_problem(inherited: Mapping[str, str]) -> str:
+    """What keeps a Job's ranks from outliving a loss, in what a user has set for NCCL; empty if nothing does."""
+    of_torchrun = inherited.get(nccl.OF_TORCHRUN, "").split(",")
+    wrong = [
+        f"{name}={inherited[name]}"
+        for name, value in nccl.OUTLIVING.items()
+        if name not in of_torchrun and inherited.get(name, value) != value
+    ]
+    if not wrong:
+        return ""
+    return f"with {' '.join(wrong)} a loss may end other ranks, or have them train on what has not arrived: leave it unset"
 
 
 def for_zygote(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:

@@ -7,8 +7,7 @@ micro-batch that is redone, or run by another worker, sees the same samples and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from queue import SimpleQueue
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -68,11 +67,15 @@ class Sampler:
         return permutation
 
 
-class Prefetcher:
-    """Fetches and collates micro-batches on a thread of its own, in the order asked for, ahead of their use.
+Key = tuple[int, range]
+"""A step, and positions in its global batch."""
 
-    A micro-batch goes by its positions in the step's global batch, which no plan changes. What was fetched stays until
-    `keep_only` lets it go, so that a redone step finds its samples in place.
+
+class Prefetcher:
+    """Fetches and collates micro-batches on a thread of its own, ahead of their use: what is wanted now, in that order.
+
+    A micro-batch goes by its positions in the step's global batch, which no plan changes. What was fetched stays as long as its
+    step is wanted, so that a redone step finds its samples in place.
     """
 
     def __init__(self, data: Dataset, sampler: Sampler, plan: Plan, *, is_random: bool = False) -> None:
@@ -85,80 +88,79 @@ class Prefetcher:
         self._is_random = is_random
         self._sampler = sampler
         self._plan = plan
-        self._values: dict[tuple[int, range], Any] = {}
-        self._wanted: set[tuple[int, range]] = set()
-        self._queue: SimpleQueue[tuple[int, range] | None] = SimpleQueue()
-        self._arrived = threading.Condition()
+        self._values: dict[Key, Any] = {}
+        self._missing: dict[Key, None] = {}
+        """What is wanted and not there, the next one to fetch first."""
+        self._is_closed = False
+        self._changed = threading.Condition()
+        """Guards the three above."""
         if not is_random:
-            threading.Thread(target=self._fetch, name="odyssey-data", daemon=True).start()
+            threading.Thread(target=self._serve, name="odyssey-data", daemon=True).start()
 
     def ids(self, step: int, positions: range) -> list[int]:
         """Sample ids at these positions of a step."""
         start = step * self._plan.global_batch
         return self._sampler.ids(start + positions.start, start + positions.stop)
 
-    def request(self, step: int, micro_batches: Iterable[range]) -> None:
-        """Fetch these micro-batches of `step`, unless they are there or on their way."""
-        for positions in () if self._is_random else micro_batches:
-            key = (step, positions)
-            if key not in self._wanted:
-                self._wanted.add(key)
-                self._queue.put(key)
+    def want(self, step: int, micro_batches: Sequence[range]) -> None:
+        """From now on these micro-batches of `step`, then those of the next step, and nothing else."""
+        with self._changed:
+            self._values = {key: value for key, value in self._values.items() if step <= key[0] <= step + 1}
+            wanted = [(at, positions) for at in (step, step + 1) for positions in micro_batches]
+            self._missing = dict.fromkeys(key for key in wanted if key not in self._values)
+            self._changed.notify_all()
 
     def is_there(self, step: int, positions: range) -> bool:
         """Whether `get` answers without waiting for the data set."""
         return self._is_random or (step, positions) in self._values
 
     def wait_for(self, step: int, positions: range) -> None:
-        """Until a requested micro-batch is there, or its exception; nothing else ends it."""
-        with self._arrived:
-            while (step, positions) not in self._values and (step, positions) in self._wanted:
-                self._arrived.wait()  # ended by `_fetch`, which delivers a value or the dataset's exception
+        """Until a wanted micro-batch is there, or its exception, or nobody wants it any more: nothing else ends it."""
+        with self._changed:
+            while (step, positions) in self._missing and not self._is_closed:
+                self._changed.wait()  # ended by `_serve`, which delivers a value or the dataset's exception
 
     def get(self, step: int, positions: range) -> Any:
-        """`(input, target)` of a requested micro-batch, collated. Raises what the dataset raised for it."""
+        """`(input, target)` of a wanted micro-batch, collated. Raises what the dataset raised for it."""
+        key = (step, positions)
         if self._is_random:
-            return self._drawn(step, positions)
-        self.wait_for(step, positions)
-        value = self._values[step, positions]
+            return self._drawn(key)
+        self.wait_for(*key)
+        value = self._values[key]
         if isinstance(value, Exception):
             raise value
         return value
 
-    def _drawn(self, step: int, positions: range) -> Any:
-        if (step, positions) not in self._values:
-            places = [divmod(position, self._plan.micro_batch) for position in positions]
-            seeds = [layer_seed(self._sampler.seed, step, micro_batch, -1 - i) for micro_batch, i in places]
-            self._values[step, positions] = fetch(self._data, self.ids(step, positions), seeds)
-        return self._values[step, positions]
-
-    def keep_only(self, first_step: int) -> None:
-        """Let go of everything before `first_step`."""
-        with self._arrived:
-            self._wanted = {key for key in self._wanted if key[0] >= first_step}
-            self._values = {key: value for key, value in self._values.items() if key[0] >= first_step}
-            self._arrived.notify_all()
+    def _drawn(self, key: Key) -> Any:
+        if key not in self._values:
+            places = [divmod(position, self._plan.micro_batch) for position in key[1]]
+            seeds = [layer_seed(self._sampler.seed, key[0], micro_batch, -1 - i) for micro_batch, i in places]
+            self._values[key] = fetch(self._data, self.ids(*key), seeds)
+        return self._values[key]
 
     def close(self) -> None:
         """Fetch no more."""
-        with self._arrived:
-            self._wanted = set()
-            self._arrived.notify_all()
-        self._queue.put(None)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
 
-    def _fetch(self) -> None:
-        while (key := self._queue.get()) is not None:
-            step, positions = key
-            value: Any = None
-            if (step, positions) in self._wanted:
-                try:
-                    value = fetch(self._data, self.ids(step, positions))
-                except Exception as error:  # raised again in the thread that asks for it
-                    value = error
-            with self._arrived:
-                if (step, positions) in self._wanted:
-                    self._values[step, positions] = value
-                    self._arrived.notify_all()
+    def _serve(self) -> None:
+        while (key := self._next()) is not None:
+            try:
+                value = fetch(self._data, self.ids(*key))
+            except Exception as error:  # raised again in the thread that asks for it
+                value = error
+            with self._changed:
+                if key in self._missing:  # else nobody wants it any more
+                    del self._missing[key]
+                    self._values[key] = value
+                    self._changed.notify_all()
+
+    def _next(self) -> Key | None:
+        with self._changed:
+            while not self._missing and not self._is_closed:
+                self._changed.wait()  # ended by `want` or `close`
+            return None if self._is_closed else next(iter(self._missing))
 
 
 def fetch(data: Dataset, sample_ids: Sequence[int], seeds: Sequence[int] | None = None) -> Any:

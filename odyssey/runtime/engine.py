@@ -88,9 +88,7 @@ class Engine:
 
     def _begin(self, step: int) -> None:
         self._try = self._new_try(step)
-        self._data.keep_only(step)
-        self._data.request(step, self._read)
-        self._data.request(step + 1, self._read)
+        self._data.want(step, self._read)
         self.gradients.zero()
         for layer in self.model.held:
             if not self.model.layers[layer].training:
@@ -120,6 +118,7 @@ class Engine:
                 case Reduce():
                     self._reductions.up_to(op.group)
                 case Commit():
+                    self._try.exchange.finish()
                     self._reductions.wait()
                     self.computation.reduced()
                 case OptimizerStep():

@@ -53,7 +53,7 @@ def _sum_of_losses(engine: Engine, data: Dataset) -> float:
                     expected = engine.expectations.behind(layers.start - 1, stop - start)
                     tensors = expected.empty(groups.wire_device)
                     for tensor in tensors:
-                        groups.wait(groups.receive(tensor, route[s - 1][0], _TAG, "outputs").wait)
+                        groups.finish(groups.receive(tensor, route[s - 1][0], _TAG, "outputs"))
                     value = expected.nest([groups.from_wire(tensor) for tensor in tensors])
                 with engine.computation.precision():
                     for layer in layers:

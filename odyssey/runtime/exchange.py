@@ -28,6 +28,8 @@ class Exchange:
         self._arrived: dict[tuple[str, int, int], list[torch.Tensor]] = {}
         self._to_post = deque(op for op in program if isinstance(op, Receive))
         self._posted: deque[tuple[Receive, list[torch.Tensor], list[Any]]] = deque()
+        self._received: deque[Any] = deque()
+        """Works of receives that the device may not have done yet."""
         self._sent_outputs: dict[tuple[int, int], list[Any]] = {}
         self._sent_gradients: deque[tuple[Any, torch.Tensor]] = deque()
 
@@ -70,13 +72,22 @@ class Exchange:
         posted, tensors, works = self._posted.popleft()
         assert posted == op, f"{posted} was posted where {op} is due"
         self._post_next()
+        while self._received and self._received[0].is_completed():
+            self._groups.finish(self._received.popleft())
         for work in works:
             self._groups.wait(work.wait)
+            if self._groups.only_queues:
+                self._received.append(work)
         tensors = [self._groups.from_wire(tensor) for tensor in tensors]
         if op.kind == "F":
             self._require_gradients(op, tensors)
         self._arrived[op.kind, op.stage, op.micro_batch] = tensors
         return tensors
+
+    def finish(self) -> None:
+        """Until all that was received has come, on the device, too. Raises Cut."""
+        while self._received:
+            self._groups.finish(self._received.popleft())
 
     def drop(self, stage: int, micro_batch: int) -> None:
         """Let go of what was sent from `stage`: its gradient, or the token for it, has come back."""

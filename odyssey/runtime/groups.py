@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -23,6 +24,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from odyssey.messages import Known, Offered
 from odyssey.plan import Plan
+from odyssey.runtime import nccl
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
@@ -143,6 +145,15 @@ class Groups:
         if kind == "raised" and not isinstance(value, RuntimeError):
             raise value
         raise Cut(str(value))
+
+    @property
+    def only_queues(self) -> bool:
+        """Whether a wait for what goes from device to device ends before it is done there."""
+        return self._has_device_groups
+
+    def finish(self, work: Any) -> None:
+        """Wait until `work` is done: on a device not only queued, as `Work.wait` has it. Raises Cut."""
+        self.wait(partial(nccl.finish, work) if self.only_queues else work.wait)
 
     def check(self) -> None:
         """Raise Cut if the generation has been cut: between two computations nobody else would notice."""

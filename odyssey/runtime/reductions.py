@@ -44,9 +44,9 @@ class Reductions:
             self._start_next()
 
     def wait(self) -> None:
-        """Until all are done. Raises Cut."""
+        """Until all are done, on the device, too. Raises Cut."""
         for work in self._works:
-            self._groups.wait(work.wait)
+            self._groups.finish(work)
         self._works = []
 
     def _start_next(self) -> None:

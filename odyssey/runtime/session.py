@@ -41,6 +41,7 @@ from odyssey.messages import (
 )
 from odyssey.model.model import Model
 from odyssey.plan import Plan, StateFrom
+from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
 from odyssey.runtime.control import Control
@@ -83,6 +84,8 @@ class Session:
 
     def start(self) -> None:
         """Report to the agent, and wait until a generation runs."""
+        if self.model.device.type != "cpu":
+            nccl.outlive_peers()
         self._link.listen(self._control.handle)
         self._link.report(Hello(self.rank, os.getpid(), self._job_spec.spec, self._job))
         self._obey(None)
@@ -189,6 +192,7 @@ class Session:
         assert engine is not None
         engine.now = (transaction.kind, time.monotonic())
         values = list(transaction.body(engine))
+        engine.groups.check()  # on a device, what a cut has ended looks like what has come to its end
         # That all ranks end the same unit is checked by the commit point itself: what they add must be equal.
         unit = [float(part) for part in (*self.position, zlib.crc32(transaction.kind.encode()) >> 8)]
         padding = [0.0] * (N_VALUES - len(values))  # of one size, whatever the other ranks are at

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from launcher.joblog.wording import ranks_text
+from launcher.joblog.wording import faults_texts, ranks_text
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
 from odyssey_cli.display.candidates import (
@@ -58,6 +58,9 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
     change = answer.expected_change
     footer = f"next change expected in {quantities.seconds(change.seconds)} ({change.source})\n{_cost(answer)}"
     parts += ["", Text(f"{footer}\n{_score(answer, ascii_only)}\n{_searched(answer)}", style="dim")]
+    tables = (answer.starts, *(outcome.candidates for outcome in answer.outcomes))
+    if faults := faults_texts(candidate for table in tables for candidate in table):
+        parts += ["", Text("\n".join(faults), style="yellow")]
     return Group(*parts)
 
 

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from launcher.joblog.wording import ranks_text
+from launcher.joblog.wording import REPORT, ranks_text
 from odyssey.errors import OdysseyError
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
@@ -158,5 +158,6 @@ def _chosen(candidates: list[Candidate], n_ranks: int) -> Plan:
     chosen = best(candidates)
     if chosen is None or chosen.plan is None:
         why = candidates[0].reason if candidates else "no layout"
-        raise OdysseyError(f"no layout for {quantities.plural(n_ranks, 'rank')}: {why}", "try other --nodes or --layout")
+        help = REPORT if any(candidate.is_fault for candidate in candidates) else "try other --nodes or --layout"
+        raise OdysseyError(f"no layout for {quantities.plural(n_ranks, 'rank')}: {why}", help)
     return chosen.plan

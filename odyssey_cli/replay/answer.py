@@ -41,7 +41,7 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
     parts: list[RenderableType] = [
         Text.assemble(("trace", "bold"), f"  {trace.name}: {facts}", (f"  {trace.format}", "dim")),
         Text.assemble(("job", "bold"), f"    {answer.source}: {nodes}, layout {answer.layout}, {step} a step without failures"),
-        *(Text(f"       {note}", style="dim") for note in trace.notes),
+        *(Text(f"       {note}", style="dim") for note in answer.notes),
         "",
         policy_table(answer.outcomes),
         "",

@@ -29,6 +29,12 @@ class Answer(msgspec.Struct, frozen=True):
     step_s: float
     terms: Terms
     outcomes: tuple[Outcome, ...]
+    faults: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For people: how the trace was read, and what bugs have cost."""
+        return *self.trace.notes, *self.faults
 
 
 class PolicyReport(msgspec.Struct, frozen=True):
@@ -83,7 +89,9 @@ def ask(
         result = policy.live(trace, setup, starts, terms, passed)
         outcomes.append(Outcome(policy.name, policy.about, trace.length_s, step_s(with_all), result))
         progress(policy, trace.length_s)
-    return Answer(source, trace, setup.ranks_per_node, with_all.layout(), step_s(with_all), terms, tuple(outcomes))
+    return Answer(
+        source, trace, setup.ranks_per_node, with_all.layout(), step_s(with_all), terms, tuple(outcomes), tuple(starts.faults)
+    )
 
 
 def report(answer: Answer) -> Report:
@@ -109,7 +117,7 @@ def report(answer: Answer) -> Report:
         answer.ranks_per_node,
         trace.length_s,
         trace.n_losses,
-        trace.notes,
+        answer.notes,
         answer.layout,
         answer.step_s,
         answer.terms,

@@ -97,7 +97,7 @@ class ElasticLife:
         setup = replace(self._setup, layout=self._starts.layout(len(self._members)))
         self._ledger.interval_s = self._terms.interval_s(self._n_returns, at_s)
         self._missed = (0.0, at_s)
-        self._job = Job(setup, len(self._members), at_s, resumed=at_s > 0)
+        self._job = Job(setup, len(self._members), at_s, self._starts.faults, resumed=at_s > 0)
 
     def _look(self, job: Job, at_s: float) -> None:
         """Whether the job runs, or has ended."""

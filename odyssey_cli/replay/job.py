@@ -37,10 +37,13 @@ from launcher.joblog.events import (
     Tick,
     UnitCommitted,
 )
+from launcher.joblog.wording import REPORT, faults_texts, ranks_text
 from launcher.planning.situations import expected_change, proposed
+from odyssey.errors import OdysseyError
 from odyssey.messages import ModelSpec, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
 from perfmodel.profile import Profile, layer_specs
+from strategies.search import best
 from strategies.situation import Aim
 
 RESTARTS = 1 << 20
@@ -66,12 +69,13 @@ class Job:
     lives; `plan`: the one that runs, or is about to.
     """
 
-    def __init__(self, setup: Setup, n_nodes: int, at_s: float, *, resumed: bool) -> None:
-        """All ranks have built their Job at `at_s`. `resumed`: from a checkpoint."""
+    def __init__(self, setup: Setup, n_nodes: int, at_s: float, faults: dict[str, None], *, resumed: bool) -> None:
+        """All ranks have built their Job at `at_s`. `resumed`: from a checkpoint. To `faults` comes what bugs have cost."""
         self.running_since_s: float | None = None
         self.why_ended = ""
         self.plan: Plan | None = None
         self._setup = setup
+        self._faults = faults
         self._state: State = PlainState(profile=setup.profile)
         self._now_s = at_s
         self._dues = _Dues()
@@ -184,7 +188,12 @@ class Job:
     def _search(self, ask: Propose) -> None:
         world, setup = self._state.world, self._setup
         expected = expected_change(world, self._now_s, setup.mtbf_s, None)
-        self._feed(proposed(ask, setup.profile, self._node_of, expected, setup.strategy, setup.layout, setup.aim))
+        found = proposed(ask, setup.profile, self._node_of, expected, setup.strategy, setup.layout, setup.aim)
+        self._faults |= dict.fromkeys(faults_texts(found.candidates))
+        chosen = best(found.candidates)
+        if chosen is not None and chosen.estimate is None:
+            raise OdysseyError(f"a loss of {ranks_text(ask.lost)} cannot be replayed: {chosen.reason}", REPORT)
+        self._feed(found)
 
     def _spawn(self, rank: int) -> None:
         self._held.pop(rank, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.joblog.wording import faults_texts
 from odyssey.plan import Plan
 from odyssey_cli.replay.job import Setup
 from perfmodel.reliability import seconds_to_change
@@ -18,6 +19,8 @@ class Starts:
         self._setup = setup
         self._only_1f1b = only_1f1b
         self.n_nodes = n_nodes
+        self.faults: dict[str, None] = {}
+        """What bugs have cost, for people: rows of the tables of all searches."""
         self._known: dict[tuple[int, str], Plan | None] = {}
 
     def layout(self, n_nodes: int) -> str:
@@ -51,7 +54,9 @@ class Starts:
             n_behind=change.n_behind,
             aim=setup.aim,
         )
-        plans = [candidate.plan for candidate in initial_plan(situation, layout) if candidate.plan is not None]
+        candidates = initial_plan(situation, layout)
+        self.faults |= dict.fromkeys(faults_texts(candidates))
+        plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
         return next((plan for plan in plans if plan.schedule.rule == "1f1b" or not self._only_1f1b), None)
 
     def plain(self) -> Starts:

@@ -7,6 +7,7 @@ initial.py   how a job starts
 uneven.py    the best once more with micro-batches cut
 split.py     the best once more with the backward in halves
 unchanged.py how it goes on where no worker of its plan is lost
+last_resort.py  how it goes on where a bug has left no plan
 dryrun.py    the same for losses that have not happened
 alike.py     which losses are alike
 foreseen.py  the losses to plan for before they happen

@@ -7,6 +7,8 @@ survives the loss of any node, where there is one.
 
 from __future__ import annotations
 
+from functools import partial
+
 from odyssey.errors import UsageError
 from odyssey.layout import parse_layout
 from strategies.building.compose import n_micro_batches_of
@@ -14,20 +16,41 @@ from strategies.building.draft import Draft, no_layout, realise
 from strategies.building.layouts import EXHAUSTIVE_WORKERS, layouts
 from strategies.building.shapes import Shapes, shapes_of
 from strategies.building.worth import Worth
-from strategies.situation import Proposal, Situation
+from strategies.situation import Candidate, Proposal, Situation
+from strategies.situation.faults import attempt
 
 NAME = "initial"
 N_PRICED, N_PRICED_OF_FEW = 6, 12
 """Layouts that are priced exactly; of few workers more, whose closed form is farther from the price."""
 
 
-def propose(situation: Situation, layout: str) -> list[Proposal]:
-    """Plans for `layout`, or the best few for `auto`. Raises UsageError for a layout that cannot be meant."""
+def lengths_of(situation: Situation, layout: str) -> tuple[int, ...] | None:
+    """Of the pipelines of `layout`; None for `auto`. Raises UsageError for one that cannot be meant."""
     n_workers, n_micro_batches = len(situation.alive), n_micro_batches_of(situation)
     n_layers = len(situation.profile.layers)
-    shapes = shapes_of(situation.profile, n_micro_batches)
-    worth = Worth(situation, shapes)
     lengths = parse_layout(layout)
+    if lengths is None:
+        return None
+    if sum(lengths) > n_workers:
+        raise UsageError(
+            f"layout {layout} needs {sum(lengths)} workers, there are {n_workers}", "leave some idle, or use `auto`"
+        )
+    if max(lengths) > n_layers:
+        raise UsageError(f"layout {layout} has more stages than the model has layers ({n_layers})", "use fewer stages")
+    if len(lengths) > n_micro_batches:
+        raise UsageError(
+            f"layout {layout} has {len(lengths)} pipelines for {n_micro_batches} micro-batches",
+            "use a smaller micro-batch, or fewer pipelines",
+        )
+    return lengths
+
+
+def propose(situation: Situation, lengths: tuple[int, ...] | None) -> list[Proposal | Candidate]:
+    """Plans for pipelines of these lengths; for None the best few of all, where one that fails costs its row."""
+    n_workers = len(situation.alive)
+    n_layers = len(situation.profile.layers)
+    shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
+    worth = Worth(situation, shapes)
     if lengths is None:
         at_least = max(2, situation.aim.n_ranks + 1)
 
@@ -39,19 +62,8 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
         chosen = layouts(shapes, n_workers, n_priced, at_least, is_safe, rooms)
         chosen = chosen or layouts(shapes, n_workers, n_priced, rooms=rooms)
     else:
-        if sum(lengths) > n_workers:
-            raise UsageError(
-                f"layout {layout} needs {sum(lengths)} workers, there are {n_workers}", "leave some idle, or use `auto`"
-            )
-        if max(lengths) > n_layers:
-            raise UsageError(f"layout {layout} has more stages than the model has layers ({n_layers})", "use fewer stages")
-        if len(lengths) > n_micro_batches:
-            raise UsageError(
-                f"layout {layout} has {len(lengths)} pipelines for {n_micro_batches} micro-batches",
-                "use a smaller micro-batch, or fewer pipelines",
-            )
         chosen = [lengths]
-    proposals = []
+    rows: list[Proposal | Candidate] = []
     for row in chosen:
         draft: Draft = []
         for n_stages in row:
@@ -60,12 +72,12 @@ def propose(situation: Situation, layout: str) -> list[Proposal]:
                 limit = situation.profile.cluster.memory_bytes / 1e9
                 stages = "one stage" if n_stages == 1 else f"{n_stages} stages"
                 reason = f"no split of {n_layers} layers in {stages} fits {limit:.1f} GB each"
-                proposals.append(Proposal(NAME, None, reason))
+                rows.append(Proposal(NAME, None, reason))
                 break
             draft.append((shape.ranges, [None] * n_stages))
         else:
-            proposals.append(realise(worth, NAME, draft))
-    return proposals or [Proposal(NAME, None, no_layout(situation, n_workers))]
+            rows.append(attempt(NAME, partial(realise, worth, NAME, draft)))
+    return rows or [Proposal(NAME, None, no_layout(situation, n_workers))]
 
 
 def _n_nodes(situation: Situation, shapes: Shapes, lengths: tuple[int, ...]) -> int:

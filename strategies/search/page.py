@@ -31,6 +31,10 @@ page, and it has
 `strategies/situation/` says what it is given and answers, `strategies/building/` has what Plans are made with; its `compose`
 refuses a [Plan](plan.md) that contradicts itself or what the survivors hold. The engine runs any other.
 
+A bug in it costs its row of the table, and not the job: where it raises, or returns what is no Proposal, the row says so with
+file and line (`rebalance.py:88: ZeroDivisionError: division by zero`), people are told once, and the others decide. Where a bug
+leaves no Plan at all, those pipelines that are whole do all the work. Only a file that is no strategy ends a job, at its start.
+
 No strategy decides how a job starts (`strategies/search/initial.py`, by `--layout`), nor that it goes on as it was where no
 worker of its Plan is lost (`strategies/search/unchanged.py`).
 

@@ -10,12 +10,13 @@ better price is still the better guess.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
+from functools import cache, partial
 
+import msgspec
 from msgspec.structs import replace
 
 import strategies
-from odyssey.errors import PlanError, StateLost, UsageError
+from odyssey.errors import OdysseyError, StateLost, UsageError
 from odyssey.plan import Transition, move_runs
 from odyssey.plan_proof import prove
 from perfmodel.moving import moves_s
@@ -25,12 +26,16 @@ from perfmodel.reliability import ExpectedChange
 from perfmodel.spread import spread_of
 from strategies.building.moves import improved
 from strategies.building.whole import exact
-from strategies.search import initial, unchanged
-from strategies.search.outlook import cost_s, holders, outlooks, worth
+from strategies.search import initial, last_resort, unchanged
+from strategies.search.outlook import Ahead, closed_step_s, cost_s, holders, worth
 from strategies.search.split import split
 from strategies.search.ties import are_as_good, worth_spread
 from strategies.search.uneven import uneven
 from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Outlook, Proposal, Situation
+from strategies.situation.faults import attempt, attempt_all
+
+NAME = "search"
+"""Of the row in place of all others, where none of them is to blame."""
 
 
 def answer(situation: Situation, forced: str | None = None, layout: str = "auto") -> list[Candidate]:
@@ -44,27 +49,63 @@ def answer(situation: Situation, forced: str | None = None, layout: str = "auto"
     if situation.untrained and layers_without_holder(situation):
         anew = replace(situation, plan=None, lost=(), respawnable=(), held={})
         return initial_plan(anew, layout)
-    situation = _with_exact_plan(situation)
     if not situation.lost:  # a connection was, or the store; or micro-batches cannot stay cut
         check_holders(situation)
-        candidates = _ranked(situation, unchanged.propose(situation))
+        candidates = attempt_all(unchanged.NAME, lambda: _as_it_was(situation))
         return search(situation) if best(candidates) is None else candidates
     candidates = search(situation, forced)
-    return search(situation) if forced is not None and best(candidates) is None else candidates
+    if forced is None or best(candidates) is not None:
+        return candidates
+    others = search(situation)
+    return [*others, *(row for row in candidates if row.is_fault and row not in others)]
 
 
 def search(situation: Situation, only: str | None = None) -> list[Candidate]:
     """All candidates for a change, best first. `only`: the one strategy that may propose.
 
-    Raises StateLost naming all layers without a holder.
+    Where a bug leaves none, what needs no search. Raises StateLost naming all layers without a holder.
     """
-    situation = _with_exact_plan(situation)
-    asked = strategies.load_all() if only is None else [strategies.load(only)]
+    if only is not None and only not in strategies.names():
+        strategies.load(only)  # which says so
     check_holders(situation)
-    proposals = [proposal for strategy in asked for proposal in strategy.propose(situation)]
+    table = attempt_all(NAME, lambda: _table(situation, strategies.names() if only is None else [only]))
+    if only is None and best(table) is None and any(row.is_fault for row in table):
+        table = [attempt(last_resort.NAME, lambda: last_resort.candidate(situation)), *table]
+    return table
+
+
+def _table(situation: Situation, names: Sequence[str]) -> list[Candidate]:
+    """What these strategies propose, ranked."""
+    situation = _with_exact_plan(situation)
+    rows = [row for name in names for row in _asked(name, situation)]
     if situation.plan is not None and set(situation.plan.workers) <= set(situation.alive):
-        proposals += unchanged.propose(situation)
-    return _ranked(situation, proposals)
+        rows += unchanged.propose(situation)
+    return _ranked(situation, rows)
+
+
+def _as_it_was(situation: Situation) -> list[Candidate]:
+    situation = _with_exact_plan(situation)
+    return _ranked(situation, unchanged.propose(situation))
+
+
+def _asked(name: str, situation: Situation) -> Sequence[Proposal | Candidate]:
+    """What a strategy proposes; or the row that says why it failed."""
+    found = attempt(name, lambda: _checked(name, list(strategies.load(name).propose(situation))))
+    return [found] if isinstance(found, Candidate) else found
+
+
+def _checked(name: str, proposals: list[Proposal]) -> list[Proposal]:
+    """Proposals that can be priced, sent and written down. Raises OdysseyError for anything else that a strategy returned."""
+    for proposal in proposals:
+        if not isinstance(proposal, Proposal):
+            raise OdysseyError(f"{name}.propose: expected a list of Proposals, got {type(proposal).__name__} in it")
+        if proposal.strategy != name:
+            raise OdysseyError(f"{name}.propose: expected Proposals of {name}, got one of {proposal.strategy!r}")
+        try:
+            msgspec.msgpack.decode(msgspec.msgpack.encode(proposal), type=Proposal)
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            raise OdysseyError(f"{name}.propose: a Proposal that cannot be written: {error}") from error
+    return proposals
 
 
 def _with_exact_plan(situation: Situation) -> Situation:
@@ -78,7 +119,8 @@ def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     Raises UsageError for a layout that cannot be meant, and where no plan survives what was asked for.
     """
     strategies.load_all()  # a file that is no strategy ends a job when it starts, and not when it loses a rank
-    candidates = _ranked(situation, initial.propose(situation, layout))
+    lengths = initial.lengths_of(situation, layout)
+    candidates = attempt_all(initial.NAME, lambda: _ranked(situation, initial.propose(situation, lengths)))
     chosen, aim = best(candidates), situation.aim
     if chosen is not None and chosen.outlook is not None and (missing := _missing(chosen.outlook, aim)):
         who = f"layout {layout} does not" if layout != "auto" else f"no layout of {len(situation.alive)} ranks does"
@@ -119,9 +161,11 @@ def rescore(candidates: Sequence[Candidate], change: ExpectedChange, aim: Aim, *
 
 
 def warm_up() -> None:
-    """Load what searches import when they first need it (about half a second), so that no recovery waits for it."""
+    """Load what searches import when they first need it (about half a second), so that no recovery waits for it.
+
+    What cannot be loaded is told when it is asked for."""
     for name in strategies.names():
-        import_module(f"strategies.{name}")
+        attempt(name, partial(strategies.load, name))
     import scipy.optimize  # noqa: F401
 
 
@@ -147,64 +191,69 @@ def check_holders(situation: Situation) -> None:
     )
 
 
-def _ranked(situation: Situation, proposals: Sequence[Proposal]) -> list[Candidate]:
+def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[Candidate]:
+    """Proposals, priced, among rows that have no plan."""
 
     def priced(proposal: Proposal) -> Candidate:
-        return _priced(situation, proposal)
+        return attempt(proposal.strategy, lambda: _priced(situation, proposal))
 
-    candidates = [priced(proposal) for proposal in proposals]
+    candidates = [priced(row) if isinstance(row, Proposal) else row for row in rows]
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
-    cut = uneven(situation, situation.costs, changes, priced)
+    cut = attempt_all("uneven", lambda: uneven(situation, situation.costs, changes, priced))
     candidates += cut
     changes += cut
-    candidates += split(situation, situation.costs, changes, priced)
-    if situation.aim.objective is Objective.AHEAD:
-        candidates = outlooks(situation, candidates)
+    candidates += attempt_all("split", lambda: split(situation, situation.costs, changes, priced))
+    ahead = Ahead(situation, cache(partial(closed_step_s, situation)))
+    valued = [attempt(candidate.strategy, partial(_looked_ahead, situation, ahead, candidate)) for candidate in candidates]
+    return _with_reasons(_with_better_moves(situation, valued), situation.aim)
+
+
+def _looked_ahead(situation: Situation, ahead: Ahead, candidate: Candidate) -> Candidate:
+    """With what its plan leaves for the next loss, and with the objective."""
+    plan, estimate, aim = candidate.plan, candidate.estimate, situation.aim
+    if plan is None or estimate is None:
+        return candidate
+    if aim.objective is Objective.AHEAD:
+        candidate = ahead.with_outlook(candidate)
     else:
-        candidates = [
-            candidate if candidate.plan is None else replace(candidate, outlook=holders(situation, candidate.plan))
-            for candidate in candidates
-        ]
-    change, aim = situation.change, situation.aim
-    valued = [
-        _valued(candidate, candidate.estimate.transition, change, aim)
-        if candidate.plan is not None and candidate.estimate is not None
-        else candidate
-        for candidate in candidates
-    ]
-    return _with_reasons(_with_better_moves(situation, valued), aim)
+        candidate = replace(candidate, outlook=holders(situation, plan))
+    return _valued(candidate, estimate.transition, situation.change, aim)
 
 
 def _with_better_moves(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
     """The one that is to be taken with more thought on its moves, by which it can only gain, and with their proof."""
     aim = situation.aim
     first = min(candidates, key=lambda candidate: _rank(candidate, aim), default=None)
-    if first is None or first.plan is None or first.estimate is None or situation.plan is None:
+    if first is None or first.plan is None or situation.plan is None:
         return candidates
-    plan, better = first.plan, first
-    if plan.moves:
-        moves = improved(plan.moves, situation)
-        scale = situation.profile.recovery.moves_scale
-        parts = replace(first.estimate.transition, moves_s=scale * moves_s(moves, situation.costs))
-        plan = replace(plan, move_runs=move_runs(moves))
-        better = _valued(replace(first, plan=plan), parts, situation.change, aim)
-    try:
-        prove(plan, situation.held)
-    except PlanError as error:
+    better = attempt(first.strategy, partial(_proved, situation, first))
+    if better.plan is None:
         others = [candidate for candidate in candidates if candidate is not first]
-        return [*_with_better_moves(situation, others), Candidate(first.strategy, None, first.estimate, error.what)]
+        return [*_with_better_moves(situation, others), replace(better, estimate=first.estimate)]
     return [better if candidate is first else candidate for candidate in candidates]
 
 
+def _proved(situation: Situation, candidate: Candidate) -> Candidate:
+    """With better moves. Raises PlanError if the plan is none for what the survivors hold."""
+    plan, estimate = candidate.plan, candidate.estimate
+    assert plan is not None and estimate is not None
+    if plan.moves:
+        moves = improved(plan.moves, situation)
+        scale = situation.profile.recovery.moves_scale
+        parts = replace(estimate.transition, moves_s=scale * moves_s(moves, situation.costs))
+        plan = replace(plan, move_runs=move_runs(moves))
+        candidate = _valued(replace(candidate, plan=plan), parts, situation.change, situation.aim)
+    prove(plan, situation.held)
+    return candidate
+
+
 def _priced(situation: Situation, proposal: Proposal) -> Candidate:
+    """Raises PlanError."""
     plan = proposal.plan
     if plan is None:
         return Candidate(proposal.strategy, None, None, proposal.reason)
-    try:
-        change_s, search_s = situation.seconds_to_change, situation.search_s
-        priced = price_in_detail(plan, situation.costs, seconds_to_change=change_s, search_s=search_s)
-    except PlanError as error:
-        return Candidate(proposal.strategy, None, None, error.what)
+    change_s, search_s = situation.seconds_to_change, situation.search_s
+    priced = price_in_detail(plan, situation.costs, seconds_to_change=change_s, search_s=search_s)
     estimate = priced.estimate
     if situation.plan is None:  # nothing was lost, so nothing is detected, paused or searched: only groups are built
         parts = Transition(groups_s=estimate.transition.groups_s, warm_up_s=estimate.transition.warm_up_s)

@@ -1,4 +1,7 @@
-"""What a strategy is given (Situation) and answers (Proposal); what the search makes of it (Candidate), and for what (Aim)."""
+"""What a strategy is given (Situation) and answers (Proposal); what the search makes of it (Candidate), and for what (Aim).
+
+faults.py  what a bug costs
+"""
 
 from __future__ import annotations
 
@@ -172,7 +175,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
     `reason` says why it lost or is infeasible; of the chosen one, why it won. `outlook`: of a plan. `spread`: how far off its
     step time and its transition may be beside those of other rows; `worth_spread`: how far off its objective then may be,
-    relative too. `is_tie`: it is as good as the first row within that.
+    relative too. `is_tie`: it is as good as the first row within that. `is_fault`: it has no plan as something raised that
+    should not (faults.py); `reason` says what, and where.
     """
 
     strategy: str
@@ -183,3 +187,4 @@ class Candidate(msgspec.Struct, frozen=True):
     spread: Spread | None = None
     worth_spread: float = 0.0
     is_tie: bool = False
+    is_fault: bool = False
