@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 
@@ -528,6 +529,38 @@ def test_a_job_that_is_attacked_runs_to_its_end(start: Callable[..., Agent]) -> 
         assert has_ended(stranger)
         stranger.close()
     assert "Traceback" not in "".join(first.lines + second.lines)
+
+
+@pytest.mark.parametrize("zygote", ["1", "0"])
+def test_no_process_but_the_agent_itself_finds_the_secret(
+    start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zygote: str
+) -> None:
+    """Neither ranks, nor the zygote, the store, or what searches for plans."""
+    monkeypatch.setenv("ODYSSEY_SECRET", "0123456789abcdef-of-this-test")
+    monkeypatch.setenv("ODYSSEY_ZYGOTE", zygote)
+    job = ("--steps", "1000000", "--pause", "0.05", "--out", str(tmp_path / "out.pt"))
+    agent = start(*job, script=TRAIN, nnodes="1:2", nproc_per_node=2, rdzv_conf="last_call_timeout=0", layout="1x2")
+    agent.until(lambda line: line.startswith("step 1 "))
+    leading = psutil.Process(agent.process.pid)
+
+    def helpers() -> dict[str, bytes]:
+        """What runs in each process that is no copy of the agent, and what it was given."""
+        found = {}
+        for process in leading.children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                if process.cmdline() != leading.cmdline():
+                    found[" ".join(process.cmdline())] = Path(f"/proc/{process.pid}/environ").read_bytes()
+        return found
+
+    deadline = time.monotonic() + 60.0
+    while not any("precompute" in command for command in helpers()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    seen = helpers()
+    assert len(seen) >= 2
+    assert not [command for command, given in seen.items() if b"of-this-test" in given]
+    agent.process.terminate()
+    assert agent.end() == 143, agent.lines
 
 
 class Attacker:

@@ -18,8 +18,6 @@ AGENT_FD = "ODYSSEY_AGENT_FD"
 """See odyssey/link.py."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """What Gloo and NCCL would otherwise guess, by the host's name or the order of its interfaces."""
-SECRET = "ODYSSEY_SECRET"
-"""Of the agents alone (launcher/cluster/links/secret.py)."""
 MAX_FAILURE = 4096
 """Characters of the last failure: what scripts raise may be of any length, and hold what no variable can."""
 
@@ -27,7 +25,7 @@ MAX_FAILURE = 4096
 def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
     """What all ranks share."""
     # AGENT_FD would be that of a rank which is a launcher itself
-    variables = {name: value for name, value in inherited.items() if name not in (AGENT_FD, SECRET)}
+    variables = {name: value for name, value in inherited.items() if name != AGENT_FD}
     if n_ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
     variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
