@@ -19,6 +19,7 @@ from launcher.joblog.owner import Owner
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.rank_state import RankState
+from odyssey_cli.errors import denied
 from odyssey_cli.jobs.agents import Agents
 
 
@@ -72,6 +73,16 @@ class FoundJob:
         if self.owner is not None:
             return self.owner.process.pid if self.owner.process.runs_here else None
         return registry.agent_of(self.log.start) if self.log.start is not None else None
+
+    def check_is_ours(self) -> None:
+        """Raises OdysseyError for a job whose processes this user cannot do anything to."""
+        try:
+            if self.agent is not None:
+                os.kill(self.agent, 0)
+        except PermissionError:
+            raise OdysseyError(f"{self.name} is another user's", "ask them") from None
+        except ProcessLookupError:
+            pass  # it has just ended
 
     @cached_property
     def board(self) -> Board:
@@ -169,6 +180,8 @@ def read(folder: Path) -> FoundJob:
     """Raises OdysseyError if there is no log that can be read."""
     try:
         return FoundJob(reader.read(folder))
+    except PermissionError as error:
+        raise denied(error) from None
     except OSError as error:
         raise OdysseyError(f"{folder / reader.NAME}: {(error.strerror or str(error)).lower()}") from None
 

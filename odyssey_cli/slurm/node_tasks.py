@@ -10,7 +10,6 @@ wait with the agent.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import signal
 import socket
@@ -20,8 +19,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from launcher.host import proc
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.slurm.step import Step
@@ -127,8 +126,8 @@ def _found_agent(step: Step) -> socket.socket:
 
 def _agent_of(step: Step, but: str = "") -> socket.socket | None:
     """Connected to it. `but`: a name that is not meant."""
-    listed = Path("/proc/net/unix").read_text(errors="replace")
-    for name in set(re.findall(rf"@({re.escape(_place(step))}[0-9a-f]{{16}})$", listed, re.MULTILINE)) - {but}:
+    names = {name[1:] for name in proc.unix_sockets() if name.startswith(f"@{_place(step)}")}
+    for name in names - {but}:
         found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             found.setblocking(False)
