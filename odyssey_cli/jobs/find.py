@@ -124,6 +124,8 @@ class FoundJob:
             if self.is_elsewhere:
                 return f"on {self.started.host}"
             return "agent was killed" if self.owner is None else "agent is gone"
+        if owners.is_held(self.folder):
+            return "cut off, ranks stand still"
         if board.stalled:
             return "stalled"
         if board.recovering:
@@ -170,7 +172,9 @@ class FoundJob:
         if is_alive:
             if rank in self.board.stalled:
                 return "stalled"
-            return "stopped by a signal" if process is not None and process.is_stopped else state.value
+            if process is None or not process.is_stopped:
+                return state.value
+            return "held by its agent, which is cut off" if owners.is_held(self.folder) else "stopped by a signal"
         if state is RankState.LOST and rank in self.board.causes:
             return f"lost: {self.board.causes[rank]}"
         return state.value if state in (RankState.LOST, RankState.FINISHED) else "ended"
