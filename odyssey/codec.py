@@ -6,6 +6,7 @@ a string, `"NaN"`, `"Infinity"` or `"-Infinity"`, and `Json` reads that as the f
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from typing import Annotated, Any
@@ -24,6 +25,11 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 """Of ranks, agents, restarts: what no cluster reaches is a mistake, and would be one of memory here."""
 Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
 SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+
+def check_ip_address(text: str) -> None:
+    """Raises ValueError for a name: another host's word is never looked up, which takes as long as some name server likes."""
+    ipaddress.ip_address(text)
 
 
 class Malformed(Exception):

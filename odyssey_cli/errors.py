@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import pwd
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from launcher.host import limits
 from launcher.joblog.exit_codes import ExitCode
@@ -52,6 +54,9 @@ def exit_code_of(command: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
+    except PermissionError as error:
+        is_named = isinstance(error.filename, str | bytes | os.PathLike)
+        return report(denied(error)) if is_named else report_internal(error)
     except OSError as error:
         if error.errno not in limits.HELP:
             return report_internal(error)
@@ -59,6 +64,27 @@ def exit_code_of(command: Callable[[], int]) -> int:
         return ExitCode.FAILED
     except Exception as error:
         return report_internal(error)
+
+
+def denied(error: PermissionError) -> OdysseyError:
+    """Of a file that this user may not read or write, or not even see."""
+    name = os.fsdecode(error.filename)
+    return OdysseyError(
+        f"{name}: {(error.strerror or str(error)).lower()}", f"it belongs to {_owner(Path(name).absolute())}: ask them"
+    )
+
+
+def _owner(path: Path) -> str:
+    """The user whose it is, or whose the folder is below which nobody else sees anything."""
+    for seen in (path, *path.parents):
+        try:
+            uid = seen.stat().st_uid
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return f"user {uid}"
+        except OSError:
+            continue
+    return "another user"
 
 
 def report_internal(error: BaseException) -> ExitCode:

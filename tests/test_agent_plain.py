@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from launcher.agent.start import run
 from launcher.joblog.events import Event, JobEnded, RankFailed, RankLost, RankStarted
@@ -158,6 +159,25 @@ with timer.expires(after=0.2):
     assert ran.code == ExitCode.FAILED
     assert ran.all(RankLost)[0].cause.text == "SIGKILL"
     assert not list(ran.folder.glob("timers-*"))
+
+
+def test_the_pipe_of_timers_is_in_a_folder_of_its_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the job has no folder: who can write to it can have processes ended."""
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "shared"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    text = """
+import os
+folder, name = os.path.split(os.environ["TORCHELASTIC_TIMER_FILE"])
+print(oct(os.stat(folder).st_mode & 0o777), os.stat(folder).st_uid == os.getuid(), os.path.dirname(folder))
+"""
+    written: list[bytes] = []
+    nowhere = replace(options(tmp_path, text), log_dir=Path(os.devnull))
+    assert run(nowhere, lambda event: None, lambda rank, stream, data: written.append(data)) == 0
+    assert b"".join(written).decode() == f"0o700 True {tmp_path / 'shared'}\n"
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_what_ranks_leave_behind_is_ended(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -367,3 +368,52 @@ def test_without_any_job_there_is_a_way_on(capsys: pytest.CaptureFixture[str]) -
     assert "no job of yours is known on this host" in Cli(capsys, "ps", "--all").out
     for command in ("status", "logs", "stacks", "stop"):
         assert Cli(capsys, command).code == 2
+
+
+AS_ANOTHER_USER = """
+import contextlib, os, subprocess, sys
+from odyssey_cli.__main__ import main
+folder, commands = sys.argv[1], sys.argv[2:]
+with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    for command in ("status", "logs", "stacks", "timeline", "plan", "replay"):
+        main([command, folder])  # what is imported then need not be readable for the other
+    main(["stop", folder + "/none"])
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+os.chdir("/")
+os.environ["XDG_STATE_HOME"] = "/nonexistent"
+for command in commands:
+    print("--", command, main([*command.split(), folder]), flush=True)
+"""
+
+
+def as_another_user(folder: Path, *commands: str) -> str:
+    """What they say, and after each its exit code."""
+    given = [sys.executable, "-c", AS_ANOTHER_USER, str(folder), *commands]
+    return subprocess.run(given, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False).stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_job_of_another_user_is_seen_as_far_as_its_folder_is_and_not_touched() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        job = Launched(Path(place) / "job", "--tee", "3")
+        try:
+            folder = job.begin()
+            commands = ("status", "logs", "stacks", "timeline", "plan", "replay", "stop", "stop --now")
+            denied = f"error: {folder / reader.NAME}: permission denied\nhelp: it belongs to root: ask them\n"
+            assert as_another_user(folder, *commands) == "".join(f"{denied}-- {command} 1\n" for command in commands)
+            folder.chmod(0o711)  # its log can be read by who knows its name
+            denied = f"error: {folder}: permission denied\nhelp: it belongs to root: ask them\n-- logs 1\n"
+            assert as_another_user(folder, "logs") == denied
+            folder.chmod(0o755)
+            said = as_another_user(folder, "status", "logs", "stacks", "stop", "stop --now")
+            theirs = f"error: {folder.name} is another user's\nhelp: ask them\n"
+            shown, _, rest = said.partition("-- status 0\n")
+            assert "2 of 2 alive" in shown
+            lines = "".join(f"[rank {rank}]: rank {rank} begins\n" for rank in range(2))
+            assert rest == f"{lines}-- logs 0\n{theirs}-- stacks 1\n{theirs}-- stop 1\n{theirs}-- stop --now 1\n"
+            assert job.process.poll() is None
+        finally:
+            job.close()

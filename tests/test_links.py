@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 import threading
@@ -302,6 +303,39 @@ def test_a_dial_tells_why_and_whether_nobody_listens_anywhere(loop: FakeLoop) ->
     closed_by = f"{here}: it closed the connection, as one does to who knows another secret"
     assert set(told) == {(f"{nobody}: Connection refused", True), (closed_by, False)}
     stranger.close()
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "somewhere.else", "", "a\x00b", "1.2.3.4.5", "fe80::1%nowhere", "x" * 300, "\udcff"]
+)
+def test_a_dial_looks_up_no_name_and_fails_at_what_is_no_address(loop: FakeLoop, host: str) -> None:
+    told: list[bool] = []
+    at = Address(host, 9)
+    Dial(
+        loop,
+        [at],
+        KEY,
+        PORT,
+        connected=lambda link, _: pytest.fail("connected"),
+        failed=lambda _, refused: told.append(refused),
+    )
+    while not told:
+        turn(loop)
+    assert told == [False]
+
+
+def test_a_dial_fails_where_no_descriptor_is_left(loop: FakeLoop) -> None:
+    told: list[str] = []
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        at = Address("127.0.0.1", 9)
+        Dial(loop, [at], KEY, PORT, connected=lambda link, _: pytest.fail("connected"), failed=lambda why, _: told.append(why))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    while not told:
+        turn(loop)
+    assert told == ["127.0.0.1:9: Too many open files"]
 
 
 def test_a_peer_by_hand_can_talk_to_both_sides() -> None:

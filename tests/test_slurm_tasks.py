@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from odyssey.errors import UsageError
@@ -66,9 +67,10 @@ def ignores(pid: int, number: signal.Signals) -> bool:
     return bool(int(status["SigIgn"], 16) >> (number - 1) & 1)
 
 
-def n_connected() -> int:
-    """Tasks that wait at the agent's socket, as the kernel lists them beside it."""
-    return Path("/proc/net/unix").read_text().count(f"@odyssey-{os.getuid()}-{os.getpid()}.7.") - 1
+def places(agent: subprocess.Popen[str]) -> list[str]:
+    """Names of the sockets that an agent holds: of that at which it listens, and again for each task that waits there."""
+    found = psutil.Process(agent.pid).net_connections("unix")
+    return [str(its.laddr) for its in found if str(its.laddr).startswith(f"@odyssey-{os.getuid()}-{os.getpid()}.7.")]
 
 
 @pytest.mark.parametrize("code", [0, 143])
@@ -88,7 +90,7 @@ def test_other_tasks_exit_as_their_agent_does_and_heed_no_signal(code: int) -> N
 def test_the_end_of_a_killed_agent_is_that_of_the_other_tasks() -> None:
     agent = leads(0)
     other = waits(1)
-    while n_connected() == 0:
+    while len(places(agent)) < 2:
         assert other.poll() is None
     agent.kill()
     agent.communicate()
@@ -104,6 +106,49 @@ def test_a_second_agent_of_a_node_is_told_so() -> None:
         pass
     with leading(step):
         pass  # the first has left nothing
+
+
+STRANGER = """
+import os, socket, sys
+from odyssey_cli.slurm import node_tasks
+from odyssey_cli.slurm.step import step_of
+place = node_tasks._place(step_of(os.environ))
+os.setuid(65534)
+held = []
+for end in ("", "0" * 16, "f" * 16, "0" * 16 + "\\n@" + place + "1" * 16):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].bind("\\0" + place + end)
+    held[-1].listen(1)
+print("there", flush=True)
+for line in sys.stdin:
+    for _ in range(20):
+        held.append(socket.socket(socket.AF_UNIX))
+        held[-1].connect("\\0" + line.strip())
+    print("there", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_at_the_place_of_an_agent_or_in_front_of_it_disturbs_nobody() -> None:
+    """Who binds the names that an agent may have, connects to it more often than there are tasks, and stays."""
+    program = f"import os; os.getuid = lambda: {os.getuid()}\n{STRANGER}"  # it knows whom it means
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | task(0), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as stranger:
+        assert stranger.stdin is not None and stranger.stdout is not None
+        assert stranger.stdout.readline() == "there\n"
+        other = waits(1)
+        agent = leads(7)
+        stranger.stdin.write(f"{places(agent)[0][1:]}\n")
+        stranger.stdin.flush()
+        assert stranger.stdout.readline() == "there\n"
+        late = waits(2)
+        while len(places(agent)) < 3:
+            assert (other.poll(), late.poll()) == (None, None)
+        agent.communicate("")
+        assert [(one.wait(), one.communicate()[1]) for one in (other, late)] == [(7, "")] * 2
+        stranger.stdin.close()
 
 
 # -- what srun was told ------------------------------------------------------------------------------------------------

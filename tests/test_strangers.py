@@ -18,10 +18,12 @@ from random import Random
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 
 from launcher.cluster import wire
+from launcher.cluster.leading import notices
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.redirects import give_way
 from launcher.cluster.leading.roster import Roster
@@ -48,6 +50,15 @@ __all__ = ["nothing_left", "start"]
 pytestmark = pytest.mark.timeout(120)
 
 
+def with_words(words: msgspec.Struct, **changes: object) -> bytes:
+    """First words that no agent can make itself."""
+    return msgspec.msgpack.encode(msgspec.to_builtins(words, builtin_types=(bytes,)) | changes)
+
+
+def joined_from(address: str) -> bytes:
+    return with_words(join(session=b"n" * 16), address=address)
+
+
 def framed(body: bytes) -> bytes:
     return struct.pack("<I", len(body)) + body
 
@@ -70,6 +81,9 @@ NONSENSE = {
     "a frame that is too long": bytes(wire.MAX_FIRST_BYTES + 1),
     "a million ranks": msgspec.msgpack.encode(msgspec.structs.replace(join(), n_ranks=1_000_000)),
     "a host that is a terminal's command": msgspec.msgpack.encode(join("a\x1b[2J")),
+    "an address that is a name": joined_from("somewhere.else"),
+    "an address that is the terminal's": joined_from("\x1b"),
+    "a job that is led at a name": with_words(wire.LedBy("", "127.0.0.1", 5), host="somewhere.else"),
 }
 """First words of who does."""
 
@@ -278,6 +292,30 @@ def test_a_member_who_talks_nonsense_is_lost_and_nobody_else(leader: LeaderOnALo
     leader.until(lambda: leader.fed)
     assert [event.rank for event in leader.fed] == [0]
     assert len(leader.lost) == 1
+
+
+def test_a_member_that_says_too_much_is_heard_for_a_while_and_then_now_and_again(leader: LeaderOnALoop) -> None:
+    chatty, good = leader.member("chatty"), leader.member("good")
+    leader.within.agents[1].spawn(RankAssignment(0, 0, 0, 2, 1, 2, 0, 2))
+    for n in range(5000):
+        chatty.say(wire.Notice(f"notice {n}"))
+        chatty.say(wire.Happened(1, RankStarted(0, 7, 0)))
+        if n % 50 == 0:
+            leader.turn()
+    good.say(wire.Notice("heard"))
+    leader.until(lambda: "agent 2: heard" in leader.said)
+    leader.until(lambda: leader.within.agents[1]._session.n_received == 10_000)  # all of it
+    of_chatty = [line for line in leader.said if line.startswith("agent 1")]
+    assert of_chatty[: notices.MOST] == [f"agent 1: notice {n}" for n in range(notices.MOST)]
+    assert of_chatty[notices.MOST :] == [
+        "agent 1: it says too much: of its notices no more than one in 1 s is shown from now on"
+    ]
+    assert len(leader.fed) == 1, "a process begins once"
+    leader.now += 60.0
+    chatty.say(wire.Notice("quiet by now"))
+    leader.until(lambda: leader.said[-1] == "agent 1: quiet by now")
+    assert leader.said[-2] == f"agent 1: {5000 - notices.MOST} of its notices were left out"
+    assert not leader.lost
 
 
 def test_an_agent_that_has_a_rank_no_more_is_not_heard_of_it(leader: LeaderOnALoop) -> None:
@@ -491,6 +529,38 @@ def test_a_job_that_is_attacked_runs_to_its_end(start: Callable[..., Agent]) -> 
         assert has_ended(stranger)
         stranger.close()
     assert "Traceback" not in "".join(first.lines + second.lines)
+
+
+@pytest.mark.parametrize("zygote", ["1", "0"])
+def test_no_process_but_the_agent_itself_finds_the_secret(
+    start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zygote: str
+) -> None:
+    """Neither ranks, nor the zygote, the store, or what searches for plans."""
+    monkeypatch.setenv("ODYSSEY_SECRET", "0123456789abcdef-of-this-test")
+    monkeypatch.setenv("ODYSSEY_ZYGOTE", zygote)
+    job = ("--steps", "1000000", "--pause", "0.05", "--out", str(tmp_path / "out.pt"))
+    agent = start(*job, script=TRAIN, nnodes="1:2", nproc_per_node=2, rdzv_conf="last_call_timeout=0", layout="1x2")
+    agent.until(lambda line: line.startswith("step 1 "))
+    leading = psutil.Process(agent.process.pid)
+
+    def helpers() -> dict[str, bytes]:
+        """What runs in each process that is no copy of the agent, and what it was given."""
+        found = {}
+        for process in leading.children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                if process.cmdline() != leading.cmdline():
+                    found[" ".join(process.cmdline())] = Path(f"/proc/{process.pid}/environ").read_bytes()
+        return found
+
+    deadline = time.monotonic() + 60.0
+    while not any("precompute" in command for command in helpers()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    seen = helpers()
+    assert len(seen) >= 2
+    assert not [command for command, given in seen.items() if b"of-this-test" in given]
+    agent.process.terminate()
+    assert agent.end() == 143, agent.lines
 
 
 class Attacker:

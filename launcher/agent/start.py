@@ -36,6 +36,8 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
     """
     options.check_script()
     rank_process.check(options)
+    key = secret.key(os.environ, options.secret_file) if options.max_agents > 1 else b""
+    os.environ.pop(secret.VARIABLE, None)  # nothing that is started from here on finds it
     if options.logs_specs:
         torch_logs_specs.load(options.logs_specs)  # a wrong name is told before anything is started
     if options.event_log_handler != "null":
@@ -50,7 +52,6 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
         from perfmodel.profile import read
 
         profile = read(options.profile)
-    key = secret.key(os.environ, options.secret_file) if options.max_agents > 1 else b""
     report = _checked(options, watch) if options.checks_hosts else None
     listener = endpoint.host_or_join(options)
     try:

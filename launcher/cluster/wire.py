@@ -15,7 +15,7 @@ from launcher.health.stacks import Stack
 from launcher.health.stalls import Sample
 from launcher.host.fitness.report import HostReport
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
-from odyssey.codec import Count, Name, Pid, SignalNumber
+from odyssey.codec import Count, Name, Pid, SignalNumber, check_ip_address
 from odyssey.messages import Failed, Finished, Report
 
 # -- member to leader --------------------------------------------------------------------------------------------------
@@ -42,6 +42,10 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     address: Name
     port: Port
     report: HostReport | None = None
+
+    def __post_init__(self) -> None:
+        if self.address:
+            check_ip_address(self.address)
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
@@ -83,6 +87,9 @@ class LedBy(msgspec.Struct, frozen=True, tag=True):
     run_id: str
     host: Name
     port: Port
+
+    def __post_init__(self) -> None:
+        check_ip_address(self.host)
 
 
 FirstWords = Join | Resume | Attach | Greet | LedBy | Ask
@@ -183,6 +190,10 @@ class Others(msgspec.Struct, frozen=True, tag=True):
     """To who waits for a place: where other agents of the job are reached, one of which may come to lead."""
 
     at: Annotated[tuple[tuple[Name, Port], ...], msgspec.Meta(max_length=16)]
+
+    def __post_init__(self) -> None:
+        for host, _port in self.at:
+            check_ip_address(host)
 
 
 class SpawnRank(msgspec.Struct, frozen=True, tag=True):

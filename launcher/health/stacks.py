@@ -249,7 +249,7 @@ class Reading:
             if (found := proc.stat(pids[rank])) is None:
                 stacks[rank] = Stack(problem="it has ended")
             else:
-                stacks[rank] = Stack(problem="it is stopped by a signal" if found.is_stopped else "it did not answer in time")
+                stacks[rank] = Stack(problem="it is stopped" if found.is_stopped else "it did not answer in time")
         return stacks
 
 

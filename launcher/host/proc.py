@@ -149,6 +149,12 @@ def own_ports() -> range:
     return range(int(bounds[0]), int(bounds[1]) + 1) if len(bounds) == 2 else range(0)
 
 
+def unix_sockets() -> frozenset[str]:
+    """Names of all that listen or are connected here: a path, or after an `@` what is no file's."""
+    lines = (PROC / "net/unix").read_text(errors="replace").splitlines()
+    return frozenset(words[7] for line in lines if len(words := line.split(maxsplit=7)) == 8)
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text()

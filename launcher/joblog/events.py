@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from odyssey.codec import Json, Name, Pid, to_json
+from odyssey.codec import Json, Name, Pid, check_ip_address, to_json
 from odyssey.messages import ModelSpec, Position, Result
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
@@ -30,6 +30,10 @@ class AgentInfo(msgspec.Struct, frozen=True):
     node_rank: int | None = None
     address: str = ""
     port: int = 0
+
+    def __post_init__(self) -> None:
+        if self.address:
+            check_ip_address(self.address)
 
 
 class CauseKind(enum.StrEnum):

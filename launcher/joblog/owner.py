@@ -15,6 +15,8 @@ from launcher.host import proc
 from odyssey.codec import Json, Malformed, to_json
 
 NAME = "agent.json"
+HELD = "held"
+"""A file that is there while the agent is cut off from the others, and has its ranks stand still."""
 _SAME_START_S = 0.5 * proc.TICK_S
 
 
@@ -65,6 +67,11 @@ def read(folder: Path) -> Owner | None:
     except (OSError, Malformed):
         return None
     return found
+
+
+def is_held(folder: Path) -> bool:
+    """Whether the ranks of the agent whose folder this is stand still by its doing."""
+    return os.path.exists(folder / HELD)
 
 
 def this_process(at: float) -> Process:

@@ -42,7 +42,7 @@ def enter(folder: Path) -> None:
 def _prune(links: Path) -> None:
     ended = 0
     for link in _newest_first(links):
-        if not (link / reader.NAME).exists():
+        if not os.path.exists(link / reader.NAME):  # or nobody of this user sees it any more
             gone = True
         else:
             ended += 1
@@ -57,7 +57,7 @@ def folders() -> list[Path]:
         links = directory()
     except FileNotFoundError:
         return []
-    return [link.resolve() for link in _newest_first(links) if (link / reader.NAME).exists()]
+    return [link.resolve() for link in _newest_first(links) if os.path.exists(link / reader.NAME)]
 
 
 def _newest_first(links: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.coordinator.rank_assignment import RankAssignment
-from launcher.joblog import reader
+from launcher.joblog import owner, reader
 from launcher.joblog.events import Event, encode
 from launcher.options import RunOptions, Std
 from odyssey.errors import UsageError
@@ -86,6 +86,7 @@ class JobFolder:
         self.run_id = options.run_id or name
         self.path: Path | None = None
         self._options = options
+        self._complain = complain
         self._events: LogFile | None = None
         if options.log_dir != Path(os.devnull):
             self.path = (options.log_dir / name).absolute()
@@ -95,6 +96,18 @@ class JobFolder:
     def append(self, event: Event) -> None:
         if self._events is not None:
             self._events.write(encode(event))
+
+    def mark_held(self, is_held: bool) -> None:
+        """That ranks stand still, for commands of `odyssey`: nobody is to continue them by hand."""
+        if self.path is None:
+            return
+        try:
+            if is_held:
+                (self.path / owner.HELD).touch()
+            else:
+                (self.path / owner.HELD).unlink(missing_ok=True)
+        except OSError as error:
+            self._complain(f"{self.path / owner.HELD}: {_reason(error)}")
 
     def begin_again(self) -> None:
         """Another log is about to come."""

@@ -3,6 +3,7 @@
 local_agent.py  what every agent has on its host, from start to end
 ranks.py        all processes of the job here
 own_ranks.py    what they do, as seen from outside
+stillness.py    ranks stand still while their agent is cut off
 shutdown.py     ranks are asked to end, and killed if they do not
 orphans_of_ranks.py what those that are gone have left
 spawner.py      starts them: forks of the zygote, or plain spawns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +23,6 @@ ADDRESS = "ODYSSEY_ADDRESS"
 """See odyssey/runtime/groups.py."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """What Gloo and NCCL would otherwise guess, by the host's name or the order of its interfaces."""
-SECRET = "ODYSSEY_SECRET"
-"""Of the agents alone (launcher/cluster/links/secret.py)."""
 MAX_FAILURE = 4096
 """Characters of the last failure: what scripts raise may be of any length, and hold what no variable can."""
 
@@ -31,7 +30,7 @@ MAX_FAILURE = 4096
 def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
     """What all ranks share."""
     # AGENT_FD and ADDRESS would be those of a rank which is a launcher itself
-    variables = {name: value for name, value in inherited.items() if name not in (ADDRESS, AGENT_FD, SECRET)}
+    variables = {name: value for name, value in inherited.items() if name not in (ADDRESS, AGENT_FD)}
     if n_ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
     if _NCCL_HANDLING not in variables:  # a Job's ranks change it: it is not the user's
@@ -102,11 +101,37 @@ def for_rank(
     }
 
 
-def timer_file(inherited: Mapping[str, str], job_dir: Path | None) -> str:
-    """The pipe for torch.distributed.elastic.timer, where TORCHELASTIC_ENABLE_FILE_TIMER asks for it; else empty."""
-    if inherited.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
-        return ""
-    return inherited.get("TORCHELASTIC_TIMER_FILE") or str((job_dir or Path(tempfile.gettempdir())) / f"timers-{os.getpid()}")
+class _TimerFile:
+    """The pipe of torch.distributed.elastic.timer, which a process of this agent makes. `path`: empty where nobody asks for it.
+
+    In a folder that is the agent's alone: who can write to the pipe can have processes of this user ended."""
+
+    def __init__(self, inherited: Mapping[str, str], job_dir: Path | None) -> None:
+        """Raises UsageError."""
+        self._folder: Path | None = None
+        self.path = ""
+        if inherited.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
+            return
+        self.path = inherited.get("TORCHELASTIC_TIMER_FILE", "")
+        if not self.path:
+            if job_dir is None:
+                job_dir = self._folder = _private_folder()
+            self.path = str(job_dir / f"timers-{os.getpid()}")
+
+    def remove(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # what cleans such folders may have been faster
+        elif self.path:
+            Path(self.path).unlink(missing_ok=True)
+
+
+def _private_folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="odyssey-timers-"))
+    except OSError as error:
+        raise UsageError(
+            f"there is no folder for the pipe of timers: {error.strerror}", "give --log-dir, or set TMPDIR"
+        ) from None
 
 
 class Environments:
@@ -122,7 +147,12 @@ class Environments:
         """By which the ranks of the job reach this host, as far as it is known."""
         self.interface = ""
         """By which the hosts of the job reach each other; empty where there is one, or where it is not known."""
-        self.timer_file = timer_file(os.environ, folder.path)
+        self._timer_file = _TimerFile(os.environ, folder.path)
+
+    @property
+    def timer_file(self) -> str:
+        """Empty where there are no timers to watch."""
+        return self._timer_file.path
 
     def of(self, assignment: RankAssignment) -> dict[str, str]:
         """Of a rank that starts now, but for where it writes."""
@@ -148,8 +178,7 @@ class Environments:
 
     def close(self) -> None:
         """What was made for the ranks to find is removed."""
-        if self.timer_file:
-            Path(self.timer_file).unlink(missing_ok=True)
+        self._timer_file.remove()
 
 
 def of_ranks(options: RunOptions) -> frozenset[str]:

@@ -33,6 +33,7 @@ from launcher.processes.orphans_of_ranks import OrphansOfRanks
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.shutdown import Shutdown
 from launcher.processes.spawner import Spawner
+from launcher.processes.stillness import Stillness
 from launcher.processes.store import StoreAddress, listen
 from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
@@ -75,8 +76,7 @@ class Processes:
         """By pid, all that are not reaped yet."""
         self._shutdown = Shutdown(loop, options.shutdown_timeout_s, self._living)
         self._orphans = OrphansOfRanks()
-        self._held: set[int] = set()
-        """Pids of those that stand still until it is known whether they are of the job."""
+        self._stillness = Stillness(folder.mark_held, lambda: list(self._living))
         self._is_ending = False
         self._ends = Ends()
 
@@ -157,6 +157,7 @@ class Processes:
             self._news.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
         if process.killed_by is not None or self._is_ending:
             process.kill()
+        self._stillness.has_come()
 
     def forget(self, rank: int) -> None:
         """Another agent has it from now on."""
@@ -185,9 +186,10 @@ class Processes:
         return self.pid_here(rank) is not None
 
     def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
-        """The id and the vitals of a rank's process; None before it is there and after its end."""
+        """The id and the vitals of a rank's process; None before it is there and after its end. That it stands still by our
+        doing says nothing of it: it is not late, and nobody is to continue it."""
         pid = self.pid_here(rank)
-        return None if pid is None else (pid, vitals(pid))
+        return None if pid is None else (pid, None if self.is_held(rank) else vitals(pid))
 
     def n_bytes_of(self, rank: int) -> int:
         """What the rank's process has written so far, where it comes through this agent."""
@@ -295,17 +297,12 @@ class Processes:
             kill(pid, number)
 
     def hold(self, is_held: bool) -> None:
-        """Have all ranks stand still, or go on. What was stopped by others stays so."""
-        if is_held:
-            self._held |= {pid for pid in self._living if (seen := vitals(pid)) is not None and not seen.is_stopped}
-        for pid in self._held & self._living.keys():
-            kill(pid, signal.SIGSTOP if is_held else signal.SIGCONT)
-        if not is_held:
-            self._held.clear()
+        """Have all ranks stand still, or go on: those too that come meanwhile. What was stopped by others stays so."""
+        self._stillness.hold(is_held)
 
     def is_held(self, rank: int) -> bool:
         """It stands still by our doing."""
-        return self.ranks[rank].pid in self._held
+        return self.ranks[rank].pid in self._stillness
 
     @property
     def have_ended(self) -> bool:
@@ -391,6 +388,7 @@ class Processes:
         self._orphans.close()
         end_descendants()
         self.environments.close()
+        self._stillness.close()
         self.streams.close()
         for process in [*self._living.values(), *self.ranks.values()]:
             self._close_rank(process)

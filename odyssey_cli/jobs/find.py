@@ -19,6 +19,7 @@ from launcher.joblog.owner import Owner
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.rank_state import RankState
+from odyssey_cli.errors import denied
 from odyssey_cli.jobs.agents import Agents
 
 
@@ -73,6 +74,16 @@ class FoundJob:
             return self.owner.process.pid if self.owner.process.runs_here else None
         return registry.agent_of(self.log.start) if self.log.start is not None else None
 
+    def check_is_ours(self) -> None:
+        """Raises OdysseyError for a job whose processes this user cannot do anything to."""
+        try:
+            if self.agent is not None:
+                os.kill(self.agent, 0)
+        except PermissionError:
+            raise OdysseyError(f"{self.name} is another user's", "ask them") from None
+        except ProcessLookupError:
+            pass  # it has just ended
+
     @cached_property
     def board(self) -> Board:
         board = Board()
@@ -113,6 +124,8 @@ class FoundJob:
             if self.is_elsewhere:
                 return f"on {self.started.host}"
             return "agent was killed" if self.owner is None else "agent is gone"
+        if owners.is_held(self.folder):
+            return "cut off, ranks stand still"
         if board.stalled:
             return "stalled"
         if board.recovering:
@@ -159,7 +172,9 @@ class FoundJob:
         if is_alive:
             if rank in self.board.stalled:
                 return "stalled"
-            return "stopped by a signal" if process is not None and process.is_stopped else state.value
+            if process is None or not process.is_stopped:
+                return state.value
+            return "held by its agent, which is cut off" if owners.is_held(self.folder) else "stopped by a signal"
         if state is RankState.LOST and rank in self.board.causes:
             return f"lost: {self.board.causes[rank]}"
         return state.value if state in (RankState.LOST, RankState.FINISHED) else "ended"
@@ -169,6 +184,8 @@ def read(folder: Path) -> FoundJob:
     """Raises OdysseyError if there is no log that can be read."""
     try:
         return FoundJob(reader.read(folder))
+    except PermissionError as error:
+        raise denied(error) from None
     except OSError as error:
         raise OdysseyError(f"{folder / reader.NAME}: {(error.strerror or str(error)).lower()}") from None
 

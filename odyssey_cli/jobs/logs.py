@@ -40,6 +40,8 @@ def logs(name: str | None, *, rank: int | None, follow: bool) -> ExitCode:
     tail = LogTail(job, rank)
     try:
         tail.print_new()
+        if not tail.has_files and job.owner is None:
+            os.listdir(job.folder)  # raises PermissionError where nobody but its owner may know what there is
         if not tail.has_files and not tail.missing and not (follow and job.agent is not None):
             raise OdysseyError(
                 f"the ranks of {job.name} wrote to the terminal of their launcher, and nothing was kept",
@@ -244,6 +246,6 @@ def _folders_of(job: FoundJob) -> dict[int, Path]:
     for beside in {job.folder.parent, Path(job.started.folder).parent}:
         for folder in beside.glob(f"*/{owners.NAME}"):
             its = owners.read(folder.parent)
-            if its is not None and its.job == job.owner.job and (folder.parent / reader.NAME).exists():
+            if its is not None and its.job == job.owner.job and os.path.exists(folder.parent / reader.NAME):
                 found.setdefault(its.number, folder.parent)
     return found

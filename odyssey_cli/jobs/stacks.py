@@ -22,6 +22,7 @@ def stacks(name: str | None, *, whole: bool) -> ExitCode:
     job = find.find(name, only_running=name is None or name == "last")
     if not any(rank.is_alive for rank in job.ranks):
         raise UsageError(f"no rank of {job.name} is alive here ({job.status})", "`odyssey ps` shows the jobs that run")
+    job.check_is_ours()
     there = _elsewhere(job)
     found = reading.Reading().read({rank.rank: rank.pid for rank in job.ranks if rank.is_alive and rank.is_here}) | there
     groups = reading.group(found)

@@ -33,6 +33,7 @@ def stop(name: str | None, *, now: bool) -> ExitCode:
         if job.is_elsewhere:
             raise UsageError(f"{job.name} runs on {job.started.host}", "stop it there")
         raise UsageError(f"{job.name} does not run any more ({job.status})", "`odyssey ps` shows the jobs that do")
+    job.check_is_ours()
     try:
         process = os.pidfd_open(agent)
     except ProcessLookupError:
@@ -43,8 +44,6 @@ def stop(name: str | None, *, now: bool) -> ExitCode:
             _end_from_here(process, job, now)
         elif job.look_for_agent() == agent:  # seen again through a descriptor that nobody else can get
             _end(process, job, now)
-    except PermissionError:
-        raise OdysseyError(f"{job.name} is another user's", "ask them") from None
     finally:
         os.close(process)
     print(f"{job.name} has ended")

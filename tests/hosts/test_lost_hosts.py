@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.agent_runs import ROOT
 from tests.hosts.cluster import Cluster, cluster
 
 __all__ = ["cluster"]
@@ -255,3 +258,37 @@ def test_a_host_that_stands_still_at_the_end_of_a_job_keeps_nobody(
     its.hosts.thaw(frozen)
     assert its.agents[frozen].end() == (1 if frozen == 1 else 0), its.lines()
     assert not any(its.hosts.pids(i) for i in its.hosts.numbers)
+
+
+def test_of_ranks_that_their_cut_off_agent_holds_nobody_is_told_to_continue_them(
+    cluster: Callable[[int], Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would run on while the job goes on without them. They are no stalled ones, nor late."""
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN)
+    its = cluster(3)
+
+    def say(i: int, *command: str) -> str:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"state{i}"))
+        argv = its.hosts.command(i, [sys.executable, "-m", "odyssey_cli", *command])
+        return subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120).stdout
+
+    for i in its.hosts.numbers:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"state{i}"))
+        given = {"nnodes": 3, "nproc_per_node": 1, "detect": "4s", "stall_timeout": "1s", "rdzv_conf": "last_call_timeout=60"}
+        its.start(i, str(script), "3", **given)
+    for agent in its.agents.values():
+        agent.until(lambda line: line.startswith("all 3"))
+    while its.log(3).count("rank_started") < 3:
+        os.sched_yield()
+    its.hosts.cut(1)  # it leads
+    its.hosts.cut(3)
+    for i in (1, 3):
+        its.agents[i].until(lambda line: "the ranks here stand still" in line)
+        shown = say(i, "status")
+        assert "cut off, ranks stand still" in shown and "held by its agent, which is cut off" in shown
+        assert "stopped by a signal" not in shown
+    assert its.agents[1].end() == its.agents[3].end() == 1, its.lines()  # after a while in which all are looked at
+    assert "-CONT" not in its.lines() and "stopped by a signal" not in its.lines()
+    assert all("stopped by a signal" not in its.log(i) for i in (1, 3))
+    assert not list(tmp_path.glob("logs*/*/held"))

@@ -93,7 +93,8 @@ class EndpointWatch:
             self._found = []  # nobody finds it
 
     def _tell(self, link: Link, address: Address) -> None:
-        link.send(packed(LedBy(self._options.run_id, self._us or link.addresses[0], self._reception.port)))
+        if us := self._us or link.addresses[0]:  # else it is gone again
+            link.send(packed(LedBy(self._options.run_id, us, self._reception.port)))
         link.close()
 
     def _close_dials(self) -> None:

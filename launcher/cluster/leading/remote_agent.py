@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from launcher.cluster.leading.notices import Notices
 from launcher.cluster.links.session import Session
 from launcher.cluster.wire import (
     DrillRank,
@@ -87,6 +88,7 @@ class RemoteAgent:
         self._lost = lost
         self._stopped = stopped
         self.is_gone = False
+        self._notices = Notices(session.heard_at)
         self._ranks: dict[int, RemoteRank] = {}
         """The current process of each rank that it has."""
         self._processes: dict[int, RemoteRank] = {}
@@ -140,7 +142,8 @@ class RemoteAgent:
                 elif not process.is_gone:  # else its loss has been told already
                     self._heard_of(process, message)
             case Notice(text=text):
-                self._news.say(f"agent {self.info.number}: {for_people(text, MAX_TOLD)}")
+                for line in self._notices.take(for_people(text, MAX_TOLD), self._session.heard_at):
+                    self._news.say(f"agent {self.info.number}: {line}")
             case Samples(number=number, samples=samples):
                 self._answered(number, Samples, samples)
             case StacksRead(number=number, stacks=stacks):
@@ -161,6 +164,8 @@ class RemoteAgent:
 
     def _happened(self, process: RemoteRank, event: RankStarted | RankExited | RankLost) -> None:
         if isinstance(event, RankStarted):
+            if process.pid is not None:
+                return  # it has begun
             process.pid = event.pid
         else:
             _is_gone(process)

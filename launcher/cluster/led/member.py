@@ -54,7 +54,6 @@ from launcher.cluster.wire import (
     Welcome,
 )
 from launcher.host.loop import Timer
-from launcher.host.proc import vitals
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
 from launcher.joblog.news import Sender
@@ -140,8 +139,8 @@ class Member:
         """Tell who is stopped, as the kernel has told by SIGCHLD."""
         self._processes.waits.look()
         for rank in self.reported.ranks:
-            seen = vitals(self._processes.pid_here(rank))
-            is_stopped = seen is not None and seen.is_stopped and not self._processes.is_held(rank)
+            _pid, seen = self._processes.seen(rank) or (0, None)
+            is_stopped = seen is not None and seen.is_stopped
             if self.reported.stopped(rank, is_stopped):
                 self._tell(Stopped(self.reported.number(rank), is_stopped))
 

@@ -80,9 +80,14 @@ class Dial:
             return
         address = self._left.pop(0)
         self._limit = self._loop.later(CONNECT_S, lambda: self._give_up(address, "it does not answer"))
-        self._socket = socket.socket(address.family, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        code = self._socket.connect_ex(address)
+        try:
+            (*_, numbers), *_ = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            self._socket = socket.socket(address.family, socket.SOCK_STREAM)
+            self._socket.setblocking(False)
+            code = self._socket.connect_ex(numbers)
+        except (OSError, ValueError) as error:  # it is no address, or there is no descriptor
+            self._give_up(address, getattr(error, "strerror", "") or str(error))
+            return
         if code in (0, errno.EINPROGRESS):
             self._loop.watch(self._socket.fileno(), lambda mask: self._on_connected(address), write=True)
         else:

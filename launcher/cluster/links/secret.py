@@ -1,7 +1,8 @@
 """The secret that agents of one user share: who does not know it is not heard by any of them.
 
 ODYSSEY_SECRET, else the file that --secret-file names, else ~/.odyssey/secret, which whoever needs it first makes. So agents of
-hosts that share a home folder find it by themselves. It never leaves this process: not to ranks, not over the network.
+hosts that share a home folder find it by themselves. It never leaves this process: not to ranks or any other process that it
+starts, not over the network.
 """
 
 from __future__ import annotations
