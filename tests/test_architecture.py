@@ -80,6 +80,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "plan",
         "split plan_proof renaming",
         "schedule messages tracebacks",
+        "calls",
         "buckets link trial",
         "zygote model",
         "runtime",

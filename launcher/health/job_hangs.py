@@ -3,6 +3,7 @@
 Busy is not dead: a rank that answers is waited for. One that does not answer is hung if it is stopped or uses no processor;
 one that computes without letting its link's thread in is given more time. Ranks are asked early and silently, so that a hang
 is found soon; people are told only of waits that an evaluation, a checkpoint or a loaded machine do not explain.
+Ranks that are in units which cannot meet are no hang: that is certain as soon as both have said so, however busy they are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from launcher.host.loop import Loop, Timer
 from launcher.host.proc import Vitals
 from launcher.joblog.wording import ranks_text, seconds_text
+from odyssey.calls import Unit, difference
 from odyssey.messages import Pong
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
@@ -27,7 +29,8 @@ QUIET_S, QUIET_STEPS = 10.0, 10
 
 class JobHangs:
     """Watches one wait at a time. `ping`: ask these ranks; `hung`: this rank is; `tell`: for people;
-    `apart`: this rank waits in another unit than the others, who wait too; `vitals_of`: a rank, None where nobody knows."""
+    `apart`: this rank is in a unit in which it cannot meet the others, as the text says; `vitals_of`: a rank, None where nobody
+    knows."""
 
     def __init__(
         self,
@@ -44,7 +47,6 @@ class JobHangs:
         self._tell = tell
         self._apart = apart
         self._vitals_of = vitals_of
-        self._units: dict[int, str] = {}
         self._timer: Timer | None = None
         self._since = 0.0
         self._told_at = 0.0
@@ -63,7 +65,6 @@ class JobHangs:
     def made(self, took_s: float) -> None:
         """What was expected has come, and the next may take as long as this one did. Cheap: called at each step."""
         self._since = self._loop.clock()
-        self._units = {}
         self._expected_s = max(self._expected_s, took_s)
 
     def stop(self) -> None:
@@ -116,22 +117,16 @@ class JobHangs:
         self._timer = self._loop.later(REPEAT_S, self._late)
         for rank in hung:
             self._hung(rank, f"did not answer for {ANSWER_S:.1f} s")
+        self._look_for_other_units()
         if not hung:
             self._tell_if_due(list(busy.values()))
-            self._look_for_other_units()
 
     def _look_for_other_units(self) -> None:
-        """Ranks that wait for each other in different units, and did so when they were asked before, wait for ever."""
-        before, self._units = self._units, {}
-        if set(self._answers) != set(self._asked) or not all(pong.waiting for pong in self._answers.values()):
-            return
-        self._units = {rank: pong.unit for rank, pong in sorted(self._answers.items()) if pong.unit}
-        if self._units == before and len(set(before.values())) > 1:
-            counts = Counter(before.values())
-            common = max(counts, key=lambda unit: counts[unit])
-            rank = next(rank for rank, unit in before.items() if unit != common)
-            others = ranks_text([other for other, unit in before.items() if unit == common])
-            self._apart(rank, f"it waits in {before[rank]}, while {others} in {common}")
+        """No unit was final since they were asked, or `_judge` would not have come here: all positions are of one time."""
+        units = {rank: Unit(pong.position, pong.kind) for rank, pong in self._answers.items() if pong.kind}
+        if (text := difference(units)) is not None:
+            counts = Counter(units.values())
+            self._apart(min(units, key=lambda rank: (counts[units[rank]], rank)), text)
 
     def _tell_if_due(self, busy: list[str]) -> None:
         now = self._loop.clock()

@@ -20,6 +20,9 @@ from odyssey.runtime.groups import Cut, Groups
 from odyssey.runtime.phase import Communication, Phase
 from odyssey.schedule import Commit, Op, Receive, Reduce
 
+START, COMMIT = AGREEMENTS = "start of the call", "commit"
+"""What a rank is at where a unit begins or ends, and waits for the others to come to the same."""
+
 
 class Control:
     """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with."""
@@ -95,17 +98,16 @@ class Control:
 
     def _pong(self, number: int) -> Pong:
         phase, at = self._phase, self._at()
-        if at is None:
-            return Pong(number, "", "building the job", waiting=False, since_s=0.0)
-        what, since_s = at
-        for_s = time.monotonic() - since_s
-        if phase.is_away:
-            return Pong(number, "", "in the script's own code", waiting=False, since_s=for_s)
-        if phase.is_idle:
-            return Pong(number, "", "idle", waiting=True, since_s=for_s)
-        stands_still = phase.communication not in (Communication.RUNNING, Communication.CUT)
-        waiting = stands_still or isinstance(what, Receive | Commit | Reduce) or what == "commit"
-        return Pong(number, phase.unit, str(what), waiting, for_s)
+        what, since_s = ("building the job", time.monotonic()) if at is None else at
+        waiting = False
+        if at is not None and phase.is_away:
+            what = "in the script's own code"
+        elif at is not None and phase.is_idle:
+            what, waiting = "idle", True
+        elif at is not None:
+            stands_still = phase.communication not in (Communication.RUNNING, Communication.CUT)
+            waiting = stands_still or isinstance(what, Receive | Commit | Reduce) or what in AGREEMENTS
+        return Pong(number, phase.position, phase.kind, str(what), waiting, time.monotonic() - since_s)
 
     # -- under the lock -------------------------------------------------------------------------------------------------
 
