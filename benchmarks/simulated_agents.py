@@ -190,7 +190,7 @@ class Agents:
                 held = tuple(sorted(rank.plan.held[rank.number])) if rank.plan is not None else ()
                 rank.say(Paused(generation, (self.step, 0), "compute", held))
             case Ping(number=number):
-                rank.say(Pong(number, f"step {self.step}", "", False, time.monotonic()))
+                rank.say(Pong(number, (self.step, 0), "step", "", False, time.monotonic()))
 
     def turn(self) -> None:
         """Wait for what comes next; all ranks commit a unit when it is time to."""

@@ -13,7 +13,8 @@ plan.py       who holds which layers and runs which micro-batch; pipelines.py: i
               write it
 schedule.py   the ops of it, worker by worker; split.py: with the backward in halves; ordering.py: the list scheduler;
               buckets.py: what is reduced when; trial.py: the plan of the steps that are tried when a job starts
-messages.py   what a rank and its agent say to each other; codec.py: bytes from outside; link.py: the rank's end
+messages.py   what a rank and its agent say to each other; codec.py: bytes from outside; link.py: the rank's end;
+              calls.py: the calls that all ranks make together
 runtime       one rank at work: transactions, the engine, communication that can be cut
 model         the layers that it holds, and their state
 checkpoints   what of it outlives the job

@@ -208,7 +208,7 @@ class Job:
         let it bear that (write a file beside and rename it). An exception of it is the script's. The rank is the one that
         has been in the job the longest.
         """
-        self._once(action, lambda engine, runner: None)
+        self._once("once", action, lambda engine, runner: None)
 
     def once_with_state(self, action: Callable[[dict[str, Any]], object]) -> None:
         """As `once`, with the whole model's state, as `state_dict` gives it, for `action(state)`."""
@@ -219,11 +219,11 @@ class Job:
             gathered.clear()
             gathered.update(checkpoint.gather(engine, self._model, step, runner))
 
-        self._once(lambda: action(gathered), gather)
+        self._once("once_with_state", lambda: action(gathered), gather)
 
-    def _once(self, action: Callable[[], object], prepare: Callable[[Engine, int], None]) -> None:
+    def _once(self, kind: str, action: Callable[[], object], prepare: Callable[[Engine, int], None]) -> None:
         once = Once(action, prepare, self._session.joined_step, self._session.outside)
-        self._session.run(Transaction("once", once.body, lambda sums: (0.0,), lambda engine, values: None))
+        self._session.run(Transaction(kind, once.body, lambda sums: (0.0,), lambda engine, values: None))
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class Job:
         Raises JobError if it belongs to another model.
         """
         checkpoint.check(self._model, state, range(len(self._model.layers)))
-        self._load("load", lambda engine: state)
+        self._load("load_state_dict", lambda engine: state)
 
     def save(self, folder: str | Path, keep: int = 2) -> None:
         """Write a checkpoint into `folder/step-000123`, every rank its part, in a form free of the layout. All ranks call it.

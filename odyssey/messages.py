@@ -25,8 +25,10 @@ from odyssey.text import all_as_unicode
 Position = tuple[int, int]
 SAME_CALLS = "let all ranks make the same calls in the same order"
 """What helps where ranks are in different units."""
+LOADS = ("load", "load_state_dict", "resume")
+"""Kinds of units that go on at the step which their result tells."""
 NOTHING, UNUSABLE = -1.0, -2.0
-"""In place of the step that a `load` or `resume` leads to: there is no checkpoint; there is something that cannot be used."""
+"""In place of the step that one of these leads to: there is no checkpoint; there is something that cannot be used."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -37,21 +39,21 @@ class Result(msgspec.Struct, frozen=True):
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if self.kind in ("load", "resume") and not (
+        if self.kind in LOADS and not (
             self.values and self.values[0].is_integer() and (self.values[0] >= 0 or self.values[0] in (NOTHING, UNUSABLE))
         ):
             raise ValueError(f"a {self.kind} that leads to no step: {self.values}")
 
 
 def position_after(result: Result) -> Position:
-    """The position of the unit that follows `result`. A `load` goes on at the step that the checkpoint was saved at.
+    """The position of the unit that follows `result`. A load goes on at the step that the state was saved at.
 
-    So does a `resume`. Where nothing was loaded their value is below 0.
+    Where nothing was loaded its value is below 0.
     """
     step, n_units = result.position
     if result.kind == "step":
         return (step + 1, 0)
-    if result.kind in ("load", "resume") and result.values[0] >= 0:
+    if result.kind in LOADS and result.values[0] >= 0:
         return (int(result.values[0]), n_units + 1)
     return (step, n_units + 1)
 
@@ -357,11 +359,12 @@ class StepTimes(msgspec.Struct, frozen=True, tag=True):
 class Pong(msgspec.Struct, frozen=True, tag=True):
     """`where`: what the main thread does, for people (`1F3<2`); `waiting`: on another rank; since when.
 
-    `unit`: the unit that it is in (`step 3`, `evaluate before step 4`); empty in the script's own code and on idle ranks.
+    The unit that it is in: `kind`, empty between units, and `position`.
     """
 
     number: int
-    unit: str
+    position: Position
+    kind: str
     where: str
     waiting: bool
     since_s: float

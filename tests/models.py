@@ -5,6 +5,7 @@
     frozen   the embedding and one block's norms do not train: a layer without trainable parameters, and one with both
     prefix   the first three of the layers do not train at all: whole stages need no gradient
     nested   between layers travels (hidden, {"ids": int64, "weight": float that needs no gradient})
+    shared   all blocks have one rotary module between them, with buffers of both kinds and a parameter, and one mask
     mlp      linear layers and nothing else
 
 Everything is float64 unless told otherwise, so that exactness can be asked for to 1e-10.
@@ -17,7 +18,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-VARIANTS = ("gpt", "tied", "frozen", "prefix", "nested", "mlp")
+VARIANTS = ("gpt", "tied", "frozen", "prefix", "nested", "mlp", "shared")
 
 
 class TokenData:
@@ -90,6 +91,33 @@ class Block(nn.Module):
         return x + self.dropout(self.down(torch.tanh(self.up(self.norm2(x)))))
 
 
+class Rotary(nn.Module):
+    """Turns pairs of a vector's elements by angles of the position; as models have it once, for all their blocks."""
+
+    def __init__(self, width: int, context: int) -> None:
+        super().__init__()
+        frequencies = 10.0 ** -torch.linspace(0, 2, width // 2, dtype=torch.float64)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("positions", torch.arange(context, dtype=torch.float64))
+        self.gain = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, width] -> the same."""
+        angles = self.positions[: x.shape[1], None] * self.frequencies
+        first, second = x.chunk(2, dim=-1)
+        turned = [first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()]
+        return torch.cat(turned, dim=-1) * self.gain
+
+
+class SharedBlock(Block):
+    def __init__(self, width: int, n_heads: int, context: int, dropout: float, rotary: Rotary) -> None:
+        super().__init__(width, n_heads, context, dropout)
+        self.rotary = rotary
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.rotary(x))
+
+
 class Head(nn.Module):
     def __init__(self, width: int, n_tokens: int) -> None:
         super().__init__()
@@ -148,6 +176,12 @@ def build_layers(
     elif variant == "nested":
         blocks = [NestedBlock(n_tokens, width, n_heads, context, dropout) for _ in range(n_blocks)]
         layers = [NestedEmbedding(n_tokens, width, context), *blocks, NestedHead(width, n_tokens)]
+    elif variant == "shared":
+        rotary = Rotary(width, context)
+        sharing = [SharedBlock(width, n_heads, context, dropout, rotary) for _ in range(n_blocks)]
+        for block in sharing[1:]:
+            block.mask = sharing[0].mask
+        layers = [Embedding(n_tokens, width, context), *sharing, Head(width, n_tokens)]
     elif variant in VARIANTS:
         plain = [Block(width, n_heads, context, dropout) for _ in range(n_blocks)]
         layers = [Embedding(n_tokens, width, context), *plain, Head(width, n_tokens)]

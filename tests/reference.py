@@ -34,7 +34,7 @@ def train(
     autocast: torch.dtype | None = None,
     after_step: Callable[[int, list[nn.Module]], None] | None = None,
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses of all steps, and every parameter and buffer as `layers.<i>.<name>` after the last one.
+    """Losses of all steps, and every parameter and persistent buffer as `layers.<i>.<name>` after the last one.
 
     A parameter that two layers share is stepped once, by the optimizer of the first of them. `after_step` is told the number
     of steps that are done, and the layers as they are then.
@@ -101,11 +101,11 @@ def owned_parameters(layers: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
 
 
 def state_of(layers: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """A copy of all parameters and buffers, those that are not persistent as well."""
+    """A copy of all parameters, and of the buffers that a state dict has."""
     return {
         f"layers.{number}.{name}": tensor.detach().clone()
         for number, layer in enumerate(layers)
-        for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]
+        for name, tensor in layer.state_dict().items()
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from launcher.joblog.events import (
     Event,
@@ -25,7 +26,9 @@ from launcher.joblog.events import (
 )
 from launcher.options import RunOptions
 from perfmodel.profile import Recovery
+from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
+from tests.exactness import EXACT, N_STEPS
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
@@ -46,6 +49,17 @@ def test_a_killed_rank_costs_no_step(tmp_path: Path) -> None:
     first, second = ran.all(GenerationStarted)
     assert first.total_s is None and second.total_s is not None
     ran.assert_replays()
+
+
+def test_layers_that_share_a_module_go_on_exactly_on_other_ranks(tmp_path: Path) -> None:
+    """As the blocks of a Llama share their rotary module: its buffers move with each layer."""
+    arguments = ("--model", "shared", *EXACT, "--out", str(tmp_path / "out.pt"))
+    ran = Ran(options(tmp_path, *arguments, n_nodes=4, layout="2x2", strategy="repartition", drills=("step=3 kill=2",)))
+    assert ran.code == 0, ran.text("stderr")
+    assert ran.all(PlanChosen)[-1].plan.moves
+    _, expected = exactness.expected_of("shared", N_STEPS, 15, 2)
+    state = torch.load(tmp_path / "out.pt")["state"]["model"]
+    assert reference.largest_difference(expected, state) < exactness.TOLERANCE
 
 
 def test_a_lost_node_takes_all_its_ranks(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "plan",
         "split plan_proof renaming",
         "schedule messages tracebacks",
+        "calls",
         "buckets link trial",
         "zygote model",
         "runtime",

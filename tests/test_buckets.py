@@ -176,7 +176,7 @@ def engine(variant: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[E
 
 def replicas(variant: str, order: str = "") -> Plan:
     """Two of the whole model, two micro-batches each."""
-    ties = ((0, 5),) if variant == "tied" else ()
+    ties = {"tied": ((0, 5),), "shared": ((1, 2, 3, 4),)}.get(variant, ())
     reduction = Reduction(tuple(range(6)), tuple(range(len(ties))))
     schedule = Schedule(orders=(ComputeOrder(0, tuple(order.split())),)) if order else Schedule()
     stages = [(Stage(worker, 0, 6),) for worker in range(2)]

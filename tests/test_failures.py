@@ -27,8 +27,8 @@ from launcher.joblog.events import (
     RankStarted,
     Restarting,
 )
-from launcher.joblog.wording import ranks_alike
 from launcher.options import RunOptions
+from odyssey.calls import ranks_alike
 from tests.agent_runs import Ran, nothing_left
 
 __all__ = ["nothing_left"]

@@ -43,5 +43,5 @@ def test_two_jobs_at_the_same_time_are_one_clear_error(tmp_path: Path) -> None:
     assert done.code == 1
     ended = done.events[-1].body
     assert isinstance(ended, JobEnded)
-    assert "step: this Job is over, the script has made another one since" in ended.reason
+    assert "steps(): this Job is over, the script has made another one since" in ended.reason
     assert ended.help == "use one Job after another"

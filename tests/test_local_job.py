@@ -48,19 +48,20 @@ def test_training_equals_a_plain_loop(variant):
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-10)
 
 
-def test_a_saved_job_goes_on_as_if_it_had_not_stopped(tmp_path):
-    job = odyssey.Job(**arguments("tied"))
+@pytest.mark.parametrize("variant", ["tied", "shared"])
+def test_a_saved_job_goes_on_as_if_it_had_not_stopped(tmp_path, variant):
+    job = odyssey.Job(**arguments(variant))
     list(job.steps(3))
     job.save(tmp_path / "checkpoint")
     state = job.state_dict()
     expected = [step.loss for step in job.steps(6)]
 
-    loaded = odyssey.Job(**arguments("tied"))
+    loaded = odyssey.Job(**arguments(variant))
     loaded.load(tmp_path / "checkpoint")
     assert loaded.next_step == 3
     assert [step.loss for step in loaded.steps(6)] == expected
 
-    taken = odyssey.Job(**arguments("tied"))
+    taken = odyssey.Job(**arguments(variant))
     taken.load_state_dict(state)
     assert [step.loss for step in taken.steps(6)] == expected
 

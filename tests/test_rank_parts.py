@@ -272,6 +272,57 @@ def test_a_tied_parameter_is_one_object_wherever_both_layers_are_held():
     assert len(shared) == 2
 
 
+def test_what_layers_share_is_one_object_for_those_that_are_held():
+    """A module in several layers, with buffers of both kinds, and a tensor in several modules."""
+    model = model_of("shared", range(4))
+    assert model.ties == ((1, 2),)
+    model.keep_only((1, 3))
+    first, second = model.layers[1], model.layers[2]
+    for tensor in (first.rotary.frequencies, first.rotary.positions, first.rotary.gain, first.mask):
+        assert tensor.device.type == "cpu"
+    assert second.mask.is_meta and second.qkv.weight.is_meta
+    other = model_of("shared", range(4))
+    model.adopt(2, moved(other.export(2)))
+    assert not list(model.problems())
+    assert second.mask is first.mask and second.rotary is first.rotary
+    model.keep_only((2,))
+    assert first.qkv.weight.is_meta and not second.rotary.frequencies.is_meta
+    torch.testing.assert_close(second.rotary.frequencies, other.layers[2].rotary.frequencies, rtol=0, atol=0)
+    model.keep_only(())
+    assert {tensor.device.type for layer in model.layers for tensor in [*layer.parameters(), *layer.buffers()]} == {"meta"}
+
+
+def test_a_layer_may_occur_more_than_once():
+    def build():
+        block = torch.nn.Linear(4, 4)
+        return [block, torch.nn.Tanh(), block]
+
+    model = Model(build, make_optimizer, make_scheduler, CPU, 0)
+    model.hold_built((0,))
+    assert list(model.shards) == [0, 3] and not model.layers[0].weight.is_meta
+    other = Model(build, make_optimizer, make_scheduler, CPU, 0)
+    other.hold_built((2,))
+    train_a_little(other)
+    model.keep_only(())
+    model.adopt(2, moved(other.export(2)))
+    model.adopt(0, moved(model.export(2) | {"progress": {}}))
+    assert not list(model.problems()) and model.layers[0] is model.layers[2]
+    assert digest(model.shard_state(3)) == digest(other.shard_state(3))
+
+
+def test_what_functions_build_may_share_a_module_and_measuring_leaves_it_alone():
+    def build():
+        shared = torch.nn.Linear(4, 4)
+        return [lambda: torch.nn.Sequential(shared, torch.nn.Tanh()), lambda: torch.nn.Sequential(shared)]
+
+    model = Model(build, make_optimizer, make_scheduler, CPU, 0)
+    train_a_little(model.copy_of((0,)))
+    model.hold_built((1,))
+    expected = Model(build, make_optimizer, make_scheduler, CPU, 0)
+    expected.hold_built((1,))
+    assert digest(model.shard_state(2)) == digest(expected.shard_state(2))
+
+
 def test_layers_that_are_not_held_take_no_memory():
     model = model_of("gpt", (1,))
     for i, layer in enumerate(model.layers):

@@ -291,7 +291,7 @@ def test_a_rank_that_was_paused_in_its_action_does_not_pass_the_unit_alone(
     assert ready[0].position == (N_STEPS, 0)
     agent.go()
     agent.finish()  # the action has been completed: opened again, the pipe would never end
-    once = [report for report in agent.heard[0] if isinstance(report, Committed) and report.result.kind == "once"]
+    once = [report for report in agent.heard[0] if isinstance(report, Committed) and report.result.kind == "once_with_state"]
     assert [report.generation for report in once] == [2]
     assert_exact(tmp_path / "out.pt")
 

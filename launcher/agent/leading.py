@@ -41,6 +41,7 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.planning.planner import Planner
 from launcher.processes.environment import Environments
 from launcher.processes.local_agent import LocalAgent
+from odyssey.messages import SAME_CALLS
 from odyssey.text import as_unicode
 from perfmodel.profile import Profile
 
@@ -167,7 +168,7 @@ def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordi
         Inspection(cluster, local.own_ranks, list).sample,
         lambda rank, text: cluster.kill_rank(rank, Cause(CauseKind.HANG, text)),
         lambda text: news.event(Suspected(text)),
-        lambda rank, text: news.event(RankFailed(rank, text, "let all ranks make the same calls in the same order", "", True)),
+        lambda rank, text: news.event(RankFailed(rank, text, SAME_CALLS, "", True)),
         stuck,
     )
 

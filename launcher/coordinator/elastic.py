@@ -34,7 +34,7 @@ from launcher.joblog.events import (
     Restarting,
     Tick,
 )
-from launcher.joblog.wording import ranks_alike
+from odyssey.calls import ranks_alike
 
 PATIENCE_S = 3.0
 """How long ranks may take to end before it is said who is waited for; said again after ever longer times."""

@@ -6,7 +6,8 @@
 
 Busy is not dead: a rank that answers is waited for however long it takes, and so is one that computes without letting its
 link's thread in, or waits for a disk. Ranks are asked early and silently, so that a hang is found soon; people are told only of
-waits that an evaluation, a checkpoint or a loaded machine do not explain.
+waits that an evaluation, a checkpoint or a loaded machine do not explain. Ranks in units that cannot meet are no hang: that is
+certain as soon as both have said so, however busy they are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from launcher.health.stalls import Sample
 from launcher.health.standstill import Standstill, is_for_good
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.wording import ranks_text, seconds_text
+from odyssey.calls import Unit, difference
 from odyssey.messages import Pong
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
@@ -47,17 +49,16 @@ class _Question:
 
 @dataclass
 class _Seen:
-    """Of the ranks, since something has come or something else is expected. `units`: in which they wait."""
+    """Of the ranks, since something has come or something else is expected."""
 
     lives: dict[int, Life] = field(default_factory=dict)
-    units: dict[int, str] = field(default_factory=dict)
     standstill: Standstill = field(default_factory=Standstill)
 
 
 class JobHangs:
     """Watches one wait at a time. `ping`: ask these ranks; `sample(ranks, done)`: what they use; `hung`: this rank is;
-    `tell`: for people; `apart`: this rank waits in another unit than the others, who wait too; `stuck(what)`: all wait for each
-    other, where they communicate, and nothing moves."""
+    `tell`: for people; `apart`: this rank is in a unit in which it cannot meet the others, as the text says; `stuck(what)`: all
+    wait for each other, where they communicate, and nothing moves."""
 
     def __init__(
         self,
@@ -143,6 +144,9 @@ class JobHangs:
     def _judge(self, question: _Question, found: Mapping[int, Sample]) -> None:
         if question is not self._question:
             return
+        if self._waited_s < self._patience_s:
+            self._late()
+            return
         now, lives = self._loop.clock(), self._seen.lives
         late: dict[int, str] = {}
         for rank in sorted(question.ranks):
@@ -158,9 +162,9 @@ class JobHangs:
         for rank, what in late.items():
             del lives[rank]
             self._hung(rank, what)
+        self._look_for_other_units(question)
         if not late:
             self._tell_if_due(silent)
-            self._look_for_other_units()
             self._look_whether_all_wait(found)
 
     def _look_whether_all_wait(self, found: Mapping[int, Sample]) -> None:
@@ -172,19 +176,12 @@ class JobHangs:
             standstill.forget()
             self._stuck("; ".join([f"nothing has moved for {seconds_text(lasts_s)}", *who_waits_for_whom(question.answers)]))
 
-    def _look_for_other_units(self) -> None:
-        """Ranks that wait for each other in different units, and did so when they were asked before, wait for ever."""
-        question, before = self._question, self._seen.units
-        units: dict[int, str] = {}
-        if question.answers.keys() == question.ranks and all(pong.waiting for pong in question.answers.values()):
-            units = {rank: pong.unit for rank, pong in sorted(question.answers.items()) if pong.unit}
-        self._seen.units = units
-        if units == before and len(set(before.values())) > 1:
-            counts = Counter(before.values())
-            common = max(counts, key=lambda unit: counts[unit])
-            rank = next(rank for rank, unit in before.items() if unit != common)
-            others = ranks_text([other for other, unit in before.items() if unit == common])
-            self._apart(rank, f"it waits in {before[rank]}, while {others} in {common}")
+    def _look_for_other_units(self, question: _Question) -> None:
+        """No unit was final since they were asked, or `_judge` would not have come here: all positions are of one time."""
+        units = {rank: Unit(pong.position, pong.kind) for rank, pong in question.answers.items() if pong.kind}
+        if (text := difference(units)) is not None:
+            counts = Counter(units.values())
+            self._apart(min(units, key=lambda rank: (counts[units[rank]], rank)), text)
 
     def _tell_if_due(self, silent: Iterable[int]) -> None:
         now = self._loop.clock()

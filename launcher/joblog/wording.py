@@ -18,18 +18,6 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"ranks {', '.join(ordered[:-1])} and {ordered[-1]}" if ordered else "no rank"
 
 
-def ranks_alike(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-7`, `ranks 0, 2-4`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank {text}" if text.isdigit() else f"ranks {text}"
-
-
 def seconds_text(seconds: float) -> str:
     """How long something has lasted or may last, `75 s`: seconds also where they are many, as the options that set them."""
     return f"{seconds:.0f} s"

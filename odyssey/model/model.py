@@ -3,14 +3,15 @@
 A rank knows every layer as a skeleton on the meta device and has the real tensors only of those it holds. State is cut
 into *shards*: one for each layer (shard number = layer number), and one for each tie (number of layers + number of the
 tie): parameters that several layers share, held by whoever holds any of these layers. Every shard has an optimizer and
-a scheduler of its own, so that it can move by itself.
+a scheduler of its own, so that it can move by itself. A buffer that layers share belongs to the state of each, and is one
+tensor for all of them that are held.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,7 +57,8 @@ class Model:
             if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
                 what = f"layers()[{i}] has a BatchNorm with running statistics, which differ between pipelines"
                 raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False")
-        self._shared = _find_shared(self.layers)
+        self._shared = _find_shared(layer.named_parameters() for layer in self.layers)
+        self._shared_buffers = _find_shared(layer.named_buffers() for layer in self.layers)
         self.ties = tuple(sorted({tuple(sorted({i for i, _ in shared})) for shared in self._shared}))
         self.specs = tuple(self._spec(i) for i in range(len(layers)))
         self.tie_bytes = tuple(
@@ -170,9 +172,8 @@ class Model:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self._seed + i)
                 self.layers[i] = self._factories[i]()
-        for i, layer in enumerate(self.layers):
-            target = self.device if i in wanted else META
-            _replace(layer, lambda t, target=target: t.detach().to(target))  # type: ignore[misc]
+        self._free(frozenset(range(len(self.layers))) - wanted, wanted)
+        _replace([self.layers[i] for i in sorted(wanted)], lambda t: t.detach().to(self.device))
         self._take(wanted)
 
     def copy_of(self, layers: Iterable[int]) -> Model:
@@ -182,7 +183,8 @@ class Model:
         other.layers, other.held, other.shards = list(self.layers), frozenset(), {}
         for i in wanted:
             with torch.random.fork_rng(devices=[]):
-                layer = self._factories[i]() if i in self._factories else copy.deepcopy(self.layers[i])
+                # What a function builds may contain what others contain, too.
+                layer = copy.deepcopy(self._factories[i]() if i in self._factories else self.layers[i])
             other.layers[i] = layer.to(self.device)
         other._take(wanted)
         return other
@@ -194,7 +196,7 @@ class Model:
         if layer in self.held:
             self.keep_only(self.held - {layer})
         module = self.layers[layer]
-        _replace(module, lambda t: torch.empty_like(t, device=self.device))
+        _replace([module], lambda t: torch.empty_like(t, device=self.device), self._modules_of(self.held))
         values = state["parameters"] | state["buffers"]
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -208,9 +210,15 @@ class Model:
     def keep_only(self, layers: Iterable[int]) -> None:
         """Free all layers that are not among `layers`."""
         wanted = self.held & frozenset(layers)
-        for i in self.held - wanted:
-            _replace(self.layers[i], lambda t: t.detach().to(META))
+        self._free(self.held - wanted, wanted)
         self._take(wanted)
+
+    def _free(self, layers: frozenset[int], but: frozenset[int]) -> None:
+        """Let go of the tensors of `layers`, but for modules that are also in one of `but`."""
+        _replace([self.layers[i] for i in sorted(layers)], lambda t: t.detach().to(META), self._modules_of(but))
+
+    def _modules_of(self, layers: Iterable[int]) -> set[nn.Module]:
+        return {module for i in layers for module in self.layers[i].modules()}
 
     def export(self, layer: int) -> dict[str, Any]:
         """All state of a held layer, as `adopt` takes it: parameters, buffers (of both kinds), optimizer, scheduler."""
@@ -242,15 +250,15 @@ class Model:
                 yield f"layers {sorted({layer for layer, _ in shared})} do not share their parameter any more"
 
     def _take(self, layers: frozenset[int]) -> None:
-        """Make `layers` the held ones: one parameter object for each tie, and a shard for each layer and tie."""
-        for shared in self._shared:
+        """Make `layers` the held ones: one object for what they share, and a shard for each layer and tie."""
+        for shared in [*self._shared, *self._shared_buffers]:
             here = [occurrence for occurrence in shared if occurrence[0] in layers]
             if here:
                 known = [occurrence for occurrence in here if occurrence[0] in self.held]
-                parameter = _parameter(self.layers, (known or here)[0])
-                for layer, name in here:
-                    owner, leaf = _owner(self.layers[layer], name)
-                    owner._parameters[leaf] = parameter
+                slots = [_slot(self.layers, occurrence) for occurrence in here]
+                tensors, leaf = _slot(self.layers, (known or here)[0])
+                for its, name in slots:
+                    its[name] = tensors[leaf]
         numbers = self.shards_of(layers)
         self.shards = {number: self.shards[number] for number in numbers if number in self.shards}
         for number in numbers:
@@ -284,18 +292,20 @@ def size_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _find_shared(layers: Sequence[nn.Module]) -> list[tuple[Occurrence, ...]]:
-    """Parameters that occur in more than one layer, each with its occurrences in layer order."""
+def _find_shared(tensors_of: Iterable[Iterable[tuple[str, torch.Tensor]]]) -> list[tuple[Occurrence, ...]]:
+    """Tensors that occur in more than one layer, each with its occurrences in layer order. `tensors_of`: of each layer."""
     seen: dict[int, list[Occurrence]] = {}
-    for i, layer in enumerate(layers):
-        for name, parameter in layer.named_parameters():
-            seen.setdefault(id(parameter), []).append((i, name))
+    for i, named in enumerate(tensors_of):
+        for name, tensor in named:
+            seen.setdefault(id(tensor), []).append((i, name))
     return [tuple(occurrences) for occurrences in seen.values() if len(occurrences) > 1]
 
 
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
+def _slot(layers: Sequence[nn.Module], occurrence: Occurrence) -> tuple[dict[str, Any], str]:
+    """Where a module keeps the parameter or buffer, and under what name."""
+    path, _, leaf = occurrence[1].rpartition(".")
+    owner = layers[occurrence[0]].get_submodule(path)
+    return (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
 
 
 def _parameter(layers: Sequence[nn.Module], occurrence: Occurrence) -> nn.Parameter:
@@ -303,17 +313,22 @@ def _parameter(layers: Sequence[nn.Module], occurrence: Occurrence) -> nn.Parame
     return layers[layer].get_parameter(name)
 
 
-def _replace(module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Put new tensors in the place of all parameters and buffers; one that occurs twice in the module stays one."""
+def _replace(layers: Iterable[nn.Module], make: Callable[[torch.Tensor], torch.Tensor], but: Container[nn.Module] = ()) -> None:
+    """Put new tensors in the place of all parameters and buffers but those of `but`; one that occurs twice stays one."""
     made: dict[int, torch.Tensor] = {}
-    for child in module.modules():
+    kept: list[torch.Tensor] = []  # so that no new tensor gets the address of one that was replaced
+    for child in dict.fromkeys(module for layer in layers for module in layer.modules()):
+        if child in but:
+            continue
         for name, parameter in child._parameters.items():
             if parameter is not None:
                 if id(parameter) not in made:
                     made[id(parameter)] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
+                    kept.append(parameter)
                 child._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
         for name, buffer in child._buffers.items():
             if buffer is not None:
                 if id(buffer) not in made:
                     made[id(buffer)] = make(buffer)
+                    kept.append(buffer)
                 child._buffers[name] = made[id(buffer)]

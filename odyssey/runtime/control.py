@@ -30,6 +30,9 @@ _WORDS = {
     Communication.CUT: "is about to pause",
 }
 
+START, COMMIT = "start of the call", "commit"
+"""What a rank is at where a unit begins or ends, and waits for the others to come to the same."""
+
 
 class Control:
     """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with."""
@@ -116,14 +119,15 @@ class Control:
         what, since_s = _WORDS[phase.communication], self._since_s
         if at is not None and phase.communication in (Communication.RUNNING, Communication.CUT):
             what, since_s = str(at[0]), at[1]
-        for_s = time.monotonic() - since_s
+        waiting = False
         if phase.is_away:
-            return Pong(number, "", "in the script's own code", waiting=False, since_s=for_s)
-        if phase.is_idle:
-            return Pong(number, "", "idle", waiting=True, since_s=for_s)
-        takes_orders = phase.communication in (Communication.STOPPED, Communication.READY, Communication.BROKEN)
-        waiting = takes_orders or (self._groups is not None and self._groups.waits_for_others)
-        return Pong(number, phase.unit, what, waiting, for_s)
+            what = "in the script's own code"
+        elif phase.is_idle:
+            what, waiting = "idle", True
+        else:
+            takes_orders = phase.communication in (Communication.STOPPED, Communication.READY, Communication.BROKEN)
+            waiting = takes_orders or (self._groups is not None and self._groups.waits_for_others)
+        return Pong(number, phase.position, phase.kind, what, waiting, time.monotonic() - since_s)
 
     # -- under the lock -------------------------------------------------------------------------------------------------
 

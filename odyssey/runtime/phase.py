@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from odyssey.calls import CALLS, Unit
 from odyssey.errors import JobError, OdysseyError
 from odyssey.messages import SAME_CALLS, Position, Result, position_after
 
@@ -68,7 +69,8 @@ class Phase:
     """`generation`: the newest that this rank has heard of; `position`: of the unit at hand, or of the next one.
 
     `kind`: of the unit at hand, and `values`: its result when it is DONE. `is_idle`: the plan has no work for this rank.
-    `others_ended`: another rank has ended its script, nothing is run together any more.
+    `others_ended`: another rank has ended its script, nothing is run together any more. `abandoned`: kind of the unit at
+    `position` that the script has left by an exception: it may only be begun again, so what the next unit is stays certain.
 
     Each method is one step. Those that an order leads to give the same Phase where the order is out of date.
     """
@@ -81,6 +83,7 @@ class Phase:
     values: tuple[float, ...] = ()
     is_idle: bool = False
     others_ended: bool = False
+    abandoned: str = ""
 
     @property
     def is_away(self) -> bool:
@@ -100,12 +103,9 @@ class Phase:
         return "between" if self.is_away else "contributed" if self.activity is A.CONTRIBUTED else "compute"
 
     @property
-    def unit(self) -> str:
-        """The unit at hand, for people; empty where there is none."""
-        if not self.kind or self.is_idle:
-            return ""
-        step = self.position[0]
-        return f"step {step}" if self.kind == "step" else f"{self.kind} before step {step}"
+    def unit(self) -> Unit:
+        """The unit at hand; only while there is one."""
+        return Unit(self.position, self.kind)
 
     # -- the link's thread ----------------------------------------------------------------------------------------------
 
@@ -126,13 +126,18 @@ class Phase:
     def check_open(self, kind: str) -> None:
         """Raises JobError if no unit of `kind` can come."""
         if self.activity is A.OVER:
-            raise JobError(f"{kind}: this Job is over, the script has made another one since", "use one Job after another")
+            raise JobError(
+                f"{CALLS[kind]}: this Job is over, the script has made another one since", "use one Job after another"
+            )
 
     def entered(self, kind: str) -> Phase:
         """Into a unit, or back into it from the script's own code. Raises JobError if nothing is run together any more."""
         self.check_open(kind)
         if self.others_ended:
-            raise JobError(f"{kind}: another rank has already ended its script", SAME_CALLS)
+            raise JobError(f"{CALLS[kind]}: another rank has already ended its script", SAME_CALLS)
+        if self.abandoned not in ("", kind):
+            what = f"{CALLS[kind]}: an exception has ended {CALLS[self.abandoned]} on this rank, where the others may still be"
+            raise JobError(what, f"let the exception end the script, or call {CALLS[self.abandoned]} again")
         return replace(self._doing(A.COMPUTING), kind=kind)
 
     def acting(self) -> Phase:
@@ -146,16 +151,19 @@ class Phase:
 
     def may_take(self, result: Result) -> bool:
         """Whether `result` is of the unit at hand and can have its effect here: all that it needs has been done."""
-        is_ours = result.position == self.position and bool(self.kind)
+        is_ours = result.position == self.position and result.kind == self.kind
         return is_ours and (self.activity is A.CONTRIBUTED or (self.activity is A.COMPUTING and self.is_idle))
 
     def done(self, result: Result) -> Phase:
         """The unit has its result and its effect."""
-        return replace(self._doing(A.DONE), position=position_after(result), values=result.values)
+        return replace(self._doing(A.DONE), position=position_after(result), values=result.values, abandoned="")
 
     def left(self) -> Phase:
         """Out of the unit, or of the start, whatever has become of it; an exception may have ended it at any moment."""
-        return self if self.activity in (A.IN_SCRIPT, A.OVER) else replace(self._doing(A.IN_SCRIPT), kind="", values=())
+        if self.activity in (A.IN_SCRIPT, A.OVER):
+            return self
+        abandoned = "" if self.activity is A.DONE else self.kind
+        return replace(self._doing(A.IN_SCRIPT), kind="", values=(), abandoned=abandoned)
 
     def over(self) -> Phase:
         """The script has ended, or made its next Job."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from odyssey.calls import CALLS
 from odyssey.errors import JobError
 from odyssey.messages import Position, Result, position_after
 
@@ -23,8 +24,12 @@ class Replay:
         """The values of the next unit. Raises JobError if it was of another kind than the one that the script calls."""
         result = self.results.popleft()
         if result.kind != kind:
-            what = f"after rejoining, the script calls {kind} where the other ranks called {result.kind}"
-            if "load" in (kind, result.kind):  # it depends on the files that are there, which were others at the job's start
+            theirs = CALLS.get(result.kind, result.kind)
+            what = f"after rejoining, the script calls {CALLS[kind]} where the other ranks called {theirs}"
+            if {"load", "load_state_dict"} & {
+                kind,
+                result.kind,
+            }:  # it depends on the files that are there, which were others at the job's start
                 raise JobError(what, "use odyssey.Job(..., resume=folder), which decides once for all ranks")
             raise JobError(what, "let the script's course depend on the step only")
         self.place = position_after(result)

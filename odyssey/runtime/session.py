@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from odyssey.calls import CALLS, N_CODE, Unit, difference
 from odyssey.errors import JobError, OdysseyError
 from odyssey.link import AgentLink
 from odyssey.messages import (
@@ -44,7 +44,7 @@ from odyssey.plan import Plan, StateFrom
 from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
-from odyssey.runtime.control import Control
+from odyssey.runtime.control import COMMIT, START, Control
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
@@ -160,6 +160,9 @@ class Session:
         started_s = time.monotonic()
         try:
             self._control.change(lambda phase: phase.entered(transaction.kind))
+            if self._control.phase.abandoned:
+                # Others hold what this rank has sent of it: nobody can tell that from what comes now.
+                self._stand_still(f"an exception has ended {CALLS[transaction.kind]}, and the script calls it again")
             while (phase := self._control.phase).activity is not Activity.DONE:
                 if phase.has_work:
                     self._try(transaction, started_s)
@@ -190,23 +193,37 @@ class Session:
         """Body and commit point. Raises Cut."""
         engine = self._engine
         assert engine is not None
-        engine.now = (transaction.kind, time.monotonic())
-        values = list(transaction.body(engine))
+        if transaction.kind != "step":
+            # What bodies of different kinds send each other would not fit; a step meets nobody on its way to its commit point.
+            self._agree(START, ())
+            engine.now = (CALLS[transaction.kind], time.monotonic())
+        values = transaction.body(engine)
         engine.groups.check()  # on a device, what a cut has ended looks like what has come to its end
-        # That all ranks end the same unit is checked by the commit point itself: what they add must be equal.
-        unit = [float(part) for part in (*self.position, zlib.crc32(transaction.kind.encode()) >> 8)]
-        padding = [0.0] * (N_VALUES - len(values))  # of one size, whatever the other ranks are at
-        sums = torch.tensor([*values, *padding, *unit], dtype=torch.float64)
         if not self._control.change(Phase.contributed):
             raise Cut("paused in the script's own code")
-        engine.now = ("commit", time.monotonic())
-        n_members = len(engine.groups.members)
+        return transaction.conclude(self._agree(COMMIT, values)[: len(values)])
+
+    def _agree(self, at: str, values: Sequence[float]) -> list[float]:
+        """One tiny reduction over all workers: the sums of `values`. It is of one size wherever a rank is, and holds the unit
+        that it is in: so JobError is raised, on all ranks, if they are not all in the same one. Raises Cut."""
+        engine, unit = self._engine, self._control.phase.unit
+        assert engine is not None
+        engine.now = (at, time.monotonic())
+        groups = engine.groups
+        n_members = len(groups.members)
+        padding = [0.0] * (N_VALUES - len(values))
+        sums = torch.tensor([*values, *padding, *unit.code], dtype=torch.float64)
         if n_members > 1:
             # As long as it takes: another rank may be in the script's own code. Who hangs is the agent's to find.
-            engine.groups.wait(engine.groups.all_reduce(sums, limit=NO_LIMIT).wait)
-        if sums[N_VALUES:].tolist() != [part * n_members for part in unit]:
-            raise JobError(f"other ranks ended another unit than this one's {self._control.phase.unit}", SAME_CALLS)
-        return transaction.conclude(sums[: len(values)].tolist())
+            groups.wait(groups.all_reduce(sums, limit=NO_LIMIT).wait)
+        if sums[N_VALUES:].tolist() != [part * n_members for part in unit.code]:
+            units = torch.zeros((n_members, N_CODE), dtype=torch.float64)
+            units[groups.members.index(self.rank)] = torch.tensor(unit.code)
+            groups.wait(groups.all_reduce(units, limit=NO_LIMIT).wait)  # all are here
+            others = dict(zip(groups.members, map(Unit.from_code, units.tolist()), strict=True))
+            positions = sorted({unit.position for unit in others.values()})
+            raise JobError(difference(others) or f"ranks are at different places of the job: {positions}", SAME_CALLS)
+        return sums.tolist()
 
     def _take(self, transaction: Transaction, result: Result) -> None:
         """Give a final unit its effect here. Nothing interrupts this."""
@@ -246,6 +263,9 @@ class Session:
         """Obey one order; whether the script's thread can go on. Raises Cut."""
         match order:
             case Follow(result=result):
+                if transaction is not None and result.position == self.position and result.kind != transaction.kind:
+                    mine, theirs = CALLS[transaction.kind], CALLS[result.kind]
+                    raise JobError(f"rank {self.rank} called {mine}, the others {theirs}: all ranks must call it", SAME_CALLS)
                 self._roll_forward(transaction, (result,))
                 return self._is_done
             case Finish() if self._job > 1 and self._engine is None:
@@ -254,7 +274,8 @@ class Session:
                 self._control.change(Phase.ended)
                 self._roll_forward(transaction, results)
                 if transaction is not None and not self._is_done:
-                    raise JobError(f"the other ranks ended their script while this one was in {transaction.kind}", SAME_CALLS)
+                    what = f"the other ranks ended their script while this one was in {CALLS[transaction.kind]}"
+                    raise JobError(what, SAME_CALLS)
                 return True
             case Measure(generation=generation):
                 if self._control.change(lambda phase: phase.preparing(generation)):

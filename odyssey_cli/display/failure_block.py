@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from launcher.failures.hints import in_words
 from launcher.failures.history import Attempt, Failure
 from launcher.failures.root_cause import Kind, RankEnd
-from launcher.joblog.wording import ranks_alike
+from odyssey.calls import ranks_alike
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
 from odyssey_cli.errors import print_error

@@ -11,7 +11,8 @@ from itertools import groupby
 
 import msgspec
 
-from launcher.joblog.wording import ranks_alike, ranks_text
+from launcher.joblog.wording import ranks_text
+from odyssey.calls import ranks_alike
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan, StateFrom
 from odyssey_cli.display import quantities

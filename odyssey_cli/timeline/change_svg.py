@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.joblog.wording import ranks_alike, ranks_text
+from launcher.joblog.wording import ranks_text
+from odyssey.calls import ranks_alike
 from odyssey_cli.display import quantities
 from odyssey_cli.timeline.card import WIDTH, card, escaped, text
 from odyssey_cli.timeline.change import Cell, Layout, Look, Row

@@ -18,7 +18,8 @@ from launcher.joblog.events import (
     RankStarted,
     StepTimed,
 )
-from launcher.joblog.wording import ranks_alike, ranks_text
+from launcher.joblog.wording import ranks_text
+from odyssey.calls import ranks_alike
 from odyssey.plan import Plan
 from odyssey.schedule import program
 from odyssey_cli.timeline.change import Stand
