@@ -11,6 +11,8 @@ any: a job on one host is a cluster of one.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -77,6 +79,8 @@ class Agent:
         self._start = start
         self._end = end
         self._replication = replication
+        self._put_off: list[Callable[[], None]] | None = None
+        """What has happened since this agent was elected, until it knows where all ranks are."""
         replication.decide_by(self._decided)
 
     # -- events in, actions out ----------------------------------------------------------------------------------------
@@ -86,6 +90,9 @@ class Agent:
         answer it waits for a disk."""
         if self._local.code is not None:
             return  # the log has ended
+        if self._put_off is not None and not isinstance(body, StopRequested):  # whose actions are about no single rank
+            self._put_off.append(partial(self._local.news.event, body, origin, generation))
+            return
         self._replication.take(Event(self._now(), -1 if generation is None else generation, origin, body))
 
     def _now(self) -> float:
@@ -138,7 +145,9 @@ class Agent:
 
     def heard(self, sender: Sender, report: Report) -> None:
         """A rank says something."""
-        if self._local.code is None:
+        if self._put_off is not None:
+            self._put_off.append(partial(self.heard, sender, report))
+        elif self._local.code is None:
             self._router.heard(sender, report)
 
     def say(self, text: str) -> None:
@@ -170,14 +179,18 @@ class Agent:
         with it; `ended`: how the job ended, if that was decided and is still to be done."""
 
         def resume() -> None:
+            put_off, self._put_off = self._put_off or [], None
             for rank, report in said:
                 self.heard(self._cluster.process(rank), report)
             for event in ends:
                 self._local.news.event(event)
+            for happen in put_off:
+                happen()
             if ended is not None:
                 self._end.tell_why(ended)
                 self._end.begin(ended.code)
 
+        self._put_off = []
         self._start.take_over(self._coordination.state)
         self._replication.take_over(before, resume)
 

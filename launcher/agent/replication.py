@@ -169,8 +169,9 @@ class Replication:
         assert self._reception is not None
         options, us = self._local.options, self._leader.us
         self._endpoint = EndpointWatch(self._local.loop, options, self._reception, us.address, options.detect_s)
-        agents = self._coordination.state.world.agents
-        self._leader.take_over(agents, before, self._is_current, 2 * self._local.options.detect_s, self._has_taken_over)
+        world = self._coordination.state.world
+        self._cluster.keep(world.homes, self._coordination.assignment)
+        self._leader.take_over(world.agents, before, self._is_current, 2 * self._local.options.detect_s, self._has_taken_over)
 
     def _is_current(self, agent: int, assignment: RankAssignment) -> bool:
         coordination = self._coordination
