@@ -110,6 +110,8 @@ class Agent:
         self._see(event)
         lost_with_agent, attempt = self._lost_with(body), self._coordination.attempt
         actions = self._coordination.take(event)
+        if isinstance(body, JobStarted) or self._coordination.attempt != attempt:
+            self._start.number_nodes(self._coordination.state.world)
         rest = [action for action in actions if not self._executor.do_at_once(action)]
         self._log.append(event)
         for action in rest:
@@ -126,8 +128,6 @@ class Agent:
         """What has to know of an event before it is decided upon."""
         self._planner.watch(event)
         match event.body:
-            case JobStarted() as started:
-                self._start.number_nodes(started)
             case UnitCommitted(result=result):
                 self._router.decided(result)
             case RankStarted(rank=rank):

@@ -102,7 +102,7 @@ class World:
         """Node-seconds up to `now`, and the nodes that are there: a node that has lost half of its ranks counts half."""
         if self.started is None or not self.n_ranks:
             return 0.0, 0.0
-        per_node = self.n_ranks / self.started.n_nodes
+        per_node = self.n_ranks / (len(self.seated) or self.started.n_nodes)
         return (self.losses.rank_s + len(self.alive) * max(0.0, now - self.now)) / per_node, len(self.alive) / per_node
 
     @property
