@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.test_agents import Agent, start
@@ -34,6 +34,15 @@ for step in job.steps(5):
 """Builds its Job when the world has this size."""
 
 
+HELD = """
+import sys
+sys.stdout.write("holds\\n")
+sys.stdout.flush()
+open(sys.argv[2]).close()
+"""
+"""Goes on when the test opens the pipe."""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     path = tmp_path / "waits.py"
@@ -48,3 +57,23 @@ def test_an_agent_that_comes_before_the_job_is_built_has_its_ranks_in_it(start: 
     second = start("2", **given)
     assert [first.end(), second.end()] == [0, 0], first.lines + second.lines
     assert any(line.startswith("step 4") for line in first.lines + second.lines)
+
+
+def test_a_job_begins_without_an_agent_that_is_lost_before_it_is_built(start: Callable[..., Agent], tmp_path: Path) -> None:
+    """Nothing was done yet, and fewer are enough: it costs no restart."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    script = tmp_path / "held.py"
+    script.write_text(HELD + WAITS)
+    given = {"script": str(script), "nnodes": "1:2", "rdzv_conf": "last_call_timeout=100"}
+    first = start("2", str(pipe), **given)
+    first.until(lambda line: "leading at" in line)
+    second = start("2", str(pipe), **given)
+    for agent in (first, second):
+        agent.until(lambda line: line.startswith("holds"))
+    second.process.kill()
+    first.until(lambda line: "a Job starts without" in line)
+    with pipe.open("w"):
+        pass
+    assert first.end() == 0, first.lines
+    assert any(line.startswith("step 4") for line in first.lines)

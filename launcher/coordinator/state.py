@@ -118,7 +118,8 @@ class PlainState:
     """A script that has built no Job, yet or ever. `profile`: read from a file, for the Job that it may build.
 
     This attempt began at `attempt_at`. `has_progressed`: in this attempt; `gives_signs`: of progress, in any. `failed_at`: when
-    the last attempt failed, until this one makes progress. `is_backing_off`: all ranks are gone, and a pause passes.
+    the last attempt failed, until this one makes progress. `is_backing_off`: all ranks are gone, and a pause passes. `missed`:
+    why ranks are missing that a Job can begin without, where it is not known yet whether there will be one.
     """
 
     world: World = field(default_factory=World)
@@ -129,6 +130,7 @@ class PlainState:
     gives_signs: bool = False
     failed_at: float | None = None
     is_backing_off: bool = False
+    missed: str = ""
 
     @property
     def joined(self) -> Set[int]:
