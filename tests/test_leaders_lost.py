@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 
 import pytest
 import torch
@@ -41,3 +47,48 @@ def test_a_member_is_lost_with_the_leading_agent(start: Callable[..., Agent], tm
     lines = [line for agent in others for line in agent.lines]
     assert seen == [0, 0, 0], lines
     assert_exact(out)
+
+
+def log(folder: Path, i: int) -> str:
+    """What the i-th agent has of the job's log so far."""
+    return "".join(path.read_text() for path in (folder / f"logs{i}").glob("*/events.jsonl"))
+
+
+def all_decided(folder: Path, agents: Iterable[int], what: str, n: int) -> None:
+    """Wait until these agents have it in their logs that this was decided, so many times."""
+    deadline = time.monotonic() + 60
+    while any(log(folder, i).count(f'"{what}"') < n for i in agents):
+        assert time.monotonic() < deadline, [log(folder, i) for i in agents]
+        time.sleep(0.02)
+
+
+def led_by(members: list[Agent]) -> int:
+    """The number of the one that leads the others from now on, as the first of these says it."""
+    found: Queue[str] = Queue()
+
+    def look(agent: Agent) -> None:
+        with contextlib.suppress(AssertionError):  # it is the one, and has ended
+            found.put(agent.until(lambda line: re.search(r"agent \d leads from now on, at", line) is not None))
+
+    for agent in members:
+        Thread(target=look, args=(agent,)).start()
+    return int(re.findall(r"agent (\d) leads", found.get(timeout=60))[0])
+
+
+def test_a_job_that_is_stopped_before_all_are_heard_ends_for_those_that_come_later(
+    start: Callable[..., Agent], tmp_path: Path
+) -> None:
+    given = {"script": "--no-python", "nnodes": "5", "detect": "5s"}
+    agents: list[Agent] = []
+    for i in range(5):
+        agents.append(start("sleep", "1000", **given))
+        agents[i].until(lambda line: "leading at" in line or "joined the job" in line)
+    all_decided(tmp_path, range(5), "rank_started", 5)
+    first, late, *others = agents
+    late.process.send_signal(signal.SIGSTOP)
+    first.process.kill()
+    leads = led_by(others)
+    agents[leads].process.send_signal(signal.SIGTERM)
+    all_decided(tmp_path, [leads], "job_ended", 1)
+    late.process.send_signal(signal.SIGCONT)
+    assert [agent.end() for agent in (late, *others)] == [143] * 4, [agent.lines for agent in (late, *others)]

@@ -173,6 +173,9 @@ class Succession:
     def snapshot(self) -> bytes:
         return self.coordination.snapshot()
 
+    def vote(self, voters: frozenset[int]) -> None:
+        """This agent among them, or not: the agreement knows."""
+
     def restore(self, snapshot: bytes) -> None:
         self.coordination.restore(snapshot)
         world = self.coordination.state.world
