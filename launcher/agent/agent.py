@@ -172,6 +172,11 @@ class Agent:
             self.say(limits_text(options.detect_s))
         self._quorum.start()
 
+    def start_elsewhere(self) -> None:
+        """As `start`, where this agent is not at the endpoint."""
+        self._replication.watch_endpoint()
+        self.start()
+
     def take_over(
         self, before: int, said: list[tuple[int, Report]], ends: list[RankExited | RankLost], ended: JobEnded | None
     ) -> None:

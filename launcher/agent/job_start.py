@@ -59,11 +59,12 @@ def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo,
 
 
 class JobStart:
-    """`node_of`: rank -> node, kept here; `profile`: measured before, None for none."""
+    """`number`: this agent's; `node_of`: rank -> node, kept here; `profile`: measured before, None for none."""
 
     def __init__(
         self,
         local: LocalAgent,
+        number: int,
         log: JobLog,
         planner: Planner,
         faults: Faults,
@@ -72,6 +73,7 @@ class JobStart:
         profile: Profile | None,
     ) -> None:
         self._local = local
+        self._number = number
         self._log = log
         self._planner = planner
         self._faults = faults
@@ -102,4 +104,6 @@ class JobStart:
         self._faults.at_start()
         self._stalls.start()
         may_have_others = self._local.options.max_agents > 1
-        self._log.enter_registry(owner_of_folder(self._local, 0, started, 0, Address("", 0)) if may_have_others else None)
+        number = self._number
+        its = owner_of_folder(self._local, number, started, number, Address("", 0)) if may_have_others else None
+        self._log.enter_registry(its)

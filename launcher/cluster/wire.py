@@ -185,6 +185,12 @@ class Others(msgspec.Struct, frozen=True, tag=True):
     at: Annotated[tuple[tuple[Name, Port], ...], msgspec.Meta(max_length=16)]
 
 
+class Known(msgspec.Struct, frozen=True, tag=True):
+    """To a member of a job that has not begun: other agents that are there, by number and where they are reached."""
+
+    at: tuple[tuple[Count, Name, Port], ...]
+
+
 class SpawnRank(msgspec.Struct, frozen=True, tag=True):
     """Start a process. `process`: its number, the leader's own count over all."""
 
@@ -259,6 +265,7 @@ FromLeader = (
     | LedBy
     | WaitForPlace
     | Others
+    | Known
     | SpawnRank
     | ToRank
     | EndRanks

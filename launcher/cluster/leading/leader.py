@@ -128,6 +128,7 @@ class Leader:
         if isinstance(answer, AgentInfo):
             self._reached(here)
             self._take_in(session, join, answer)
+            self._introduce(answer)
             self._joined(answer)
             return
         session.send(answer)
@@ -151,6 +152,15 @@ class Leader:
         agent.welcome(*self._welcome)
         self._tell_waiting()
         return agent
+
+    def _introduce(self, info: AgentInfo) -> None:
+        """Who has come, to the other members and these to it: as long as the job has no log that tells it."""
+        if self._roster.has_begun:
+            return
+        its, others = self.agents[info.number], [agent for agent in self._here() if agent.info.number != info.number]
+        its.introduce([agent.info for agent in others])
+        for agent in others:
+            agent.introduce([info])
 
     def _tell_waiting(self) -> None:
         others = [its for its in self._roster.agents.values() if its.address and its.number != self.number]
@@ -209,6 +219,7 @@ class Leader:
             if isinstance(answer, AgentInfo):
                 del self._waiting[waiting]
                 self._take_in(waiting, join, answer)
+                self._introduce(answer)
                 self._joined(answer)
             else:
                 self._offer_later(join)
