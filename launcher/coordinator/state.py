@@ -206,6 +206,11 @@ class JobState:
         """Whether a rank may be started again now: its script would begin with the first of its Jobs."""
         return self.number == 1 and self.world.restarts.may_respawn(self.world.now)
 
+    def may_start_again(self, rank: int) -> bool:
+        """Of a rank that is lost."""
+        is_counted = rank in self.forgiven and self.number == 1
+        return rank not in self.world.slots_lost and (is_counted or self.may_respawn)
+
     @property
     def end(self) -> Position | None:
         """The position behind the newest result: where every rank has to be before the next generation."""
