@@ -10,7 +10,6 @@ from launcher.host.kernel import set_subreaper
 from launcher.host.loop import Loop
 from launcher.options import RunOptions
 
-
 IS_NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 """This process was started so."""
 
