@@ -54,8 +54,13 @@ def test_an_agent_is_stopped_for_a_while_when_others_are_awaited(start: Callable
 
 @pytest.mark.parametrize("struck", [0, 1], ids=["the leading agent", "a member"])
 @pytest.mark.parametrize("event", ["start sh", "BEGINS"], ids=["the job begins", "a rank begins"])
-def test_an_agent_is_killed_when_the_job_begins(start: Callable[..., Agent], event: str, struck: int) -> None:
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)], ids=lambda how: how.name
+)
+def test_an_agent_is_struck_when_the_job_begins(
+    start: Callable[..., Agent], how: signal.Signals, event: str, struck: int
+) -> None:
     agents = [*come(start, 2, nnodes="2:3"), start(*PROGRAM, **(GIVEN | {"nnodes": "2:3"}))]
     agents[0].until(lambda line: event in line)
-    agents[struck].process.kill()
+    agents[struck].process.send_signal(how)
     assert_others_end_well(agents, struck)

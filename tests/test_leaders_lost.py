@@ -21,6 +21,7 @@ from tests.test_agents import Agent, start
 __all__ = ["start"]
 pytestmark = pytest.mark.timeout(240)
 N_STEPS = 60
+EXACT = ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule"]
 GIVEN = {"script": TRAIN, "nnodes": "1:5", "layout": "5x1", "detect": "2s", "rdzv_conf": "last_call_timeout=100"}
 
 
@@ -36,7 +37,7 @@ def test_a_member_is_lost_with_the_leading_agent(start: Callable[..., Agent], tm
     """The others' ranks find their connections closed while the one that leads next still waits for that member."""
     out = tmp_path / "out.pt"
     steps = ["--steps", str(N_STEPS), "--pause", "0.05", "--out", str(out)]
-    steps += ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule"]
+    steps += EXACT
     first = start(*steps, **GIVEN)
     first.until(lambda line: "leading at" in line)
     lost, *others = [start(*steps, **GIVEN) for _ in range(4)]
@@ -92,3 +93,21 @@ def test_a_job_that_is_stopped_before_all_are_heard_ends_for_those_that_come_lat
     all_decided(tmp_path, [leads], "job_ended", 1)
     late.process.send_signal(signal.SIGCONT)
     assert [agent.end() for agent in (late, *others)] == [143] * 4, [agent.lines for agent in (late, *others)]
+
+
+def failing(command: list[str]) -> list[str]:
+    """The same agent with a bug, see tests/failing_agent.py."""
+    return [part if part != "odyssey_cli" else "tests.failing_agent" for part in command]
+
+
+def test_an_agent_that_fails_by_a_bug_is_lost_as_any_other(start: Callable[..., Agent], tmp_path: Path) -> None:
+    out = tmp_path / "out.pt"
+    steps = ["--steps", str(N_STEPS), "--out", str(out), *EXACT]
+    given = GIVEN | {"nnodes": "1:3", "layout": "2x1"}
+    first = start(*steps, **given, on=failing)
+    first.until(lambda line: "leading at" in line)
+    others = [start(*steps, **given) for _ in range(2)]
+    assert first.end() == 70
+    assert any("this is a bug of Odyssey, please report it" in line for line in first.lines)
+    assert [agent.end() for agent in others] == [0, 0], others[0].lines + others[1].lines
+    assert_exact(out)
