@@ -69,6 +69,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     `json_report`: where to write why the job failed. `verbose`: say which rules decided what.
 
     Ends. `ending_signals` end the job and are passed on to the ranks; `forwarded_signals` are passed on and end nothing.
+    `ends_process`: this process ends with the job, and those that end a job come too late for it then.
     `stall_timeout_s`: None for no watch over ranks that make no progress; `ends_stalled`: treat such a rank as lost.
 
     `rehearsed`: what the ranks stand in for, and how, in a rehearsal; empty for a real job. `speed`: how many seconds of that
@@ -126,6 +127,7 @@ class RunOptions(msgspec.Struct, frozen=True):
 
     ending_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     forwarded_signals: tuple[str, ...] = ()
+    ends_process: bool = False
     shutdown_timeout_s: float = 30.0
     stall_timeout_s: float | None = None
     ends_stalled: bool = False

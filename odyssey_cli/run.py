@@ -51,7 +51,8 @@ def execute(argv: Sequence[str], command: Command) -> int:
         return _in_step(request.step, lambda: check(request.options, request.step, request.answer))
     if request.step is not None:
         _tell_of_step(request.options, request.step)
-    return _in_step(request.step, lambda: run(request.options, display=request.wants_display))
+    options = msgspec.structs.replace(request.options, ends_process=True)
+    return _in_step(request.step, lambda: run(options, display=request.wants_display))
 
 
 def _tell_of_step(options: RunOptions, step: Step) -> None:

@@ -1,6 +1,6 @@
 """Conversations with the coordinator in few words: each line is an event, what it answers is printed below.
 
-start 4             job of 4 ranks (restarts=1 never=3 limit=2/60 backoff=5 same=yes)
+start 4             job of 4 ranks (ours: imports odyssey; restarts=1 never=3 limit=2/60 backoff=5 same=yes)
 join 0 1 2 (job=2)  these ranks have built their Job     progress 0      the first step of a script without a Job
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
                                                          noplan, nostate
@@ -186,6 +186,7 @@ class Talk:
                     restart_limit=(int(n_allowed), float(window_s)) if n_allowed else None,
                     restart_backoff_s=float(options.get("backoff", "1")),
                     retries_same_failure="same" in options,
+                    may_build_job="ours" in plain,
                 )
             case "join":
                 for rank in ranks:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from launcher.joblog.events import JobEnded, PlanChosen, RankFailed, RankLost
+from launcher.joblog.events import Event, JobEnded, PlanChosen, RankFailed, RankLost, RankStarted
 from launcher.options import RunOptions
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
@@ -93,4 +95,37 @@ def test_what_all_ranks_do_is_the_scripts(tmp_path):
     assert ran.code == 1
     ended = ran.events[-1].body
     assert isinstance(ended, JobEnded) and "failed: ValueError: mine; the same failure came twice" in ended.reason
+    ran.assert_replays()
+
+
+@pytest.mark.parametrize("when", ["RankJoined", "Profiled"])
+def test_a_rank_that_is_lost_before_the_first_step_is_started_again(when, tmp_path):
+    """In the trial, and while the first plan is being built."""
+    killed: list[int] = []
+
+    def watch(event: Event, ran: Ran) -> None:
+        if (
+            type(event.body).__name__ == when
+            and len(ran.all(type(event.body))) == (2 if when == "RankJoined" else 1)
+            and not killed
+        ):
+            (pid,) = (started.pid for started in ran.all(RankStarted) if started.rank == 1)
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    options = RunOptions(
+        *(TRAIN, (*EXACT, "--out", str(tmp_path / "out.pt"))),
+        n_nodes=2,
+        layout="2x1",
+        log_dir=tmp_path / "logs",
+        capture_output=True,
+        max_restarts=1,
+    )
+    ran = Ran(options, watch)
+    assert ran.code == 0 and killed, ran.events[-1]
+    assert [lost.rank for lost in ran.all(RankLost)] == [1]
+    assert ran.all(PlanChosen)[-1].plan.workers == (0, 1)
+    _, expected = exactness.expected_of("gpt", N_STEPS, 15, 2)
+    result = torch.load(tmp_path / "out.pt")
+    assert reference.largest_difference(expected, result["state"]["model"]) < exactness.TOLERANCE
     ran.assert_replays()

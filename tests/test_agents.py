@@ -79,11 +79,18 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     script.write_text(MEETS)
     port = free_port()
 
-    def begin(*arguments: str, script: str = str(script), backend: str = "c10d", nnodes: str = "2", **options: object) -> Agent:
+    def begin(
+        *arguments: str,
+        script: str = str(script),
+        backend: str = "c10d",
+        nnodes: str = "2",
+        on: Callable[[list[str]], list[str]] = list,
+        **options: object,
+    ) -> Agent:
         endpoint = f"--rdzv-endpoint=127.0.0.1:{port}"
         values = {"nnodes": nnodes, "rdzv-backend": backend, "log-dir": tmp_path / f"logs{len(agents)}"} | options
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-        agents.append(Agent(endpoint, *flags, script, *arguments))
+        agents.append(Agent(endpoint, *flags, script, *arguments, on=on))
         return agents[-1]
 
     yield begin

@@ -26,6 +26,7 @@ class Agent:
     def __init__(self, loop: Loop, number: int) -> None:
         self.number = number
         self.state: list[bytes] = []
+        self.voters: frozenset[int] = frozenset()
         self.does_lead = False
         self.hears_leader = False
         listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
@@ -37,6 +38,9 @@ class Agent:
 
     def decided(self, data: bytes) -> None:
         self.state.append(data)
+
+    def vote(self, voters: frozenset[int]) -> None:
+        self.voters = voters
 
     def snapshot(self) -> bytes:
         return b" ".join(self.state)
@@ -114,6 +118,7 @@ def test_all_decide_alike_and_a_late_one_begins_with_the_state(agents: Agents) -
     first = agents.more(3)[0]
     first.agreement.found()
     first.agreement.members(agent.number for agent in agents.all)
+    agents.until(lambda: first.voters == {0, 1, 2})
     for data in said(0, 12):
         first.agreement.propose(data)
     agents.all_have(said(0, 12))

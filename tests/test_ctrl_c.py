@@ -204,6 +204,18 @@ def test_a_second_one_waits_for_no_recovery(scene: Scene) -> None:
     end_by_two(scene, run)
 
 
+def test_what_comes_when_all_has_ended_changes_no_exit_code(scene: Scene) -> None:
+    """Until the launcher's process is gone."""
+    run = scene.start(OURS, scene.write("train.py", STUBBORN.replace("signal.SIGINT, signal.SIGTERM", "")))
+    scene.hear(1)
+    run.signal(signal.SIGINT)
+    has_come_to_its_end(scene)
+    while run.process.poll() is None:
+        run.signal(signal.SIGTERM)
+        time.sleep(0.001)
+    assert run.end() == 130
+
+
 def job_env() -> dict[str, str]:
     return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": "cache"}
 

@@ -20,7 +20,19 @@ from launcher.coordinator.machine import step
 from launcher.coordinator.rank_assignment import RankAssignment, assignments, homes, in_order
 from launcher.coordinator.state import PlainState, State, Status
 from launcher.host.fitness.report import Device, HostReport
-from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobEnded, JobStarted, RankExited, RankJoined
+from launcher.joblog.events import (
+    AgentInfo,
+    AgentJoined,
+    AgentLost,
+    Cause,
+    CauseKind,
+    Event,
+    JobEnded,
+    JobStarted,
+    RankExited,
+    RankJoined,
+    RankLost,
+)
 from launcher.options import Rendezvous, RunOptions
 
 agents = st.lists(
@@ -265,12 +277,15 @@ def test_an_agent_that_was_not_checked_counts_as_bad() -> None:
 class Talk:
     """A coordinator of two agents, of 2 ranks and 1 rank, and what it wants done."""
 
-    def __init__(self, min_agents: int, max_restarts: int) -> None:
+    def __init__(self, min_agents: int, max_restarts: int, *, may_build_job: bool = False) -> None:
         self.agents = (AgentInfo(0, "a", 1, 2), AgentInfo(1, "b", 2, 1))
         self.state: State = PlainState()
         self.now = 0.0
         started = JobStarted(
-            "s.py", (), 2, 2, max_restarts, "auto", "auto", None, "1", 1, agents=self.agents, min_agents=min_agents
+            *("s.py", (), 2, 2, max_restarts, "auto", "auto", None, "1", 1),
+            agents=self.agents,
+            min_agents=min_agents,
+            may_build_job=may_build_job,
         )
         self.actions: tuple[object, ...] = ()
         self.tell(started)
@@ -326,3 +341,25 @@ def test_with_too_few_agents_it_waits_for_one_to_come_back() -> None:
     assert not talk.spawned() and SetDeadline(600.0) in talk.actions
     talk.tell(AgentJoined(AgentInfo(2, "b", 9, 1)))
     assert talk.spawned() == [0, 1, 2] and SetDeadline(None) in talk.actions
+
+
+def test_a_job_begins_without_an_agent_that_is_lost_before_it_is_built() -> None:
+    talk = Talk(min_agents=1, max_restarts=0, may_build_job=True)
+    talk.tell(AgentLost(talk.agents[1], "gone"))
+    talk.tell(RankLost(2, Cause(CauseKind.AGENT, "agent 1 was lost"), True))
+    assert not talk.actions and talk.state.world.alive == {0, 1}
+    talk.tell(RankJoined(0, model(4)))
+    talk.tell(RankJoined(1, model(4)))
+    assert talk.state.status is Status.MEASURING
+
+
+def test_with_fewer_than_it_needs_no_job_begins() -> None:
+    talk = Talk(min_agents=2, max_restarts=0, may_build_job=True)
+    talk.tell(AgentLost(talk.agents[1], "gone"))
+    assert EndRanks((0, 1)) in talk.actions
+
+
+def test_a_plain_script_ends_with_an_agent() -> None:
+    talk = Talk(min_agents=1, max_restarts=0)
+    talk.tell(AgentLost(talk.agents[1], "gone"))
+    assert EndRanks((0, 1)) in talk.actions

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -80,6 +82,8 @@ class Agent:
         self._start = start
         self._end = end
         self._replication = replication
+        self._put_off: list[Callable[[], None]] | None = None
+        """What has happened since this agent was elected, until it knows where all ranks are."""
         replication.decide_by(self._decided)
 
     # -- events in, actions out ----------------------------------------------------------------------------------------
@@ -89,6 +93,9 @@ class Agent:
         answer it waits for a disk."""
         if self._local.code is not None:
             return  # the log has ended
+        if self._put_off is not None and not isinstance(body, StopRequested):  # whose actions are about no single rank
+            self._put_off.append(partial(self._local.news.event, body, origin, generation))
+            return
         self._replication.take(Event(self._now(), -1 if generation is None else generation, origin, body))
 
     def _now(self) -> float:
@@ -106,6 +113,8 @@ class Agent:
         self._see(event)
         lost_with_agent, attempt = self._lost_with(body), self._coordination.attempt
         actions = self._coordination.take(event)
+        if isinstance(body, JobStarted) or self._coordination.attempt != attempt:
+            self._start.number_nodes(self._coordination.state.world)
         rest = [action for action in actions if not self._executor.do_at_once(action)]
         self._log.append(event)
         for action in rest:
@@ -122,8 +131,6 @@ class Agent:
         """What has to know of an event before it is decided upon."""
         self._planner.watch(event)
         match event.body:
-            case JobStarted() as started:
-                self._start.number_nodes(started)
             case UnitCommitted(result=result):
                 self._router.decided(result)
             case RankStarted(rank=rank):
@@ -143,7 +150,9 @@ class Agent:
 
     def heard(self, sender: Sender, report: Report) -> None:
         """A rank says something."""
-        if self._local.code is None:
+        if self._put_off is not None:
+            self._put_off.append(partial(self.heard, sender, report))
+        elif self._local.code is None:
             self._router.heard(sender, report)
 
     def say(self, text: str) -> None:
@@ -168,6 +177,11 @@ class Agent:
             self.say(limits_text(options.detect_s))
         self._quorum.start()
 
+    def start_elsewhere(self) -> None:
+        """As `start`, where this agent is not at the endpoint."""
+        self._replication.watch_endpoint()
+        self.start()
+
     def take_over(
         self, before: int, said: list[tuple[int, Report]], ends: list[RankExited | RankLost], ended: JobEnded | None
     ) -> None:
@@ -175,14 +189,18 @@ class Agent:
         with it; `ended`: how the job ended, if that was decided and is still to be done."""
 
         def resume() -> None:
+            put_off, self._put_off = self._put_off or [], None
             for rank, report in said:
                 self.heard(self._cluster.process(rank), report)
             for event in ends:
                 self._local.news.event(event)
+            for happen in put_off:
+                happen()
             if ended is not None:
                 self._end.tell_why(ended)
                 self._end.begin(ended.code)
 
+        self._put_off = []
         self._start.take_over(self._coordination.state)
         self._replication.take_over(before, resume)
 

@@ -12,7 +12,7 @@ from launcher.agent.drills import Faults
 from launcher.agent.from_outside import owner_of_folder
 from launcher.agent.job_log import JobLog
 from launcher.cluster.links.dial import Address
-from launcher.coordinator.state import JobState, State
+from launcher.coordinator.state import JobState, State, World
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog import registry
 from launcher.joblog.events import AgentInfo, JobStarted
@@ -54,15 +54,17 @@ def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo,
         speed=options.speed,
         aim=options.aim,
         failure_rate=options.failure_rate,
+        may_build_job=rank_process.imports_odyssey(options),
     )
 
 
 class JobStart:
-    """`node_of`: rank -> node, filled here; `profile`: measured before, None for none."""
+    """`number`: this agent's; `node_of`: rank -> node, kept here; `profile`: measured before, None for none."""
 
     def __init__(
         self,
         local: LocalAgent,
+        number: int,
         log: JobLog,
         planner: Planner,
         faults: Faults,
@@ -71,6 +73,7 @@ class JobStart:
         profile: Profile | None,
     ) -> None:
         self._local = local
+        self._number = number
         self._log = log
         self._planner = planner
         self._faults = faults
@@ -78,15 +81,15 @@ class JobStart:
         self._node_of = node_of
         self._profile = profile
 
-    def number_nodes(self, started: JobStarted) -> None:
-        """Before anything is decided."""
-        found = assigned(self._local.options, started.agents, 0, 0)
+    def number_nodes(self, world: World) -> None:
+        """The ranks are seated, or seated anew."""
+        found = assigned(self._local.options, world.seated, 0, 0)
+        self._node_of.clear()
         self._node_of |= {rank: assignment.node for rank, assignment in found.items()}
 
     def take_over(self, state: State) -> None:
         """The job has begun under another agent."""
-        assert state.world.started is not None
-        self.number_nodes(state.world.started)
+        self.number_nodes(state.world)
         if isinstance(state, JobState):
             self._planner.live_profile.profile = state.profile
         self._stalls.start()
@@ -101,4 +104,6 @@ class JobStart:
         self._faults.at_start()
         self._stalls.start()
         may_have_others = self._local.options.max_agents > 1
-        self._log.enter_registry(owner_of_folder(self._local, 0, started, 0, Address("", 0)) if may_have_others else None)
+        number = self._number
+        its = owner_of_folder(self._local, number, started, number, Address("", 0)) if may_have_others else None
+        self._log.enter_registry(its)

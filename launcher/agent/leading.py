@@ -77,6 +77,14 @@ def founding(local: LocalAgent, listener: socket.socket, key: bytes, watch: Watc
     return Began(0, coordination, log, agreement, reception)
 
 
+def founding_anew(local: LocalAgent, succession: Succession) -> Began:
+    """The job begins here, after all who were to begin it are gone."""
+    assert succession.reception is not None
+    succession.log.watch = succession.watch
+    agreement = Agreement(local.loop, succession.reception, succession.number, local.options.detect_s)
+    return Began(succession.number, succession.coordination, succession.log, agreement, succession.reception)
+
+
 def taking_over(succession: Succession) -> Began:
     """The job goes on here."""
     log, agreement = succession.log, succession.agreement
@@ -101,7 +109,7 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     router = ReportRouter(
         loop, news, coordination, processes.spawner, planner, hangs, stalls, faults, Introductions(orders.send)
     )
-    start = JobStart(local, log, planner, faults, stalls, node_of, profile)
+    start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
     replication = Replication(local, began.agreement, began.reception, leader, cluster, quorum, coordination)

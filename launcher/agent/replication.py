@@ -57,8 +57,10 @@ class Replication:
         self._quorum = quorum
         self._coordination = coordination
         self._decided: Callable[[Event], None] = lambda event: None
-        self._has_begun = False
+        self._is_founded = False
         """There is a log that all agree on."""
+        self._has_begun = False
+        """And the job is in it."""
         self._resume: Callable[[], None] = lambda: None
         self._hold_limit: Timer | None = None
         """While too few others are heard."""
@@ -69,6 +71,7 @@ class Replication:
     def decide_by(self, decided: Callable[[Event], None]) -> None:
         """`decided(event)`: what all have agreed that it has happened."""
         self._decided = decided
+        self._quorum.found = self.found
         if self._agreement is not None:
             self._agreement.hearer = self
 
@@ -79,7 +82,6 @@ class Replication:
             return
         if isinstance(event.body, JobStarted):
             self._has_begun = True
-            self._agreement.found()
         if self._has_begun:
             self._agreement.propose(encode(event))
         else:
@@ -88,18 +90,31 @@ class Replication:
     def note(self, event: Event) -> None:
         """Who the others are, before anything is done about it."""
         match event.body:
-            case JobStarted(agents=agents):
-                self._vote(agents)
             case AgentJoined(agent=agent):
-                self._vote((*self._leader.present(), agent))
+                self._give_votes((*self._leader.present(), agent))
             case AgentLost():
-                self._vote(self._leader.present())
+                self._give_votes(self._leader.present())
 
-    def _vote(self, agents: tuple[AgentInfo, ...]) -> None:
+    def found(self, agents: tuple[AgentInfo, ...]) -> None:
+        """The job is about to begin with these: who votes is agreed upon first, so that from its first event on it does not
+        depend on a single agent. Where there can be only this one, it is agreed."""
+        if self._agreement is None:
+            self._quorum.vote(frozenset(agent.number for agent in agents))
+            return
+        if self._is_founded:
+            self._give_votes(agents)
+        else:  # with this agent alone, as `vote` tells: then it is asked again
+            self._is_founded = True
+            self._agreement.found()
+
+    def _give_votes(self, agents: tuple[AgentInfo, ...]) -> None:
         if self._agreement is not None:
             for agent in agents:
                 self._agreement.know(agent.number, Address(agent.address, agent.port))
             self._agreement.members(agent.number for agent in agents)
+
+    def vote(self, voters: frozenset[int]) -> None:
+        self._quorum.vote(voters)
 
     # -- whether this agent leads --------------------------------------------------------------------------------------
 
@@ -166,11 +181,16 @@ class Replication:
         self._resume = resume
         self._has_begun = True
         self._quorum.take_over()
+        self.watch_endpoint()
+        world = self._coordination.state.world
+        self._cluster.keep(world.homes, self._coordination.assignment)
+        self._leader.take_over(world.agents, before, self._is_current, 2 * self._local.options.detect_s, self._has_taken_over)
+
+    def watch_endpoint(self) -> None:
+        """This agent leads, and is not at the endpoint."""
         assert self._reception is not None
         options, us = self._local.options, self._leader.us
         self._endpoint = EndpointWatch(self._local.loop, options, self._reception, us.address, options.detect_s)
-        agents = self._coordination.state.world.agents
-        self._leader.take_over(agents, before, self._is_current, 2 * self._local.options.detect_s, self._has_taken_over)
 
     def _is_current(self, agent: int, assignment: RankAssignment) -> bool:
         coordination = self._coordination

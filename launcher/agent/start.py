@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from launcher.agent.drills import parse
+from launcher.agent.drills import Drill, parse
 from launcher.agent.job_log import Watch
-from launcher.agent.leading import founding, leading, taking_over
+from launcher.agent.leading import founding, founding_anew, leading, taking_over
 from launcher.agent.succession import Succession
 from launcher.cluster import endpoint
 from launcher.cluster.leading.redirects import LedElsewhere
@@ -24,6 +24,7 @@ from launcher.output import torch_logs_specs
 from launcher.processes import environment as environments
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
+from perfmodel.profile import Profile
 
 Output = Callable[[int, str, bytes], None]
 
@@ -62,7 +63,12 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
                 return local.run(leading(local, founding(local, listener, key, watch), drills, profile))
             except LedElsewhere as error:  # before a job has begun here
                 local, elsewhere = LocalAgent(options, None, output, report), [error.address]
-        return local.run(Succession(local, key, watch, partial(_take_over, local), elsewhere).member)
+        while True:
+            found = partial(_found, local, drills, profile)
+            try:
+                return local.run(Succession(local, key, watch, partial(_take_over, local), found, elsewhere).member)
+            except LedElsewhere as error:
+                local, elsewhere = LocalAgent(options, None, output, report), [error.address]
     finally:
         if listener is not None:
             listener.close()
@@ -74,6 +80,14 @@ def _checked(options: RunOptions, watch: Watch) -> HostReport:
     n_ranks = options.n_nodes * options.n_ranks_per_node
     environment = environments.for_all(os.environ, n_ranks)
     return child.report(n_ranks, options.log_dir, environment, options.join_timeout_s / 2)
+
+
+def _found(local: LocalAgent, drills: tuple[Drill, ...], profile: Profile | None, succession: Succession) -> None:
+    """Who led before is gone before the job began, and it begins here."""
+    local.processes.serve_store(succession.member.here)
+    agent = leading(local, founding_anew(local, succession), drills, profile)
+    local.become(agent)
+    agent.start_elsewhere()
 
 
 def _take_over(local: LocalAgent, succession: Succession) -> None:

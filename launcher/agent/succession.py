@@ -6,7 +6,7 @@ decided (cluster/agreement.py) ─► the coordinator's state, the log ─► el
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -41,7 +41,8 @@ from launcher.processes.local_agent import LocalAgent
 
 
 class Succession:
-    """`take_over(succession)`: this agent leads from now on. `watch` sees what there is to say for people."""
+    """`take_over(succession)`: this agent leads from now on; `found(succession)`: and the job has not begun. `watch` sees what
+    there is to say for people."""
 
     def __init__(
         self,
@@ -49,11 +50,13 @@ class Succession:
         key: bytes,
         watch: Watch,
         take_over: Callable[[Succession], None],
+        found: Callable[[Succession], None],
         elsewhere: Sequence[Address] = (),
     ) -> None:
         """`elsewhere`: as for Member."""
         self._local = local
         self._take_over = take_over
+        self._found = found
         self.watch = watch
         self.member = Member(local, key, watch, self, elsewhere)
         self.coordination = Coordination(local.options)
@@ -84,16 +87,26 @@ class Succession:
         self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s)
         self.agreement.hearer = self
         self._know(leader, address)
-        send_on(reception, self._local.options.run_id, lambda: self._where[self.leader])
+        send_on(reception, self._local.options.run_id, lambda: self._where.get(self.leader))
+
+    def know(self, number: int, address: Address) -> None:
+        if self.agreement is not None:
+            self._know(number, address)
 
     @property
-    def others(self) -> Sequence[Address]:
-        return list(self._where.values())
+    def others(self) -> Mapping[int, Address]:
+        return dict(self._where)
+
+    def found(self, number: int) -> None:
+        self.number = self.leader = number
+        self.member.give_up_role()
+        self._found(self)
 
     def forgotten(self) -> None:
         """What comes now is another agent's log, from its beginning."""
         self.close()
         self.agreement = None
+        self._where.clear()
         self.has_begun = False
         self.coordination = Coordination(self._local.options)
         self._story.clear()
@@ -172,6 +185,9 @@ class Succession:
 
     def snapshot(self) -> bytes:
         return self.coordination.snapshot()
+
+    def vote(self, voters: frozenset[int]) -> None:
+        """This agent among them, or not: the agreement knows."""
 
     def restore(self, snapshot: bytes) -> None:
         self.coordination.restore(snapshot)

@@ -14,7 +14,7 @@ from launcher.cluster.links.dial import Address
 from launcher.cluster.links.heart import N_BEATS
 from launcher.cluster.mesh import Mesh
 from launcher.cluster.reception import Reception
-from launcher.consensus.membership import Membership
+from launcher.consensus.membership import Configuration, Membership
 from launcher.consensus.messages import Message
 from launcher.consensus.node import Node, NotLeading
 from launcher.host.loop import Loop, Timer
@@ -28,6 +28,9 @@ class Hearer(Protocol):
 
     def decided(self, data: bytes) -> None:
         """What was proposed here or elsewhere, in the order of the log."""
+
+    def vote(self, voters: frozenset[int]) -> None:
+        """Who has a voice from now on, as all have decided."""
 
     def snapshot(self) -> bytes:
         """What stands for all that was decided so far."""
@@ -180,6 +183,8 @@ class Agreement:
             for index, entry in entries:
                 if isinstance(entry.content, bytes):
                     self.hearer.decided(entry.content)
+                elif isinstance(entry.content, Configuration) and entry.content.old is None:
+                    self.hearer.vote(entry.content.new.voters)
                 if index % COMPACT_EVERY == 0:
                     self._node.compact(index, self.hearer.snapshot())
             if self._node.is_in_charge != self._was_in_charge:

@@ -196,6 +196,12 @@ class Others(msgspec.Struct, frozen=True, tag=True):
             check_ip_address(host)
 
 
+class Known(msgspec.Struct, frozen=True, tag=True):
+    """To a member of a job that has not begun: other agents that are there, by number and where they are reached."""
+
+    at: tuple[tuple[Count, Name, Port], ...]
+
+
 class SpawnRank(msgspec.Struct, frozen=True, tag=True):
     """Start a process. `process`: its number, the leader's own count over all."""
 
@@ -270,6 +276,7 @@ FromLeader = (
     | LedBy
     | WaitForPlace
     | Others
+    | Known
     | SpawnRank
     | ToRank
     | EndRanks

@@ -5,6 +5,9 @@ STARTING ─a failure─► RESTARTING ─all gone─► judged: the end, or STA
 What failed is judged when all ranks are gone and have said what they had to say (failures/root_cause.py); whether to
 start again is the policy's decision (restart_policy.py). Agents that come and go: all start again on those that are there, at
 once when one more comes, and counted as a restart when one is lost; with fewer than `min_agents` one is waited for.
+
+A script may still build a Job, which begins without ranks that are lost. So where it says that it imports odyssey, and has
+shown nothing yet, the loss of a rank that may not start again is judged when it is known what the script is.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.rank_assignment import in_order
 from launcher.coordinator.restart_policy import GiveUp, made_progress
 from launcher.coordinator.state import PlainState, Status
-from launcher.failures.root_cause import Kind, end_after, root
+from launcher.failures.root_cause import Kind, end_after, is_from_outside, root
 from launcher.joblog.events import (
     AgentJoined,
     AgentLost,
@@ -53,7 +56,10 @@ def _rank_lost(plain: PlainState, body: RankLost) -> Actions:
     _note_end(plain, body)
     if plain.status is Status.RESTARTING:
         return _if_all_gone(plain)
-    return _failure(plain, world.ends[body.rank].reason)
+    reason = world.ends[body.rank].reason
+    if is_from_outside(body.cause) and _is_for_later(plain):
+        return _judge_later(plain, reason)
+    return _failure(plain, reason)
 
 
 def _rank_exited(plain: PlainState, body: RankExited) -> Actions:
@@ -65,7 +71,9 @@ def _rank_exited(plain: PlainState, body: RankExited) -> Actions:
     _note_end(plain, body)
     if plain.status is Status.RESTARTING:
         return _if_all_gone(plain)
-    return () if world.alive else end(plain, 0, "all ranks have ended their scripts")
+    if world.alive:
+        return ()
+    return _failure(plain, plain.missed) if plain.missed else end(plain, 0, "all ranks have ended their scripts")
 
 
 def _rank_failed(plain: PlainState, body: RankFailed) -> Actions:
@@ -86,8 +94,22 @@ def _note_end(plain: PlainState, body: Body) -> None:
 
 def _failure(plain: PlainState, reason: str) -> Actions:
     """One rank's failure ends all. `reason`: as it looks now; it is judged when all are gone."""
-    plain.world.first_failure, plain.failed_at = reason, plain.world.now
+    plain.world.first_failure, plain.failed_at = plain.missed or reason, plain.world.now
     return _end_all(plain)
+
+
+def _is_for_later(plain: PlainState) -> bool:
+    """Others live, who could begin a Job; and to start again is not to be had."""
+    world = plain.world
+    if world.started is None or not world.started.may_build_job or plain.has_progressed or not world.alive:
+        return False
+    return not world.restarts.may_respawn(world.now)
+
+
+def _judge_later(plain: PlainState, reason: str) -> Actions:
+    """When a rank has built a Job, or it is known that there is none."""
+    plain.missed = plain.missed or reason
+    return (Record(Note(f"{reason} before the job began; a Job starts without")),)
 
 
 def _restart(plain: PlainState, why: str) -> Actions:
@@ -147,7 +169,7 @@ def _start(plain: PlainState) -> Actions:
     world.ends.clear()
     world.generation += 1
     world.attempt += 1
-    plain.status, plain.attempt_at, plain.has_progressed = Status.STARTING, world.now, False
+    plain.status, plain.attempt_at, plain.has_progressed, plain.missed = Status.STARTING, world.now, False, ""
     return SetDeadline(None), RenewStore(), *(Spawn(rank) for rank in range(world.n_ranks))
 
 
@@ -172,6 +194,8 @@ def _progressed(plain: PlainState, body: Progressed) -> Actions:
         return ()
     failed_at, plain.failed_at = plain.failed_at, None
     plain.has_progressed = plain.gives_signs = True
+    if plain.missed:  # it goes without a Job
+        return _failure(plain, plain.missed)
     if failed_at is None:
         return ()
     return (Record(Note(f"training again after {plain.world.now - failed_at:.1f} s")),)
@@ -207,7 +231,11 @@ def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
     if plain.status is Status.RESTARTING:
         return _if_all_gone(plain)
     what = f"agent {number} ({body.agent.host}) was lost ({body.reason})"
-    return _failure(plain, what) if its else (Record(Note(f"{what}; its ranks had ended")),)
+    if not its:
+        return (Record(Note(f"{what}; its ranks had ended")),)
+    if world.started is not None and len(world.agents) >= world.started.min_agents and _is_for_later(plain):
+        return _judge_later(plain, what)
+    return _failure(plain, what)
 
 
 def _leader_changed(plain: PlainState, body: LeaderChanged) -> Actions:

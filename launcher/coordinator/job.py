@@ -143,7 +143,9 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     if job.status is Status.STARTING:
         answer = _lost_before_all_joined(job, rank, body.cause, how)
     else:
-        answer = transition.pause(job, how)
+        again = _started_again(job, rank)
+        answer = *again, *transition.pause(job, how)
+        job.recovery.lost -= {rank} if again else set()
     return *told, *answer, *next_job.not_started_again(job, rank)
 
 
@@ -154,13 +156,24 @@ def _lost_before_all_joined(job: JobState, rank: int, cause: Cause, how: str) ->
     job.recovery.loss_at = None
     if cause.kind is CauseKind.NOT_STARTED:
         return end(job, 1, how)
-    if rank not in world.slots_lost and (rank in job.forgiven or job.may_respawn):
-        rank_failure.count_respawn(job, (rank,))
-        world.alive.add(rank)
-        return Record(Note(f"{how} before the job began; it is started again")), Spawn(rank)
+    if job.may_start_again(rank):
+        return Record(Note(f"{how} before the job began; it is started again")), *_start_again(job, rank)
     if not world.alive:
         return end(job, 1, f"{how}, the last one")
     return Record(Note(f"{how} before the job began; it starts without")), *_if_all_joined(job)
+
+
+def _started_again(job: JobState, rank: int) -> Actions:
+    """Before the first generation runs nothing is lost with a rank that may start again: it is waited for, as at first."""
+    if job.plan is not None or not job.may_start_again(rank):
+        return ()
+    return _start_again(job, rank)
+
+
+def _start_again(job: JobState, rank: int) -> Actions:
+    rank_failure.count_respawn(job, (rank,))
+    job.world.alive.add(rank)
+    return (Spawn(rank),)
 
 
 def _failed(job: JobState, body: RankFailed) -> Actions:

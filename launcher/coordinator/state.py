@@ -102,7 +102,7 @@ class World:
         """Node-seconds up to `now`, and the nodes that are there: a node that has lost half of its ranks counts half."""
         if self.started is None or not self.n_ranks:
             return 0.0, 0.0
-        per_node = self.n_ranks / self.started.n_nodes
+        per_node = self.n_ranks / (len(self.seated) or self.started.n_nodes)
         return (self.losses.rank_s + len(self.alive) * max(0.0, now - self.now)) / per_node, len(self.alive) / per_node
 
     @property
@@ -118,7 +118,8 @@ class PlainState:
     """A script that has built no Job, yet or ever. `profile`: read from a file, for the Job that it may build.
 
     This attempt began at `attempt_at`. `has_progressed`: in this attempt; `gives_signs`: of progress, in any. `failed_at`: when
-    the last attempt failed, until this one makes progress. `is_backing_off`: all ranks are gone, and a pause passes.
+    the last attempt failed, until this one makes progress. `is_backing_off`: all ranks are gone, and a pause passes. `missed`:
+    why ranks are missing that a Job can begin without, where it is not known yet whether there will be one.
     """
 
     world: World = field(default_factory=World)
@@ -129,6 +130,7 @@ class PlainState:
     gives_signs: bool = False
     failed_at: float | None = None
     is_backing_off: bool = False
+    missed: str = ""
 
     @property
     def joined(self) -> Set[int]:
@@ -205,6 +207,11 @@ class JobState:
     def may_respawn(self) -> bool:
         """Whether a rank may be started again now: its script would begin with the first of its Jobs."""
         return self.number == 1 and self.world.restarts.may_respawn(self.world.now)
+
+    def may_start_again(self, rank: int) -> bool:
+        """Of a rank that is lost."""
+        is_counted = rank in self.forgiven and self.number == 1
+        return rank not in self.world.slots_lost and (is_counted or self.may_respawn)
 
     @property
     def end(self) -> Position | None:

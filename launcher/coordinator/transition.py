@@ -44,6 +44,8 @@ def pause(job: JobState, reason: str) -> Actions:
     world.generation += 1
     recovery.paused, recovery.ready = {}, {}
     decision = Record(Pausing(tuple(sorted(recovery.lost)), reason))
+    if not job.joined and job.plan is None and world.alive:
+        return decision, *_wait_as_at_first(job)
     if not job.joined:
         return decision, *end(job, 1, f"{reason}, the last one")
     order = Pause(world.generation)
@@ -68,6 +70,8 @@ def rank_paused(job: JobState, body: RankPaused) -> Actions:
     recovery.paused[body.rank] = body
     if len(recovery.paused) < len(job.joined):
         return ()
+    if job.plan is None and not job.all_have_joined:
+        return _wait_as_at_first(job)
     # Whoever has joined and answered is as good as a survivor: what it has received is the state that the others stand at.
     recovery.paused_at = job.world.now
     recovery.arriving -= job.joined
@@ -84,6 +88,14 @@ def go_on(job: JobState) -> Actions:
     if job.plan is None and job.profile is None:
         return measure(job)
     return propose(job)
+
+
+def _wait_as_at_first(job: JobState) -> Actions:
+    """Nothing has been trained, and ranks are to join that have started again."""
+    job.status, recovery = Status.STARTING, job.recovery
+    recovery.lost.clear()
+    recovery.paused, recovery.loss_at = {}, None
+    return (SetDeadline(None),)
 
 
 def measure(job: JobState) -> Actions:
@@ -127,9 +139,7 @@ def _respawnable(job: JobState) -> tuple[int, ...]:
     """Of the lost: who may be started again, or has been already."""
     world = job.world
     return tuple(
-        rank
-        for rank in sorted(job.recovery.lost - world.slots_lost)
-        if rank in world.alive or (rank in job.forgiven and job.number == 1) or job.may_respawn
+        rank for rank in sorted(job.recovery.lost - world.slots_lost) if rank in world.alive or job.may_start_again(rank)
     )
 
 

@@ -10,6 +10,9 @@ from launcher.host.kernel import set_subreaper
 from launcher.host.loop import Loop
 from launcher.options import RunOptions
 
+IS_NOHUP = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+"""This process was started so."""
+
 
 class Signals:
     """From `watch` to `close` the signals that end a job or are passed on, and SIGCHLD, come to `received`, and orphans below
@@ -17,12 +20,16 @@ class Signals:
 
     They come even if the launcher was started with them ignored, as what a script starts in the background has SIGINT, or
     blocked. Only SIGHUP, if it is ignored and not to be passed on, stays so, for its ranks as well: nohup asks for that.
+
+    All is as before when it is closed; but where the process ends with the job, those that end a job do nothing any more, as
+    its exit code is decided.
     """
 
     def __init__(self, loop: Loop, options: RunOptions, received: Callable[[bytes], None]) -> None:
         self._loop = loop
         self._ending = {signal.Signals[name] for name in options.ending_signals}
         self._others = {signal.SIGCHLD, *(signal.Signals[name] for name in options.forwarded_signals)}
+        self._is_last = options.ends_process
         self._received = received
         self._is_watching = False
 
@@ -33,7 +40,7 @@ class Signals:
         self._wake, self._wake_end = socket.socketpair()
         self._wake.setblocking(False)
         self._wake_end.setblocking(False)
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        if IS_NOHUP:
             self._ending.discard(signal.SIGHUP)
         numbers = self._ending | self._others
         self._old_wake = signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
@@ -49,13 +56,13 @@ class Signals:
         self._received(numbers)
 
     def close(self) -> None:
-        """Everything as it was before."""
+        """No signal is heard any more."""
         if not self._is_watching:
             return
         signal.set_wakeup_fd(self._old_wake)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._is_last and number in self._ending else handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         self._wake.close()
         self._wake_end.close()
         set_subreaper(self._was_subreaper)

@@ -93,7 +93,8 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     ranks; empty where there is only one, whose nodes are failure domains. `pid_started`: when the agent's process began, in
     seconds after the boot of its `host`, so that nobody takes another process of this number for it. `folder`: the job's own;
     empty for none. `rehearsed`: what its ranks stand in for; empty for a real job. `speed`: how many seconds of that pass
-    in one of ours, which all times of the log are in. `failure_rate`: as asked for, losses per node-day.
+    in one of ours, which all times of the log are in. `failure_rate`: as asked for, losses per node-day. `may_build_job`: the
+    script says that it imports odyssey.
     """
 
     script: str
@@ -122,6 +123,7 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     speed: float = 1.0
     aim: Aim = Aim()
     failure_rate: float | None = None
+    may_build_job: bool = False
 
     @property
     def what(self) -> str:

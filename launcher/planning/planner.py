@@ -34,7 +34,7 @@ class Planner:
         now: Callable[[], float],
         feed: Callable[[Body], None],
     ) -> None:
-        """`node_of` is filled by its owner when the job begins: agents may have ranks of any number."""
+        """`node_of` is filled by its owner whenever ranks are seated: agents may have ranks of any number, and come and go."""
         self._options = options
         self._node_of = node_of
         self._loop = loop

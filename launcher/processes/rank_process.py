@@ -101,8 +101,8 @@ def imports_odyssey(options: RunOptions) -> bool:
     """Whether what is run first has an `import odyssey` or `from odyssey import …` anywhere in it.
 
     That tells whether a script means us before it runs, not whether it will make a Job: a module that it imports may. So
-    nothing but what is only sooner or later follows from it (what is imported ahead), and what is for people to overrule (the
-    display). What a job is, its ranks say.
+    nothing but what is only sooner or later follows from it (what is imported ahead; when a loss is judged that comes before it
+    is known), and what is for people to overrule (the display). What a job is, its ranks say.
     """
     return _imports(entry_text(options), "odyssey")
 

@@ -49,14 +49,17 @@ class Cluster:
         yield self._here
         yield from self._leader.agents.values()
 
-    def take_over(self, homes: Mapping[int, int], assignment: Callable[[int], RankAssignment]) -> list[int]:
-        """The ranks that agents have had since another one led. `homes`: rank -> number of its agent. Answers those of which
-        nobody has a process: to ask for one was not done any more, or their agent was lost before. Those here that are another
-        agent's, or of an attempt before, are none."""
+    def keep(self, homes: Mapping[int, int], assignment: Callable[[int], RankAssignment]) -> None:
+        """This agent leads after another one. `homes`: rank -> number of its agent. Those here that are another agent's, or of
+        an attempt before, are none."""
         for rank, process in list(self._here.ranks.items()):
             if homes.get(rank) != self._leader.number or process.assignment.attempt != assignment(rank).attempt:
                 self._here.kill_rank(rank, None)
                 self._here.forget(rank)
+
+    def take_over(self, homes: Mapping[int, int], assignment: Callable[[int], RankAssignment]) -> list[int]:
+        """The ranks that agents have had since another one led; who these are is known. Answers those of which nobody has a
+        process: to ask for one was not done any more, or their agent was lost before."""
         missing = []
         for rank, agent in homes.items():
             home: Home = self._leader.agents.get(agent, self._here)

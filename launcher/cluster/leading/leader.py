@@ -86,6 +86,7 @@ class Leader:
         self._take_over: _TakeOver | None = None
         """While members of a job that another agent has led are awaited."""
         self._is_over = False
+        self._farewell: JobIsOver | None = None
 
     def open(self, reception: Reception) -> None:
         """Take other agents."""
@@ -111,7 +112,10 @@ class Leader:
             assert self._take_over is not None
             info = self._take_over.awaited.pop(words.number)
             self._reached(here)
-            self._take_in(session, words, info).adopt(words.processes, partial(self._take_over.is_current, info.number))
+            agent = self._take_in(session, words, info)
+            agent.adopt(words.processes, partial(self._take_over.is_current, info.number))
+            if self._farewell is not None:
+                agent.send_home(self._farewell)
             if not self._take_over.awaited:
                 self._has_taken_over()
             return
@@ -124,6 +128,7 @@ class Leader:
         if isinstance(answer, AgentInfo):
             self._reached(here)
             self._take_in(session, join, answer)
+            self._introduce(answer)
             self._joined(answer)
             return
         session.send(answer)
@@ -147,6 +152,15 @@ class Leader:
         agent.welcome(*self._welcome)
         self._tell_waiting()
         return agent
+
+    def _introduce(self, info: AgentInfo) -> None:
+        """Who has come, to the other members and these to it: as long as the job has no log that tells it."""
+        if self._roster.has_begun:
+            return
+        its, others = self.agents[info.number], [agent for agent in self._here() if agent.info.number != info.number]
+        its.introduce([agent.info for agent in others])
+        for agent in others:
+            agent.introduce([info])
 
     def _tell_waiting(self) -> None:
         others = [its for its in self._roster.agents.values() if its.address and its.number != self.number]
@@ -205,6 +219,7 @@ class Leader:
             if isinstance(answer, AgentInfo):
                 del self._waiting[waiting]
                 self._take_in(waiting, join, answer)
+                self._introduce(answer)
                 self._joined(answer)
             else:
                 self._offer_later(join)
@@ -246,8 +261,8 @@ class Leader:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def end(self, over: JobIsOver) -> None:
-        """Send all home. Their connections end when their ranks have."""
-        self._is_over = True
+        """Send all home, also those that are still to come to it. Their connections end when their ranks have."""
+        self._is_over, self._farewell = True, over
         for waiting in self._waiting:
             waiting.send(_GO_HOME)
         for agent in self._here():
@@ -272,7 +287,7 @@ class Leader:
     @property
     def have_left(self) -> bool:
         """After the end: no other agent is here any more."""
-        return not (self._is_over and (self._here() or self._waiting))
+        return not (self._is_over and (self._here() or self._waiting or self._take_over is not None))
 
     def _here(self) -> list[RemoteAgent]:
         return [agent for agent in self.agents.values() if not agent.is_gone]

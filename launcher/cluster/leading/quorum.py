@@ -1,4 +1,7 @@
-"""The leading agent waits for the others: until the job can begin, and then for those that come late or are lost."""
+"""The leading agent waits for the others: until the job can begin, and then for those that come late or are lost.
+
+enough are here ─► found: they are to vote ─► vote: they do ─► the job begins
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,9 @@ class Quorum:
         self._job_of = job_of
         self._is_over = False
         self._is_choosing = False
+        self._voters: frozenset[int] = frozenset()
+        self.found: Callable[[tuple[AgentInfo, ...]], None] = lambda agents: None
+        """The job is about to begin with these: `vote` is called when all have agreed that they vote."""
         self.choose: Callable[[], None] = lambda: None
         """The hosts have been compared: those that may are taken in."""
 
@@ -63,6 +69,12 @@ class Quorum:
             self._news.event(AgentLost(agent, why))
         else:
             self._news.say(f"agent {agent.number} ({agent.host}) is gone: {why}")
+            self.look()
+
+    def vote(self, voters: frozenset[int]) -> None:
+        """These do from now on."""
+        self._voters = voters
+        self.look()
 
     def look(self) -> None:
         """Begin, if it is time to; else later."""
@@ -72,6 +84,8 @@ class Quorum:
         if starts_at is not None and now >= starts_at and self._roster.is_comparing:
             self._compare()
             self.look()
+        elif starts_at is not None and now >= starts_at and self._voters != self._roster.agents.keys():
+            self.found(tuple(self._roster.agents.values()))
         elif starts_at is not None and now >= starts_at:
             self._is_over = self._roster.has_begun = True
             self._news.event(self._job_of(self._roster.in_order()))

@@ -30,12 +30,16 @@ class LedElsewhere(OdysseyError):
         self.address = address
 
 
-def send_on(reception: Reception, run_id: str, leader: Callable[[], Address]) -> None:
-    """Say to who comes to this agent where the one that leads, `leader()`, is reached."""
+def send_on(reception: Reception, run_id: str, leader: Callable[[], Address | None]) -> None:
+    """Say to who comes to this agent where the one that leads, `leader()`, is reached; None where nobody does."""
 
     def came(link: Link, words: Join) -> None:
         at = leader()
-        if words.run_id == run_id and addresses.is_loopback(at.host) <= addresses.is_loopback(link.addresses[1] or at.host):
+        if (
+            at is not None
+            and words.run_id == run_id
+            and addresses.is_loopback(at.host) <= addresses.is_loopback(link.addresses[1] or at.host)
+        ):
             say_once(link, LedBy(run_id, at.host, at.port))
         link.close()
 

@@ -26,6 +26,7 @@ from launcher.cluster.wire import (
     JobIsOver,
     KillAll,
     KillRank,
+    Known,
     Leaving,
     LedBy,
     Notice,
@@ -101,6 +102,11 @@ class RemoteAgent:
         """It is in. From here on it is heard. `leader`: our number."""
         self._session.send(Welcome(self.info.number, leader, store.host, store.port, run_id))
         self._session.handle(self._received, self._is_lost)
+
+    def introduce(self, others: Sequence[AgentInfo]) -> None:
+        """Other agents of the job, before that has begun."""
+        if others:
+            self._session.send(Known(tuple((its.number, its.address, its.port) for its in others)))
 
     def adopt(self, processes: tuple[Held, ...], is_current: Callable[[RankAssignment], bool]) -> None:
         """It has had these since another agent led. What became of them may not be known yet: it is told again. Those that

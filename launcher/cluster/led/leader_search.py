@@ -1,4 +1,8 @@
-"""An agent looks for the one that leads its job, again and again, until it is connected to it or has waited long enough."""
+"""An agent looks for the one that leads its job, again and again, until it is connected to it or has waited long enough.
+
+Where that was lost before the job began, the first of those that have come to it begins the job anew: each looks at those who
+came before it, and is the first where it is sure that they are gone, as their hosts say that nobody listens there any more.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,8 @@ class LeaderSearch:
         self._trouble = "it has not answered yet"
         """Why it is not there yet, for people."""
         self._elsewhere = list(elsewhere)
+        self._before: list[Address] = []
+        self._is_first: Callable[[], None] | None = None
         self._dial: Dial | None = None
         self._timers: list[Timer] = []
 
@@ -64,10 +70,9 @@ class LeaderSearch:
         """First where others lead, or may know who does: the endpoint may be gone with its host."""
         self._elsewhere = list(dict.fromkeys((*elsewhere, *self._elsewhere)))[:MAX_ELSEWHERE]
 
-    @property
-    def knows_others(self) -> bool:
-        """Agents of the job, besides the endpoint."""
-        return bool(self._elsewhere)
+    def take_turns(self, before: Sequence[Address], is_first: Callable[[], None]) -> None:
+        """`before`: those of which one leads, or is about to, if it lives; `is_first()`: all of them are gone."""
+        self._before, self._is_first = list(before), is_first
 
     def again(self, trouble: str) -> None:
         """What was found has not taken this agent, or is lost."""
@@ -79,6 +84,7 @@ class LeaderSearch:
 
     def end(self) -> None:
         """It has taken this agent, or nobody is looked for any more."""
+        self._is_first = None
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -91,6 +97,20 @@ class LeaderSearch:
             self._given_up(f"no leading agent at {self.where} within {self._patience_s:g} s ({self._trouble})")
             return
         del self._timers[1:]
+        if self._is_first is None:
+            self._connect_anywhere()
+        else:
+            self._dial = self._dial_to(self._before, self._before_failed)
+
+    def _before_failed(self, why: str, is_refused: bool) -> None:
+        if self._is_first is None or not is_refused:
+            self._connect_anywhere()
+            return
+        is_first = self._is_first
+        self.end()
+        is_first()
+
+    def _connect_anywhere(self) -> None:
         try:
             hosts = [address.host for address in resolve(self._host, self._port, "the endpoint")]
         except UsageError as error:  # a name may come to be known
@@ -99,7 +119,10 @@ class LeaderSearch:
                 return
             hosts = []
         addresses = [*self._elsewhere, *(Address(host, port) for port in control_ports(self._port) for host in hosts)]
-        self._dial = Dial(self._loop, addresses, self._key, self._port, connected=self._found, failed=self._failed)
+        self._dial = self._dial_to(addresses, self._failed)
+
+    def _dial_to(self, addresses: Sequence[Address], failed: Callable[[str, bool], None]) -> Dial:
+        return Dial(self._loop, addresses, self._key, self._port, connected=self._found, failed=failed)
 
     def _failed(self, why: str, is_refused: bool) -> None:
         self.again(why)

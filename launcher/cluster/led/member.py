@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import odyssey
@@ -37,6 +37,7 @@ from launcher.cluster.wire import (
     Join,
     KillAll,
     KillRank,
+    Known,
     Leaving,
     LedBy,
     Notice,
@@ -57,6 +58,7 @@ from launcher.host.loop import Timer
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
 from launcher.joblog.news import Sender
+from launcher.options import Rendezvous
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
 from launcher.processes.store import StoreAddress
@@ -73,16 +75,22 @@ class Successors(Protocol):
     def welcomed(self, reception: Reception, number: int, leader: int, address: Address) -> None:
         """This agent is in, and another one leads."""
 
+    def know(self, number: int, address: Address) -> None:
+        """Another agent of the job, and where it is reached."""
+
     def forgotten(self) -> None:
         """The job goes on without this agent."""
+
+    def found(self, number: int) -> None:
+        """Who led is gone, and all who came before this agent: it begins the job."""
 
     @property
     def has_begun(self) -> bool:
         """This agent is in the job by what all have decided, not only by the word of who leads."""
 
     @property
-    def others(self) -> Sequence[Address]:
-        """Where agents of the job are reached, or were."""
+    def others(self) -> Mapping[int, Address]:
+        """Where agents of the job are reached, or were, by number."""
 
     def can_follow(self, is_gone: bool) -> bool:
         """Whether another agent may lead now; `is_gone`: the process of the one that led has ended."""
@@ -278,6 +286,9 @@ class Member:
                 self.say(f"{what}; this agent waits for a place, or for the end of the job")
             case Others(at=found):
                 self._search.look_at([Address(host, port) for host, port in found])
+            case Known(at=known):
+                for number, host, port in known:
+                    self._successors.know(number, Address(host, port))
             case LedBy(host=host, port=port):
                 self._is_sent_on(Address(host, port))
             case Refused(what=what, help=help):
@@ -336,20 +347,29 @@ class Member:
             self._search.again(f"the leading agent has not answered ({why})")
         elif self._local.code is None and self._successors.can_follow(is_gone=True):
             self._hold(True)
+        elif self._local.code is None and not self._successors.has_begun:
+            self._hold(True)  # others may know that it has, and need the voice of this agent
+            session = self._session
+            self._local.loop.later(self._local.options.detect_s, lambda: self._lost(why) if self._session is session else None)
         elif self._local.code is None:
             self._lost(why)
 
     def _lost(self, why: str) -> None:
-        if self._local.code is None and not self._successors.has_begun and self._search.knows_others:
-            self._is_taken_by_nobody(why)
+        if self._local.code is None and not self._successors.has_begun:
+            self._is_led_by_nobody(why)
             return
         self._processes.kill_all()
         what = f"the leading agent at {self.where} is lost ({why}), and too few others are heard to go on without it"
         self._fail(what, "see its own output, and that of its host; from three agents on any one may be lost")
 
-    def _is_taken_by_nobody(self, why: str) -> None:
-        """Who has taken this agent in did not lead the job any more."""
+    def _is_led_by_nobody(self, why: str) -> None:
+        """Who has taken this agent in is lost before the job began, or did not lead it any more."""
         self.say(f"the agent at {self.where} is lost ({why}) before this one was in the job: it asks to join again")
+        number, others = self._number, self._successors.others
+        assert number is not None
+        if self._local.options.rendezvous is Rendezvous.C10D:  # else the first is node rank 0, which may come again
+            before = [address for its, address in sorted(others.items()) if its < number]
+            self._search.take_turns(before, lambda: self._successors.found(number))
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -375,7 +395,7 @@ class Member:
         if self._local.code is not None:
             return  # this agent is leaving, as it has told
         self.say("cut off for too long: the job goes on without this agent, its ranks end, and it asks to join again")
-        self._search.look_at([self._leader_at, *self._successors.others])
+        self._search.look_at([self._leader_at, *self._successors.others.values()])
         self._forget()
         self._search.start()
 
