@@ -75,7 +75,12 @@ class Node:
         self._elected: int | None = None  # who leads this term, or led it
         self._heard_at = now
         self._is_hasty = False  # who led last is known to be gone
+        self._leads_on = False  # elected in this term, and stopped only because too few were heard
         self._votes: set[int] = set()
+        self._asked_at = now  # whether to stand
+        self._was_alone = False  # nobody would have it when it asked before
+        self._found_enough = False  # that would, at an earlier time
+        self._is_sure = False  # so that it stands, if they still would
         self._leading: Leadership | None = None
         self._log = Log(Configuration(NOBODY))
         self._outbox: list[tuple[int, Message]] = []
@@ -185,6 +190,7 @@ class Node:
         if self._leading is None:
             self._ask_whether_to_stand(now)
         elif not self._leading.hears_quorum(now):
+            self._leads_on = True
             self._cease_to_lead(now)
         else:
             self._leading.send_heartbeats(now)
@@ -261,14 +267,26 @@ class Node:
 
     def _ask_whether_to_stand(self, now: float) -> None:
         """The term stays until a quorum agrees that nobody leads, so that who was cut off disturbs nobody."""
-        self._role, self._votes = Role.PRE_CANDIDATE, set()
+        self._was_alone = self._role is Role.PRE_CANDIDATE and self._votes <= {self.me}
+        self._is_sure = self._found_enough or self._leads_on or self._is_hasty
+        self._role, self._votes, self._asked_at = Role.PRE_CANDIDATE, set(), now
         self._wait_for_leader(now)
         self._ask(RequestPreVote(self.term, self._log.last, self._log.last_term), now)
 
+    def _would_be_elected(self, now: float) -> None:
+        """Once more, so that who led has time to be heard again: it may have been the network that was silent."""
+        if self._is_sure:
+            self._stand(now)
+        elif not self._found_enough:
+            self._found_enough = True
+            if not self._was_alone and now - self._asked_at < self._heartbeat_s:  # else all links are new
+                self.wakes_at = now + self._heartbeat_s / 2
+
     def _asked_whether_to_stand(self, sender: int, message: RequestPreVote, now: float) -> None:
         hears_leader = self.leader is not None and (self.is_leading or now - self._heard_at < self._election_s)
+        leads_no_more = message.term == self.term and sender == self._elected  # as it says by asking
         is_fit = message.term >= self.term and self._log.is_covered_by(message.last, message.last_term)
-        self._say(sender, PreVoted(self.term, message.term, is_fit and not hears_leader))
+        self._say(sender, PreVoted(self.term, message.term, is_fit and (leads_no_more or not hears_leader)))
 
     def _stand(self, now: float) -> None:
         self._enter(self.term + 1, now)
@@ -294,7 +312,7 @@ class Node:
         self._votes.add(voter)
         if self.configuration.is_quorum(self._votes):
             if self._role is Role.PRE_CANDIDATE:
-                self._stand(now)
+                self._would_be_elected(now)
             else:
                 self._lead(None, now)
 
@@ -306,9 +324,11 @@ class Node:
             self._cease_to_lead(now)
         self.term, self._voted_for, self._elected = term, None, None
         self._role, self._votes = Role.FOLLOWER, set()
+        self._leads_on = False
 
     def _follow(self, leader: int, now: float) -> None:
         self._role, self._elected, self._heard_at, self._is_hasty = Role.FOLLOWER, leader, now, False
+        self._found_enough = False
         self._wait_for_leader(now)
 
     def _lead(self, content: Configuration | None, now: float) -> None:
@@ -333,8 +353,11 @@ class Node:
         self._wait_for_leader(now)
 
     def _wait_for_leader(self, now: float) -> None:
-        """For a random time, so that seldom two stand at once (Raft, 5.2)."""
-        self.wakes_at = now + (self._heartbeat_s if self._is_hasty else self._election_s) * (1 + self._random.random())
+        """For a random time, so that seldom two stand at once (Raft, 5.2); who led is the first to ask."""
+        if self._leads_on:
+            self.wakes_at = now + self._heartbeat_s / 4
+        else:
+            self.wakes_at = now + (self._heartbeat_s if self._is_hasty else self._election_s) * (1 + self._random.random())
 
     def _say(self, to: int, message: Message) -> None:
         self._outbox.append((to, message))
