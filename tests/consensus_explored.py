@@ -26,6 +26,7 @@ from unittest.mock import patch
 import msgspec
 
 from launcher.consensus import log
+from launcher.consensus.candidacy import Candidacy
 from launcher.consensus.leadership import Leadership, Progress
 from launcher.consensus.log import Log
 from launcher.consensus.membership import NOBODY, Configuration, Membership
@@ -379,7 +380,7 @@ def _stand(agent: Node) -> None:
 
 def without_time(agent: Node) -> None:
     """Set what depends on the clock to one of few values."""
-    agent._heard_at = agent._asked_at = agent.wakes_at = 0.0
+    agent._heard_at = agent._candidacy._asked_at = agent.wakes_at = 0.0
     if agent._leading is not None:
         for peer in agent._leading._peers.values():
             peer.heard_at = 0.0
@@ -388,7 +389,7 @@ def without_time(agent: Node) -> None:
 
 def frozen(value: Any) -> Hashable:
     """All of an agent's state, as a value."""
-    if isinstance(value, Node | Leadership | Log):
+    if isinstance(value, Node | Candidacy | Leadership | Log):
         fields = sorted(vars(value).items())
         return tuple((name, frozen(its)) for name, its in fields if name not in ("_random", "_outbox"))
     if isinstance(value, Progress):

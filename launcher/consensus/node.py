@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from enum import Enum
 from random import Random
 
+from launcher.consensus.candidacy import Candidacy
 from launcher.consensus.leadership import Leadership
 from launcher.consensus.log import Log
 from launcher.consensus.membership import NOBODY, Configuration, Membership
@@ -67,20 +68,13 @@ class Node:
         self.me = me
         self.term = 0
         self.wakes_at = math.inf
-        self._random = random
         self._heartbeat_s = heartbeat_s
         self._election_s = election_s
         self._role = Role.FOLLOWER
         self._voted_for: int | None = None
         self._elected: int | None = None  # who leads this term, or led it
         self._heard_at = now
-        self._is_hasty = False  # who led last is known to be gone
-        self._leads_on = False  # elected in this term, and stopped only because too few were heard
-        self._votes: set[int] = set()
-        self._asked_at = now  # whether to stand
-        self._was_alone = False  # nobody would have it when it asked before
-        self._found_enough = False  # that would, at an earlier time
-        self._is_sure = False  # so that it stands, if they still would
+        self._candidacy = Candidacy(random, heartbeat_s, election_s)
         self._leading: Leadership | None = None
         self._log = Log(Configuration(NOBODY))
         self._outbox: list[tuple[int, Message]] = []
@@ -178,8 +172,8 @@ class Node:
     def is_gone(self, agent: int, now: float) -> None:
         """Its process has ended, and that is sure: if it led, what it might still say is not waited for."""
         if self._role is Role.FOLLOWER and self._elected == agent:
-            self._heard_at, self._is_hasty = -math.inf, True
-            self.wakes_at = now + self._heartbeat_s * self._random.random() / 2
+            self._heard_at, self._candidacy.is_hasty = -math.inf, True
+            self.wakes_at = now + (self._candidacy.wait_s() - self._heartbeat_s) / 2
 
     # -- what others say, and time ---------------------------------------------------------------------------------------
 
@@ -190,7 +184,7 @@ class Node:
         if self._leading is None:
             self._ask_whether_to_stand(now)
         elif not self._leading.hears_quorum(now):
-            self._leads_on = True
+            self._candidacy.leads_on = True
             self._cease_to_lead(now)
         else:
             self._leading.send_heartbeats(now)
@@ -267,20 +261,10 @@ class Node:
 
     def _ask_whether_to_stand(self, now: float) -> None:
         """The term stays until a quorum agrees that nobody leads, so that who was cut off disturbs nobody."""
-        self._was_alone = self._role is Role.PRE_CANDIDATE and self._votes <= {self.me}
-        self._is_sure = self._found_enough or self._leads_on or self._is_hasty
-        self._role, self._votes, self._asked_at = Role.PRE_CANDIDATE, set(), now
+        self._candidacy.asks(self.me, now, again=self._role is Role.PRE_CANDIDATE)
+        self._role = Role.PRE_CANDIDATE
         self._wait_for_leader(now)
         self._ask(RequestPreVote(self.term, self._log.last, self._log.last_term), now)
-
-    def _would_be_elected(self, now: float) -> None:
-        """Once more, so that who led has time to be heard again: it may have been the network that was silent."""
-        if self._is_sure:
-            self._stand(now)
-        elif not self._found_enough:
-            self._found_enough = True
-            if not self._was_alone and now - self._asked_at < self._heartbeat_s:  # else all links are new
-                self.wakes_at = now + self._heartbeat_s / 2
 
     def _asked_whether_to_stand(self, sender: int, message: RequestPreVote, now: float) -> None:
         hears_leader = self.leader is not None and (self.is_leading or now - self._heard_at < self._election_s)
@@ -309,12 +293,14 @@ class Node:
             self._count(self.me, now)
 
     def _count(self, voter: int, now: float) -> None:
-        self._votes.add(voter)
-        if self.configuration.is_quorum(self._votes):
-            if self._role is Role.PRE_CANDIDATE:
-                self._would_be_elected(now)
-            else:
+        self._candidacy.votes.add(voter)
+        if self.configuration.is_quorum(self._candidacy.votes):
+            if self._role is Role.CANDIDATE:
                 self._lead(None, now)
+            elif self._candidacy.is_sure:
+                self._stand(now)
+            else:
+                self.wakes_at = min(self.wakes_at, self._candidacy.asks_once_more_at(now))
 
     # -- what this agent is ----------------------------------------------------------------------------------------------
 
@@ -323,12 +309,11 @@ class Node:
         if self.is_leading:
             self._cease_to_lead(now)
         self.term, self._voted_for, self._elected = term, None, None
-        self._role, self._votes = Role.FOLLOWER, set()
-        self._leads_on = False
+        self._role, self._candidacy.votes, self._candidacy.leads_on = Role.FOLLOWER, set(), False
 
     def _follow(self, leader: int, now: float) -> None:
-        self._role, self._elected, self._heard_at, self._is_hasty = Role.FOLLOWER, leader, now, False
-        self._found_enough = False
+        self._role, self._elected, self._heard_at = Role.FOLLOWER, leader, now
+        self._candidacy.hears_leader()
         self._wait_for_leader(now)
 
     def _lead(self, content: Configuration | None, now: float) -> None:
@@ -353,11 +338,7 @@ class Node:
         self._wait_for_leader(now)
 
     def _wait_for_leader(self, now: float) -> None:
-        """For a random time, so that seldom two stand at once (Raft, 5.2); who led is the first to ask."""
-        if self._leads_on:
-            self.wakes_at = now + self._heartbeat_s / 4
-        else:
-            self.wakes_at = now + (self._heartbeat_s if self._is_hasty else self._election_s) * (1 + self._random.random())
+        self.wakes_at = now + self._candidacy.wait_s()
 
     def _say(self, to: int, message: Message) -> None:
         self._outbox.append((to, message))

@@ -185,9 +185,10 @@ class Processes:
         return self.pid_here(rank) is not None
 
     def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
-        """The id and the vitals of a rank's process; None before it is there and after its end."""
+        """The id and the vitals of a rank's process, which say nothing while it stands still by our doing; None before it is
+        there and after its end."""
         pid = self.pid_here(rank)
-        return None if pid is None else (pid, vitals(pid))
+        return None if pid is None else (pid, None if pid in self._held else vitals(pid))
 
     def n_bytes_of(self, rank: int) -> int:
         """What the rank's process has written so far, where it comes through this agent."""

@@ -100,6 +100,11 @@ class RemoteAgent:
         self._session.send(Welcome(self.info.number, leader, store.host, store.port, run_id))
         self._session.handle(self._received, self._is_lost)
 
+    @property
+    def heard_at(self) -> float:
+        """When it was last heard, on the clock that its silence counts by."""
+        return self._session.heard.at
+
     def adopt(self, processes: tuple[Held, ...], is_current: Callable[[RankAssignment], bool]) -> None:
         """It has had these since another agent led. What became of them may not be known yet: it is told again. Those that
         are not current any more have ended, or are to."""
