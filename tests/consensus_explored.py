@@ -26,6 +26,7 @@ from unittest.mock import patch
 import msgspec
 
 from launcher.consensus import log
+from launcher.consensus.candidacy import Candidacy
 from launcher.consensus.leadership import Leadership, Progress
 from launcher.consensus.log import Log
 from launcher.consensus.membership import NOBODY, Configuration, Membership
@@ -283,11 +284,10 @@ class Exploration:
                     agent.change(wanted.voters, wanted.tie_breaker, SOON)
                 case ("compact",):
                     agent.compact(len(known.applied), msgspec.msgpack.encode(known.applied))
-                case ("stand",):
+                case ("stand",) if self._case.with_pre_votes:
                     agent.tick(MUCH_LATER)
-                    if not self._case.with_pre_votes:
-                        for to, _ in agent.take_messages():
-                            agent.receive(to, PreVoted(agent.term, agent.term, True), MUCH_LATER)
+                case ("stand",):
+                    _stand(agent)
             done = self._done[local, action] = self._taken(agent, known.applied)
         return done
 
@@ -367,9 +367,20 @@ class Exploration:
         return f"{what.partition(':')[0]}: receive from {action[1]} {self._messages.values[action[2]]}"
 
 
+def _stand(agent: Node) -> None:
+    """All agree that it does, as often as it asks."""
+    term, now = agent.term, MUCH_LATER
+    for _ in range(2):
+        if agent.term == term:
+            agent.tick(now)
+            for to, _ in agent.take_messages():
+                agent.receive(to, PreVoted(term, term, True), now)
+            now += ELECTION_S
+
+
 def without_time(agent: Node) -> None:
     """Set what depends on the clock to one of few values."""
-    agent._heard_at = agent.wakes_at = 0.0
+    agent._heard_at = agent._candidacy._asked_at = agent.wakes_at = 0.0
     if agent._leading is not None:
         for peer in agent._leading._peers.values():
             peer.heard_at = 0.0
@@ -378,7 +389,7 @@ def without_time(agent: Node) -> None:
 
 def frozen(value: Any) -> Hashable:
     """All of an agent's state, as a value."""
-    if isinstance(value, Node | Leadership | Log):
+    if isinstance(value, Node | Candidacy | Leadership | Log):
         fields = sorted(vars(value).items())
         return tuple((name, frozen(its)) for name, its in fields if name not in ("_random", "_outbox"))
     if isinstance(value, Progress):

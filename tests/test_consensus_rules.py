@@ -297,10 +297,11 @@ def test_members_do_not_vote_in_the_term_that_they_begin_with() -> None:
 
 def test_pre_votes_and_votes_of_another_term_are_not_counted() -> None:
     node = Group(of(0, 1, 2)).nodes[1]
-    node.tick(node.wakes_at)
-    node.receive(0, PreVoted(1, 0, True), 9.0)
-    assert not any(isinstance(message, RequestVote) for _, message in node.take_messages())
-    node.receive(0, PreVoted(1, 1, True), 9.0)
+    for _ in range(2):
+        node.tick(now := node.wakes_at)
+        node.receive(0, PreVoted(1, 0, True), now)
+        assert not any(isinstance(message, RequestVote) for _, message in node.take_messages())
+        node.receive(0, PreVoted(1, 1, True), now)
     assert [message for _, message in node.take_messages()] == [RequestVote(2, 1, 1)] * 2
     node.receive(0, Voted(1, True), 9.0)
     node.receive(0, PreVoted(1, 1, True), 9.0)
@@ -321,13 +322,56 @@ def test_a_leader_of_an_older_term_is_told_and_steps_down() -> None:
     assert isinstance(answer, Refused) and not stale.is_leading and stale.term == answer.term == group.nodes[1].term
 
 
+@pytest.mark.parametrize("silence_s", [5.5 + i / 2 for i in range(50)])
+def test_who_led_before_all_were_silent_leads_after_it(silence_s: float) -> None:
+    """Whoever led instead would have it taken for lost, though nobody is."""
+    group = Group(of(0, 1, 2))
+    group.cut = {0, 1, 2}
+    group.wait(silence_s)
+    group.cut = set()
+    group.wait(2 * HEARTBEAT_S)
+    assert group.leaders == [0]
+
+
+def test_who_hears_its_leader_lets_it_lead_again_when_it_asks() -> None:
+    """It was not heard itself: the others stood still, and their clocks with them."""
+    node = Node(1, Random(0), 0.0, heartbeat_s=HEARTBEAT_S, election_s=ELECTION_S)
+    node.begin(of(0, 1, 2), 0, 0.0)
+    for sender, is_granted in ((2, False), (0, True)):
+        node.receive(sender, RequestPreVote(1, 1, 1), 0.5)
+        assert node.take_messages() == [(sender, PreVoted(1, 1, is_granted))]
+
+
+@pytest.mark.parametrize(("late_s", "again_s"), [(0.1, HEARTBEAT_S), (2 * HEARTBEAT_S, ELECTION_S)])
+def test_who_led_is_listened_for_once_more_before_another_stands(late_s: float, again_s: float) -> None:
+    """It may have been the network that was silent, as it was if an answer was long on its way: then links take their time."""
+    node = Node(1, Random(0), 0.0, heartbeat_s=HEARTBEAT_S, election_s=ELECTION_S)
+    node.begin(of(0, 1, 2), 0, 0.0)
+    node.tick(asked_at := node.wakes_at)
+    node.receive(2, PreVoted(1, 1, True), asked_at + late_s)
+    assert node.term == 1 and (node.wakes_at <= asked_at + again_s) == (late_s < HEARTBEAT_S)
+    node.tick(asked_at := node.wakes_at)
+    node.receive(2, PreVoted(1, 1, True), asked_at + late_s)
+    assert node.term == 2
+
+
+def test_who_is_known_to_be_gone_is_listened_for_no_more() -> None:
+    node = Node(1, Random(0), 0.0, heartbeat_s=HEARTBEAT_S, election_s=ELECTION_S)
+    node.begin(of(0, 1, 2), 0, 0.0)
+    node.is_gone(0, 0.5)
+    node.tick(node.wakes_at)
+    node.receive(2, PreVoted(1, 1, True), node.wakes_at)
+    assert node.term == 2
+
+
 def test_entries_of_older_terms_are_not_decided_by_counting_them() -> None:
     """Raft, figure 8: agent 2 leads with an entry of term 1 that then everybody has, and may still lose it."""
     group = Group(of(0, 1, 2))
     node = group.nodes[2]
     node.receive(0, AppendEntries(1, 1, 1, (Entry(1, b"old"),), 1), 0.0)
-    node.tick(node.wakes_at)
-    node.receive(1, PreVoted(1, 1, True), 9.0)
+    for _ in range(2):
+        node.tick(now := node.wakes_at)
+        node.receive(1, PreVoted(1, 1, True), now)
     node.receive(1, Voted(2, True), 9.0)
     node.receive(1, Appended(2, 2), 9.0)
     assert node.is_leading and node.commit == 1 and not node.is_in_charge

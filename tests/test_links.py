@@ -24,6 +24,7 @@ from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
 from launcher.cluster.wire import FromMember, Notice
 from launcher.host.loop import Loop
+from launcher.host.own_clock import OwnClock
 from odyssey.errors import UsageError
 from tests.fake_loop import FakeLoop
 from tests.links import KEY, PORT, Peer, answer_to, open_to
@@ -154,13 +155,13 @@ def test_seals_depend_on_the_key_the_number_and_the_body() -> None:
 class Talk:
     """Two sessions on one loop, and links between them that a test cuts."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, clock: OwnClock | None = None) -> None:
         self.loop = loop
         self.heart = Heart(loop, 1e6)
         self.cuts: list[str] = []
         self.lost: list[str] = []
         self.heard: tuple[list[str], list[str]] = [], []
-        self.sides = [Session(loop, self.heart, FromMember, 5.0, self.cuts.append) for _ in range(2)]
+        self.sides = [Session(loop, self.heart, FromMember, 5.0, self.cuts.append, clock) for _ in range(2)]
         for side, heard in zip(self.sides, self.heard, strict=True):
             side.handle(lambda message, heard=heard: heard.append(message.text), self.lost.append)
         self.link()
@@ -230,6 +231,19 @@ def test_who_has_been_stopped_hears_first_what_came_meanwhile(loop: FakeLoop) ->
     loop.now += 60.0
     turn(loop)
     assert talk.lost == ["nothing heard of it for 5 s"]  # the side that nobody has beaten for
+    talk.close()
+
+
+def test_who_stood_still_takes_nobody_for_lost(loop: FakeLoop) -> None:
+    clock = OwnClock(loop, 2.0)
+    talk = Talk(loop, clock)
+    loop.now += 60.0
+    turn(loop)
+    for _ in range(3):
+        assert not talk.lost
+        clock.now()
+        loop.pass_s(1.0)
+    assert talk.lost == ["nothing heard of it for 5 s"] * 2
     talk.close()
 
 

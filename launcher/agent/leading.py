@@ -112,7 +112,7 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
-    replication = Replication(local, began.agreement, began.reception, leader, cluster, quorum, coordination)
+    replication = Replication(local, began.agreement, began.reception, leader, cluster, quorum, coordination, hangs)
     return Agent(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end, replication)
 
 
@@ -141,6 +141,7 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
         stopped=processes.waits.look,
         reached=partial(_is_reached, processes.environments),
         waits=quorum.look,
+        are_enough=began.agreement.are_enough if began.agreement is not None else lambda numbers: True,
     )
     quorum.choose = leader.choose
     if began.reception is not None:

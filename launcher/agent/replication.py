@@ -13,10 +13,11 @@ from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.leading.redirects import EndpointWatch
-from launcher.cluster.led.leader_session import HOLD_DETECTS
+from launcher.cluster.led.leader_session import HOLD_DETECTS, hold_limit
 from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
 from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.health.job_hangs import JobHangs
 from launcher.host.loop import Timer
 from launcher.joblog.events import (
     AgentInfo,
@@ -48,6 +49,7 @@ class Replication:
         cluster: Cluster,
         quorum: Quorum,
         coordination: Coordination,
+        hangs: JobHangs,
     ) -> None:
         self._local = local
         self._agreement = agreement
@@ -56,6 +58,7 @@ class Replication:
         self._cluster = cluster
         self._quorum = quorum
         self._coordination = coordination
+        self._hangs = hangs
         self._decided: Callable[[Event], None] = lambda event: None
         self._is_founded = False
         """There is a log that all agree on."""
@@ -140,9 +143,10 @@ class Replication:
             self.end_alone(*self._told_to_end)
         elif not does_it:
             news.say("too few other agents are heard to go on: the ranks here stand still")
+            self._hangs.stop()  # until something is expected of ranks again
             self._local.processes.hold(True)
             why = f"too few other agents were heard for {HOLD_DETECTS * detect_s:g} s, and those may go on without this one"
-            self._hold_limit = self._local.loop.later(HOLD_DETECTS * detect_s, lambda: self._end(why))
+            self._hold_limit = hold_limit(self._local.loop, detect_s, lambda: self._end(why))
         elif self._hold_limit is not None:
             self._hold_limit.cancel()
             self._hold_limit = None

@@ -40,6 +40,24 @@ from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
 
 
+class _Story:
+    """What there is to tell who has not watched the job so far."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._newest_unit: Event | None = None
+
+    def note(self, event: Event) -> None:
+        if isinstance(event.body, UnitCommitted):
+            self._newest_unit = event
+        elif not isinstance(event.body, StepTimed | AtStep | RankPaused | RankReady):
+            self._events.append(event)
+
+    def events(self) -> list[Event]:
+        newest = [self._newest_unit] if self._newest_unit is not None else []
+        return [replace(event, origin=RETOLD) for event in (*self._events, *newest)]
+
+
 class Succession:
     """`take_over(succession)`: this agent leads from now on; `found(succession)`: and the job has not begun. `watch` sees what
     there is to say for people."""
@@ -52,8 +70,10 @@ class Succession:
         take_over: Callable[[Succession], None],
         found: Callable[[Succession], None],
         elsewhere: Sequence[Address] = (),
+        *,
+        was_in: bool = False,
     ) -> None:
-        """`elsewhere`: as for Member."""
+        """`elsewhere`: as for Member; `was_in`: as for Successors."""
         self._local = local
         self._take_over = take_over
         self._found = found
@@ -63,14 +83,13 @@ class Succession:
         self.log = self._new_log()
         self.agreement: Agreement | None = None
         self.reception: Reception | None = None
+        self.was_in = was_in
         self.number = 0
         self.leader = 0
         self._where: dict[int, Address] = {}
         self.has_begun = False
         """The job, as the log here tells."""
-        self._story: list[Event] = []
-        """What there is to tell who has not watched the job so far."""
-        self._newest_unit: Event | None = None
+        self._story = _Story()
         self.ended: JobEnded | None = None
         """How the job ended, as all have decided: whoever leads ends the others, and may be lost before that."""
 
@@ -83,7 +102,7 @@ class Succession:
     def welcomed(self, reception: Reception, number: int, leader: int, address: Address) -> None:
         if self.reception is None:  # else it was welcomed before, and forgotten
             answer_visitors(self._local, reception, lambda: self.leader)
-        self.reception, self.number, self.leader = reception, number, leader
+        self.reception, self.number, self.leader, self.was_in = reception, number, leader, True
         self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s)
         self.agreement.hearer = self
         self._know(leader, address)
@@ -109,7 +128,7 @@ class Succession:
         self._where.clear()
         self.has_begun = False
         self.coordination = Coordination(self._local.options)
-        self._story.clear()
+        self._story = _Story()
         self._local.folder.begin_again()
         self.log = self._new_log()
 
@@ -163,21 +182,15 @@ class Succession:
 
     def _note(self, event: Event) -> None:
         self.log.append(event)
-        if isinstance(event.body, UnitCommitted):
-            self._newest_unit = event
-        elif isinstance(event.body, JobStarted):
-            folder = str(self._local.folder.path or "")
-            self._story.append(replace(event, origin=RETOLD, body=replace(event.body, folder=folder)))
-        elif not isinstance(event.body, StepTimed | AtStep | RankPaused | RankReady):
-            self._story.append(replace(event, origin=RETOLD))
+        if isinstance(event.body, JobStarted):
+            event = replace(event, body=replace(event.body, folder=str(self._local.folder.path or "")))
+        self._story.note(event)
 
     def retell(self) -> None:
         """To who watches, and has not seen what another agent led."""
-        for event in self._story:
+        story, self._story = self._story, _Story()
+        for event in story.events():
             self.watch(event)
-        if self._newest_unit is not None:
-            self.watch(replace(self._newest_unit, origin=RETOLD))
-        self._story.clear()
 
     @property
     def hears_leader(self) -> bool:

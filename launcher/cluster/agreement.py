@@ -6,7 +6,7 @@ propose ─► decided by a quorum ─► Hearer.decided at every agent, in one 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from random import Random
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from launcher.consensus.membership import Configuration, Membership
 from launcher.consensus.messages import Message
 from launcher.consensus.node import Node, NotLeading
 from launcher.host.loop import Loop, Timer
+from launcher.host.own_clock import OwnClock
 
 COMPACT_EVERY = 4096
 """Entries, after which those before are forgotten: a log of weeks would fill the memory of every agent."""
@@ -47,24 +48,6 @@ class Hearer(Protocol):
     @property
     def hears_leader(self) -> bool:
         """Whether who leads lives, however busy it is: then this agent has no other one elected."""
-
-
-class OwnClock:
-    """Stands still while this agent does: who was stopped, or computed for long, takes nobody for lost. To be looked at more
-    often than every `most_s`."""
-
-    def __init__(self, loop: Loop, most_s: float) -> None:
-        self._loop = loop
-        self._most_s = most_s
-        self._now = 0.0
-        self._looked_at = loop.clock()
-
-    def now(self) -> float:
-        """Seconds."""
-        at = self._loop.clock()
-        self._now += min(at - self._looked_at, self._most_s)
-        self._looked_at = at
-        return self._now
 
 
 class Agreement:
@@ -128,6 +111,11 @@ class Agreement:
     def is_alone_enough(self) -> bool:
         """Nobody else votes."""
         return self._node.configuration.voters == {self.me}
+
+    def are_enough(self, numbers: Set[int]) -> bool:
+        """Whether these could decide, this agent among them. Before the log begins whoever leads decides alone."""
+        configuration = self._node.configuration
+        return not configuration.voters or (self._was_in_charge and configuration.is_quorum(numbers))
 
     def could_go_on_without(self, number: int) -> bool:
         """Whether those that are left without this one are a quorum."""

@@ -3,7 +3,7 @@
 membership.py  who votes, and which of them are enough
 messages.py    entries of the log, and what agents say to each other
 log.py         the entries that one agent holds
-node.py        one agent's part: who leads, and what is heard from whom
+node.py        one agent's part: who leads, and what is heard from whom; candidacy.py: when it would lead itself
 leadership.py  what it does while it leads: replication, commits, changes of the membership
 
 Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm" (2014), and Ongaro's thesis "Consensus: Bridging

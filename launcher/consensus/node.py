@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from enum import Enum
 from random import Random
 
+from launcher.consensus.candidacy import Candidacy
 from launcher.consensus.leadership import Leadership
 from launcher.consensus.log import Log
 from launcher.consensus.membership import NOBODY, Configuration, Membership
@@ -67,15 +68,13 @@ class Node:
         self.me = me
         self.term = 0
         self.wakes_at = math.inf
-        self._random = random
         self._heartbeat_s = heartbeat_s
         self._election_s = election_s
         self._role = Role.FOLLOWER
         self._voted_for: int | None = None
         self._elected: int | None = None  # who leads this term, or led it
         self._heard_at = now
-        self._is_hasty = False  # who led last is known to be gone
-        self._votes: set[int] = set()
+        self._candidacy = Candidacy(random, heartbeat_s, election_s)
         self._leading: Leadership | None = None
         self._log = Log(Configuration(NOBODY))
         self._outbox: list[tuple[int, Message]] = []
@@ -173,8 +172,8 @@ class Node:
     def is_gone(self, agent: int, now: float) -> None:
         """Its process has ended, and that is sure: if it led, what it might still say is not waited for."""
         if self._role is Role.FOLLOWER and self._elected == agent:
-            self._heard_at, self._is_hasty = -math.inf, True
-            self.wakes_at = now + self._heartbeat_s * self._random.random() / 2
+            self._heard_at, self._candidacy.is_hasty = -math.inf, True
+            self.wakes_at = now + (self._candidacy.wait_s() - self._heartbeat_s) / 2
 
     # -- what others say, and time ---------------------------------------------------------------------------------------
 
@@ -185,6 +184,7 @@ class Node:
         if self._leading is None:
             self._ask_whether_to_stand(now)
         elif not self._leading.hears_quorum(now):
+            self._candidacy.leads_on = True
             self._cease_to_lead(now)
         else:
             self._leading.send_heartbeats(now)
@@ -261,14 +261,16 @@ class Node:
 
     def _ask_whether_to_stand(self, now: float) -> None:
         """The term stays until a quorum agrees that nobody leads, so that who was cut off disturbs nobody."""
-        self._role, self._votes = Role.PRE_CANDIDATE, set()
+        self._candidacy.asks(self.me, now, again=self._role is Role.PRE_CANDIDATE)
+        self._role = Role.PRE_CANDIDATE
         self._wait_for_leader(now)
         self._ask(RequestPreVote(self.term, self._log.last, self._log.last_term), now)
 
     def _asked_whether_to_stand(self, sender: int, message: RequestPreVote, now: float) -> None:
         hears_leader = self.leader is not None and (self.is_leading or now - self._heard_at < self._election_s)
+        leads_no_more = message.term == self.term and sender == self._elected  # as it says by asking
         is_fit = message.term >= self.term and self._log.is_covered_by(message.last, message.last_term)
-        self._say(sender, PreVoted(self.term, message.term, is_fit and not hears_leader))
+        self._say(sender, PreVoted(self.term, message.term, is_fit and (leads_no_more or not hears_leader)))
 
     def _stand(self, now: float) -> None:
         self._enter(self.term + 1, now)
@@ -291,12 +293,14 @@ class Node:
             self._count(self.me, now)
 
     def _count(self, voter: int, now: float) -> None:
-        self._votes.add(voter)
-        if self.configuration.is_quorum(self._votes):
-            if self._role is Role.PRE_CANDIDATE:
+        self._candidacy.votes.add(voter)
+        if self.configuration.is_quorum(self._candidacy.votes):
+            if self._role is Role.CANDIDATE:
+                self._lead(None, now)
+            elif self._candidacy.is_sure:
                 self._stand(now)
             else:
-                self._lead(None, now)
+                self.wakes_at = min(self.wakes_at, self._candidacy.asks_once_more_at(now))
 
     # -- what this agent is ----------------------------------------------------------------------------------------------
 
@@ -305,10 +309,11 @@ class Node:
         if self.is_leading:
             self._cease_to_lead(now)
         self.term, self._voted_for, self._elected = term, None, None
-        self._role, self._votes = Role.FOLLOWER, set()
+        self._role, self._candidacy.votes, self._candidacy.leads_on = Role.FOLLOWER, set(), False
 
     def _follow(self, leader: int, now: float) -> None:
-        self._role, self._elected, self._heard_at, self._is_hasty = Role.FOLLOWER, leader, now, False
+        self._role, self._elected, self._heard_at = Role.FOLLOWER, leader, now
+        self._candidacy.hears_leader()
         self._wait_for_leader(now)
 
     def _lead(self, content: Configuration | None, now: float) -> None:
@@ -333,8 +338,7 @@ class Node:
         self._wait_for_leader(now)
 
     def _wait_for_leader(self, now: float) -> None:
-        """For a random time, so that seldom two stand at once (Raft, 5.2)."""
-        self.wakes_at = now + (self._heartbeat_s if self._is_hasty else self._election_s) * (1 + self._random.random())
+        self.wakes_at = now + self._candidacy.wait_s()
 
     def _say(self, to: int, message: Message) -> None:
         self._outbox.append((to, message))

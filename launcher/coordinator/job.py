@@ -232,7 +232,7 @@ def _leader_changed(job: JobState, body: LeaderChanged) -> Actions:
             deadline = (SetDeadline(EXIT_DEADLINE_S),) if world.first_failure else ()
             return note, *deadline, *_release_stranded(job)
     _clock_from_now(job)
-    return note, *transition.pause(job, "the leading agent was lost")
+    return note, *transition.pause(job, "the leading agent was not heard")
 
 
 # -- run and finish ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """This operating system, as the agent sees it.
 
 loop.py    one thread that sleeps until something happens
+own_clock.py a clock that stands still while this agent does
 beside.py  what would hold it up, in a thread
 signals.py signals as events of it
 broadcasts.py whether ranks have got one, too

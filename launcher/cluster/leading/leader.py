@@ -6,6 +6,7 @@ a session (sessions.py) ─► Roster ─► Welcome, WaitForPlace or Refused �
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +25,11 @@ from launcher.cluster.wire import Attach, FromMember, JobIsOver, Join, LedBy, Ot
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import AgentInfo
-from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.news import News
 from launcher.processes.store import StoreAddress
 
 PROCESSES_APART = 1 << 24
 """Numbers of processes, which each agent that leads gives out, are its own."""
-_GO_HOME = JobIsOver(ExitCode.OK, "the job has ended without this agent", "")
 
 
 @dataclass
@@ -47,7 +46,8 @@ class _TakeOver:
 
 class Leader:
     """`joined(agent)`, `lost(agent, why)`: of agents; `stopped()`: a rank of one of them was stopped, or goes on again;
-    `reached(address)`: by which of this host's addresses a member has come; `waits()`: one has come, and has no place yet.
+    `reached(address)`: by which of this host's addresses a member has come; `waits()`: one has come, and has no place yet;
+    `are_enough(numbers)`: whether these agents can decide who is lost.
 
     Where a job has only this agent nobody else can come, and there is nothing else to it. `number`: this agent's.
     """
@@ -67,6 +67,7 @@ class Leader:
         stopped: Callable[[], None],
         reached: Callable[[str], None],
         waits: Callable[[], None],
+        are_enough: Callable[[set[int]], bool],
     ) -> None:
         self._loop = loop
         self._roster = roster
@@ -80,13 +81,13 @@ class Leader:
         self.agents: dict[int, RemoteAgent] = {}
         """By number, all that were ever taken in."""
         self._numbers = itertools.count(1 + number * PROCESSES_APART)
-        self._sessions = Sessions(loop, detect_s, self._begun, self._address_of)
+        self._sessions = Sessions(loop, detect_s, self._begun, self._address_of, partial(self._enough_heard_at, are_enough))
         self._waiting: dict[Session, Join] = {}
         """Agents beyond those that the job may have, in the order in which they came."""
         self._take_over: _TakeOver | None = None
         """While members of a job that another agent has led are awaited."""
-        self._is_over = False
-        self._farewell: JobIsOver | None = None
+        self._over: JobIsOver | LedBy | None = None
+        """To all that are or come here: nobody is taken in any more."""
 
     def open(self, reception: Reception) -> None:
         """Take other agents."""
@@ -114,15 +115,15 @@ class Leader:
             self._reached(here)
             agent = self._take_in(session, words, info)
             agent.adopt(words.processes, partial(self._take_over.is_current, info.number))
-            if self._farewell is not None:
-                agent.send_home(self._farewell)
+            if isinstance(self._over, JobIsOver):
+                agent.send_home(self._over)
             if not self._take_over.awaited:
                 self._has_taken_over()
             return
         join = replace(words, address=words.address or there)
         session.handle(lambda message: None, lambda why: self._sessions.forget(join.session))
-        if self._is_over:
-            session.send(_GO_HOME)
+        if self._over is not None:
+            session.send(self._farewell)
             return
         answer = self._roster.join(join, self._loop.clock())
         if isinstance(answer, AgentInfo):
@@ -203,6 +204,17 @@ class Leader:
 
     # -- who goes ------------------------------------------------------------------------------------------------------
 
+    def _enough_heard_at(self, are_enough: Callable[[set[int]], bool]) -> float:
+        """After the end nobody has to decide who is lost."""
+        near = {self.number}
+        heard = [(self._sessions.heart.clock.now(), self.number)]
+        heard += sorted(((agent.heard_at, agent.info.number) for agent in self._here()), reverse=True)
+        for at, number in heard:
+            near.add(number)
+            if self._is_over or are_enough(near):
+                return at
+        return -math.inf
+
     def _is_lost(self, info: AgentInfo, why: str) -> None:
         self._roster.leave(info.number, self._loop.clock())
         if self._is_over:
@@ -262,15 +274,15 @@ class Leader:
 
     def end(self, over: JobIsOver) -> None:
         """Send all home, also those that are still to come to it. Their connections end when their ranks have."""
-        self._is_over, self._farewell = True, over
+        self._over = over
         for waiting in self._waiting:
-            waiting.send(_GO_HOME)
+            waiting.send(self._farewell)
         for agent in self._here():
             agent.send_home(over)
 
     def send_on(self, to: LedBy) -> None:
         """The job that would begin here goes on elsewhere: all who have come go there."""
-        self._is_over = True
+        self._over = to
         for waiting in self._waiting:
             waiting.send(to)
         for agent in self._here():
@@ -288,6 +300,19 @@ class Leader:
     def have_left(self) -> bool:
         """After the end: no other agent is here any more."""
         return not (self._is_over and (self._here() or self._waiting or self._take_over is not None))
+
+    @property
+    def _is_over(self) -> bool:
+        return self._over is not None
+
+    @property
+    def _farewell(self) -> JobIsOver | LedBy:
+        """To who has no part in the job."""
+        over = self._over
+        assert over is not None
+        if isinstance(over, LedBy):
+            return over
+        return JobIsOver(over.code, f"the job has ended without this agent: {over.reason}", over.help)
 
     def _here(self) -> list[RemoteAgent]:
         return [agent for agent in self.agents.values() if not agent.is_gone]

@@ -89,7 +89,7 @@ class RemoteAgent:
         self._lost = lost
         self._stopped = stopped
         self.is_gone = False
-        self._notices = Notices(session.heard_at)
+        self._notices = Notices(session.heard.at)
         self._ranks: dict[int, RemoteRank] = {}
         """The current process of each rank that it has."""
         self._processes: dict[int, RemoteRank] = {}
@@ -107,6 +107,11 @@ class RemoteAgent:
         """Other agents of the job, before that has begun."""
         if others:
             self._session.send(Known(tuple((its.number, its.address, its.port) for its in others)))
+
+    @property
+    def heard_at(self) -> float:
+        """When it was last heard, on the clock that its silence counts by."""
+        return self._session.heard.at
 
     def adopt(self, processes: tuple[Held, ...], is_current: Callable[[RankAssignment], bool]) -> None:
         """It has had these since another agent led. What became of them may not be known yet: it is told again. Those that
@@ -148,7 +153,7 @@ class RemoteAgent:
                 elif not process.is_gone:  # else its loss has been told already
                     self._heard_of(process, message)
             case Notice(text=text):
-                for line in self._notices.take(for_people(text, MAX_TOLD), self._session.heard_at):
+                for line in self._notices.take(for_people(text, MAX_TOLD), self._session.heard.at):
                     self._news.say(f"agent {self.info.number}: {line}")
             case Samples(number=number, samples=samples):
                 self._answered(number, Samples, samples)

@@ -6,7 +6,9 @@ Join or Attach ─► a session ─► its link is cut ─► Resume: it goes on
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from launcher.cluster.leading.silence import Silence
 from launcher.cluster.links.dial import Address, Dial
 from launcher.cluster.links.heart import N_BEATS, Heart
 from launcher.cluster.links.link import Link
@@ -22,6 +24,7 @@ class Sessions:
     """`begun(session, words, link)`: one more, by an agent that has come with these words. It is `handle`'s turn.
 
     `address_of(words, there)`: where that agent listens, which has come from the address `there`; None for one nobody knows.
+    `enough_heard_at()`: see Silence.
     """
 
     def __init__(
@@ -30,12 +33,14 @@ class Sessions:
         detect_s: float,
         begun: Callable[[Session, Join | Attach, Link], None],
         address_of: Callable[[Join | Attach, str], Address | None],
+        enough_heard_at: Callable[[], float],
     ) -> None:
         self._loop = loop
         self._detect_s = detect_s
         self._begun = begun
         self._address_of = address_of
-        self.heart = Heart(loop, detect_s / N_BEATS)
+        self.heart = Heart(loop, detect_s / N_BEATS, lambda: self.silence.look())
+        self.silence = Silence(self.heart.clock, detect_s, enough_heard_at)
         self._by_token: dict[bytes, Session] = {}
         """Those that are not over."""
         self._dials: dict[Session, Dial] = {}
@@ -57,7 +62,8 @@ class Sessions:
             return
         if words.session in self._by_token:
             raise Malformed("a session that there is already")
-        session = Session(self._loop, self.heart, FromMember, self._detect_s, lambda why: self._is_cut(session, address, why))
+        cut = partial(self._is_cut, address)
+        session = Session(self._loop, self.heart, FromMember, self._detect_s, lambda why: cut(session, why), self.silence)
         self._by_token[words.session] = session
         if isinstance(words, Attach):  # which might have been sent away
             link.send(packed(Resumed(0)))
@@ -77,7 +83,7 @@ class Sessions:
         link.send(packed(Forgotten()))
         link.close()
 
-    def _is_cut(self, session: Session, address: Address, why: str) -> None:
+    def _is_cut(self, address: Address, session: Session, why: str) -> None:
         """If its process is gone nobody listens there any more; else it comes back in time, or does not."""
         assert self._reception is not None
 

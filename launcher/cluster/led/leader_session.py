@@ -21,6 +21,7 @@ from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
 from launcher.cluster.wire import MAX_FIRST_BYTES, Answer, Attach, FromLeader, FromMember, Resume, Resumed
 from launcher.host.loop import Loop, Timer
+from launcher.host.own_clock import OwnClock
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import packed
 
@@ -39,6 +40,11 @@ def limits_text(detect_s: float) -> str:
         f"{detect_s:g} s; in place of one that led another is elected in {detect_s:g} to {2 * detect_s:g} s more; ranks that "
         f"nobody leads end after {HOLD_DETECTS * detect_s:g} s"
     )
+
+
+def hold_limit(loop: Loop, detect_s: float, call: Callable[[], None]) -> Timer:
+    """Call `call` when ranks have been held for long enough, time in which this agent stands still aside."""
+    return OwnClock(loop, 2 * detect_s / N_BEATS).later(HOLD_DETECTS * detect_s, call)
 
 
 class LeaderSession:
@@ -92,7 +98,7 @@ class LeaderSession:
     @property
     def hears(self) -> bool:
         """Signs of life, of late."""
-        return not self._session.is_over and self._session.silent_s < self._detect_s
+        return not self._session.is_over and self._session.heard.silent_s < self._detect_s
 
     def is_welcome(self) -> None:
         """From now on it is held on to."""
@@ -117,7 +123,7 @@ class LeaderSession:
     def _look(self) -> None:
         if self._session.is_over:
             return
-        silent_s = self._session.silent_s
+        silent_s = self._session.heard.really_silent_s  # of which it has to be known soon, however it counts
         if silent_s > REDIAL_AT * self._detect_s:
             self._redial()
         if self._first is None and self._is_held != (silent_s > HOLD_AT * self._detect_s):

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import odyssey
 from launcher.cluster.led.leader_search import LeaderSearch
-from launcher.cluster.led.leader_session import HOLD_DETECTS, LeaderSession
+from launcher.cluster.led.leader_session import HOLD_DETECTS, LeaderSession, hold_limit
 from launcher.cluster.led.reported import Reported
 from launcher.cluster.links import addresses
 from launcher.cluster.links.dial import Address
@@ -87,6 +87,10 @@ class Successors(Protocol):
     @property
     def has_begun(self) -> bool:
         """This agent is in the job by what all have decided, not only by the word of who leads."""
+
+    @property
+    def was_in(self) -> bool:
+        """This agent has had a place in the job, whether it has one now or not."""
 
     @property
     def others(self) -> Mapping[int, Address]:
@@ -381,9 +385,9 @@ class Member:
             return
         if is_held:
             self.say(f"the leading agent at {self.where} is silent: the ranks here stand still until it is known why")
-            limit_s = HOLD_DETECTS * self._local.options.detect_s
-            why = f"nothing heard of it, or of another one, for {limit_s:g} s"
-            self._hold_limit = self._local.loop.later(limit_s, lambda: self._lost(why))
+            detect_s = self._local.options.detect_s
+            why = f"nothing heard of it, or of another one, for {HOLD_DETECTS * detect_s:g} s"
+            self._hold_limit = hold_limit(self._local.loop, detect_s, lambda: self._lost(why))
         elif self._hold_limit is not None:
             self.say(f"the leading agent at {self.where} is heard: the ranks go on")
             self._hold_limit.cancel()
@@ -419,7 +423,7 @@ class Member:
             self._watch(event)
         if over.code != ExitCode.OK and not over.story:
             self.say(f"the job is over: {over.reason}")
-        self._end(over.code, sent_to_all=over.sent_to_all)
+        self._end(over.code if self._successors.was_in else ExitCode.OK, sent_to_all=over.sent_to_all)
 
     def _not_found(self, why: str) -> None:
         self._fail(why, "")

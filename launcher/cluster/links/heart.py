@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from launcher.host.loop import Loop
+from launcher.host.own_clock import OwnClock
 
 MOST_BUSY_S = 60.0
 N_BEATS = 5
@@ -17,11 +18,13 @@ N_BEATS = 5
 
 
 class Heart:
-    """`every_s`: between beats. Its thread begins with the first who wants to be heard."""
+    """`every_s`: between beats. Its thread begins with the first who wants to be heard. `turned()`: as often, by the loop."""
 
-    def __init__(self, loop: Loop, every_s: float) -> None:
+    def __init__(self, loop: Loop, every_s: float, turned: Callable[[], None] = lambda: None) -> None:
         self._loop = loop
         self._every_s = every_s
+        self._turned = turned
+        self.clock = OwnClock(loop, 2 * every_s)
         self._beats: dict[object, Callable[[], None]] = {}
         self._turned_at = loop.clock()
         self._is_over = threading.Event()
@@ -41,6 +44,8 @@ class Heart:
 
     def _turn(self) -> None:
         self._turned_at = self._loop.clock()
+        self.clock.now()
+        self._turned()
         if not self._is_over.is_set():
             self._loop.later(self._every_s, self._turn)
 

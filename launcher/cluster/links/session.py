@@ -2,7 +2,8 @@
 
 Each message has a number, and each frame says up to which number the other side's messages have come; what has not is said
 again on the next link. Who has been silent for `detect_s` is lost, whatever its connection looks like: a cable that was pulled,
-a host that stands still and a process that is stopped look alike. A beat is a frame without a message.
+a host that stands still and a process that is stopped look alike. What counts of a silence says whoever has the session. A beat
+is a frame without a message.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,11 +31,44 @@ def say_once(link: Link, message: msgspec.Struct) -> None:
     link.send(_HEADER.pack(1, 0) + packed(message))
 
 
+class Clock(Protocol):
+    """What silence counts by."""
+
+    def now(self) -> float: ...
+
+    def since(self, at: float) -> float:
+        """The silence, as far as it counts, of who was last heard at this time."""
+
+
+class Heard:
+    """When the other side was, last. `at`: on the clock that counts."""
+
+    def __init__(self, loop: Loop, clock: Clock) -> None:
+        self._loop = loop
+        self._clock = clock
+        self.now()
+
+    def now(self) -> None:
+        """It is."""
+        self.at, self._really_at = self._clock.now(), self._loop.clock()
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has come, as far as it counts."""
+        return self._clock.since(self.at)
+
+    @property
+    def really_silent_s(self) -> float:
+        return self._loop.clock() - self._really_at
+
+
 class Session:
     """`cut(why)`: its link is gone, and another one may be attached. Who has it tells by `handle` what else to call."""
 
-    def __init__(self, loop: Loop, heart: Heart, kind: Any, detect_s: float, cut: Callable[[str], None]) -> None:
-        """`kind`: what the other side sends."""
+    def __init__(
+        self, loop: Loop, heart: Heart, kind: Any, detect_s: float, cut: Callable[[str], None], clock: Clock | None = None
+    ) -> None:
+        """`kind`: what the other side sends; `clock`: the heart's own, where no other is given."""
         self._loop = loop
         self._heart = heart
         self._decoder = Packed(kind)
@@ -47,8 +81,7 @@ class Session:
         self._n_unheard_bytes = self._n_sent = 0
         self.n_received = 0
         """Messages of the other side, as far as they have come."""
-        self.heard_at = loop.clock()
-        """When the other side last said anything."""
+        self.heard = Heard(loop, clock or heart.clock)
         self._watch: Timer | None = None
         self.is_over = False
 
@@ -63,7 +96,8 @@ class Session:
         if self._link is not None:
             self._link.close()
         self._forget(n_heard)
-        self._link, self.heard_at = link, self._loop.clock()
+        self._link = link
+        self.heard.now()
         for number, body in self._unheard:
             link.send(_HEADER.pack(number, self.n_received) + body)
         if self._watch is None:
@@ -81,11 +115,6 @@ class Session:
         self._n_unheard_bytes += len(body)
         if self._link is not None:
             self._link.send(_HEADER.pack(self._n_sent, self.n_received) + body)
-
-    @property
-    def silent_s(self) -> float:
-        """For how long nothing has come."""
-        return self._loop.clock() - self.heard_at
 
     def close(self) -> None:
         """Without a word to anybody."""
@@ -110,15 +139,16 @@ class Session:
             link.send_at_once(_HEADER.pack(0, self.n_received))
 
     def _look(self) -> None:
-        if self.silent_s >= self.detect_s:
+        silent_s = self.heard.silent_s
+        if silent_s >= self.detect_s:
             self.end(f"nothing heard of it for {self.detect_s:g} s")
         elif self._n_unheard_bytes > MAX_UNHEARD_BYTES:
             self.end("it does not read what it is told")
         else:
-            self._watch = self._loop.later(max(self.detect_s - self.silent_s, 0.01), self._look)
+            self._watch = self._loop.later(max(self.detect_s - silent_s, 0.01), self._look)
 
     def _on_frame(self, body: bytes) -> None:
-        self.heard_at = self._loop.clock()
+        self.heard.now()
         try:
             message = self._message_in(body)
         except Malformed as error:
