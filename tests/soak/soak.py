@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.soak import draw
+from tests.soak.classes import row
 from tests.soak.run import Outcome, run
 
 
@@ -24,6 +25,10 @@ class Total:
     marks: Counter[str] = field(default_factory=Counter)
     strategies: Counter[str] = field(default_factory=Counter)
     recovery_s: list[float] = field(default_factory=list)
+    classes: dict[str, Counter[str]] = field(default_factory=dict)
+    """Verdicts of the jobs of each (classes.py)."""
+    in_class: Counter[str] = field(default_factory=Counter)
+    """Faults."""
     bad: list[str] = field(default_factory=list)
     minutes: float = 0.0
 
@@ -37,8 +42,16 @@ class Total:
         self.marks.update(outcome.marks)
         self.strategies.update(outcome.strategies)
         self.recovery_s = sorted([*self.recovery_s, *outcome.recovery_s])
+        for name, n_faults in outcome.classes.items():
+            self.classes.setdefault(name, Counter())[outcome.verdict] += 1
+            self.in_class[name] += n_faults
         if not outcome.is_good:
             self.bad.append(str(outcome))
+
+    def table(self) -> list[dict[str, str | int]]:
+        """A row for all jobs, and one for each class."""
+        rows = [row("all", self.n_faults, self.verdicts)]
+        return rows + [row(name, self.in_class[name], verdicts) for name, verdicts in sorted(self.classes.items())]
 
     def __str__(self) -> str:
         lines = [
