@@ -49,18 +49,20 @@ Chain = tuple[Fault, ...]
 
 class PointFault(msgspec.Struct, frozen=True):
     """The script kills or stops (`how`) a rank at an exact point of `rank`: when that has got to `where` (POINTS in points.py)
-    for the `number`th time, in `layer` if that is not None. `another`: not the rank itself, but the next one."""
+    for the `number`th time, in `layer` if that is not None. `rank`: None for whoever gets there first; `another`: not this
+    rank is struck, but the next one.
+    """
 
     how: str
     where: str
     number: int
-    rank: int
+    rank: int | None
     layer: int | None = None
     another: bool = False
 
     @property
     def label(self) -> str:
-        return f"{self.how} {'another rank ' if self.another else ''}at {self.where}"
+        return f"{self.how} at {self.where}"
 
 
 class Slow(msgspec.Struct, frozen=True):
@@ -124,7 +126,7 @@ class Agents(msgspec.Struct, frozen=True):
     host: str = "localhost"
     n_late: int = 0
     n_least: int = 2
-    detect_s: float = 2.0
+    detect_s: float = 3.0
     last_call_s: float = 0.0
 
     @property

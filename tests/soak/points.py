@@ -21,7 +21,20 @@ from torch import nn
 from odyssey.runtime import gradients, measure
 from tests.soak.case import PointFault, Slow
 
-POINTS = ("forward", "backward", "optimizer", "data", "bucket", "trial", "once", "fsync", "rename")
+POINTS = {
+    "forward": 100,
+    "backward": 60,
+    "optimizer": 20,
+    "data": 60,
+    "bucket": 20,
+    "trial": 16,
+    "once": 2,
+    "fsync": 5,
+    "rename": 4,
+}
+"""And how often a rank gets there in a job, about."""
+OF_ONE_RANK = ("once", "rename")
+"""What only one rank does, whichever that is."""
 
 
 class Points:
@@ -29,7 +42,7 @@ class Points:
 
     def __init__(self, faults: tuple[PointFault, ...], slow: tuple[Slow, ...], folder: Path) -> None:
         self._rank = int(os.environ["RANK"])
-        self._faults = [(i, fault) for i, fault in enumerate(faults) if fault.rank == self._rank]
+        self._faults = [(i, fault) for i, fault in enumerate(faults) if fault.rank in (None, self._rank)]
         self._slow = slow
         self._folder = folder
         self._counts: Counter[tuple[str, int | None]] = Counter()

@@ -45,6 +45,7 @@ class Start:
         self.number = number
         self.struck: list[dict[str, Any]] = []
         self.ended: dict[int, dict[str, Any]] = {}
+        self.codes: dict[int, int] = {}
         self.is_killed = False
         """As a whole."""
         self._agents: list[subprocess.Popen[bytes]] = []
@@ -52,10 +53,6 @@ class Start:
         self._port = free_port() if case.agents is not None else 0
         self._came_true = self._own_faults()
         """Before this start."""
-
-    @property
-    def codes(self) -> dict[int, int]:
-        return {i: agent.returncode for i, agent in enumerate(self._agents)}
 
     @property
     def hit(self) -> set[int]:
@@ -72,7 +69,7 @@ class Start:
 
     def log(self) -> list[Event]:
         """The longest of those of agents that nothing has struck, or of all if there is none; empty if nothing began."""
-        (*logs,) = self.logs(set(range(len(self._agents))) - self.hit) or self.logs(self.hit)
+        logs = self.logs(set(self.codes) - self.hit) or self.logs(self.hit)
         return max((list(reader.events(log)) for log in logs), key=len, default=[])
 
     def logs(self, agents: set[int]) -> list[Path]:
@@ -92,6 +89,7 @@ class Start:
             raise Broken("hang", f"it has not ended after {patience_s:g} s, after {what}") from None
         finally:
             left = self._end_all()
+            self.codes = {i: agent.wait() for i, agent in enumerate(self._agents)}
             os.close(self._read_end)
             self.struck += [each for name, each in self._own_faults().items() if name not in self._came_true]
         for i in set(range(len(self._agents))) - self.hit - set(self.ended):
@@ -179,10 +177,7 @@ class Start:
         deadline = time.monotonic() + (GRACE_S if self.hit or self.is_killed else 0.0)
         while _processes_of(self.folder) and time.monotonic() < deadline:
             time.sleep(0.05)
-        left = _end_all(self.folder)
-        for agent in self._agents:
-            agent.wait()
-        return left
+        return _end_all(self.folder)
 
     def _own_faults(self) -> dict[str, dict[str, Any]]:
         """The script's own that have come true, by the file that says so."""

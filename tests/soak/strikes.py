@@ -83,8 +83,6 @@ class Striker:
         self._pids: dict[int, int] = {}
         self._agents: dict[int, int] = {}
         """Pids of the members by number."""
-        self._seated: list[int] = []
-        """Pids of the agents that the job began with, in the order of their ranks."""
         self._agent_of: dict[int, int] = {}
         """A rank's, by pid."""
         self._held: dict[int, frozenset[int]] = {}
@@ -138,20 +136,16 @@ class Striker:
         match body:
             case JobStarted():
                 self._agents = {agent.number: agent.pid for agent in body.agents}
-                self._seated = [agent.pid for agent in body.agents]
             case AgentJoined():
                 self._agents[body.agent.number] = body.agent.pid
             case AgentLost():
                 self._agents.pop(body.agent.number, None)
             case RankStarted():
                 self._forget(body.rank)
-                if self._seated:
-                    self._agent_of[body.rank] = self._seated[body.node]
-                try:
+                with suppress(ProcessLookupError, psutil.NoSuchProcess):
                     self._ranks[body.rank] = os.pidfd_open(body.pid)
                     self._pids[body.rank] = body.pid
-                except ProcessLookupError:
-                    pass
+                    self._agent_of[body.rank] = psutil.Process(body.pid).ppid()
             case RankLost():
                 self._forget(body.rank)
             case RankJoined():

@@ -9,16 +9,11 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from tests.soak.case import Agents, Case, Chain, Fault, PointFault, Recipe, Slow
-from tests.soak.points import POINTS
+from tests.soak.points import OF_ONE_RANK, POINTS
 
 WORLDS = {"host": 44, "killed": 12, "points": 12, "agents": 12, "start": 12, "slow": 14}
-N_TIMES = {
-    "forward": 250, "backward": 150, "optimizer": 60, "data": 150, "bucket": 60, "trial": 40, "once": 3, "fsync": 8,
-    "rename": 6,
-}  # fmt: skip
-"""How often a rank gets to a point of a job, about: a fault's number is drawn up to it."""
 ON_AGENT = {"kill": 6, "stop": 2, "freeze": 3}
-SILENCES_S = (0.1, 0.5), (4.0, 7.0)
+SILENCES_S = (0.1, 0.8), (5.0, 8.0)
 """That an agent bears (tests/soak/strikes.py), and that it is lost by."""
 OF_THE_START = ("said", "begun", "started", "joined", "plan", "ready", "go")
 OF_A_RECOVERY = ("pausing", "paused", "plan", "receiving", "ready", "go", "leads")
@@ -91,11 +86,12 @@ def _points(rng: random.Random, base: Case) -> Case:
 
 
 def _point(rng: random.Random, n_ranks: int) -> PointFault:
-    where = rng.choice(POINTS)
+    where = rng.choice(list(POINTS))
     layer = rng.randrange(6) if where in ("forward", "backward") and rng.random() < 0.5 else None
-    number = rng.randint(1, N_TIMES[where] // (1 if layer is None else 4))
+    number = rng.randint(1, POINTS[where] // (1 if layer is None else 4))
     how = "stop" if rng.random() < 0.15 else "kill"
-    return PointFault(how, where, number, rng.randrange(n_ranks), layer, another=rng.random() < 0.25)
+    rank = None if where in OF_ONE_RANK else rng.randrange(n_ranks)
+    return PointFault(how, where, number, rank, layer, another=rng.random() < 0.25)
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
