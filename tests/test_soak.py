@@ -102,13 +102,20 @@ def ended(case: Case, outcome: Outcome, code: int) -> Start:
 def test_the_verdict_sees_what_is_wrong(tmp_path):
     """A job's results, each changed a little: none of them passes for exact."""
     chain = (kill("step", 3, 3),)
-    outcome = ran(Case(0, "2x2", 4, recipe=Recipe(steps=6, eval_every=2, save_every=2), chains=(chain,)), tmp_path)
+    outcome = ran(
+        Case(0, "2x2", 4, recipe=Recipe(steps=6, eval_every=2, save_every=2, once_every=3), chains=(chain,)), tmp_path
+    )
     (log,) = logs_of(outcome.folder, 0, 0).glob("*/events.jsonl")
 
     def judged(case: Case = outcome.case) -> str:
         with pytest.raises(Broken) as broken:
             verdict.judge(case, outcome.folder, [ended(case, outcome, 0)])
         return str(broken.value)
+
+    unstruck = ended(outcome.case, outcome, 0)
+    unstruck.struck = []
+    with pytest.raises(Broken, match=r"wrongly lost: nothing had struck \{.rank 3.\}"):
+        verdict.judge(outcome.case, outcome.folder, [unstruck])
 
     for altered in ({"optimizer": "momentum"}, {"dropout": 0.2}, {"clip": None}, {"steps": 7}, {"global_batch": 14}):
         assert judged(replace(outcome.case, recipe=replace(outcome.case.recipe, **altered))).startswith("wrong: ")
@@ -117,6 +124,9 @@ def test_the_verdict_sees_what_is_wrong(tmp_path):
     result["state"]["model"]["layers.2.up.weight"][1, 1] += 1e-9
     torch.save(result, outcome.folder / "result.pt")
     assert "the parameters at the end differ by" in judged()
+    (outcome.folder / "once-3").unlink()
+    assert "what was to be done once was not after the steps [3]" in judged()
+    (outcome.folder / "once-3").touch()
     (outcome.folder / "result.pt").unlink()
     assert "without a result" in judged()
     (outcome.folder / "result.pt").write_bytes(written)

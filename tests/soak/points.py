@@ -49,6 +49,10 @@ class Points:
         self._is_trial = False
         (folder / f"rank-{self._rank}.pid").write_text(str(os.getpid()))
 
+    def __deepcopy__(self, memo: object) -> Points:
+        """The engine trains copies of layers in its trial: what these reach counts here, too."""
+        return self
+
     def reach(self, where: str, layer: int | None = None) -> None:
         for key in {(where, layer), (where, None)}:
             self._counts[key] += 1

@@ -44,14 +44,16 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-3}
 
 def judge(case: Case, folder: Path, starts: list[Start]) -> str:
     """`exact` or `stopped`. Raises Broken for anything else."""
+    for start in starts:
+        _check_replay(start)
+    has_stopped = [not start.is_killed and _has_stopped(start) for start in starts]
     logs = [start.log() for start in starts]
     _check_losses(case, [event for log in logs for event in log])
     _check_saves(logs)
     _check_checkpoint(case, logs, folder / "checkpoint")
-    for start, log in zip(starts, logs, strict=True):
-        _check_replay(start)
+    for start, log, stopped in zip(starts, logs, has_stopped, strict=True):
         lost = lost_unstruck(log, start)
-        if not start.is_killed and _has_stopped(start):
+        if stopped:
             _check_stop(log, start, lost)
             return "stopped"
         if lost:
