@@ -14,7 +14,7 @@ from tests.soak import soak
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("seed", type=int, nargs="?", default=1000, help="of the first job")
-    parser.add_argument("--faults", type=int, default=1, help="go on with the next seeds until so many have struck")
+    parser.add_argument("--faults", type=int, default=0, help="go on with the next seeds until so many have struck")
     parser.add_argument("--at-once", type=int, default=1, help="jobs that run beside each other")
     parser.add_argument("--folder", type=Path, help="for the folders of the jobs; those of failed ones are kept")
     options = parser.parse_args()

@@ -66,15 +66,15 @@ class Total:
 
 
 def soak(first_seed: int, n_faults: int, folder: Path, at_once: int) -> Total:
-    """Run the jobs of `first_seed` and those after it. The folders of jobs that went well are removed."""
+    """Run the job of `first_seed`, and those after it until so many faults have struck. The folders of jobs that went well are removed."""
     total = Total(first_seed)
     started = time.monotonic()
     seed = first_seed
     print(f"soak: {n_faults} faults from seed {first_seed}, in {folder}", flush=True)
     with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
         running: set[Future[Outcome]] = set()
-        while running or total.n_faults < n_faults:
-            while len(running) < at_once and total.n_faults < n_faults:
+        while running or seed == first_seed or total.n_faults < n_faults:
+            while len(running) < at_once and (seed == first_seed or total.n_faults < n_faults):
                 running.add(pool.submit(run, draw.case(seed), folder / str(seed)))
                 seed += 1
             done, running = wait(running, return_when=FIRST_COMPLETED)

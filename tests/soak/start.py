@@ -141,8 +141,9 @@ class Start:
                         self._start_agent()
                 case {"do": "kill"}:
                     self.is_killed = True
-                    for agent in self._agents:
-                        agent.kill()
+                    for number in (signal.SIGSTOP, signal.SIGKILL):  # nobody sees another one end
+                        for agent in self._agents:
+                            agent.send_signal(number)
                 case {"do": "overwrite", "host": host, "port": port}:
                     command = [sys.executable, "-m", strangers.__name__, host, str(port)]
                     self._helpers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))  # the store may be gone

@@ -258,6 +258,8 @@ class Striker:
 
     def _agent_can_be_spared(self, pid: int) -> bool:
         """The others are more than half of the members, and hold all layers; or the half with the leading agent."""
+        if not self._agents:
+            return True  # the job has not begun, and may without it
         n_left = len(set(self._agents.values()) - {pid})
         if 2 * n_left < len(self._agents) or (2 * n_left == len(self._agents) and pid == os.getpid()):
             return False
