@@ -2,7 +2,7 @@
 #
 #   make demo      train on 4 ranks, lose one on purpose, compare with the undisturbed loss (about a minute)
 #   make test      everything but the long tests
-#   make soak      the long tests: a thousand random faults in random jobs (half an hour)
+#   make soak      the long tests: a thousand random faults in random jobs, of one agent and several (half an hour and more)
 #   make lint      ruff and mypy
 #   make bench     the benchmarks, written to docs/benchmarks.md
 #   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs, docs/change.svg

@@ -38,7 +38,8 @@ MEANINGS = {
     "rehearsal_agent_share_32": "32 rehearsed ranks: processor time of the launcher over the length of the job",
     "faults": "faults that struck in the soak",
     "jobs": "jobs of the soak",
-    "jobs_stopped_because_state_was_lost": "of them stopped, rightly: the last holder of a layer was killed",
+    "jobs_bad": "of them wrong, hung, stopped without need, or with something left behind",
+    "jobs_stopped_because_state_was_lost": "of them stopped, rightly: the last holder of a layer was lost, or too many agents",
     "recoveries": "recoveries of the soak",
     "recovery_median_s": "from the notice of a loss to go, median, seconds",
     "recovery_p99_s": "the same, 99th percentile",
@@ -135,6 +136,7 @@ MEANINGS = {
 }
 LEAST = {"one_host_within_2pct": 0.97, "hosts_within_2pct": 0.97, "one_host_worst": 0.95, "hosts_worst": 0.95}
 AIMS = {
+    "jobs_bad": 0,
     "pause_cpu_s_16384": 0.2,
     "launch_ratio_1": 1.0,
     "launch_ratio_4": 0.40,

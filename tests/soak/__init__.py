@@ -1,7 +1,8 @@
 """The soak: random jobs, random faults, one oracle. Everything of a job is drawn from one seed.
 
-    draw.py ─► Case (case.py) ─► run.py starts drive.py: the agent, whose ranks run train.py, and strikes.py at its side
-                                     └─► the job's log and results ─► verdict.py, against the oracle (recipe.py) ─► Outcome
+    draw.py, worlds.py ─► Case (case.py) ─► run.py ─► start.py: each start of the job, by drive.py a process of each agent
+        in the agent that leads strikes.py, in the ranks train.py with points.py ─► what has struck, logs, results
+            ─► verdict.py, against the oracle (recipe.py) ─► Outcome ─► a table by classes.py
 
-`python -m tests.soak --seed 17` runs one job by hand, `--faults 1000` as many jobs as it takes; see __main__.py.
+`python -m tests.soak 17` runs one job by hand, `--faults 1000` as many jobs as it takes; see __main__.py.
 """

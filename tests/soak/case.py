@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import msgspec
 
@@ -14,7 +15,9 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 class Fault(msgspec.Struct, frozen=True):
     """`kind`: `kill` and `signal` send `signal`; `stop` is SIGSTOP for good; `freeze` the same for `seconds`; `cut` shuts
-    `n_cut` of the process's TCP connections down. `target`: `rank`, `agent`, or one of HELPERS.
+    `n_cut` of the process's TCP connections down; `join` starts one more agent; `junk`, `silence` and `overwrite` are what a
+    stranger does (strangers.py). `target`: `rank`, `agent` (the one that leads), `member` (another one), `job` (all agents at
+    once), `store`, `ports` (all that agents and ranks listen at), or one of HELPERS.
 
     `on`: the moment. `step`: when `number` steps are committed. Any other: the `number`th event of this kind (MOMENTS in
     strikes.py) since the fault before it in its chain, or since the start. `delay_s` later it strikes. `rank`: which one, or
@@ -40,6 +43,40 @@ class Fault(msgspec.Struct, frozen=True):
         return self.target == "rank" and (self.kind in ("kill", "stop") or (self.kind == "freeze" and self.seconds > 0.5))
 
 
+Chain = tuple[Fault, ...]
+"""Of faults, each of which waits for the one before."""
+
+
+class PointFault(msgspec.Struct, frozen=True):
+    """The script kills or stops (`how`) a rank at an exact point of `rank`: when that has got to `where` (POINTS in points.py)
+    for the `number`th time, in `layer` if that is not None. `rank`: None for whoever gets there first; `another`: not this
+    rank is struck, but the next one.
+    """
+
+    how: str
+    where: str
+    number: int
+    rank: int | None
+    layer: int | None = None
+    another: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.how} at {self.where}"
+
+
+class Slow(msgspec.Struct, frozen=True):
+    """A point that takes `seconds` longer: the `first` time that a rank gets there, and every `every`th time after it (0:
+    never again). `how`: `sleep`, `spin` in Python, or `deaf`: in C, without letting Python in."""
+
+    where: str
+    how: str
+    seconds: float
+    first: int = 1
+    every: int = 1
+    layer: int | None = None
+
+
 class ScriptFault(msgspec.Struct, frozen=True):
     """The script itself fails once, on one rank: `raise`, `exit`, `_exit` when `step` is next, in its own code or in `loss`."""
 
@@ -58,7 +95,7 @@ class Recipe(msgspec.Struct, frozen=True):
     """What is trained, and which calls the script makes: every so many steps, 0 for never. `own_s`: of its own after a step.
 
     `bucket_bytes`: of gradients, when a bucket of a reduction is full; 0 for the engine's own, one for all of these.
-    `independent_samples`: micro-batches may be cut, if nothing is drawn at random.
+    `independent_samples`: micro-batches may be cut, if nothing is drawn at random. `resumes`: from its checkpoints.
     """
 
     variant: str = "gpt"
@@ -74,15 +111,34 @@ class Recipe(msgspec.Struct, frozen=True):
     eval_every: int = 5
     save_every: int = 0
     state_every: int = 0
+    once_every: int = 0
     own_s: float = 0.0
     bucket_bytes: int = 0
     independent_samples: bool = False
+    resumes: bool = False
+
+
+class Agents(msgspec.Struct, frozen=True):
+    """Several agents on one host that meet at `host`. `n_ranks`: of each. `n_late`: so many of them, the last, are started by
+    faults. `n_least`: of them, with which the job may begin. `detect_s`, `last_call_s`: as in RunOptions."""
+
+    n_ranks: tuple[int, ...]
+    host: str = "localhost"
+    n_late: int = 0
+    n_least: int = 2
+    detect_s: float = 3.0
+    last_call_s: float = 0.0
+
+    @property
+    def n_first(self) -> int:
+        return len(self.n_ranks) - self.n_late
 
 
 class Case(msgspec.Struct, frozen=True):
     """A job and its faults. `spares`: no fault hits the last holder of a layer, as far as can be told from outside.
 
-    `in_halves`: the search is told of hardware on which backwards are best run in halves.
+    `in_halves`: the search is told of hardware on which backwards are best run in halves. `agents`: None for one, whose nodes
+    are the ranks. `again`: the chains of each further start of the job, which comes when the one before was killed as a whole.
     """
 
     seed: int
@@ -92,6 +148,28 @@ class Case(msgspec.Struct, frozen=True):
     max_restarts: int = 0
     spares: bool = True
     recipe: Recipe = Recipe()
-    chains: tuple[tuple[Fault, ...], ...] = ()
+    chains: tuple[Chain, ...] = ()
     script_faults: tuple[ScriptFault, ...] = ()
     in_halves: bool = False
+    agents: Agents | None = None
+    again: tuple[tuple[Chain, ...], ...] = ()
+    point_faults: tuple[PointFault, ...] = ()
+    slow: tuple[Slow, ...] = ()
+
+    @property
+    def n_agents(self) -> int:
+        return len(self.agents.n_ranks) if self.agents is not None else 1
+
+    def chains_of(self, start: int) -> tuple[Chain, ...]:
+        """`start`: 0 for the first of the job."""
+        return (self.chains, *self.again)[start]
+
+    @property
+    def faults(self) -> list[Fault]:
+        """All that may strike from outside."""
+        return [fault for chains in (self.chains, *self.again) for chain in chains for fault in chain]
+
+
+def logs_of(folder: Path, start: int, agent: int) -> Path:
+    """Where an agent of a job writes its log when the job is started for the `start`th time, from 0 on."""
+    return folder / f"log-{start}" / f"agent-{agent}"

@@ -1,4 +1,4 @@
-"""A case from a seed: pure, and the same on every machine."""
+"""A case from a seed: pure, and the same on every machine. Here the jobs of one agent; worlds.py has what is around them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 import strategies
 from tests import models
+from tests.soak import worlds
 from tests.soak.case import FORWARDED, HELPERS, Case, Fault, Recipe, ScriptFault
 from tests.soak.recipe import OPTIMIZERS, SCHEDULERS
 
@@ -33,7 +34,12 @@ RESPAWNING = {"started": 3, "joined": 4}
 
 
 def case(seed: int) -> Case:
-    """The job of this seed: 4 to 12 faults in chains, the later of a chain at moments of the recovery from the earlier."""
+    """The job of this seed."""
+    return worlds.case(seed, on_one_host(seed))
+
+
+def on_one_host(seed: int) -> Case:
+    """With one agent: 4 to 12 faults in chains, the later of a chain at moments of the recovery from the earlier."""
     rng = random.Random(seed)
     layout = _weighted(rng, N_PIPELINES)
     n_ranks, n_pipelines = N_RANKS[layout], N_PIPELINES[layout]

@@ -1,10 +1,14 @@
-"""Runs the agent of a case, with its faults: `drive.py CASE.json FOLDER FD`. FD gets lines of JSON for run.py."""
+"""Runs an agent of a case, with its faults: `drive.py CASE.json FOLDER FD START AGENT PORT`. FD gets lines of JSON for run.py.
+
+START: how many times the job was started before. AGENT: number of this one, PORT: where they meet, if there are several.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +19,26 @@ import psutil
 from msgspec.structs import replace
 
 from launcher.agent import start
-from launcher.options import RunOptions
+from launcher.joblog.events import AgentJoined, AgentLost, Event, JobEnded, LeaderChanged, Note, Pausing
+from launcher.options import Rendezvous, RunOptions
 from launcher.planning.live_profile import LiveProfile
 from odyssey.messages import ModelSpec
 from perfmodel.profile import Profile
-from tests.soak.case import FORWARDED, Case, Fault
+from tests.soak.case import FORWARDED, Agents, Case, logs_of
 from tests.soak.strikes import Striker
 
 
 def main() -> None:
-    case_file, folder, fd = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    case_file, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    fd, start_number, number, port = map(int, sys.argv[3:])
     case = msgspec.json.decode(case_file.read_bytes(), type=Case)
     os.set_inheritable(fd, False)
 
     def tell(**what: Any) -> None:
-        os.write(fd, json.dumps(what).encode() + b"\n")
-
-    def struck(fault: Fault, rank: int | None) -> None:
-        tell(struck=fault.label, on=fault.on, rank=rank, innocent=not fault.may_lose_a_rank)
+        os.write(fd, json.dumps(what | {"by": number}).encode() + b"\n")
 
     if case.in_halves:
         tell_of_quick_halves()
-    striker = Striker(case, struck, lambda seconds: tell(freeze_agent=seconds))
     options = RunOptions(
         script=str(Path(__file__).with_name("train.py")),
         arguments=(str(case_file), str(folder)),
@@ -45,16 +47,42 @@ def main() -> None:
         strategy=case.strategy,
         max_restarts=case.max_restarts,
         forwarded_signals=tuple(number.name for number in FORWARDED),
-        log_dir=folder / "log",
+        log_dir=logs_of(folder, start_number, number),
     )
+    if case.agents is not None:
+        options = among(case.agents, number, port, options)
+    striker = Striker(case, start_number, folder, options.log_dir, tell)
     before = set(os.listdir("/proc/self/fd"))
-    code = start.run(options, striker.watch, lambda rank, stream, data: None)
+
+    def watch(event: Event) -> None:
+        if isinstance(event.body, AgentJoined | AgentLost | LeaderChanged | Note | Pausing | JobEnded):
+            print(f"{time.time():.3f} {event.body}", flush=True)
+        striker.watch(event)
+
+    code = start.run(options, watch, lambda rank, stream, data: None)
     striker.close()
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     descriptors = sorted(
         os.readlink(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before if _is_open(each)
     )
     tell(code=code, children=children, descriptors=descriptors)
+
+
+def among(agents: Agents, number: int, port: int, options: RunOptions) -> RunOptions:
+    """One agent of several."""
+    return replace(
+        options,
+        n_nodes=1,
+        n_ranks_per_node=agents.n_ranks[number],
+        min_agents=agents.n_least,
+        max_agents=len(agents.n_ranks),
+        rendezvous=Rendezvous.C10D,
+        master_addr=agents.host,
+        master_port=port,
+        join_timeout_s=60.0,
+        last_call_s=agents.last_call_s,
+        detect_s=agents.detect_s,
+    )
 
 
 def tell_of_quick_halves() -> None:

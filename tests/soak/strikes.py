@@ -1,25 +1,35 @@
-"""Faults come true: beside the agent, in its process, at the moments that the job's events give.
+"""Faults come true: beside the agent that leads, in its process, at the moments that the job's events give.
 
 A kill is a real SIGKILL to a real process, a cut a real shutdown of its socket. What did not strike, because its moment
-never came or nobody was there, is not told.
+never came or nobody was there, is not told. When another agent leads, the striker in its process goes on with the chains.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import psutil
 
+from launcher.failures.history import RETOLD
+from launcher.joblog import reader
 from launcher.joblog.events import (
+    AgentJoined,
+    AgentLost,
     Event,
     GenerationStarted,
     JobEnded,
+    JobStarted,
+    LeaderChanged,
+    Note,
     Pausing,
     PlanChosen,
     RankFinished,
@@ -31,9 +41,12 @@ from launcher.joblog.events import (
     UnitCommitted,
 )
 from odyssey.plan import Plan
+from tests.soak import strangers
 from tests.soak.case import Case, Fault
 
 MOMENTS = {
+    "said": Note,
+    "begun": JobStarted,
     "started": RankStarted,
     "joined": RankJoined,
     "pausing": Pausing,
@@ -42,6 +55,7 @@ MOMENTS = {
     "ready": RankReady,
     "go": GenerationStarted,
     "finished": RankFinished,
+    "leads": LeaderChanged,
 }
 """And `receiving`: ranks are about to receive what a plan moves to them."""
 _PIDFD_GETFD = 438
@@ -49,17 +63,28 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Striker:
-    """Watches the job's events. `struck(fault, rank)`: it has come true; `freeze_agent`: somebody else has to."""
+    """Watches the job's events. `tell(**what)`: what has come true, and what somebody else has to do.
 
-    def __init__(self, case: Case, struck: Callable[[Fault, int | None], None], freeze_agent: Callable[[float], None]) -> None:
+    `start`: number of this start of the job. `folder`: with a file for each fault of it that has struck, whoever led then.
+    `logs`: of this agent.
+    """
+
+    def __init__(self, case: Case, start: int, folder: Path, logs: Path, tell: Callable[..., None]) -> None:
         self._case = case
-        self._chains = [[list(chain), {}] for chain in case.chains]
-        """The faults that are still to come, and the events since the one before."""
-        self._struck = struck
-        self._freeze_agent = freeze_agent
+        self._folder = folder
+        self._logs = logs
+        self._chains: list[tuple[list[tuple[str, Fault]], dict[str, int]]] = []
+        """The faults that are still to come, with names of their own, and the events since the one before."""
+        for i, chain in enumerate(case.chains_of(start)):
+            self._chains.append(([(f"struck-{start}-{i}-{k}", fault) for k, fault in enumerate(chain)], {}))
+        self._tell = tell
         self._ranks: dict[int, int] = {}
         """Pidfds of the living."""
         self._pids: dict[int, int] = {}
+        self._agents: dict[int, int] = {}
+        """Pids of the members by number."""
+        self._agent_of: dict[int, int] = {}
+        """A rank's, by pid."""
         self._held: dict[int, frozenset[int]] = {}
         """What a rank holds since the last Go, unless something has struck it."""
         self._has_run = False
@@ -69,6 +94,10 @@ class Striker:
         """Ranks of the plan that have to join."""
         self._frozen: set[int] = set()
         """Pidfds of processes that are to go on."""
+        self._calls: list[socket.socket] = []
+        """A stranger's connections."""
+        self._silence_s = 0.3 * case.agents.detect_s if case.agents is not None else math.inf
+        """For so long an agent may stand still, and must not be lost by it."""
         self._has_ended = False
         self._lock = threading.RLock()
         """Timers strike from threads of their own."""
@@ -81,7 +110,12 @@ class Striker:
         with self._lock:
             body = event.body
             rank = getattr(body, "rank", None)
-            self._keep(event)
+            if event.origin == RETOLD:
+                return  # it is in this agent's log
+            if isinstance(body, LeaderChanged):
+                self._catch_up()
+            else:
+                self._keep(event)
             if isinstance(body, UnitCommitted) and body.result.kind == "step":
                 self._moment("step", body.result.position[0] + 1, None)
             for name, kind in MOMENTS.items():
@@ -91,16 +125,27 @@ class Striker:
                 targets = sorted({move.target for move in self._plan.moves})
                 self._moment("receiving", None, targets[event.generation % len(targets)])
 
+    def _catch_up(self) -> None:
+        """This agent leads from now on: what has happened so far is in its log."""
+        for log in self._logs.glob(f"*/{reader.NAME}"):
+            for event in reader.events(log):
+                self._keep(event)
+
     def _keep(self, event: Event) -> None:
         body = event.body
         match body:
+            case JobStarted():
+                self._agents = {agent.number: agent.pid for agent in body.agents}
+            case AgentJoined():
+                self._agents[body.agent.number] = body.agent.pid
+            case AgentLost():
+                self._agents.pop(body.agent.number, None)
             case RankStarted():
                 self._forget(body.rank)
-                try:
+                with suppress(ProcessLookupError, psutil.NoSuchProcess):
                     self._ranks[body.rank] = os.pidfd_open(body.pid)
                     self._pids[body.rank] = body.pid
-                except ProcessLookupError:
-                    pass
+                    self._agent_of[body.rank] = psutil.Process(body.pid).ppid()
             case RankLost():
                 self._forget(body.rank)
             case RankJoined():
@@ -111,8 +156,7 @@ class Striker:
             case PlanChosen():
                 self._plan = body.plan
                 self._arriving = set(body.plan.spawned) - self._joined
-            case GenerationStarted():
-                assert self._plan is not None
+            case GenerationStarted() if self._plan is not None:
                 self._held = {rank: self._plan.held.get(rank, frozenset()) for rank in self._ranks}
                 self._has_run, self._plan = True, None
             case JobEnded():
@@ -127,15 +171,16 @@ class Striker:
             os.close(descriptor)
 
     def _moment(self, name: str, number: int | None, rank: int | None) -> None:
-        for chain in self._chains:
-            faults, counts = chain
+        for faults, counts in self._chains:
             counts[name] = counts.get(name, 0) + 1
-            if faults and faults[0].on == name and faults[0].number == (number or counts[name]):
-                fault = faults.pop(0)
-                if fault.delay_s:
-                    self._later(fault.delay_s, partial(self._strike, chain, fault, rank))
+            while faults and (self._folder / faults[0][0]).exists():
+                del faults[0]  # it has struck while another agent led
+            if faults and faults[0][1].on == name and faults[0][1].number == (number or counts[name]):
+                strike = partial(self._strike, faults.pop(0), counts, rank)
+                if strike.args[0][1].delay_s:
+                    self._later(strike.args[0][1].delay_s, strike)
                 else:
-                    self._strike(chain, fault, rank)
+                    strike()
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, act)
@@ -153,37 +198,91 @@ class Striker:
                 self._let_go(descriptor)
             for rank in list(self._ranks):
                 self._forget(rank)
+            for connection in self._calls:
+                connection.close()
 
     # -- strikes -------------------------------------------------------------------------------------------------------
 
-    def _strike(self, chain: list, fault: Fault, about: int | None) -> None:
+    def _strike(self, named: tuple[str, Fault], counts: dict[str, int], about: int | None) -> None:
+        name, fault = named
         with self._lock:
-            chain[1] = {}
+            counts.clear()
             if self._has_ended:
                 return
-            if fault.target == "agent":
+            (self._folder / name).touch()
+            match fault.target:
+                case "agent" | "member":
+                    self._strike_agent(fault)
+                case "late agent" | "job":
+                    self._struck(fault, None)
+                    self._tell(do=fault.kind)
+                case "store":
+                    self._overwrite_store(fault)
+                case "ports":
+                    children = [child.pid for child in psutil.Process().children(recursive=True)]
+                    ports = strangers.ports_of([os.getpid(), *self._agents.values(), *children])
+                    self._calls += strangers.call_at(ports, says_nothing=fault.kind == "silence")
+                    self._struck(fault, None)
+                case "rank":
+                    rank = self._victim(fault, about if fault.rank is None or fault.on == "receiving" else fault.rank)
+                    if rank is not None and self._hit(fault, self._ranks[rank], self._pids[rank]):
+                        if fault.may_lose_a_rank:
+                            self._held.pop(rank, None)
+                        self._struck(fault, rank)
+                case helper:
+                    self._strike_helper(fault, helper)
+
+    def _struck(self, fault: Fault, rank: int | None, agent: int | None = None) -> None:
+        self._tell(struck=fault.label, on=fault.on, rank=rank, agent=agent, innocent=not fault.may_lose_a_rank)
+
+    def _strike_agent(self, fault: Fault) -> None:
+        """Who leads is this process. A signal that is passed on ends nothing."""
+        pid = os.getpid()
+        if fault.target == "member":
+            others = sorted(set(self._agents.values()) - {pid})
+            if not others:
+                return
+            pid = others[(fault.rank or 0) % len(others)]
+        is_short = fault.kind == "signal" or (fault.kind == "freeze" and fault.seconds < self._silence_s)
+        if not is_short:
+            if self._case.spares and not self._agent_can_be_spared(pid):
+                return
+            for rank in [rank for rank, its in self._agent_of.items() if its == pid]:
+                self._held.pop(rank, None)
+        self._struck(fault, None, None if is_short else pid)
+        if fault.kind == "freeze":
+            self._tell(do="freeze", pid=pid, seconds=fault.seconds)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(pid, fault.signal or signal.SIGSTOP)
+
+    def _agent_can_be_spared(self, pid: int) -> bool:
+        """The others are more than half of the members, and hold all layers; or the half with the leading agent."""
+        if not self._agents:
+            return True  # the job has not begun, and may without it
+        n_left = len(set(self._agents.values()) - {pid})
+        if 2 * n_left < len(self._agents) or (2 * n_left == len(self._agents) and pid == os.getpid()):
+            return False
+        return self._can_be_spared(*(rank for rank, its in self._agent_of.items() if its == pid))
+
+    def _overwrite_store(self, fault: Fault) -> None:
+        for pid in self._pids.values():
+            if (where := strangers.store_of(pid)) is not None:
                 self._struck(fault, None)
-                if fault.kind == "signal":
-                    os.kill(os.getpid(), fault.signal)
-                else:
-                    self._freeze_agent(fault.seconds)
-            elif fault.target == "rank":
-                rank = self._victim(fault, about if fault.rank is None or fault.on == "receiving" else fault.rank)
-                if rank is not None and self._hit(fault, self._ranks[rank], self._pids[rank]):
-                    if fault.may_lose_a_rank:
-                        self._held.pop(rank, None)
-                    self._struck(fault, rank)
-            else:
-                for pid in helpers(frozenset(self._pids.values())).get(fault.target, ())[:1]:
-                    try:
-                        descriptor = os.pidfd_open(pid)
-                    except ProcessLookupError:
-                        return
-                    try:
-                        if self._hit(fault, descriptor, pid):
-                            self._struck(fault, None)
-                    finally:
-                        os.close(descriptor)
+                self._tell(do="overwrite", host=where[0], port=where[1])
+                return
+
+    def _strike_helper(self, fault: Fault, helper: str) -> None:
+        for pid in helpers(frozenset(self._pids.values())).get(helper, ())[:1]:
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return
+            try:
+                if self._hit(fault, descriptor, pid):
+                    self._struck(fault, None)
+            finally:
+                os.close(descriptor)
 
     def _victim(self, fault: Fault, wanted: int | None) -> int | None:
         """The rank that was meant, or the next one that can be hit; None if nobody may be."""
@@ -194,11 +293,11 @@ class Striker:
                 return rank
         return None
 
-    def _can_be_spared(self, rank: int) -> bool:
+    def _can_be_spared(self, *ranks: int) -> bool:
         if not self._has_run:
-            return len(self._ranks) > 2
+            return len(self._ranks) > 1 + len(ranks)
         needed = frozenset().union(*self._held.values())
-        rest = frozenset().union(*(held for other, held in self._held.items() if other != rank))
+        rest = frozenset().union(*(held for other, held in self._held.items() if other not in ranks))
         return rest == needed == frozenset(range(len(needed)))
 
     def _hit(self, fault: Fault, descriptor: int, pid: int) -> bool:

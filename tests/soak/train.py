@@ -1,7 +1,7 @@
 """The training script of the soak: `train.py CASE.json FOLDER`.
 
-FOLDER gets `result.pt` with losses and the whole state, `checkpoint` with what `job.save` wrote, and `failed-*` for each of
-the script's own faults that came true.
+FOLDER gets `result.pt` with losses and the whole state, `checkpoint` with what `job.save` wrote, `once-*` for each step behind
+which the script had something done once, and `failed-*` and `point-*` for the script's own faults that came true.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import odyssey
 from odyssey import buckets
 from tests.soak import recipe
 from tests.soak.case import Case, ScriptFault
+from tests.soak.points import Points
 
 
 class Mishaps:
@@ -71,9 +73,17 @@ def main() -> None:
     if task.bucket_bytes:
         buckets.BUCKET_BYTES = task.bucket_bytes
     mishaps = Mishaps(case.script_faults, folder)
-    given = recipe.parts(task)
-    job = odyssey.Job(**given | {"loss": mishaps.losing(given["loss"])})
+    points = Points(case.point_faults, case.slow, folder)
+    points.install()
+    given = points.within(recipe.parts(task))
+    resume = folder / "checkpoint" if task.resumes else None
+    job = odyssey.Job(**given | {"loss": mishaps.losing(given["loss"]), "resume": resume})
     losses = {}
+
+    def act(n_done: int) -> None:
+        (folder / f"once-{n_done}").touch()
+        points.reach("once")
+
     for step in job.steps(task.steps):
         losses[step.index] = step.loss
         n_done = step.index + 1
@@ -85,9 +95,11 @@ def main() -> None:
             job.save(folder / "checkpoint")
         if task.state_every and n_done % task.state_every == 0:
             job.state_dict()
+        if task.once_every and n_done % task.once_every == 0:
+            job.once(partial(act, n_done))
         mishaps.before(n_done)
 
-    def write(state) -> None:
+    def write(state: Any) -> None:
         temporary = folder / f".result.{os.getpid()}"
         torch.save({"losses": losses, "state": state}, temporary)
         temporary.replace(folder / "result.pt")

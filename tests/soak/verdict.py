@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -16,10 +15,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 import odyssey
 from launcher.joblog import reader
 from launcher.joblog.events import (
+    AgentJoined,
+    AgentLost,
     CauseKind,
     Event,
     GenerationStarted,
     JobEnded,
+    JobStarted,
+    LeaderChanged,
     Pausing,
     PlanChosen,
     RankJoined,
@@ -28,40 +31,57 @@ from launcher.joblog.events import (
     RankReady,
     UnitCommitted,
 )
+from odyssey.messages import Result
 from odyssey.plan import Plan
 from odyssey_cli.replay import recorded
 from tests import reference
 from tests.soak import recipe
 from tests.soak.case import FORWARDED, Case
+from tests.soak.start import Broken, Start
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-3}
 
 
-class Broken(Exception):
-    """The promise is: `verdict` says how, in a word or two."""
+def judge(case: Case, folder: Path, starts: list[Start]) -> str:
+    """`exact` or `stopped`. Raises Broken for anything else."""
+    for start in starts:
+        _check_replay(start)
+    has_stopped = [not start.is_killed and _has_stopped(start) for start in starts]
+    logs = [start.log() for start in starts]
+    _check_losses(case, [event for log in logs for event in log])
+    _check_saves(logs)
+    _check_checkpoint(case, logs, folder / "checkpoint")
+    for start, log, stopped in zip(starts, logs, has_stopped, strict=True):
+        lost = lost_unstruck(log, start)
+        if stopped:
+            _check_stop(log, start, lost)
+            return "stopped"
+        if lost:
+            raise Broken("wrongly lost", f"nothing had struck {lost}, which were lost; struck were {start.struck}")
+    _check_end(case, logs, folder)
+    return "exact"
 
-    def __init__(self, verdict: str, why: str) -> None:
-        super().__init__(f"{verdict}: {why}")
-        self.verdict, self.why = verdict, why
+
+def _has_stopped(start: Start) -> bool:
+    """Or has come to its end. Of agents that nothing has struck each says the same."""
+    codes = {i: code for i, code in start.codes.items() if i not in start.hit} or start.codes
+    if len(set(codes.values())) != 1:
+        raise Broken("wrong", f"the agents ended with {codes}")
+    for i, code in codes.items():
+        for log in start.logs({i}):
+            ended = [event.body for event in reader.events(log) if isinstance(event.body, JobEnded)]
+            if ended and ended[-1].code != code:
+                raise Broken("wrong", f"agent {i}: exit code {code}, and its log ends with {ended}")
+    if not any(codes.values()) and not any(isinstance(event.body, JobEnded) for event in start.log()):
+        raise Broken("wrong", "exit code 0, and no log tells of the end")
+    return any(codes.values())
 
 
-def judge(case: Case, folder: Path, code: int, struck: list[dict[str, Any]]) -> tuple[str, list[Event]]:
-    """`exact` or `stopped`, and the log. Raises Broken for anything else."""
-    (log_file,) = (folder / "log").glob("*/events.jsonl")
-    log = list(reader.events(log_file))
-    n_decisions, difference = recorded.compare(log_file.parent)
-    if difference is not None or n_decisions == 0:
-        raise Broken("wrong", f"the log does not replay: {difference}")
-    ended = log[-1].body
-    if not isinstance(ended, JobEnded) or ended.code != code:
-        raise Broken("wrong", f"exit code {code}, and the log ends with {ended}")
-    _check_losses(case, log)
-    _check_checkpoint(case, log, folder / "checkpoint")
-    if code != 0:
-        _check_stop(log, ended, struck)
-        return "stopped", log
-    _check_end(case, log, folder / "result.pt")
-    return "exact", log
+def _check_replay(start: Start) -> None:
+    for log in start.logs(set(start.codes)):
+        _, difference = recorded.compare(log.parent)
+        if difference is not None:
+            raise Broken("wrong", f"{log} does not replay: {difference}")
 
 
 # -- what was trained --------------------------------------------------------------------------------------------------
@@ -70,7 +90,7 @@ def judge(case: Case, folder: Path, code: int, struck: list[dict[str, Any]]) -> 
 def _check_losses(case: Case, log: list[Event]) -> None:
     """Every result that the job made final is the oracle's, and there is one of each."""
     expected, tolerance = recipe.expected_of(case.recipe), TOLERANCE[case.recipe.dtype]
-    final: dict[tuple[Any, str], float] = {}
+    final: dict[tuple[object, str], float] = {}
     for event in log:
         body = event.body
         if not isinstance(body, UnitCommitted) or body.result.kind not in ("step", "evaluate"):
@@ -82,21 +102,39 @@ def _check_losses(case: Case, log: list[Event]) -> None:
             raise Broken("wrong", f"{body.result.kind} {n_done} gave {value}, and before {known}: it should be {wanted}")
 
 
-def _check_end(case: Case, log: list[Event], result: Path) -> None:
+def _check_saves(logs: list[list[Event]]) -> None:
+    """A job that is started again goes on from the newest checkpoint that was final, or a newer one."""
+    saved = 0
+    for log in logs:
+        steps = [unit.position[0] for unit in _units(log, "step")]
+        if steps and steps[0] < saved:
+            raise Broken("wrong", f"a checkpoint of {saved} steps was final, and the job went on from {steps[0]}")
+        saved = max([saved, *_saved(log)])
+
+
+def _check_end(case: Case, logs: list[list[Event]], folder: Path) -> None:
     task = case.recipe
-    steps = {event.body.result.position[0] for event in log if _is_unit(event, "step")}
+    steps = {unit.position[0] for log in logs for unit in _units(log, "step")}
     if steps != set(range(task.steps)):
         raise Broken("wrong", f"exit code 0 with the steps {sorted(steps)} of {task.steps}")
-    if result.exists():
-        state = torch.load(result, weights_only=False)["state"]["model"]
-        _compare("the parameters at the end", case, state, task.steps)
-    else:
+    if task.once_every:
+        missing = [n for n in range(1, task.steps + 1) if n % task.once_every == 0 and not (folder / f"once-{n}").exists()]
+        if missing:
+            raise Broken("wrong", f"exit code 0, and what was to be done once was not after the steps {missing}")
+    if not (folder / "result.pt").exists():
         raise Broken("wrong", "exit code 0 without a result")
+    state = torch.load(folder / "result.pt", weights_only=False)["state"]["model"]
+    _compare("the parameters at the end", case, state, task.steps)
 
 
-def _check_checkpoint(case: Case, log: list[Event], folder: Path) -> None:
+def _saved(log: list[Event]) -> list[int]:
+    """Steps of the checkpoints that are final."""
+    return [unit.position[0] for unit in _units(log, "save") if unit.values[0] == 0.0]
+
+
+def _check_checkpoint(case: Case, logs: list[list[Event]], folder: Path) -> None:
     """The newest checkpoint is one of a step, whole, and training goes on from it exactly; in one process."""
-    saved = [event.body.result.position[0] for event in log if _is_unit(event, "save")]
+    saved = [step for log in logs for step in _saved(log)]
     if not saved:
         return
     task = case.recipe
@@ -130,15 +168,23 @@ def _compare(what: str, case: Case, state: dict[str, torch.Tensor], n_done: int)
         raise Broken("wrong", f"{what} differ by {worst}")
 
 
-def _is_unit(event: Event, kind: str) -> bool:
-    return isinstance(event.body, UnitCommitted) and event.body.result.kind == kind
+def _units(log: list[Event], kind: str) -> list[Result]:
+    """Of this kind, in the order in which they became final."""
+    results = [event.body.result for event in log if isinstance(event.body, UnitCommitted)]
+    return [result for result in results if result.kind == kind]
 
 
 # -- why it stopped ----------------------------------------------------------------------------------------------------
 
 
-def _check_stop(log: list[Event], end: JobEnded, struck: list[dict[str, Any]]) -> None:
-    """The layers that the last survivors lack are exactly those named, and those who held them were struck."""
+def _check_stop(log: list[Event], start: Start, lost: set[str]) -> None:
+    """The layers that the last survivors lack are exactly those named, and those who held them were struck; or too few agents
+    are left to decide anything."""
+    if not _agents_suffice(log, start):
+        return
+    ended = log[-1].body if log else None
+    if not isinstance(ended, JobEnded):
+        raise Broken("wrongly stopped", f"enough agents were left; {[start.output(i)[-400:] for i in start.codes]}")
     held: dict[int, set[int]] = {}
     n_layers = 0
     for event in log:
@@ -153,21 +199,48 @@ def _check_stop(log: list[Event], end: JobEnded, struck: list[dict[str, Any]]) -
             case RankLost():
                 held.pop(body.rank, None)
     missing = set(range(n_layers)) - set().union(*held.values()) if held else set(range(n_layers))
-    named = {int(number) for number in re.findall(r"(\d+) \(", end.reason)}
+    named = {int(number) for number in re.findall(r"(\d+) \(", ended.reason)}
     if not missing:
-        raise Broken("wrongly stopped", f"{end.reason}; ranks {sorted(held)} held all layers")
-    if "every holder of layer" in end.reason and missing != named:
-        raise Broken("wrongly stopped", f"layers {missing} are lost, named are {named} in {end.reason!r}")
-    if innocent := lost_unstruck(log, struck):
-        raise Broken("wrongly stopped", f"{end.reason}; nothing had struck ranks {sorted(innocent)}, which were lost")
+        raise Broken("wrongly stopped", f"{ended.reason}; ranks {sorted(held)} held all layers")
+    if "every holder of layer" in ended.reason and missing != named:
+        raise Broken("wrongly stopped", f"layers {missing} are lost, named are {named} in {ended.reason!r}")
+    if lost:
+        raise Broken("wrongly stopped", f"{ended.reason}; nothing had struck {lost}, which were lost")
+    if not start.struck:
+        raise Broken("wrongly stopped", f"{ended.reason}; nothing had struck the job")
 
 
-def lost_unstruck(log: list[Event], struck: list[dict[str, Any]]) -> set[int]:
-    """Ranks that the agent took for lost though nothing had struck them."""
+def _agents_suffice(log: list[Event], start: Start) -> bool:
+    """By the rule in docs/hosts.md, said once more: most members are left, or the half with the one that leads."""
+    members: dict[int, int] = {}
+    leader = 0
+    for event in log:
+        match event.body:
+            case JobStarted(agents=agents):
+                members = {agent.number: agent.pid for agent in agents}
+            case AgentJoined(agent=agent):
+                members[agent.number] = agent.pid
+            case AgentLost(agent=agent):
+                members.pop(agent.number, None)
+            case LeaderChanged(agent=agent):
+                leader = agent.number
+    left = [number for number, pid in members.items() if pid not in start.hit_pids]
+    if not members:  # of several agents: the job had not begun
+        wanted = start.case.agents
+        return wanted is None or len(start.codes) - len(start.hit) >= wanted.n_least
+    return 2 * len(left) > len(members) or (2 * len(left) == len(members) and leader in left)
+
+
+def lost_unstruck(log: list[Event], start: Start) -> set[str]:
+    """Ranks and agents that were taken for lost though nothing had struck them."""
     forwarded = {number.name for number in FORWARDED}  # they end a rank whose script has not begun to handle them
+    expected = {CauseKind.ENDED, CauseKind.AGENT}
     losses = [event.body for event in log if isinstance(event.body, RankLost)]
-    lost = {loss.rank for loss in losses if loss.cause.kind is not CauseKind.ENDED and loss.cause.text not in forwarded}
-    return lost - {each["rank"] for each in struck if not each["innocent"]}
+    ranks = {loss.rank for loss in losses if loss.cause.kind not in expected and loss.cause.text not in forwarded}
+    ranks -= {each["rank"] for each in start.struck if not each["innocent"]}
+    agents = [event.body.agent for event in log if isinstance(event.body, AgentLost)]
+    lost = [f"agent {agent.number}" for agent in agents if agent.pid not in start.hit_pids]
+    return {*(f"rank {rank}" for rank in ranks), *lost}
 
 
 # -- what it went through ----------------------------------------------------------------------------------------------

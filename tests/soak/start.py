@@ -1,0 +1,234 @@
+"""One start of a case's job: its agents as processes, what is done to them from outside, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.joblog import reader
+from launcher.joblog.events import Event
+from tests.launchers import free_port
+from tests.soak import strangers
+from tests.soak.case import Case, logs_of
+
+LIMIT_S = 150.0
+"""Longer than anything that the agent waits for, but a script that is slow."""
+GRACE_S = 20.0
+"""For what a killed agent has left to end: its reaper sees to that."""
+MARKER = "ODYSSEY_SOAK_JOB"
+"""In the environment of every process of a job."""
+
+
+class Broken(Exception):
+    """The promise is: `verdict` says how, in a word or two."""
+
+    def __init__(self, verdict: str, why: str) -> None:
+        super().__init__(f"{verdict}: {why}")
+        self.verdict, self.why = verdict, why
+
+
+class Start:
+    """The `number`th. `struck`: what has come true; `ended`: what agents said at their end; `codes`: their exit codes."""
+
+    def __init__(self, case: Case, folder: Path, number: int) -> None:
+        self.case = case
+        self.folder = folder
+        self.number = number
+        self.struck: list[dict[str, Any]] = []
+        self.ended: dict[int, dict[str, Any]] = {}
+        self.codes: dict[int, int] = {}
+        self.is_killed = False
+        """As a whole."""
+        self._agents: list[subprocess.Popen[bytes]] = []
+        self._helpers: list[subprocess.Popen[bytes]] = []
+        self._port = free_port() if case.agents is not None else 0
+        self._came_true = self._own_faults()
+        """Before this start."""
+
+    @property
+    def hit(self) -> set[int]:
+        """Numbers of the agents that something has struck; they may end as they like."""
+        pids = {each["agent"] for each in self.struck if each["agent"] is not None}
+        return {i for i, agent in enumerate(self._agents) if agent.pid in pids}
+
+    @property
+    def hit_pids(self) -> set[int]:
+        return {self._agents[i].pid for i in self.hit}
+
+    def output(self, agent: int) -> str:
+        return self._output(agent).read_text(errors="replace")
+
+    def log(self) -> list[Event]:
+        """The longest of those of agents that nothing has struck, or of all if there is none; empty if nothing began."""
+        logs = self.logs(set(self.codes) - self.hit) or self.logs(self.hit)
+        return max((list(reader.events(log)) for log in logs), key=len, default=[])
+
+    def logs(self, agents: set[int]) -> list[Path]:
+        return [log for i in agents for log in logs_of(self.folder, self.number, i).glob(f"*/{reader.NAME}")]
+
+    def run(self) -> None:
+        """To its end. Raises Broken for a hang, a crash, and anything that is left behind."""
+        self._read_end, self._write_end = os.pipe()
+        patience_s = LIMIT_S + 4 * sum(slow.seconds for slow in self.case.slow if slow.seconds > 1)
+        try:
+            for _ in range(self.case.agents.n_first if self.case.agents is not None else 1):
+                self._start_agent()
+            self._watch(time.monotonic() + patience_s)
+        except TimeoutError:
+            _write_stacks(self.folder)
+            what = [each["struck"] for each in self.struck]
+            raise Broken("hang", f"it has not ended after {patience_s:g} s, after {what}") from None
+        finally:
+            left = self._end_all()
+            self.codes = {i: agent.wait() for i, agent in enumerate(self._agents)}
+            os.close(self._read_end)
+            self.struck += [each for name, each in self._own_faults().items() if name not in self._came_true]
+        for i in set(range(len(self._agents))) - self.hit - set(self.ended):
+            if not self.is_killed:
+                raise Broken("crash", f"agent {i} ended with {self.codes[i]}: {self.output(i)[-1500:]}")
+        left += [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if any(f"_{a.pid}_" in name for a in self._agents)]
+        left += [str(path) for path in (self.folder / "tmp").iterdir()]
+        left += [text for ended in self.ended.values() for text in (*ended["children"], *ended["descriptors"])]
+        if left:
+            raise Broken("left behind", f"{left}")
+
+    def _output(self, agent: int) -> Path:
+        return self.folder / f"output-{self.number}-{agent}.txt"
+
+    def _start_agent(self) -> None:
+        number = len(self._agents)
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "ODYSSEY_SECRET": "known to all agents of the soak",
+            MARKER: str(self.folder),
+            "TMPDIR": str(self.folder / "tmp"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch"),
+        }
+        command = [sys.executable, str(Path(__file__).with_name("drive.py")), str(self.folder / "case.json"), str(self.folder)]
+        command += map(str, (self._write_end, self.number, number, self._port))
+        with self._output(number).open("wb") as output:
+            self._agents.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=os.environ | own,
+                    pass_fds=[self._write_end],
+                )
+            )
+
+    def _watch(self, deadline: float) -> None:
+        """Do what is asked for, until all agents have ended that can. Raises TimeoutError."""
+        for message in self._messages(deadline):
+            match message:
+                case {"struck": _}:
+                    self.struck.append(message)
+                case {"do": "freeze", "pid": pid, "seconds": seconds}:
+                    self._send(pid, signal.SIGSTOP)
+                    threading.Timer(seconds, self._send, (pid, signal.SIGCONT)).start()
+                case {"do": "join"}:
+                    if self.case.agents is not None and len(self._agents) < self.case.n_agents:
+                        self._start_agent()
+                case {"do": "kill"}:
+                    self.is_killed = True
+                    for number in (signal.SIGSTOP, signal.SIGKILL):  # nobody sees another one end
+                        for agent in self._agents:
+                            agent.send_signal(number)
+                case {"do": "overwrite", "host": host, "port": port}:
+                    command = [sys.executable, "-m", strangers.__name__, host, str(port)]
+                    self._helpers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))  # the store may be gone
+                case {"code": _, "by": number}:
+                    self.ended[number] = message
+
+    def _messages(self, deadline: float) -> Iterator[dict[str, Any]]:
+        data = b""
+        while any(agent.poll() is None for i, agent in enumerate(self._agents) if i not in self.hit) or self._has_news(0):
+            if not self._has_news(0.05):
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                continue
+            *lines, data = (data + os.read(self._read_end, 1 << 16)).split(b"\n")
+            yield from map(json.loads, lines)
+
+    def _has_news(self, seconds: float) -> bool:
+        return bool(select.select([self._read_end], [], [], seconds)[0])
+
+    def _send(self, pid: int, number: signal.Signals) -> None:
+        """Nothing if it has ended."""
+        next(agent for agent in self._agents if agent.pid == pid).send_signal(number)
+
+    def _end_all(self) -> list[str]:
+        """What has been struck may be gone by itself, soon. SIGKILL to whatever is left then; says what it was."""
+        for i in set(range(len(self._agents))) if self.is_killed else self.hit:
+            self._agents[i].kill()  # it stands still, or waits for a job that is over
+            self._agents[i].wait(GRACE_S)
+        for helper in self._helpers:
+            helper.wait(GRACE_S)
+        os.close(self._write_end)
+        deadline = time.monotonic() + (GRACE_S if self.hit or self.is_killed else 0.0)
+        while _processes_of(self.folder) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return _end_all(self.folder)
+
+    def _own_faults(self) -> dict[str, dict[str, Any]]:
+        """The script's own that have come true, by the file that says so."""
+        found = {}
+        for fault in self.case.script_faults:
+            path = self.folder / f"failed-{fault.step}-{fault.rank}"
+            if path.exists():
+                found[path.name] = {"struck": fault.label, "rank": fault.rank, "agent": None, "innocent": False}
+        for i, point in enumerate(self.case.point_faults):
+            path = self.folder / f"point-{i}"
+            if path.exists() and (victim := path.read_text()):
+                found[path.name] = {"struck": point.label, "rank": int(victim), "agent": None, "innocent": False}
+        return found
+
+
+def _processes_of(folder: Path) -> list[int]:
+    """Everything that runs, or stands still, with the job's mark."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                variables = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if f"{MARKER}={folder}".encode() in variables:
+                found.append(int(name))
+    return found
+
+
+def _end_all(folder: Path) -> list[str]:
+    """SIGKILL to whatever the job has left; says what it was."""
+    left = []
+    while pids := _processes_of(folder):
+        for pid in pids:
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                os.kill(pid, signal.SIGKILL)
+            except (OSError, ProcessLookupError):
+                continue
+            left.append(f"{pid} {command[:80]}")
+    return left
+
+
+def _write_stacks(folder: Path) -> None:
+    """Where everybody stands, for whoever looks into a hang."""
+    py_spy = Path(sys.executable).with_name("py-spy")
+    with (folder / "stacks.txt").open("wb") as file:
+        for pid in _processes_of(folder):
+            file.write(f"\n==== {pid}\n".encode())
+            file.flush()
+            subprocess.run(
+                [py_spy, "dump", "--nonblocking", "--pid", str(pid)], stdout=file, stderr=file, check=False, timeout=20
+            )

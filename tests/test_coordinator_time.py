@@ -1,0 +1,38 @@
+"""Random lives of a job in simulated time: what ranks do takes milliseconds or hours, and nobody is lost by being slow.
+
+Ranks, orders and kills are those of test_coordinator_machine.py. Only time is added: however much of it passes, and wherever
+the job stands then, who lives goes on living, and the job goes on.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from launcher.coordinator.actions import End, EndRanks, Kill
+from launcher.coordinator.state import Status
+from launcher.joblog.events import Tick
+from tests.test_coordinator_machine import Job
+
+AT_WORK = (Status.MEASURING, Status.PLANNING, Status.PAUSING, Status.MOVING, Status.RUNNING)
+"""Where the ranks, or the search, are to do something that may take long."""
+
+
+class SlowJob(Job):
+    """A job that time passes in."""
+
+    @rule(seconds=st.sampled_from([0.001, 0.5, 5.0, 60.0, 600.0, 3600.0, 36000.0]))
+    @precondition(lambda self: self.talk.state.status in AT_WORK)
+    def a_deadline_passes(self, seconds: float) -> None:
+        """And nobody has answered."""
+        self.talk.now += seconds
+        actions = self.talk.feed(Tick())
+        hard = [action for action in actions if isinstance(action, Kill | End | EndRanks)]
+        assert not hard, f"after {seconds:g} s in which nothing was lost: {hard}"
+        for action in actions:
+            self.obey(action)
+
+
+TestSlowRanks = SlowJob.TestCase
+TestSlowRanks.settings = settings(max_examples=100, stateful_step_count=50, suppress_health_check=list(HealthCheck))
