@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from odyssey.messages import Known, Offered
 from odyssey.runtime.connections import Connections
@@ -46,6 +45,7 @@ class _Given(NamedTuple):
     """What all that build together must be given alike."""
 
     generation: int
+    members: tuple[int, ...]
     subsets: list[tuple[int, ...]]
     movers: tuple[int, ...]
 
@@ -69,10 +69,9 @@ class Groups:
         me: int,
         device: torch.device,
     ) -> None:
-        self.members = tuple(members)
         self.me = me
         self.device = device
-        self._given = _Given(generation, [tuple(subset) for subset in subsets], tuple(movers) or self.members)
+        self._given = _Given(generation, tuple(members), [tuple(subset) for subset in subsets], tuple(movers) or tuple(members))
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self.world: Any = None
         self._has_device_groups = _has_own_device(device)
@@ -81,7 +80,6 @@ class Groups:
         self._lock = threading.Lock()
         self._connections = Connections()
         self._introductions = Introductions(generation, offer)
-        self._stores: list[Store] = []
         self._cut: str | None = None
         self._requests: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
@@ -89,6 +87,11 @@ class Groups:
         _living.difference_update([groups for groups in _living if not groups._thread.is_alive()])
         self._thread.start()
         _living.add(self)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Workers in the order of their ranks in the group of all."""
+        return self._given.members
 
     # -- the owner's side ---------------------------------------------------------------------------------------------
 
@@ -225,17 +228,18 @@ class Groups:
         self.by_subset.clear()
         self._on_device.clear()
         self.world = self._moving = None
+        self._introductions.forget()
 
     def _build(self) -> None:
-        _, subsets, movers = self._given
+        _, members, subsets, movers = self._given
         device = _gloo_device()  # of its own: whoever connects to it means this generation
         moving = None
-        if movers != self.members:
+        if movers != members:
             moving = self._gloo("moving", movers, device)
         self.check()
         world = None
-        if self.me in self.members:
-            world = self._gloo("world", self.members, device)
+        if self.me in members:
+            world = self._gloo("world", members, device)
         by_subset: dict[tuple[int, ...], Any] = {}
         for number, subset in enumerate(subsets):
             self.check()
@@ -244,10 +248,10 @@ class Groups:
                 own = self._nccl(name, subset) if self._has_device_groups else self._gloo(name, subset, device)
                 by_subset[subset] = own
         on_device: dict[Way, Any] = {}
-        if self._has_device_groups and self.me in self.members:
+        if self._has_device_groups and self.me in members:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
-            on_device = {way: self._nccl(way, self.members) for way in get_args(Way)}
-            by_subset[self.members] = on_device["outputs"]
+            on_device = {way: self._nccl(way, members) for way in get_args(Way)}
+            by_subset[members] = on_device["outputs"]
         with self._lock:
             if self._cut is not None:
                 raise Cut(self._cut)
@@ -261,18 +265,13 @@ class Groups:
         options._timeout = TIMEOUT
         options._threads = 1
         store = GlooStore(self._introductions, name, members, self._connections, TIMEOUT)
-        return dist.ProcessGroupGloo(self._lasting(store), tuple(members).index(self.me), len(members), options)
+        return dist.ProcessGroupGloo(store, tuple(members).index(self.me), len(members), options)
 
     def _nccl(self, name: str, members: Sequence[int]) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = TIMEOUT
         store = NcclStore(self._introductions, name, len(members), TIMEOUT)
-        return dist.ProcessGroupNCCL(self._lasting(store), tuple(members).index(self.me), len(members), options)
-
-    def _lasting(self, store: Store) -> Store:
-        """What a group asks must be there as long as the group."""
-        self._stores.append(store)
-        return store
+        return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)
 
 
 def _has_own_device(device: torch.device) -> bool:
