@@ -128,20 +128,22 @@ def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(monkey
     monkeypatch.setattr(transfer, "PIECE_BYTES", 1024)
     moves = [Move(1, 0, 1), Move(2, 0, 1)]
     source, target = Holder({1: state_of(1), 2: state_of(2)}), Holder({})
-    cut_at: list[Groups] = []
+    to_cut: list[Groups] = []
     digest, receiver = transfer.digest_bytes, threading.local()
 
     def and_cut(flat: torch.Tensor) -> int:
         if getattr(receiver, "is_me", False) and 1 in target.held:
-            cut_at[0].cut("a newer generation")
+            for each in to_cut:
+                each.cut("a newer generation")  # as all ranks are told to
         return digest(flat)
 
     def send(groups: Groups) -> None:
+        to_cut.append(groups)
         move_layers(moves, 0, source, groups)  # type: ignore[arg-type]
 
     def receive(groups: Groups) -> None:
         receiver.is_me = True
-        cut_at.append(groups)
+        to_cut.append(groups)
         move_layers(moves, 1, target, groups)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "digest_bytes", and_cut)

@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from odyssey.messages import Known, Offered
 from odyssey.plan import Plan
@@ -97,7 +96,6 @@ class Groups:
         self._lock = threading.Lock()
         self._connections = Connections()
         self._introductions = Introductions(generation, offer)
-        self._stores: list[Store] = []
         self._cut: str | None = None
         self._requests: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
@@ -268,17 +266,18 @@ class Groups:
         self.by_subset.clear()
         self._on_device.clear()
         self.world = self._moving = None
+        self._introductions.forget()
 
     def _build(self) -> None:
-        subsets, movers = self._given.subsets, self._given.movers
+        members, subsets, movers = self._given.members, self._given.subsets, self._given.movers
         device = _gloo_device()  # of its own: whoever connects to it means this generation
         moving = None
-        if movers != self.members:
+        if movers != members:
             moving = self._gloo("moving", movers, device)
         self.check()
         world = None
-        if self.me in self.members:
-            world = self._gloo("world", self.members, device)
+        if self.me in members:
+            world = self._gloo("world", members, device)
         by_subset: dict[tuple[int, ...], Any] = {}
         for number, subset in enumerate(subsets):
             self.check()
@@ -287,10 +286,10 @@ class Groups:
                 own = self._nccl(name, subset) if self._has_device_groups else self._gloo(name, subset, device)
                 by_subset[subset] = own
         on_device: dict[Way, Any] = {}
-        if self._has_device_groups and self.me in self.members:
+        if self._has_device_groups and self.me in members:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
-            on_device = {way: self._nccl(way, self.members) for way in get_args(Way)}
-            by_subset[self.members] = on_device["outputs"]
+            on_device = {way: self._nccl(way, members) for way in get_args(Way)}
+            by_subset[members] = on_device["outputs"]
         with self._lock:
             if self._cut is not None:
                 raise Cut(self._cut)
@@ -304,18 +303,13 @@ class Groups:
         options._timeout = self.limit
         options._threads = 1
         store = GlooStore(self._introductions, name, members, self._connections, self.limit)
-        return dist.ProcessGroupGloo(self._lasting(store), tuple(members).index(self.me), len(members), options)
+        return dist.ProcessGroupGloo(store, tuple(members).index(self.me), len(members), options)
 
     def _nccl(self, name: str, members: Sequence[int]) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.limit
         store = NcclStore(self._introductions, name, len(members), self.limit)
-        return dist.ProcessGroupNCCL(self._lasting(store), tuple(members).index(self.me), len(members), options)
-
-    def _lasting(self, store: Store) -> Store:
-        """What a group asks must be there as long as the group."""
-        self._stores.append(store)
-        return store
+        return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)
 
 
 def _has_own_device(device: torch.device) -> bool:

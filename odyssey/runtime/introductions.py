@@ -38,6 +38,15 @@ class Introductions:
         self._known: dict[str, dict[int, bytes]] = {}
         self._ended: str | None = None
         self._changed = threading.Condition()
+        self._stores: list[Store] = []
+
+    def lasts(self, store: Store) -> None:
+        """Torch asks it as long as there are groups, and does not keep what of it is Python."""
+        self._stores.append(store)
+
+    def forget(self) -> None:
+        """The groups are no more."""
+        self._stores.clear()
 
     def offer(self, name: str, n: int, value: bytes) -> None:
         """To all `n` ranks, this one included, that offer something under this name."""
@@ -83,6 +92,7 @@ class GlooStore(Store):
         self, introductions: Introductions, name: str, ranks: Sequence[int], connections: Connections, limit: timedelta
     ) -> None:
         super().__init__()
+        introductions.lasts(self)
         self._introductions = introductions
         self._name = name
         self._ranks = ranks
@@ -129,6 +139,7 @@ class NcclStore(Store):
 
     def __init__(self, introductions: Introductions, name: str, n: int, limit: timedelta) -> None:
         super().__init__()
+        introductions.lasts(self)
         self._introductions = introductions
         self._name = name
         self._n = n
