@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -33,10 +33,10 @@ from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_autoca
 from odyssey.model.model import LayerFactory, Model
 from odyssey.plan import Plan
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import Dataset, Prefetcher, Sampler, draws_random_numbers, fetch
+from odyssey.runtime.data import Dataset, Prefetcher, Sampler, check_is_map_style, draws_random_numbers, fetch
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import evaluate_body
-from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
 from odyssey.runtime.local import LocalSession
 from odyssey.runtime.once import Once
 from odyssey.runtime.session import Session
@@ -70,7 +70,9 @@ class Job:
     `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
     `independent_samples`: layers and loss take each sample by itself, whatever the data: no statistics or contrast over a
     micro-batch, no mean over the tokens that are not padding. Then micro-batches may be cut where they do not divide among
-    the ranks that are left, which changes no number; what draws random numbers is not cut.
+    the ranks that are left, which changes no number but for the order of sums; what draws random numbers is not cut. Nor is
+    what is rounded to fewer digits than float32's, under autocast or in bfloat16, as each micro-batch is rounded by itself;
+    `independent_samples="to rounding"` cuts there as well, and losses then differ by that (1e-6 and more).
     `device`: default this rank's GPU if there is one, else the CPU.
     `resume`: go on from the newest whole checkpoint that `save` wrote into this folder; if there is none, from the
     beginning. It is decided once for the job: a rank that is started again later goes where the others are.
@@ -90,7 +92,7 @@ class Job:
         scheduler: SchedulerFactory | None = None,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
-        independent_samples: bool = False,
+        independent_samples: bool | Literal["to rounding"] = False,
         device: torch.device | str | None = None,
         resume: str | Path | None = None,
         backend: Backend | None = None,
@@ -104,6 +106,8 @@ class Job:
             _report_uncaught_errors()
         _check(layers, data, {"global_batch": global_batch, "micro_batch": micro_batch}, is_alone=connection is None)
         check_autocast(autocast)
+        if independent_samples not in (True, False, TO_ROUNDING):
+            raise JobError(f"independent_samples is {independent_samples!r}", f"give True, False or {TO_ROUNDING!r}")
         self._global_batch = global_batch
         self._clip_norm = clip_norm
         device = _default_device() if device is None else torch.device(device)
@@ -191,7 +195,10 @@ class Job:
 
     def evaluate(self, data: Dataset) -> float:
         """Mean loss over all of `data`, without gradients and with the layers in evaluation mode. All ranks call it."""
+        check_is_map_style(data)
         n_samples = len(data)
+        if n_samples < 1:
+            raise JobError("evaluate(): data has no samples", "give a dataset with at least one sample")
 
         def conclude(sums: Sequence[float]) -> Values:
             return (sums[0] / n_samples,)
@@ -305,11 +312,12 @@ _TOLD_BY_OTHERS = "another rank tells why"
 
 def _check(layers: object, data: Dataset, sizes: Mapping[str, object], *, is_alone: bool) -> None:
     """Raises JobError for what cannot be meant. `is_alone`: no agent listens."""
-    if not callable(layers):
+    if isinstance(layers, nn.Module) or not callable(layers):
         raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
     for name, value in sizes.items():
         if not isinstance(value, int) or value < 1:
             raise JobError(f"{name} is {value!r}", "give the number of samples, at least 1")
+    check_is_map_style(data)
     if len(data) < 1:
         raise JobError("data has no samples", "give a dataset with at least one sample")
     if is_alone and int(os.environ.get("WORLD_SIZE", "1")) > 1:

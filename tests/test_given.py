@@ -76,6 +76,66 @@ def test_a_scheduler_that_sets_nothing_is_refused(scheduler: Callable[..., Any],
         job(scheduler=scheduler)
 
 
+class Chain(nn.Module):
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class OfAnyLength(Data):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(4 + index), torch.zeros(4 + index)
+
+
+class Unlike(Data):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return object(), torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "help"),
+    [
+        ({"layers": Chain()}, "layers is a Chain", "a function that returns the list"),
+        ({"layers": Chain}, r"layers\(\) returned a Chain", "return the list of nn.Module"),
+        ({"layers": lambda: None}, r"layers\(\) returned nothing", "return the list of nn.Module"),
+        ({"layers": lambda: {"a": Chain()}}, r"layers\(\) returned a dict", "return the list of nn.Module"),
+        ({"layers": lambda: [[Chain()]]}, r"layers\(\)\[0\] is a list", "return modules, or functions"),
+        ({"data": Stream()}, "data is a Stream, which can only be iterated over", "a map-style dataset"),
+        ({"data": iter([])}, "data is a list_iterator, which can only be iterated over", "a map-style dataset"),
+        ({"data": torch.utils.data.DataLoader(Data())}, "data is a DataLoader, which gives micro-batches", "give its dataset"),
+        ({"independent_samples": "yes"}, "independent_samples is 'yes'", "True, False or 'to rounding'"),
+    ],
+)
+def test_what_cannot_be_a_job_is_refused_with_a_way_out(given: dict[str, Any], what: str, help: str) -> None:
+    with pytest.raises(JobError, match=what) as error:
+        job(**given)
+    assert help in error.value.help
+
+
+@pytest.mark.parametrize(
+    ("data", "what", "help"),
+    [
+        (OfAnyLength(), r"cannot be one micro-batch: \(float32\[\d+\], float32\[\d+\]\) and \(float32\[", "pad them"),
+        (Unlike(), r"samples of data cannot be one micro-batch: default_collate", "tensors, arrays or numbers"),
+    ],
+)
+def test_samples_that_are_no_micro_batch_are_refused(data: Data, what: str, help: str) -> None:
+    with pytest.raises(JobError, match=what) as error:
+        list(job(data=data).steps(1))
+    assert help in error.value.help
+    with pytest.raises(JobError, match=what):
+        job().evaluate(data)
+
+
+def test_what_cannot_be_evaluated_is_refused() -> None:
+    with pytest.raises(JobError, match="can only be iterated over"):
+        job().evaluate(Stream())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8, True, "bfloat16"])
 def test_a_type_that_cannot_be_computed_in_is_refused(dtype: object) -> None:
     with pytest.raises(AutocastError):

@@ -200,3 +200,15 @@ def test_a_model_with_dropout_is_found_to_draw(agent_of: Callable[..., MiniAgent
     agent = agent_of("--dropout", 0.1)
     agent.measure()
     assert agent.profile.uncut == "layer 1.Block draws random numbers"
+
+
+def test_what_each_micro_batch_rounds_by_itself_is_cut_only_where_the_script_allows_it(
+    agent_of: Callable[..., MiniAgent],
+) -> None:
+    """Under autocast a cut changes losses in the sixth digit: more than the order of sums does."""
+    agent = agent_of("--autocast", "--dtype", "float32")
+    agent.measure()
+    assert "rounded to bfloat16 by itself" in agent.profile.uncut and "'to rounding'" in agent.profile.uncut
+    agent = agent_of("--autocast", "--dtype", "float32", "--to-rounding")
+    agent.measure()
+    assert agent.profile.uncut == ""

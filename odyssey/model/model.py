@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,7 +71,13 @@ class Model:
     def _built(self) -> list[nn.Module | LayerFactory]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            return list(self._build())
+            layers = self._build()
+        if not isinstance(layers, Iterable) or isinstance(layers, Mapping | torch.Tensor | str):
+            what = f"layers() returned a {type(layers).__name__}" if layers is not None else "layers() returned nothing"
+            raise JobError(
+                what, "return the list of nn.Module that the model consists of, each called with what the last one gave"
+            )
+        return list(layers)
 
     def _skeleton(self, index: int, layer: nn.Module | LayerFactory) -> nn.Module:
         if isinstance(layer, nn.Module):
@@ -119,6 +125,11 @@ class Model:
             "" if i in self._factories else digest([*layer.named_parameters(), *layer.named_buffers()])
             for i, layer in enumerate(self.layers)
         )
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of the parameters that are numbers."""
+        return {p.dtype for layer in self.layers for p in layer.parameters() if p.dtype.is_floating_point}
 
     @property
     def built_bytes(self) -> int:

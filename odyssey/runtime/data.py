@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from odyssey.errors import JobError
 from odyssey.model.packing import digest
@@ -173,11 +173,53 @@ def fetch(data: Dataset, sample_ids: Sequence[int], seeds: Sequence[int] | None 
     else:
         with draws.apart() as generators:
             samples = [generators.seeded(own, data, sample_id) for own, sample_id in zip(seeds, sample_ids, strict=False)]
-    batch = default_collate(samples)
+    batch = _collated(samples, sample_ids)
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         what = f"{len(batch)} values" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
         raise JobError(f"a sample of data is {what}, expected a pair", "let data[i] be (input, target)")
     return batch
+
+
+def _collated(samples: list[Any], sample_ids: Sequence[int]) -> Any:
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        first, *others = map(_form, samples)
+        for form, sample_id in zip(others, sample_ids[1:], strict=False):
+            if form != first:
+                what = f"data[{sample_ids[0]}] and data[{sample_id}] cannot be one micro-batch: {first} and {form}"
+                raise JobError(what, "let all samples be of one form: pad them in data[i], or take micro_batch=1") from error
+        what = f"samples of data cannot be one micro-batch: {str(error).partition(chr(10))[0]}"
+        raise JobError(what, "let data[i] be tensors, arrays or numbers, in tuples or dicts") from error
+
+
+def _form(sample: Any) -> str:
+    """`(int64[7], int64[7])`: nesting, types and shapes."""
+    if isinstance(sample, torch.Tensor):
+        return f"{str(sample.dtype).removeprefix('torch.')}{list(sample.shape)}"
+    if isinstance(sample, dict):
+        return f"{{{', '.join(f'{key}: {_form(value)}' for key, value in sample.items())}}}"
+    if isinstance(sample, list | tuple):
+        return f"({', '.join(map(_form, sample))})"
+    shape = getattr(sample, "shape", None)
+    return type(sample).__name__ if shape is None else f"{type(sample).__name__}{list(shape)}"
+
+
+def check_is_map_style(data: object) -> None:
+    """Raises JobError for data of which a sample cannot be got by its number: every rank reads just its own."""
+    name = type(data).__name__
+    if isinstance(data, DataLoader):
+        what, help = "gives micro-batches in an order of its own", "give its dataset; odyssey.Job shuffles and collates"
+    elif isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
+        what, help = (
+            "can only be iterated over",
+            "give a map-style dataset, with data[i] and len(data); ranks read any sample again",
+        )
+    elif not hasattr(data, "__len__"):
+        what, help = "has no length", "give a dataset with len(data)"
+    else:
+        return
+    raise JobError(f"data is a {name}, which {what}", help)
 
 
 def draws_random_numbers(data: Dataset, sample_id: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,12 +14,15 @@ from odyssey.model.given import OptimizerFactory
 from odyssey.plan import Plan
 from odyssey.runtime.data import Prefetcher
 
+TO_ROUNDING: Literal["to rounding"] = "to rounding"
+
 
 class JobSpec(NamedTuple):
     """`loss(output, target)`: mean over a micro-batch's samples. `prefetcher(plan)`: made once, at the first plan.
 
     `first_micro_batch()`: a collated `(input, target)` of full size, to measure with. `autocast`: None computes in the
-    parameters' own precision. `independent_samples`: the script says that layers and loss take each sample by itself.
+    parameters' own precision. `independent_samples`: the script says that layers and loss take each sample by itself, to
+    rounding: and that they may be put together otherwise though each micro-batch is rounded coarsely by itself.
     """
 
     spec: ModelSpec
@@ -29,7 +32,7 @@ class JobSpec(NamedTuple):
     first_micro_batch: Callable[[], Any]
     seed: int
     autocast: torch.dtype | None
-    independent_samples: bool = False
+    independent_samples: bool | Literal["to rounding"] = False
 
     def checked_loss(self, output: Any, target: Any) -> torch.Tensor:
         """What `loss` gives. Raises JobError if that is nothing to train with."""

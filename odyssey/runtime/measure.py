@@ -30,7 +30,7 @@ from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.gradients import backward_input, backward_weight
 from odyssey.runtime.groups import Groups
-from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
 from odyssey.runtime.separable import Conditions, layer_problem, loss_problem
 from odyssey.runtime.transfer import receive_state, send_state
 from odyssey.runtime.trial_run import try_steps
@@ -166,6 +166,12 @@ def _uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec:
     autocast, n_samples = job_spec.autocast, min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
     if n_samples == 1:
         return "they have one sample"
+    rounded = autocast or next(
+        (dtype for dtype in model.dtypes if torch.finfo(dtype).eps > torch.finfo(torch.float32).eps), None
+    )
+    if rounded is not None and job_spec.independent_samples != TO_ROUNDING:
+        name = str(rounded).removeprefix("torch.")
+        return f"each is rounded to {name} by itself (Job(independent_samples={TO_ROUNDING!r}) cuts them nevertheless)"
     eps = torch.finfo(autocast).eps if autocast else 0.0
     given = Conditions(n_samples, model.device, lambda: _precision(model.device, autocast), eps)
     for layer, value in zip(stage.layers, inputs, strict=True):

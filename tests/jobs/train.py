@@ -195,6 +195,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--independent-samples", action="store_true")
+    parser.add_argument("--to-rounding", dest="independent_samples", action="store_const", const="to rounding")
     parser.add_argument("--draw-after", type=int, help="from the step behind this one on layers have a dropout of 0.1")
     parser.add_argument("--clip", type=float)
     parser.add_argument("--schedule", action="store_true", help="with a learning rate that changes at every step")
