@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.health import stacks, stalls
+from launcher.health import stacks, stalls, traffic
 from launcher.health.stacks import Frame, Group, Reading, Stack
 from launcher.health.stalls import Sample, Stalls, Verdict, to_blame
 from launcher.joblog.events import AtStep, Event, Progressed, RankFailed, RankLost, RankStarted, Restarting, Resumed, Stalled
@@ -39,7 +40,7 @@ def test_a_rank_that_does_nothing_for_the_time_has_stalled_since_its_last_sign()
 
 
 def test_output_or_processor_time_is_life_again() -> None:
-    for alive in (Sample(5.2, 100), Sample(5.0, 101)):
+    for alive in (Sample(5.2, 100), Sample(5.0, 101), Sample(5.0, 100, exchanged=1)):
         watch = Stalls(10.0)
         watch.look(0.0, {0: IDLE})
         assert watch.look(10.0, {0: IDLE}).stalled == {0: 0.0}
@@ -312,6 +313,88 @@ dist.destroy_process_group()
     assert all("the others wait for rank 0, which is busy" in stalled.text for stalled in ran.all(Stalled))
 
 
+COLLECTS = """
+import socket, sys, time
+agent = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+while True:
+    time.sleep(0.2)
+    agent.sendall(b"1")
+"""
+
+
+def test_traffic_is_what_goes_between_processes_of_ranks() -> None:
+    program = (
+        "import socket, sys\nc = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\nc.sendall(b'12345')\nc.recv(1)"
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    with listener, socket.create_connection(listener.getsockname()) as own, listener.accept()[0] as end:
+        own.sendall(b"to oneself")
+        assert end.recv(100) == b"to oneself"
+        with subprocess.Popen([sys.executable, "-c", program, str(port)]) as other, listener.accept()[0] as connected:
+            assert connected.recv(100) == b"12345"
+            ours, both = {0: os.getpid()}, {0: os.getpid(), 1: other.pid}
+            assert traffic.between_ranks(ours, 1, ()) == {0: 0}, "what is no rank"
+            found = traffic.between_ranks(both, 1, ())
+            assert found[0] >= 5 and found[1] >= 5
+            assert traffic.between_ranks(both, port, ()) == {0: 0, 1: 0}, "the store"
+            assert traffic.between_ranks(ours, 1, ("127.0.0.1",)) == {0: found[0]}, "a rank of another agent"
+            connected.sendall(b"x")
+        assert traffic.between_ranks({0: other.pid}, 1, ()) == {0: 0}, "a process that has ended"
+
+
+SPEAKS = f"""
+import os, sys, threading, time
+import socket, subprocess
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+collects = socket.create_server(("127.0.0.1", 0))
+program = {COLLECTS!r}
+collector = subprocess.Popen([sys.executable, "-c", program, str(collects.getsockname()[1])])
+connected, _ = collects.accept()
+store = dist.distributed_c10d._get_default_store()
+def beside():
+    while True:
+        connected.sendall(connected.recv(9))
+        store.add("asked", 1)
+threading.Thread(target=beside, daemon=True).start()
+"""
+"""To the store and to a process of its own, now and then, whatever becomes of the script."""
+
+
+def test_ranks_that_speak_to_each_other_live_and_use_next_to_nothing(tmp_path: Path) -> None:
+    text = (
+        SPEAKS
+        + """
+for _ in range(50):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+collector.kill()
+os._exit(0)
+"""
+    )
+    ran = Ran(options(tmp_path, text, n_ranks_per_node=2, stall_timeout_s=1.0, ends_stalled=True))
+    assert ran.code == 0 and not ran.all(RankLost) and not ran.all(Stalled), [event.body for event in ran.events]
+
+
+def test_what_is_said_to_the_store_or_to_ones_own_processes_is_no_life(tmp_path: Path) -> None:
+    text = (
+        SPEAKS
+        + """
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while dist.get_rank() == 1:
+        time.sleep(0.1)
+    dist.all_reduce(torch.ones(1))
+collector.kill()
+os._exit(0)
+"""
+    )
+    ran = Ran(options(tmp_path, text, n_ranks_per_node=2, stall_timeout_s=4.0, ends_stalled=True, max_restarts=1))
+    assert ran.code == 0, [event.body for event in ran.events]
+    assert ran.all(Stalled)[0].ranks == (0, 1)
+    assert ran.all(RankLost)[0].cause.kind == "hang"
+
+
 def test_a_stopped_rank_is_told_as_stopped_and_ended(tmp_path: Path) -> None:
     def stop(event: Event, ran: Ran) -> None:
         if event.body == Progressed(1) and not ran.all(RankLost):
@@ -398,12 +481,12 @@ def test_what_a_rank_has_started_counts_as_its_own() -> None:
     with subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE, start_new_session=True) as busy:
         assert busy.stdout is not None
         busy.stdout.readline()
-        before = stalls.sample({0: os.getpid()}, lambda rank: 0)[0].processor_s
+        before = stalls.sample({0: os.getpid()}, lambda rank: 0, {})[0].processor_s
         own = os.times()
         process = psutil.Process(busy.pid)
         while process.cpu_times().user < 0.1:
             pass
-        after = stalls.sample({0: os.getpid()}, lambda rank: 0)[0].processor_s
+        after = stalls.sample({0: os.getpid()}, lambda rank: 0, {})[0].processor_s
         spent = os.times()
         busy.kill()
     ours = spent.user + spent.system - own.user - own.system

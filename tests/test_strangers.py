@@ -339,7 +339,7 @@ def test_a_member_is_heard_only_on_what_it_was_asked(leader: LeaderOnALoop) -> N
     agent = leader.within.agents[1]
     samples: list[dict[int, Sample]] = []
     stacks: list[dict[int, Stack]] = []
-    agent.sample([3], samples.append)
+    agent.sample([3], (), samples.append)
     assert isinstance(member.hear(wire.FromLeader), wire.Welcome)
     asked = member.hear(wire.FromLeader)
     assert isinstance(asked, wire.TakeSamples) and asked.ranks == (3,)
@@ -355,9 +355,9 @@ def test_a_member_is_heard_only_on_what_it_was_asked(leader: LeaderOnALoop) -> N
     leader.until(lambda: stacks)
     assert samples == [{3: sample}]
     assert stacks == [{3: Stack((Frame("\\x1b[2Ja.py", 7, "f"),))}]
-    agent.sample([3], samples.append)
+    agent.sample([3], (), samples.append)
     agent.end("cut off")
-    agent.sample([3], samples.append)
+    agent.sample([3], (), samples.append)
     assert samples[1:] == [{}, {}] and leader.lost
 
 

@@ -236,10 +236,11 @@ class DrillRank(msgspec.Struct, frozen=True, tag=True):
 
 
 class TakeSamples(msgspec.Struct, frozen=True, tag=True):
-    """How much have these ranks used and written?"""
+    """How much have these ranks used, written and said to others? `elsewhere`: addresses of other agents, but of who asks."""
 
     number: Count64
     ranks: tuple[int, ...]
+    elsewhere: tuple[Name, ...] = ()
 
 
 class ReadStacks(msgspec.Struct, frozen=True, tag=True):

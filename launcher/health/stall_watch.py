@@ -148,7 +148,7 @@ class StallWatch:
         groups = stacks.group({rank: stack for rank, stack in found.items() if rank in living})
         blamed, waited_for = to_blame(verdict, groups)
         beats = [rank for rank in blamed or verdict.stalled if self._stalls.uses_heartbeats(rank)]
-        silent = "no odyssey.heartbeat()" if beats else "no output, no processor time"
+        silent = "no odyssey.heartbeat()" if beats else "no output, no processor time, no traffic"
         offset = time.time() - now
         hosts = self._inspection.hosts(blamed or stalled)
         text = story(

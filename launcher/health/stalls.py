@@ -2,7 +2,7 @@
 
     samples of each rank ─► Stalls.look ─► Verdict ─► stacks of all (stacks.py) ─► to_blame, story
 
-Busy is not dead: a rank that writes or uses its processor, for a checkpoint, an evaluation or a compilation, lives, and
+Busy is not dead: a rank that writes, uses its processor or has something to say to other ranks, lives, and
 those that wait for it are not ended. Only a rank that calls `odyssey.heartbeat()` is held to calling it again. Ranks that
 have built an `odyssey.Job` are watched by job_hangs.py, which knows what they should be doing.
 """
@@ -30,12 +30,14 @@ MAX_HOSTS = 4
 
 class Sample(msgspec.Struct, frozen=True):
     """Of a rank with all that it has started: processor seconds so far, bytes written where we see them. `is_stopped`: by a
-    signal; `is_held_up`: it waits for a disk, or for a processor."""
+    signal; `is_held_up`: it waits for a disk, or for a processor. `exchanged`: bytes of the rank itself with other ranks
+    (traffic.py)."""
 
     processor_s: float
     written: int
     is_stopped: bool = False
     is_held_up: bool = False
+    exchanged: int = 0
 
     @property
     def vitals(self) -> Vitals:
@@ -118,7 +120,8 @@ class Stalls:
 
 def _lives(before: Sample, now: Sample, seconds: float) -> bool:
     """Processes that have ended take their seconds with them, so a sum may sink."""
-    return now.written != before.written or is_a_sign(now.processor_s - before.processor_s, seconds)
+    has_spoken = now.written != before.written or now.exchanged != before.exchanged
+    return has_spoken or is_a_sign(now.processor_s - before.processor_s, seconds)
 
 
 def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[int], frozenset[int]]:
@@ -172,8 +175,8 @@ def story(
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 
-def sample(pids: Mapping[int, int], written: Callable[[int], int]) -> dict[int, Sample]:
-    """Of each rank's process, its session and its descendants, as /proc has it."""
+def sample(pids: Mapping[int, int], written: Callable[[int], int], exchanged: Mapping[int, int]) -> dict[int, Sample]:
+    """Of each rank's process, its session and its descendants, as /proc has it; `exchanged`: as far as it is known."""
     table = dict(proc.processes())
     children: dict[int, list[int]] = {}
     for pid, found in table.items():
@@ -191,8 +194,9 @@ def sample(pids: Mapping[int, int], written: Callable[[int], int]) -> dict[int, 
                 seen.add(current)
                 rest += children.get(current, [])
         processor_s = sum(table[p].processor_s + table[p].waited_for_s for p in seen if p in table)
-        state = table[pid]
-        samples[rank] = Sample(processor_s, written(rank) + _file_bytes(pid), state.is_stopped, state.is_held_up)
+        of = table[pid]
+        n_written = written(rank) + _file_bytes(pid)
+        samples[rank] = Sample(processor_s, n_written, of.is_stopped, of.is_held_up, exchanged.get(rank, 0))
     return samples
 
 

@@ -1,23 +1,33 @@
 """Whether all ranks of a Job only wait for each other: then what they wait for was lost on its way, and nothing will come.
 
-Every rank that takes part waits for others, at the same place as before, and uses no processor for what is on its way. As long
-as a single one computes, reads a file or runs the script's own code, the others wait for that one, however long it takes.
+Every rank that takes part waits for others, at the same place as before, and neither exchanges anything with them nor uses a
+processor for what is on its way. As long as a single one computes, reads a file or runs the script's own code, the others wait
+for that one, however long it takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from launcher.health.life import IDLE_S, is_a_sign
 from launcher.health.stalls import Sample
 from odyssey.messages import Pong
 
 
+class _Standing(NamedTuple):
+    """Where a rank waits, the bytes that it has exchanged with others, and what it has used."""
+
+    where: str
+    exchanged: int
+    processor_s: float
+
+
 class Standstill:
     """What was seen when ranks first stood as they still do."""
 
     def __init__(self) -> None:
-        self._since: tuple[float, dict[int, tuple[str, float]]] | None = None
+        self._since: tuple[float, dict[int, _Standing]] | None = None
 
     def forget(self) -> None:
         """Something has moved."""
@@ -25,7 +35,8 @@ class Standstill:
 
     def lasts_s(self, asked: Collection[int], answers: Mapping[int, Pong], found: Mapping[int, Sample], now: float) -> float:
         """For how long all who were `asked` have stood still, by their answers and by what they use."""
-        here = {rank: (pong.where, found[rank].processor_s) for rank, pong in answers.items() if pong.waiting and rank in found}
+        waiting = [rank for rank, pong in answers.items() if pong.waiting and rank in found]
+        here = {rank: _Standing(answers[rank].where, found[rank].exchanged, found[rank].processor_s) for rank in waiting}
         if here.keys() != set(asked):
             self.forget()
         elif self._since is None or not _is_same(*self._since, here, now):
@@ -38,8 +49,9 @@ def is_for_good(lasted_s: float, patience_s: float) -> bool:
     return lasted_s >= max(IDLE_S, patience_s)
 
 
-def _is_same(since: float, before: Mapping[int, tuple[str, float]], here: Mapping[int, tuple[str, float]], now: float) -> bool:
+def _is_same(since: float, before: Mapping[int, _Standing], here: Mapping[int, _Standing], now: float) -> bool:
     return before.keys() == here.keys() and not any(
-        where != before[rank][0] or is_a_sign(processor_s - before[rank][1], now - since)
-        for rank, (where, processor_s) in here.items()
+        (its.where, its.exchanged) != (before[rank].where, before[rank].exchanged)
+        or is_a_sign(its.processor_s - before[rank].processor_s, now - since)
+        for rank, its in here.items()
     )

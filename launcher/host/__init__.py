@@ -9,6 +9,7 @@ orphans.py what ranks have started, found and ended
 send_buffer.py sends without waiting
 limits.py  what to do about a limit that is reached
 proc.py    the one reader of /proc
+tcp.py     what went over the connections of this host
 kernel.py  what only the kernel can be asked for
 fitness/   whether this host is fit for a job, measured and compared with others
 """

@@ -116,7 +116,10 @@ def pending(pid: int) -> frozenset[int]:
 def descriptors(pid: int) -> Iterator[tuple[Path, str]]:
     """The files that it has open, each as a path that leads there too, and its name. Raises OSError."""
     for entry in (PROC / str(pid) / "fd").iterdir():
-        yield entry, os.readlink(entry)
+        try:
+            yield entry, os.readlink(entry)
+        except FileNotFoundError:
+            continue  # closed while we looked
 
 
 def descriptor(pid: int, number: int) -> Path:

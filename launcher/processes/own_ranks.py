@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from launcher.health.stacks import Reading, Stack
 from launcher.health.stalls import Sample, sample
+from launcher.health.traffic import between_ranks
 from launcher.host.beside import Beside
 from launcher.host.loop import Loop
 from launcher.processes.ranks import Processes
@@ -23,10 +24,12 @@ class OwnRanks:
         found = {rank: self._processes.pid_here(rank) for rank in ranks}
         return {rank: pid for rank, pid in found.items() if pid is not None}
 
-    def samples(self, ranks: Iterable[int]) -> dict[int, Sample]:
-        """Of those that live; none of who stands still because this agent has it do so."""
+    def samples(self, ranks: Iterable[int], elsewhere: Collection[str]) -> dict[int, Sample]:
+        """Of those that live; none of who stands still because this agent has it do so. `elsewhere`: addresses of the hosts of
+        other ranks."""
         pids = self._pids(rank for rank in ranks if rank in self._processes.ranks and not self._processes.is_held(rank))
-        return sample(pids, self._processes.n_bytes_of)
+        exchanged = between_ranks(self._pids(self._processes.ranks), self._processes.environments.store.port, elsewhere)
+        return sample(pids, self._processes.n_bytes_of, exchanged)
 
     def read_stacks(self, ranks: Iterable[int], done: Callable[[dict[int, Stack]], None]) -> None:
         """`done(stacks)`: of those that live. Nothing more comes of an earlier request."""

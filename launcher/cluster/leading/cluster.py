@@ -91,6 +91,11 @@ class Cluster:
         home = self._home_of[rank]
         return home.info.host if isinstance(home, RemoteAgent) else self._leader.us.host
 
+    @property
+    def addresses_of_others(self) -> dict[int, str]:
+        """Of all other agents, by their numbers."""
+        return {its.number: its.address for its in self._leader.present() if its.number != self._leader.number}
+
     # -- one rank ------------------------------------------------------------------------------------------------------
 
     def spawn(self, assignment: RankAssignment, agent: int) -> None:

@@ -39,12 +39,14 @@ class Inspection:
 
     def sample(self, ranks: Iterable[int], done: Done[Sample]) -> None:
         """`done(samples)`: of those that live."""
+        addresses = self._cluster.addresses_of_others
         here, elsewhere = self._cluster.homes_of(ranks)
 
         def own(answered: Done[Sample]) -> None:
-            answered(self._own.samples(here))
+            answered(self._own.samples(here, addresses.values()))
 
-        _gather([own, *(partial(agent.sample, its) for agent, its in elsewhere)], done)
+        asks = [partial(agent.sample, its, _but(agent.info.number, addresses)) for agent, its in elsewhere]
+        _gather([own, *asks], done)
 
     def read_stacks(self, ranks: Iterable[int], done: Done[Stack]) -> None:
         """`done(stacks)`: of those that live."""
@@ -53,6 +55,11 @@ class Inspection:
 
     def close(self) -> None:
         self._own.close()
+
+
+def _but(number: int, addresses: dict[int, str]) -> tuple[str, ...]:
+    """Those of all other agents than this one."""
+    return tuple(dict.fromkeys(address for its, address in addresses.items() if its != number))
 
 
 def _gather(asks: list[Callable[[Done[Found]], None]], done: Done[Found]) -> None:

@@ -187,9 +187,10 @@ class RemoteAgent:
 
     # -- what it is asked ----------------------------------------------------------------------------------------------
 
-    def sample(self, ranks: Sequence[int], answered: Callable[[dict[int, Sample]], None]) -> None:
-        """How much these of its ranks have used and written. The answer is empty when it is lost."""
-        self._ask(TakeSamples(next(self._questions), tuple(ranks)), Samples, answered)
+    def sample(self, ranks: Sequence[int], elsewhere: tuple[str, ...], answered: Callable[[dict[int, Sample]], None]) -> None:
+        """How much these of its ranks have used, written and said to others. The answer is empty when it is lost. `elsewhere`:
+        addresses of the other agents, as far as they are known; it knows ours."""
+        self._ask(TakeSamples(next(self._questions), tuple(ranks), elsewhere), Samples, answered)
 
     def read_stacks(self, ranks: Sequence[int], answered: Callable[[dict[int, Stack]], None]) -> None:
         """Where these of its ranks are."""

@@ -310,8 +310,9 @@ class Member:
                 self._processes.drill(rank, number)
             case EndRanks(ranks=ranks):
                 self._processes.terminate(ranks)
-            case TakeSamples(number=number, ranks=ranks):
-                self._tell(Samples(number, self._local.own_ranks.samples(ranks)))
+            case TakeSamples(number=number, ranks=ranks, elsewhere=elsewhere):
+                samples = self._local.own_ranks.samples(ranks, {*elsewhere, self._leader_at.host})
+                self._tell(Samples(number, samples))
             case ReadStacks(number=number, ranks=ranks):
                 self._local.own_ranks.read_stacks(ranks, lambda stacks: self._tell(StacksRead(number, stacks)))
             case KillAll():
