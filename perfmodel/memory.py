@@ -7,17 +7,22 @@
 
 Conservative where the engine may do better: `I` releases nothing until its `W`, and keeps the gradients of the layers'
 outputs alive until then.
+
+Before the first step of a plan there are no activations and no old gradients, but what goes is held beside what has come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
 from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Compute, Drop, Op, Receive, Send
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
+
+PROOF_BYTES = 32 << 20
+"""Copied at once for a digest (odyssey/model/packing.py)."""
 
 
 class Memory:
@@ -29,17 +34,48 @@ class Memory:
             lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes
         )
 
+    def _ties(self, held: Collection[int]) -> int:
+        profile = self._costs.profile
+        return sum(
+            round(size * (1 + self._costs.state_per_parameter))
+            for tie, size in zip(profile.ties, profile.tie_bytes, strict=True)
+            if any(layer in held for layer in tie)
+        )
+
+    def peak_of_move(self, own: Stage, held: Collection[int], received: Iterable[int]) -> int:
+        """On the way to the stage `own`, for who holds `held` (until all are ready) and receives some layers: what has been
+        received is held twice until it is taken over; later come gradients, and what a proof has of a state at once."""
+        layers, sizes = self._costs.profile.layers, self._costs.move_bytes
+        holds = {*held, *own.layers}
+        states: int = sum(layers[i].parameter_bytes + layers[i].optimizer_bytes + layers[i].buffer_bytes for i in holds)
+        on_its_way = max((sizes[layer] for layer in received), default=0)
+        gradients: int = sum(layers[i].gradient_bytes for i in own.layers)
+        proved = gradients + min(PROOF_BYTES, max(sizes[layer] for layer in holds))
+        peak: int = self._costs.profile.runtime_bytes + states + self._ties(holds) + max(on_its_way, proved)
+        return peak
+
     def peak(self, own: Stage, live_bytes: float, received_bytes: int, sent_bytes: int) -> int:
         """`own`: what it holds; `live_bytes`: of activations; `received_bytes`, `sent_bytes`: its largest message each way."""
         profile = self._costs.profile
-        ties = sum(
-            round(size * (1 + self._costs.state_per_parameter))
-            for tie, size in zip(profile.ties, profile.tie_bytes, strict=True)
-            if any(own.first <= layer < own.stop for layer in tie)
-        )
-        state = self._states[own.stop] - self._states[own.first] + ties
+        state = self._states[own.stop] - self._states[own.first] + self._ties(own.layers)
         messages = N_RECEIVES_AHEAD * received_bytes + N_GRADIENTS_IN_FLIGHT * sent_bytes
         return profile.runtime_bytes + state + round(live_bytes) + messages
+
+
+def peaks_of_moves(plan: Plan, held: Mapping[int, Collection[int]], costs: Costs) -> dict[int, int]:
+    """Worker -> peak bytes before the plan's first step, for those that receive layers. `held`: by the survivors.
+
+    Who receives none has less than in the steps before: its activations and old gradients go first.
+    """
+    memory = Memory(costs)
+    received: dict[int, list[int]] = {}
+    for move in plan.moves:
+        received.setdefault(move.target, []).append(move.layer)
+    places = ((worker, plan.place[worker], layers) for worker, layers in received.items())
+    return {
+        worker: memory.peak_of_move(plan.pipelines[p].stages[s], held.get(worker, ()), layers)
+        for worker, (p, s), layers in places
+    }
 
 
 def peaks(plan: Plan, costs: Costs, programs: Mapping[int, Sequence[Op]]) -> dict[int, int]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 _ALIGNMENT = 16
+DIGEST_BYTES = 32 << 20
+"""What a digest copies of a state at once, and has twice for so long."""
 
 
 class Packed(NamedTuple):
@@ -27,18 +29,7 @@ class Packed(NamedTuple):
     def pieces(self, piece_bytes: int) -> Iterator[torch.Tensor]:
         """The flat row in pieces of `piece_bytes` (a multiple of 16; the last may be shorter), each copied when it is asked
         for: uint8, in host memory, the caller's own."""
-        parts = (part for tensor in self.tensors for part in _padded(tensor))
-        part = torch.empty(0, dtype=torch.uint8)
-        for start in range(0, self.size_bytes, piece_bytes):
-            piece = torch.empty(min(piece_bytes, self.size_bytes - start), dtype=torch.uint8)
-            n_done = 0
-            while n_done < piece.numel():
-                if not part.numel():
-                    part = next(parts)
-                n_bytes = min(part.numel(), piece.numel() - n_done)
-                piece[n_done : n_done + n_bytes].copy_(part[:n_bytes])
-                part, n_done = part[n_bytes:], n_done + n_bytes
-            yield piece
+        return _pieces(self.tensors, self.size_bytes, piece_bytes, torch.device("cpu"))
 
 
 def pack(state: Any) -> Packed:
@@ -50,11 +41,28 @@ def pack(state: Any) -> Packed:
     return Packed(pickle.dumps((buffer.getvalue(), offsets)), offsets[-1], tuple(pickler.tensors))
 
 
+def _pieces(tensors: Iterable[torch.Tensor], size_bytes: int, piece_bytes: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """Of the flat row of these tensors, on `device`."""
+    parts = (part for tensor in tensors for part in _padded(tensor))
+    part = torch.empty(0, dtype=torch.uint8)
+    for start in range(0, size_bytes, piece_bytes):
+        piece = torch.empty(min(piece_bytes, size_bytes - start), dtype=torch.uint8, device=device)
+        n_done = 0
+        while n_done < piece.numel():
+            if not part.numel():
+                part = next(parts)
+            n_bytes = min(part.numel(), piece.numel() - n_done)
+            piece[n_done : n_done + n_bytes].copy_(part[:n_bytes])
+            part, n_done = part[n_bytes:], n_done + n_bytes
+        yield piece
+
+
 def _padded(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Its bytes where it lives, and zeros up to the next one's place."""
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
     yield whole
-    yield torch.zeros(-whole.numel() % _ALIGNMENT, dtype=torch.uint8)
+    if padding := -whole.numel() % _ALIGNMENT:
+        yield torch.zeros(padding, dtype=torch.uint8, device=whole.device)
 
 
 class _Pickler(pickle.Pickler):
@@ -74,14 +82,21 @@ class _Pickler(pickle.Pickler):
 def unpack(header: bytes, flat: torch.Tensor) -> Any:
     """The state of which `pack` made this header and this flat row. Tensors are views of `flat`; copy what is to be kept."""
     body, offsets = pickle.loads(header)
+    return _Unpickler(body, flat, offsets).load()
 
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, pid: Any) -> torch.Tensor:
-            number, dtype, shape, device = pid
-            view = _view(flat, offsets[number], getattr(torch, dtype), shape)
-            return view.to(device)
 
-    return Unpickler(io.BytesIO(body)).load()
+class _Unpickler(pickle.Unpickler):
+    """Puts the tensors back. (A class made for each state would keep its `flat` until the garbage is collected.)"""
+
+    def __init__(self, body: bytes, flat: torch.Tensor, offsets: list[int]) -> None:
+        super().__init__(io.BytesIO(body))
+        self._flat = flat
+        self._offsets = offsets
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        number, dtype, shape, device = pid
+        view = _view(self._flat, self._offsets[number], getattr(torch, dtype), shape)
+        return view.to(device)
 
 
 def _offsets(sizes: list[int]) -> list[int]:
@@ -130,17 +145,14 @@ def digest(state: Any) -> str:
             facts.append((path, repr(value)))
         else:
             facts.append((path, type(value).__name__))
-    contents = [digest_bytes(_flattened(on_device, device)) for device, on_device in _by_device(tensors)]
+    contents = [list(map(digest_bytes, _flattened(on_device, device))) for device, on_device in _by_device(tensors)]
     return hashlib.blake2b(repr((facts, contents)).encode(), digest_size=16).hexdigest()
 
 
-def _flattened(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Their bytes in one buffer on `device`."""
+def _flattened(tensors: list[torch.Tensor], device: torch.device) -> Iterator[torch.Tensor]:
+    """Their bytes in buffers on `device`, a piece at a time."""
     offsets = _offsets([tensor.numel() * tensor.element_size() for tensor in tensors])
-    flat = torch.zeros(offsets[-1], dtype=torch.uint8, device=device)
-    for tensor, start in zip(tensors, offsets, strict=False):
-        _view(flat, start, tensor.dtype, tuple(tensor.shape)).copy_(tensor.detach())
-    return flat
+    return _pieces(tensors, offsets[-1], DIGEST_BYTES, device)
 
 
 def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:

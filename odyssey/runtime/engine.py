@@ -137,5 +137,11 @@ class Engine:
         self.recorder.applied(self._try.step, began_s, done_s)
         self.now = ("between steps", done_s)
 
+    def release(self) -> None:
+        """Let go of what the unit at hand has taken: activations, messages, gradients. Nothing is run here any more."""
+        self._try = self._new_try(self._try.step)
+        self._reductions.begin()
+        self.gradients.release(self.model)
+
     def _needs_data(self, op: Compute) -> bool:
         return op.stage == 0 or self.plan.is_last(op.micro_batch, op.stage)

@@ -54,6 +54,13 @@ class Gradients:
             if group.workers[0] == worker:
                 self._counted.append(number)
 
+    def release(self, model: Model) -> None:
+        """Let go of all of them; nothing is summed here any more."""
+        for layer in model.held:
+            for parameter in model.layers[layer].parameters():
+                parameter.grad = None
+        self._flats, self._parts = {}, {}
+
     def zero(self) -> None:
         """Begin a step."""
         for flats in self._flats.values():

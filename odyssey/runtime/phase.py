@@ -185,10 +185,13 @@ class Phase:
         """Into a job that has come to `position`."""
         return replace(self, position=position)
 
+    def given_up(self) -> Phase:
+        """Gradients are let go: nothing is left of the unit at hand unless it is done."""
+        return self._doing(A.COMPUTING) if self.activity is A.CONTRIBUTED else self
+
     def rebuilt(self, is_idle: bool) -> Phase:
-        """Gradient buffers are new: nothing is left of the unit at hand unless it is done."""
-        phase = self._doing(A.COMPUTING) if self.activity is A.CONTRIBUTED else self
-        return replace(phase, is_idle=is_idle)
+        """There is an engine for the plan of this generation."""
+        return replace(self.given_up(), is_idle=is_idle)
 
     def ready(self) -> Phase:
         """All is built and moved."""

@@ -319,6 +319,10 @@ class Session:
         if me in movers:
             groups.build()
             self._backend.built(plan, started_s)
+        if self._engine is not None:
+            # What survivors know has been taken over: old gradients make room for what comes, and for new ones.
+            self._control.change(Phase.given_up)
+            self._engine.release()
         built_s = time.monotonic()
         needed = plan.held.get(me, frozenset())
         if plan.state_from is StateFrom.SCRIPT:

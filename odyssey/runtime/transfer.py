@@ -39,6 +39,7 @@ def move_layers(moves: Iterable[Move], worker: int, model: Model, groups: Groups
         elif move.target == worker:
             state, size_bytes = receive_state(move.source, groups, f"layer {move.layer}")
             model.adopt(move.layer, state)
+            del state  # before there is room for the next one
             n_bytes += size_bytes
     return n_bytes
 
