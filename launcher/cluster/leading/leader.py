@@ -85,8 +85,12 @@ class Leader:
         """Agents beyond those that the job may have, in the order in which they came."""
         self._take_over: _TakeOver | None = None
         """While members of a job that another agent has led are awaited."""
-        self._is_over = False
-        self._farewell: JobIsOver | None = None
+        self._farewell: JobIsOver | LedBy | None = None
+        """What all are sent home with."""
+
+    @property
+    def _is_over(self) -> bool:
+        return self._farewell is not None
 
     def open(self, reception: Reception) -> None:
         """Take other agents."""
@@ -114,7 +118,7 @@ class Leader:
             self._reached(here)
             agent = self._take_in(session, words, info)
             agent.adopt(words.processes, partial(self._take_over.is_current, info.number))
-            if self._farewell is not None:
+            if isinstance(self._farewell, JobIsOver):
                 agent.send_home(self._farewell)
             if not self._take_over.awaited:
                 self._has_taken_over()
@@ -262,7 +266,7 @@ class Leader:
 
     def end(self, over: JobIsOver) -> None:
         """Send all home, also those that are still to come to it. Their connections end when their ranks have."""
-        self._is_over, self._farewell = True, over
+        self._farewell = over
         for waiting in self._waiting:
             waiting.send(_GO_HOME)
         for agent in self._here():
@@ -270,7 +274,7 @@ class Leader:
 
     def send_on(self, to: LedBy) -> None:
         """The job that would begin here goes on elsewhere: all who have come go there."""
-        self._is_over = True
+        self._farewell = to
         for waiting in self._waiting:
             waiting.send(to)
         for agent in self._here():
