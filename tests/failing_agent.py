@@ -1,17 +1,23 @@
-"""`odyssey run`, of which the agent fails by a bug: the first report of a rank that it hears while it leads is one too many."""
+"""`odyssey run`, of which the agent fails by a bug: the first unit that it hears of while it leads is one too many."""
 
 from __future__ import annotations
 
 import sys
 
 from launcher.agent.agent import Agent
+from launcher.joblog.news import Sender
+from odyssey.messages import Committed, Report
 from odyssey_cli.__main__ import main
 
+heard = Agent.heard
 
-def heard(agent: Agent, sender: object, report: object) -> None:
-    raise KeyError("a bug")
+
+def fail(agent: Agent, sender: Sender, report: Report) -> None:
+    if isinstance(report, Committed):
+        raise KeyError("a bug")
+    heard(agent, sender, report)
 
 
 if __name__ == "__main__":
-    Agent.heard = heard  # type: ignore[method-assign,assignment]
+    Agent.heard = fail  # type: ignore[method-assign]
     sys.exit(main())

@@ -100,14 +100,18 @@ def failing(command: list[str]) -> list[str]:
     return [part if part != "odyssey_cli" else "tests.failing_agent" for part in command]
 
 
-def test_an_agent_that_fails_by_a_bug_is_lost_as_any_other(start: Callable[..., Agent], tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_others", [1, 2])
+def test_a_leading_agent_that_fails_by_a_bug_costs_itself_only(
+    start: Callable[..., Agent], tmp_path: Path, n_others: int
+) -> None:
+    """Also where there is one other: it is told to lead."""
     out = tmp_path / "out.pt"
     steps = ["--steps", str(N_STEPS), "--out", str(out), *EXACT]
-    given = GIVEN | {"nnodes": "1:3", "layout": "2x1"}
+    given = GIVEN | {"nnodes": f"1:{1 + n_others}", "layout": f"{1 + n_others}x1"}
     first = start(*steps, **given, on=failing)
     first.until(lambda line: "leading at" in line)
-    others = [start(*steps, **given) for _ in range(2)]
+    others = [start(*steps, **given) for _ in range(n_others)]
     assert first.end() == 70
     assert any("this is a bug of Odyssey, please report it" in line for line in first.lines)
-    assert [agent.end() for agent in others] == [0, 0], others[0].lines + others[1].lines
+    assert [agent.end() for agent in others] == [0] * n_others, [agent.lines for agent in others]
     assert_exact(out)

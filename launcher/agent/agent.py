@@ -214,6 +214,14 @@ class Agent:
         if not self._replication.end_alone(*ending(number)):
             self._local.news.event(StopRequested(*ending(number)))
 
+    def hand_over(self) -> None:
+        """Another agent is to lead."""
+        self._replication.hand_over()
+
+    @property
+    def has_handed_over(self) -> bool:
+        return self._replication.has_handed_over
+
     def close(self) -> None:
         """No thread, no process of the planner, no connection is left."""
         self._stalls.close()

@@ -179,6 +179,15 @@ class Replication:
         self.close()
         self._local.hurry(self._local.processes)  # of other agents' ranks this one decides nothing
 
+    def hand_over(self) -> None:
+        """Another agent is to lead."""
+        if self._agreement is not None and self._has_begun:
+            self._agreement.leave()
+
+    @property
+    def has_handed_over(self) -> bool:
+        return self._agreement is None or not self._has_begun or self._agreement.has_left
+
     def take_over(self, before: int, resume: Callable[[], None]) -> None:
         """Another agent has led, and is lost: ask its members what they have, and go on with those that answer. `resume()`:
         what this agent has to say and to do first."""

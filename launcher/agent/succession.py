@@ -87,8 +87,6 @@ class Succession:
         self.number = 0
         self.leader = 0
         self._where: dict[int, Address] = {}
-        self.has_begun = False
-        """The job, as the log here tells."""
         self._story = _Story()
         self.ended: JobEnded | None = None
         """How the job ended, as all have decided: whoever leads ends the others, and may be lost before that."""
@@ -126,7 +124,6 @@ class Succession:
         self.close()
         self.agreement = None
         self._where.clear()
-        self.has_begun = False
         self.coordination = Coordination(self._local.options)
         self._story = _Story()
         self._local.folder.begin_again()
@@ -174,9 +171,13 @@ class Succession:
                     self.ended = action.body
                 self._note(Event(event.time, self.coordination.generation, "coordinator", action.body))
 
+    @property
+    def has_begun(self) -> bool:
+        """The job, as the log here tells."""
+        return self.coordination.state.world.started is not None
+
     def _begins(self, started: JobStarted) -> None:
         """Or had begun before this agent came."""
-        self.has_begun = True
         its = owner_of_folder(self._local, self.number, started, self.leader, self._where[self.leader])
         self.log.enter_registry(its)
 
@@ -203,11 +204,12 @@ class Succession:
         """This agent among them, or not: the agreement knows."""
 
     def restore(self, snapshot: bytes) -> None:
+        had_begun = self.has_begun
         self.coordination.restore(snapshot)
         world = self.coordination.state.world
         for agent in world.agents:
             self._know_agent(agent)
-        if world.started is not None and not self.has_begun:  # nobody tells it any more, and it is what a log begins with
+        if world.started is not None and not had_begun:  # nobody tells it any more, and it is what a log begins with
             started = replace(world.started, agents=world.seated)
             self._begins(started)
             bodies: list[Body] = [started]

@@ -97,6 +97,18 @@ class Agreement:
             return  # who leads says who votes
         self._drain()
 
+    def leave(self) -> None:
+        """The others alone vote from now on, as soon as they have all that was decided, and one of them leads."""
+        others = self._node.configuration.voters - {self.me}
+        if others and self._node.is_leading:
+            self._node.change(others, min(others), self._clock.now())
+            self._drain()
+
+    @property
+    def has_left(self) -> bool:
+        """It leads nobody else."""
+        return self.is_alone_enough or not self._node.is_leading
+
     @property
     def leader(self) -> int | None:
         """Who leads, as far as it is known here."""

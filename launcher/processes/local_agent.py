@@ -5,6 +5,7 @@ start ─► turn, until there is an exit code, no rank is left and all output i
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import socket
@@ -17,6 +18,7 @@ from launcher.host.broadcasts import Broadcasts
 from launcher.host.fitness.report import HostReport
 from launcher.host.loop import Loop
 from launcher.host.signals import Signals
+from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.news import News, Reader
 from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
@@ -65,6 +67,13 @@ class Role(Reader, Protocol):
 
     def asked_to_end(self, number: signal.Signals) -> None:
         """By a signal, for the first time."""
+
+    def hand_over(self) -> None:
+        """This agent is about to fail: where it leads others, one of them is to."""
+
+    @property
+    def has_handed_over(self) -> bool:
+        """One of them does."""
 
     def close(self) -> None:
         """No thread, no connection is left."""
@@ -120,6 +129,9 @@ class LocalAgent:
             while not self._is_over(self._present.ranks):
                 self.loop.turn()
             self._linger()
+        except Exception:
+            self._hand_over()
+            raise
         finally:
             self._present.close()
             self.own_ranks.close()
@@ -153,6 +165,18 @@ class LocalAgent:
         while not self._is_hurried and self.loop.clock() < until and self.owes():
             self.loop.turn()
         limit.cancel()
+
+    def _hand_over(self) -> None:
+        """A bug of ours costs this agent, and not the job: of two, the other one would not know whether this one is gone."""
+        self.code = ExitCode.INTERNAL  # nothing is decided here any more
+        self.processes.kill_all()
+        self._present.hand_over()
+        until = self.loop.clock() + self.options.detect_s
+        while not self._present.has_handed_over and self.loop.clock() < until:
+            limit = self.loop.later(self.options.detect_s, lambda: None)
+            with contextlib.suppress(Exception):  # what fails once may fail again, and the first time is told
+                self.loop.turn()
+            limit.cancel()
 
     def become(self, role: Role) -> None:
         """This agent does something else from now on. Who did it before is not closed."""

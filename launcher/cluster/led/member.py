@@ -163,6 +163,13 @@ class Member:
         self._tell(Leaving(reason))
         self._end(code, number)
 
+    def hand_over(self) -> None:
+        """It leads nobody."""
+
+    @property
+    def has_handed_over(self) -> bool:
+        return True
+
     def close(self) -> None:
         """No connection is left."""
         self.give_up_role()
