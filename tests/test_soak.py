@@ -158,6 +158,26 @@ def test_a_seed_is_a_case_and_many_seeds_are_every_kind_of_fault():
         assert math.ceil(case.recipe.global_batch / case.recipe.micro_batch) >= draw.N_PIPELINES[case.layout]
 
 
+def test_the_table_counts_a_job_in_each_class_that_it_belongs_to():
+    agents = Agents((2, 2, 2), "::1")
+    slow = (Slow("fsync", "sleep", 1.0), Slow("forward", "deaf", 4.0))
+    cases = {"exact": Case(1, "auto", 6, agents=agents), "stopped": Case(2, "2x2", 4, slow=slow), "hang": Case(3, "2x2", 4)}
+    total = Total(1)
+    for verdict_of_it, case in cases.items():
+        total.add(Outcome(case, Path("nowhere"), verdict_of_it, struck=["kill rank", "kill rank", "kill at once"]))
+    rows = {row.pop("class"): row for row in total.table()}
+    assert set(rows) == {
+        *("all", "kill rank", "kill at once", "one agent", "several agents", "an endpoint of IPv6"),
+        *("slow disk", "a rank that computes without Python"),
+    }
+    none = dict.fromkeys(("exact", "stopped rightly", "wrong", "hung", "stopped wrongly", "healthy taken for lost"), 0)
+    none["broken otherwise"] = 0
+    assert rows["all"] == none | {"faults": 9, "jobs": 3, "exact": 1, "stopped rightly": 1, "hung": 1}
+    assert rows["kill rank"] == rows["all"] | {"faults": 6}
+    assert rows["slow disk"] == none | {"faults": 3, "jobs": 1, "stopped rightly": 1}
+    assert rows["an endpoint of IPv6"] == none | {"faults": 3, "jobs": 1, "exact": 1}
+
+
 IN_BUCKETS = Recipe(bucket_bytes=1, steps=12)
 CUT = replace(IN_BUCKETS, global_batch=22, micro_batch=4, dropout=0.0, independent_samples=True)
 
