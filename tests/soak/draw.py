@@ -24,9 +24,9 @@ DEADLY = (signal.SIGKILL,) * 5 + (signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT
 HARMLESS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT, signal.SIGCHLD)
 """Handled or ignored by train.py, once it has begun."""
 
-FIRST = {"kill": 36, "cut": 14, "freeze": 11, "stop": 8, "signal": 8, "helper": 18, "agent": 5}
+FIRST = {"kill": 36, "cut": 14, "freeze": 11, "stop": 8, "signal": 8, "helper": 20, "agent": 8}
 NEXT = {"kill": 54, "cut": 10, "freeze": 10, "stop": 5, "signal": 5, "helper": 14, "agent": 2}
-ON_HELPER = {"kill": 6, "freeze": 3, "stop": 1}
+ON_HELPER = {"kill": 5, "freeze": 3, "stop": 2}
 LOSING = {"kill": 40, "cut": 12, "stop": 6}
 """Of the first in a chain that goes on: it begins a recovery."""
 DURING = {"pausing": 2, "paused": 2, "plan": 3, "receiving": 6, "ready": 4, "go": 2}

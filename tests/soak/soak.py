@@ -66,7 +66,7 @@ class Total:
 
 
 def soak(first_seed: int, n_faults: int, folder: Path, at_once: int) -> Total:
-    """Run the job of `first_seed`, and those after it until so many faults have struck. The folders of jobs that went well are removed."""
+    """Run the job of `first_seed`, and those after it until so many faults have struck. Folders of good ones are removed."""
     total = Total(first_seed)
     started = time.monotonic()
     seed = first_seed

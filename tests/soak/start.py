@@ -16,6 +16,7 @@ from typing import Any
 
 from launcher.joblog import reader
 from launcher.joblog.events import Event
+from tests.agent_runs import ROOT
 from tests.launchers import free_port
 from tests.soak import strangers
 from tests.soak.case import Case, logs_of
@@ -146,7 +147,7 @@ class Start:
                             agent.send_signal(number)
                 case {"do": "overwrite", "host": host, "port": port}:
                     command = [sys.executable, "-m", strangers.__name__, host, str(port)]
-                    self._helpers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))  # the store may be gone
+                    self._helpers.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL))  # which may be late
                 case {"code": _, "by": number}:
                     self.ended[number] = message
 
@@ -171,9 +172,10 @@ class Start:
         """What has been struck may be gone by itself, soon. SIGKILL to whatever is left then; says what it was."""
         for i in set(range(len(self._agents))) if self.is_killed else self.hit:
             self._agents[i].kill()  # it stands still, or waits for a job that is over
-            self._agents[i].wait(GRACE_S)
+            self._agents[i].wait()
         for helper in self._helpers:
-            helper.wait(GRACE_S)
+            helper.kill()
+            helper.wait()
         os.close(self._write_end)
         deadline = time.monotonic() + (GRACE_S if self.hit or self.is_killed else 0.0)
         while _processes_of(self.folder) and time.monotonic() < deadline:
