@@ -110,6 +110,15 @@ def test_the_answer_of_a_victim_to_our_signal_is_no_failure() -> None:
     assert cause is not None and cause.rank == 0 and victims(ends, cause) == (1, 2)
 
 
+def test_a_cause_that_goes_on_behind_a_colon_is_told_whole() -> None:
+    first, second = "RuntimeError: Error(s) in loading state_dict for Linear:", "\tsize mismatch for weight: [4, 4] from [4, 2]"
+    tail = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    load()\n{first}\n{second}\nbye\n'
+    found = last_exception(tail)
+    assert found is not None and found[0] == f"{first}\n{second}" and found[1].endswith(second)
+    cause = root(judge(failed(0, found[0]), exited(0)))
+    assert cause is not None and cause.text == f"{first} {second.strip()}"
+
+
 def test_a_rank_that_had_failed_before_it_was_ended_counts() -> None:
     assert root_rank(judge(failed(1, "ValueError: no"), failed(0, CLOSED), exited(0), ended(1))) == 1
 

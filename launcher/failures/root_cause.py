@@ -89,9 +89,10 @@ class RankEnd(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """In a line: `ValueError: no`, `exit code 3`, `SIGKILL`."""
+        """In a line: `ValueError: no`, `exit code 3`, `SIGKILL`. What goes on behind a colon is part of it."""
         if self.error:
-            return self.error.splitlines()[0]
+            first, *rest = map(str.strip, self.error.splitlines())
+            return " ".join([first, *filter(None, rest)]) if first.endswith(":") else first
         return self.cause.text if self.cause is not None else ""
 
     @property
