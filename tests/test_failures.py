@@ -110,13 +110,35 @@ def test_the_answer_of_a_victim_to_our_signal_is_no_failure() -> None:
     assert cause is not None and cause.rank == 0 and victims(ends, cause) == (1, 2)
 
 
+def test_a_cause_that_goes_on_behind_a_colon_is_told_whole() -> None:
+    first, second = "RuntimeError: Error(s) in loading state_dict for Linear:", "\tsize mismatch for weight: [4, 4] from [4, 2]"
+    tail = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    load()\n{first}\n{second}\nbye\n'
+    found = last_exception(tail)
+    assert found is not None and found[0] == f"{first}\n{second}" and found[1].endswith(second)
+    cause = root(judge(failed(0, found[0]), exited(0)))
+    assert cause is not None and cause.text == f"{first} {second.strip()}"
+
+
 def test_a_rank_that_had_failed_before_it_was_ended_counts() -> None:
     assert root_rank(judge(failed(1, "ValueError: no"), failed(0, CLOSED), exited(0), ended(1))) == 1
 
 
 def test_ranks_that_ended_well_are_no_part_of_it() -> None:
-    assert judge(RankExited(0)) == {}
+    assert root(judge(RankExited(0))) is None
     assert root(judge(ended(0))) is None
+    ends = judge(RankExited(0), failed(1, "ValueError: no"), exited(1), failed(2, CLOSED), exited(2))
+    cause = root(ends)
+    assert cause is not None and cause.rank == 1
+    assert [end.rank for end in others(ends, cause)] == [2] and victims(ends, cause) == ()
+
+
+def test_who_left_with_exit_code_0_is_the_cause_of_connections_that_break_then() -> None:
+    ends = judge(RankExited(2), failed(0, CLOSED), failed(1, CLOSED), exited(0), exited(1))
+    cause = root(ends)
+    assert cause is not None and cause.reason == "rank 2 ended with exit code 0, and others still needed it"
+    assert "come to the end of the script together" in advice(cause)
+    assert [end.rank for end in others(ends, cause)] == [0, 1]
+    assert root_rank(judge(failed(0, CLOSED), exited(0), 5.0, RankExited(2))) == 0, "what broke before is not its doing"
 
 
 def test_an_exception_on_many_ranks_is_one_although_numbers_differ() -> None:
@@ -403,3 +425,20 @@ def test_testimony_of_lost_ranks_is_kept(tmp_path: Path) -> None:
     watchdog = Diagnostics(last_lines="[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)")
     cause = root(judge(RankLost(0, Cause(CauseKind.SIGNAL, "SIGABRT", -6), False, watchdog)))
     assert cause is not None and cause.kind is Kind.COMMUNICATION
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_rank_that_leaves_with_exit_code_0_is_named_by_those_that_still_need_it(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.zeros(1))\n"
+        "if dist.get_rank() == 1:\n"
+        "    os._exit(0)\n"
+        "dist.all_reduce(torch.zeros(1))\n"
+    )
+    ran = Ran(RunOptions(str(script), n_nodes=2, log_dir=tmp_path / "logs", capture_output=True))
+    assert ran.code == 1
+    assert ran.events[-1].body.reason == "rank 1 ended with exit code 0, and others still needed it"

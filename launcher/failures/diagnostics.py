@@ -78,7 +78,10 @@ def _last_exception(lines: list[str]) -> tuple[str, str, int] | None:
         return None
     headers = [i for i, line in enumerate(lines[: frames[-1]]) if line.startswith(_HEADER)]
     begin = headers[-1] if headers else frames[0]
-    return lines[end].strip(), "\n".join(lines[begin : end + 1]), end + 1
+    stop = end + 1
+    while lines[end].endswith(":") and stop < len(lines) and lines[stop][:1] in (" ", "\t"):
+        stop += 1  # it goes on
+    return "\n".join(lines[end:stop]).strip(), "\n".join(lines[begin:stop]), stop
 
 
 def hand_on(cause: RankEnd, path: Path) -> None:

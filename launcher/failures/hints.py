@@ -12,6 +12,8 @@ def advice(cause: RankEnd) -> str:
     """Empty where the failure says it all, as most exceptions do."""
     if cause.help:
         return cause.help
+    if cause.has_left:
+        return "let all ranks come to the end of the script together: look for an exit, a return or a shorter loop on that rank"
     if cause.kind is Kind.SIGNAL and cause.status is not None:
         return _SIGNALS.get(-cause.status, "")
     if cause.kind is Kind.CRASH and cause.status is not None:
@@ -29,6 +31,8 @@ def advice(cause: RankEnd) -> str:
 
 def in_words(end: RankEnd) -> str:
     """Its text, and what a signal means: `SIGSEGV: segmentation fault`."""
+    if end.has_left:
+        return "exit code 0 while others still needed it"
     words = _MEANINGS.get(-end.status, "") if end.status is not None and end.kind in (Kind.SIGNAL, Kind.CRASH) else ""
     return f"{end.text}: {words}" if words and not end.error else end.text
 

@@ -67,6 +67,11 @@ class RankEnd(msgspec.Struct, frozen=True):
         return self.cause.status if self.cause is not None else None
 
     @property
+    def has_left(self) -> bool:
+        """It ended its script with exit code 0: no failure by itself, but others may have needed it."""
+        return self.cause is not None and self.cause.kind is CauseKind.EXIT and self.status == 0 and not self.error
+
+    @property
     def kind(self) -> Kind:
         cause = self.cause
         kind = Kind.EXIT if cause is None else _KINDS[cause.kind]
@@ -84,9 +89,10 @@ class RankEnd(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """In a line: `ValueError: no`, `exit code 3`, `SIGKILL`."""
+        """In a line: `ValueError: no`, `exit code 3`, `SIGKILL`. What goes on behind a colon is part of it."""
         if self.error:
-            return self.error.splitlines()[0]
+            first, *rest = map(str.strip, self.error.splitlines())
+            return " ".join([first, *filter(None, rest)]) if first.endswith(":") else first
         return self.cause.text if self.cause is not None else ""
 
     @property
@@ -94,6 +100,8 @@ class RankEnd(msgspec.Struct, frozen=True):
         """A sentence about the rank: `rank 2 failed: ValueError: no`."""
         if self.error:
             return f"rank {self.rank} failed: {self.text}"
+        if self.has_left:
+            return f"rank {self.rank} ended with exit code 0, and others still needed it"
         if self.kind in (Kind.EXIT, Kind.CRASH):
             return f"rank {self.rank} ended with {self.text}"
         if self.kind is Kind.NOT_STARTED:
@@ -116,6 +124,8 @@ def end_after(ends: Ends, time: float, body: Body) -> RankEnd | None:
             return known if known.error else replace(known, error=diagnostics.error, traceback=diagnostics.traceback)
         case RankExited(rank=rank, was_ended=True):
             return RankEnd(rank, time, Cause(CauseKind.ENDED, "ended with the others, exit code 0", 0))
+        case RankExited(rank=rank):
+            return None if rank in ends else RankEnd(rank, time, Cause(CauseKind.EXIT, "exit code 0", 0))
         case _:
             return None
 
@@ -137,13 +147,17 @@ def is_from_outside(cause: Cause) -> bool:
 def root(ends: Ends) -> RankEnd | None:
     """The failure that explains the others; None if no rank failed by itself.
 
-    The first one that was noticed, but a broken connection only where nothing else failed; and where something outside
-    ended a rank within a second of that, this is the cause, as no rank's exception can have done it.
+    The first one that was noticed, but a broken connection only where nothing else failed, and no rank had left the others
+    before; and where something outside ended a rank within a second of that, this is the cause, as no rank's exception can have
+    done it.
     """
-    own = [end for end in ends.values() if end.kind is not Kind.ENDED]
+    own = [end for end in ends.values() if end.kind is not Kind.ENDED and not end.has_left]
     if not own:
         return None
     first = min(own, key=lambda end: (end.kind is Kind.COMMUNICATION, end.time, end.rank))
+    if first.kind is Kind.COMMUNICATION:
+        left = [end for end in ends.values() if end.has_left and end.time <= first.time + SUDDEN_S]
+        return min(left, key=lambda end: (end.time, end.rank), default=first)
     if first.kind in (Kind.EXCEPTION, Kind.EXIT):
         sudden = [end for end in own if _is_sudden(end) and end.time <= first.time + SUDDEN_S]
         first = min(sudden, key=lambda end: (end.time, end.rank), default=first)
@@ -170,8 +184,8 @@ def alike(ends: Ends, root: RankEnd) -> tuple[int, ...]:
 
 def others(ends: Ends, root: RankEnd) -> tuple[RankEnd, ...]:
     """Failures beside the root cause that are not the same as it, consequences included, in the order of their time."""
-    left = set(ends) - set(alike(ends, root)) - set(victims(ends, root))
-    return tuple(sorted((ends[rank] for rank in left), key=lambda end: (end.time, end.rank)))
+    known = {*alike(ends, root), *victims(ends, root), *(end.rank for end in ends.values() if end.has_left)}
+    return tuple(sorted((ends[rank] for rank in set(ends) - known), key=lambda end: (end.time, end.rank)))
 
 
 def signature(end: RankEnd) -> str | None:
