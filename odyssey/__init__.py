@@ -20,7 +20,7 @@ model         the layers that it holds, and their state
 checkpoints   what of it outlives the job
 zygote        a process that has imported torch, which ranks are forks of
 errors.py     what people are told; tracebacks.py: of whose code; text.py: in Unicode
-own_process.py what /proc tells of it
+own_process.py what /proc tells of it; control_group.py: what is left to it of the host
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 from launcher.coordinator.actions import StartMeasure
 from launcher.joblog.events import Event, GenerationStarted, RankJoined, RankStarted, UnitCommitted
 from launcher.options import RunOptions
+from odyssey import control_group
 from odyssey.messages import Measured, ModelSpec, OpTimes
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
@@ -117,7 +117,7 @@ class LiveProfile:
             reports,
             ranks_per_node=self._options.n_ranks_per_node,
             nodes_per_host=self._options.n_nodes,
-            cores=len(os.sched_getaffinity(0)) if model.device == "cpu" else None,
+            cores=control_group.n_processors() if model.device == "cpu" else None,
             model_name=Path(self._options.script).stem,
         )
         plan = trial_plan(self._generation, self._chain, model)

@@ -12,13 +12,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from odyssey import control_group
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
@@ -376,9 +376,4 @@ def memory_bytes(device: torch.device) -> int:
     """What this rank may take: its device's memory, or its share of the host's (of the control group's, where that is less)."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit_file = Path("/sys/fs/cgroup/memory.max")
-    limit = limit_file.read_text().strip() if limit_file.exists() else "max"
-    if limit.isdigit():
-        host = min(host, int(limit))
-    return host // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return control_group.memory_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -132,7 +132,8 @@ def main() -> None:
 
 def _host(n_ranks: int, log_dir: Path) -> HostReport:
     complaint = recipe.too_few_processors(len(os.sched_getaffinity(0)), os.environ)
-    return msgspec.structs.replace(measure(n_ranks, log_dir), complaints=(name(complaint),) if complaint else ())
+    report = measure(n_ranks, log_dir)
+    return msgspec.structs.replace(report, complaints=(*report.complaints, *([name(complaint)] if complaint else [])))
 
 
 def _together(meeting: Meeting, host: HostReport) -> Seen:

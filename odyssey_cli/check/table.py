@@ -38,7 +38,7 @@ def table(hosts: Sequence[Seen]) -> Table:
 
 
 def _device(seen: Seen, device: Device) -> tuple[Text, ...]:
-    n = f"{seen.host.n_processors} x " if device.name == "cpu" else f"{device.name} "
+    n = f"{seen.host.n_processors:g} x " if device.name == "cpu" else f"{device.name} "
     model = _PADDING.sub("", device.model)[:WIDEST]
     memory = f"{gib(device.free_bytes).removesuffix(' GiB')} of {gib(device.memory_bytes)}"
     speed = f"{device.flops / 1e12:.3g} Tflop/s" if device.flops >= 1e12 else f"{device.flops / 1e9:.0f} Gflop/s"

@@ -6,13 +6,13 @@ the driver; otherwise a short-lived process asks torch.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from odyssey import control_group
 from odyssey.errors import UsageError
 from odyssey_cli.command_line.values import example_of
 
@@ -62,7 +62,7 @@ def count(kind: str, option: str, environment: Mapping[str, str]) -> int:
 
 def processors() -> int:
     """Those that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return control_group.n_processors()
 
 
 def listed_gpus(listed: str | None, n_present: int) -> int | None:

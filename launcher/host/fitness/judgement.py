@@ -194,7 +194,7 @@ def _speeds(reports: Sequence[HostReport]) -> Iterator[Finding]:
 
 
 def _memories(reports: Sequence[HostReport]) -> Iterator[Finding]:
-    alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
+    alike: dict[tuple[float, tuple[str, ...]], list[int]] = defaultdict(list)
     for at, report in enumerate(reports):
         if not report.problem:
             alike[report.n_processors, tuple(device.model for device in report.devices)].append(at)
@@ -203,7 +203,9 @@ def _memories(reports: Sequence[HostReport]) -> Iterator[Finding]:
         for at in group:
             if reports[at].memory_bytes < LESS_MEMORY * median:
                 what = f"{gib(reports[at].memory_bytes)} of memory, where equal hosts have {gib(median)}"
-                yield Finding(Level.WARNING, at, what, "a module may be broken: see `dmidecode -t memory`")
+                yield Finding(
+                    Level.WARNING, at, what, "a module may be broken (`dmidecode -t memory`), or a control group has less"
+                )
 
 
 def _versions(reports: Sequence[HostReport]) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from launcher.host import proc
 from launcher.host.fitness.report import MAX_DEVICES, Device, HostReport, Versions, name
+from odyssey import control_group
 
 if TYPE_CHECKING:
     import torch
@@ -37,24 +38,34 @@ def measure(n_ranks: int, log_dir: Path) -> HostReport:
     import psutil
     import torch
 
-    memory = psutil.virtual_memory()
+    memory, allowed = psutil.virtual_memory(), control_group.allowance()
+    memory_bytes, n_usable = control_group.memory_bytes(), len(os.sched_getaffinity(0))
+    available_bytes = memory.available if allowed.free_bytes is None else min(memory.available, allowed.free_bytes)
     disk_bytes, disk_problem = _disk(log_dir)
     n_gpus = min(torch.cuda.device_count(), MAX_DEVICES) if torch.cuda.is_available() else 0
     return HostReport(
         host=name(socket.gethostname()),
         n_ranks=n_ranks,
         machine=name(proc.boot_id()),
-        n_processors=len(os.sched_getaffinity(0)),
-        memory_bytes=memory.total,
-        available_bytes=memory.available,
+        n_processors=n_usable if allowed.processors is None else min(n_usable, allowed.processors),
+        memory_bytes=memory_bytes,
+        available_bytes=available_bytes,
         disk_bytes=disk_bytes,
         disk_problem=name(disk_problem),
         own_addresses=_own_addresses(),
         open_files=min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] % (1 << 64), 1 << 60),  # -1 is no limit
         shared_bytes=_shared_bytes(),
         versions=Versions(platform.python_version(), name(torch.__version__), name(torch.version.cuda or "")),
-        devices=tuple(_gpu(i) for i in range(n_gpus)) or (_processors(memory.total, memory.available),),
+        devices=tuple(_gpu(i) for i in range(n_gpus)) or (_processors(memory_bytes, available_bytes, allowed.processors),),
+        complaints=tuple(map(name, _complaints(allowed.processors, min(n_ranks, n_usable)))),
     )
+
+
+def _complaints(allowed: float | None, n_needed: int) -> list[str]:
+    """`n_needed`: processors, to have one for each rank."""
+    if allowed is None or allowed >= n_needed:
+        return []
+    return [f"its control group leaves it {allowed:.2g} processors: give the container or job more, or start fewer ranks"]
 
 
 def _own_addresses() -> tuple[str, ...]:
@@ -92,7 +103,7 @@ def _shared_bytes() -> int:
 # -- devices -----------------------------------------------------------------------------------------------------------
 
 
-def _processors(memory_bytes: int, free_bytes: int) -> Device:
+def _processors(memory_bytes: int, free_bytes: int, allowed: float | None) -> Device:
     import torch
 
     model = name(f"{proc.processor_model() or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})")
@@ -100,6 +111,8 @@ def _processors(memory_bytes: int, free_bytes: int) -> Device:
     try:
         digest, odd = _digest_of_processors()
         flops = _flops(torch.device("cpu"), SIZE, lambda: None)
+        if allowed is not None and allowed < n_threads:  # a group is slowed down only when it has used its part of a while
+            flops *= allowed / n_threads
     except Exception as error:  # whatever torch raises says that this host does not compute
         return Device("cpu", model, n_threads, memory_bytes, free_bytes, problem=name(error))
     return Device("cpu", model, n_threads, memory_bytes, free_bytes, flops, digest, odd)

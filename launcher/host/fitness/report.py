@@ -44,7 +44,8 @@ class Versions(msgspec.Struct, frozen=True):
 class HostReport(msgspec.Struct, frozen=True):
     """A host, as one process on it sees it. `machine`: the same for agents that share one; `n_ranks`: that it is to have.
 
-    `disk_bytes`: free where logs go, None where none are kept; `disk_problem`: why nothing can be written there.
+    `n_processors`: `0.3` for 30 % of one; of these and of memory no more than its control groups leave it. `disk_bytes`: free
+    where logs go, None where none are kept; `disk_problem`: why nothing can be written there.
     `own_addresses`: what its name stands for. `open_files`: the soft limit. `shared_bytes`: of /dev/shm, 0 if there is none.
     `complaints`: what else is wrong here, each with what to do. `problem`: why nothing could be measured; empty if it was.
     """
@@ -53,7 +54,7 @@ class HostReport(msgspec.Struct, frozen=True):
     n_ranks: Count
     problem: Name = ""
     machine: Name = ""
-    n_processors: Count = 0
+    n_processors: Rate = 0
     memory_bytes: Bytes = 0
     available_bytes: Bytes = 0
     disk_bytes: Bytes | None = None
