@@ -19,7 +19,6 @@ import strategies
 from odyssey.errors import OdysseyError, StateLost, UsageError
 from odyssey.plan import Transition, move_runs
 from odyssey.plan_proof import prove
-from perfmodel.memory import peaks_of_moves
 from perfmodel.moving import moves_s
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
@@ -263,12 +262,6 @@ def _priced(situation: Situation, proposal: Proposal) -> Candidate:
     if estimate.peak_bytes > limit:
         needs, may_take = _sizes(estimate.peak_bytes, limit)
         reason = f"needs {needs} on worker {priced.peak_worker}, it may take {may_take}"
-        return Candidate(proposal.strategy, None, estimate, reason)
-    moving = peaks_of_moves(plan, situation.held, situation.costs)
-    if moving and (most := max(moving.values())) > limit:
-        needs, may_take = _sizes(most, limit)
-        worker = min(worker for worker, peak in moving.items() if peak == most)
-        reason = f"needs {needs} on worker {worker} while layers move, it may take {may_take}"
         return Candidate(proposal.strategy, None, estimate, reason)
     return Candidate(proposal.strategy, plan, estimate, "", spread=spread_of(situation.profile.errors))
 
