@@ -100,6 +100,11 @@ class LeaderSession:
         """Signs of life, of late."""
         return not self._session.is_over and self._session.heard.silent_s < self._detect_s
 
+    @property
+    def was_nonsense(self) -> bool:
+        """It is over, as what came was no message of ours: who leads lives, and would say the same again."""
+        return self._session.was_nonsense
+
     def is_welcome(self) -> None:
         """From now on it is held on to."""
         self._session.detect_s = HOLD_DETECTS * self._detect_s

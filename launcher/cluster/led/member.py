@@ -359,15 +359,20 @@ class Member:
             self._search.again(f"the leading agent has not answered ({why})")
         elif self._local.code is None and self._successors.can_follow(is_gone=True):
             self._hold(True)
-        elif self._local.code is None and not self._successors.has_begun:
+        elif self._local.code is None and self._may_look_again:
             self._hold(True)  # others may know that it has, and need the voice of this agent
             session = self._session
             self._local.loop.later(self._local.options.detect_s, lambda: self._lost(why) if self._session is session else None)
         elif self._local.code is None:
             self._lost(why)
 
+    @property
+    def _may_look_again(self) -> bool:
+        """Nothing of the job has begun; and whoever led may lead again, or another one."""
+        return not self._successors.has_begun and not (self._session is not None and self._session.was_nonsense)
+
     def _lost(self, why: str) -> None:
-        if self._local.code is None and not self._successors.has_begun:
+        if self._local.code is None and self._may_look_again:
             self._is_led_by_nobody(why)
             return
         self._processes.kill_all()

@@ -84,6 +84,8 @@ class Session:
         self.heard = Heard(loop, clock or heart.clock)
         self._watch: Timer | None = None
         self.is_over = False
+        self.was_nonsense = False
+        """It ended by what the other side said."""
 
     def handle(self, received: Callable[[Any], None], lost: Callable[[str], None]) -> None:
         """`received(message)`: each from now on; `lost(why)`: once, and nothing comes after it."""
@@ -152,6 +154,7 @@ class Session:
         try:
             message = self._message_in(body)
         except Malformed as error:
+            self.was_nonsense = True
             self.end(f"sent what is no message of ours: {error}")
             return
         if message is not None:
