@@ -20,8 +20,10 @@ from msgspec.structs import replace
 
 from launcher.agent import start
 from launcher.joblog.events import AgentJoined, AgentLost, Event, JobEnded, LeaderChanged, Note, Pausing
+from launcher.joblog.exit_codes import ExitCode
 from launcher.options import Rendezvous, RunOptions
 from launcher.planning.live_profile import LiveProfile
+from odyssey.errors import OdysseyError
 from odyssey.messages import ModelSpec
 from perfmodel.profile import Profile
 from tests.soak.case import FORWARDED, Agents, Case, logs_of
@@ -59,13 +61,17 @@ def main() -> None:
             print(f"{time.time():.3f} {event.body}", flush=True)
         striker.watch(event)
 
-    code = start.run(options, watch, lambda rank, stream, data: None)
+    try:
+        code = start.run(options, watch, lambda rank, stream, data: None)
+    except OdysseyError as error:  # which the command line prints
+        print(f"error: {error.what}", flush=True)
+        code = ExitCode.FAILED
     striker.close()
     children = [child.pid for child in psutil.Process().children(recursive=True)]
     descriptors = sorted(
         os.readlink(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before if _is_open(each)
     )
-    tell(code=code, children=children, descriptors=descriptors)
+    tell(code=int(code), children=children, descriptors=descriptors)
 
 
 def among(agents: Agents, number: int, port: int, options: RunOptions) -> RunOptions:
