@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import strategies
 from launcher.joblog import registry
-from launcher.joblog.events import encode
+from launcher.joblog.events import RankExited, encode
+from odyssey.errors import UsageError
 from odyssey_cli.__main__ import main
 from odyssey_cli.jobs import find as jobs_find
 from odyssey_cli.planning import source
@@ -180,6 +182,28 @@ def test_it_says_what_to_start_with_and_what_failures_cost(folder: Path, capfd: 
     assert exposed.rstrip().endswith("any 1 rank")
     assert "a loss takes " in out and " of every hour" in out
     assert "score: useful samples a second until the loss after the next" in out
+
+
+def test_a_newer_script_without_a_job_is_passed_over(folder: Path) -> None:
+    job = write_job(folder, "job")
+    plain = write_job(folder, "plain", n_events=2)
+    os.utime(job / "events.jsonl", (1, 1))
+    assert source.find(None).name == str(job.relative_to(folder))
+    (job / "events.jsonl").unlink()
+    with pytest.raises(UsageError, match="no job in odyssey-logs has measured its model"):
+        source.find(None)
+    with pytest.raises(UsageError, match="ended before its model was measured"):
+        source.find(str(plain))
+
+
+def test_a_job_that_has_ended_is_planned_for_as_if_its_ranks_were_there(folder: Path) -> None:
+    job = write_job(folder, "job")
+    running = source.find(None).expected_change(None, None).seconds
+    last = job_events.job()[-1]
+    ends = [replace(last, body=RankExited(rank)) for rank in range(4)]
+    with (job / "events.jsonl").open("ab") as file:
+        file.writelines(map(encode, ends))
+    assert source.find(None).expected_change(None, None).seconds == pytest.approx(running)
 
 
 @pytest.mark.parametrize(

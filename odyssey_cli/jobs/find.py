@@ -275,5 +275,10 @@ def _one_of(folders: list[Path]) -> str:
 
 def newest_job(log_dir: Path) -> Path | None:
     """The folder below `log_dir` whose event log was written last."""
+    return next(iter(newest_first(log_dir)), None)
+
+
+def newest_first(log_dir: Path) -> list[Path]:
+    """The folders below `log_dir` with an event log, by when it was written last."""
     logs = [(log.stat().st_mtime, log) for log in log_dir.glob(f"*/{reader.NAME}")]
-    return max(logs)[1].parent if logs else None
+    return [log.parent for _, log in sorted(logs, reverse=True)]

@@ -16,7 +16,7 @@ from odyssey.plan import Plan
 from odyssey_cli.jobs import find as jobs
 from perfmodel import catalog
 from perfmodel.profile import Profile, read
-from perfmodel.reliability import ExpectedChange, seconds_to_change
+from perfmodel.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from strategies.situation import Aim
 
 LOGS = Path("odyssey-logs")
@@ -68,6 +68,13 @@ class Source(msgspec.Struct, frozen=True):
         if self.world is None or self.world.started is None:
             return seconds_to_change(0, 0.0, self.n_nodes, mtbf_s=mtbf_s, per_node_day=failure_rate)
         told = self.world.started
+        if not self.world.alive:  # the job has ended: what is asked of is its layout, were it there
+            node_s, _ = self.world.exposure(self.world.now)
+            asked = failure_rate if failure_rate is not None else told.failure_rate
+            rate = (PRIOR_PER_NODE_DAY if asked is None else asked) * told.speed
+            given_s = mtbf_s if mtbf_s is not None or failure_rate is not None else told.mtbf_s
+            n_nodes = len({*self.plan.workers, *self.plan.idle}) / self.ranks_per_node if self.plan else self.n_nodes
+            return seconds_to_change(self.world.losses.n_events, node_s, n_nodes, mtbf_s=given_s, per_node_day=rate)
         return expected_change(
             self.world,
             self.world.now,
@@ -77,14 +84,16 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def find(text: str | None) -> Source:
-    """The source that `text` names; without one `./profile.json`, or the newest job of `./odyssey-logs`."""
+    """The source that `text` names; without one `./profile.json`, or the newest Job of `./odyssey-logs` that was measured."""
     if text is not None:
         return _named(text)
     if Path("profile.json").is_file():
         return of_profile(Path("profile.json"))
-    job = jobs.newest_job(LOGS)
-    if job is not None:
-        return of_job(job)
+    folders = jobs.newest_first(LOGS)
+    if (found := next(filter(None, map(_measured, folders)), None)) is not None:
+        return found
+    if folders:
+        raise UsageError("nothing to plan with: no profile.json here, and no job in odyssey-logs has measured its model", _HOW)
     raise UsageError("nothing to plan with: no profile.json and no job in odyssey-logs here", _HOW)
 
 
@@ -122,6 +131,13 @@ def of_profile(path: Path) -> Source:
 
 def of_job(folder: Path) -> Source:
     """What a job's coordinator knew and had chosen at the end of its log. Raises UsageError."""
+    if (found := _measured(folder)) is None:
+        raise UsageError(f"{folder}: the job ended before its model was measured", _HOW)
+    return found
+
+
+def _measured(folder: Path) -> Source | None:
+    """None for a script without a Job, and a Job that was not measured. Raises UsageError for a log that cannot be read."""
     state: State = PlainState()
     plan, last = None, 0.0
     for event in reader.events(folder / reader.NAME):
@@ -131,7 +147,7 @@ def of_job(folder: Path) -> Source:
     state.world.pass_time(last)
     started = state.world.started
     if not isinstance(state, JobState) or started is None or state.profile is None:
-        raise UsageError(f"{folder}: the job ended before its model was measured", _HOW)
+        return None
     return Source(
         str(folder),
         state.profile,
