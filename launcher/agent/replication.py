@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from launcher.agent import other_jobs
 from launcher.agent.coordination import Coordination
 from launcher.cluster.agreement import Agreement
+from launcher.cluster.endpoint_watch import EndpointWatch
 from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.quorum import Quorum
-from launcher.cluster.leading.redirects import EndpointWatch
 from launcher.cluster.led.leader_session import HOLD_DETECTS, hold_limit
 from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
+from launcher.cluster.wire import LedBy
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.job_hangs import JobHangs
 from launcher.host.loop import Timer
@@ -67,7 +69,7 @@ class Replication:
         """While too few others are heard."""
         self._told_to_end: tuple[str, int] | None = None
         self._endpoint: EndpointWatch | None = None
-        """Where this agent leads after another one."""
+        """Where this agent leads."""
 
     def decide_by(self, decided: Callable[[Event], None]) -> None:
         """`decided(event)`: what all have agreed that it has happened."""
@@ -93,10 +95,30 @@ class Replication:
         match event.body:
             case JobStarted(agents=agents):
                 self._vote(agents)
+                self._look_at_endpoint(is_there=True)
             case AgentJoined(agent=agent):
                 self._vote((*self._leader.present(), agent))
             case AgentLost():
                 self._vote(self._leader.present())
+
+    def _look_at_endpoint(self, *, is_there: bool) -> None:
+        """For other jobs of this run id: of two the older one goes on."""
+        if self._reception is None:
+            return
+        local, options, port = self._local, self._local.options, self._reception.port
+
+        def words(here: str) -> LedBy | None:
+            """None after the end."""
+            address = self._leader.us.address or here
+            return LedBy(options.run_id, address, port, self._coordination.job) if local.code is None else None
+
+        def answered(words: LedBy) -> None:
+            ours = self._coordination.job
+            if words.run_id == options.run_id and words.job is not None and ours is not None and words.job < ours:
+                other_jobs.is_younger(local, Address(words.host, words.port))
+
+        every_s = options.detect_s / 2
+        self._endpoint = EndpointWatch(local.loop, options, self._reception, words, answered, every_s, is_there=is_there)
 
     def _vote(self, agents: tuple[AgentInfo, ...]) -> None:
         if self._agreement is not None:
@@ -140,8 +162,18 @@ class Replication:
             news.event(LeaderChanged(self._leader.us))
 
     def led_by(self, number: int) -> None:
-        if self._local.code is None:
+        if self._local.code is not None:
+            return
+        found = [agent for agent in self._coordination.state.world.agents if agent.number == number]
+        if not found:
             self._end(f"agent {number} leads the job now, which goes on without this one")
+            return
+        at = Address(found[0].address, found[0].port)
+        self._local.news.say(
+            f"cut off: agent {number} leads the job now, at {at}; the ranks here end, and this agent joins again"
+        )
+        other_jobs.joins(self._local, at, was_in=True)
+        self._leave(ExitCode.FAILED)
 
     def end_alone(self, reason: str, code: int) -> bool:
         """This agent was told to end. Answers whether it does so alone: where it decides nothing, the job may go on without it.
@@ -170,9 +202,7 @@ class Replication:
         self._resume = resume
         self._has_begun = True
         self._quorum.take_over()
-        assert self._reception is not None
-        options, us = self._local.options, self._leader.us
-        self._endpoint = EndpointWatch(self._local.loop, options, self._reception, us.address, options.detect_s)
+        self._look_at_endpoint(is_there=False)
         agents = self._coordination.state.world.agents
         self._leader.take_over(agents, before, self._is_current, 2 * self._local.options.detect_s, self._has_taken_over)
 

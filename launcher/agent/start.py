@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from launcher.agent.drills import parse
@@ -13,6 +13,7 @@ from launcher.agent.leading import founding, leading, taking_over
 from launcher.agent.succession import Succession
 from launcher.cluster import endpoint
 from launcher.cluster.leading.redirects import LedElsewhere
+from launcher.cluster.led.member import Member
 from launcher.cluster.links import secret
 from launcher.cluster.links.dial import Address
 from launcher.host.fitness import child
@@ -23,7 +24,7 @@ from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
 from launcher.processes import environment as environments
 from launcher.processes import rank_process
-from launcher.processes.local_agent import LocalAgent
+from launcher.processes.local_agent import LocalAgent, Role
 
 Output = Callable[[int, str, bytes], None]
 
@@ -55,16 +56,24 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
     listener = endpoint.host_or_join(options)
     try:
         local = LocalAgent(options, listener, output, report)
-        elsewhere: list[Address] = []
+        role: Role
         if listener is not None:
+            role = leading(local, founding(local, listener, key, watch), drills, profile)
+        else:
+            role = _led(local, key, watch)
+        while True:
             try:
-                return local.run(leading(local, founding(local, listener, key, watch), drills, profile))
-            except LedElsewhere as error:  # before a job has begun here
-                local, elsewhere = LocalAgent(options, None, output, report), [error.address]
-        return local.run(Succession(local, key, watch, partial(_take_over, local), elsewhere).member)
+                return local.run(role)
+            except LedElsewhere as error:
+                local = LocalAgent(options, None, output, report)
+                role = _led(local, key, watch, [error.address], was_in=error.was_in)
     finally:
         if listener is not None:
             listener.close()
+
+
+def _led(local: LocalAgent, key: bytes, watch: Watch, elsewhere: Sequence[Address] = (), *, was_in: bool = False) -> Member:
+    return Succession(local, key, watch, partial(_take_over, local), elsewhere, was_in=was_in).member
 
 
 def _checked(options: RunOptions, watch: Watch) -> HostReport:
