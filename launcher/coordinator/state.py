@@ -119,6 +119,7 @@ class PlainState:
 
     This attempt began at `attempt_at`. `has_progressed`: in this attempt; `gives_signs`: of progress, in any. `failed_at`: when
     the last attempt failed, until this one makes progress. `is_backing_off`: all ranks are gone, and a pause passes.
+    `never_there`: of the ranks of an attempt that began with the loss of an agent, those that have not started in it.
     """
 
     world: World = field(default_factory=World)
@@ -129,6 +130,7 @@ class PlainState:
     gives_signs: bool = False
     failed_at: float | None = None
     is_backing_off: bool = False
+    never_there: set[int] = field(default_factory=set)
 
     @property
     def joined(self) -> Set[int]:
