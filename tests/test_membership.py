@@ -6,6 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import ClassVar
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ from launcher.joblog.events import (
     RankExited,
     RankJoined,
     RankLost,
+    RankStarted,
 )
 from launcher.options import Rendezvous, RunOptions
 
@@ -311,6 +313,26 @@ def test_a_lost_agent_costs_a_restart_on_the_agents_that_are_left() -> None:
     assert talk.spawned() == [0, 1] and talk.state.world.n_ranks == 2 and talk.state.world.restarts.n == 1
     talk.tell(AgentLost(talk.agents[0], "x"))
     assert talk.ended()
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_agents_that_are_lost_at_once_cost_one_restart(has_started: bool) -> None:
+    """Of the second one it is heard when all ranks have been asked for again; its own never started."""
+    talk = Talk(min_agents=1, max_restarts=1)
+    talk.tell(AgentJoined(AgentInfo(2, "c", 3, 1)))
+    for rank in range(3):
+        talk.tell(RankExited(rank))
+    talk.tell(AgentLost(talk.agents[1], "nothing heard of it"))
+    for rank in (0, 1, 3):
+        talk.tell(RankExited(rank))
+    assert talk.spawned() == [0, 1, 2] and talk.state.world.restarts.n == 1
+    for rank in (0, 1, 2) if has_started else (0, 1):
+        talk.tell(RankStarted(rank, 7, 0))
+    talk.tell(AgentLost(AgentInfo(2, "c", 3, 1), "nothing heard of it"))
+    for rank in (0, 1):
+        talk.tell(RankExited(rank))
+    assert bool(talk.ended()) == has_started
+    assert talk.state.world.restarts.n == 1 and (has_started or talk.spawned() == [0, 1])
 
 
 def test_an_agent_is_not_missed_whose_ranks_have_ended() -> None:

@@ -31,6 +31,7 @@ from launcher.cluster.links import addresses, door, secret
 from launcher.cluster.links.dial import Address
 from launcher.cluster.links.handshake import Denied
 from launcher.cluster.reception import Reception
+from launcher.cluster.wire import WhichJob
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Frame, Stack
 from launcher.health.stalls import Sample
@@ -131,12 +132,23 @@ class LeaderOnALoop:
             stopped=lambda: None,
             reached=lambda address: None,
             waits=lambda: None,
+            are_enough=lambda numbers: True,
         )
         listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
         self.address = listener.getsockname()
         self.reception = Reception(self.loop, listener, KEY, PORT)
         self.within.open(self.reception)
-        give_way(self.reception, self.roster, self.within, self.led_elsewhere.append)
+        self.older: list[Address] = []
+        self.job: WhichJob | None = None
+        give_way(
+            self.reception,
+            self.roster,
+            self.within,
+            lambda: self.job,
+            led_elsewhere=self.led_elsewhere.append,
+            is_younger=self.older.append,
+            waits=lambda: self.said.append("waits"),
+        )
         self.connections: list[socket.socket] = []
 
     def take(self, body: Body, origin: str, generation: int | None) -> None:
@@ -397,11 +409,30 @@ def test_a_member_whose_process_is_gone_is_lost_at_once(leader: LeaderOnALoop) -
 
 
 def test_who_was_taken_for_lost_is_told(leader: LeaderOnALoop) -> None:
+    member = leader.peer()
+    member.say_frame(packed(join()))
+    leader.until(lambda: leader.joined)
+    member.say(wire.Leaving("gone"))
+    leader.until(lambda: leader.lost)
     peer = leader.peer()
-    peer.say_frame(packed(wire.Resume(b"u" * 16, 3)))
+    peer.say_frame(packed(wire.Resume(b"s" * 16, 3)))
     leader.turn()
     leader.turn()
     assert msgspec.msgpack.decode(peer.hear_frame(), type=wire.Answer) == wire.Forgotten()
+    assert leader.ends(peer.connection)
+
+
+@pytest.mark.parametrize("words", [wire.Resume(b"u" * 16, 3), wire.Attach(b"u" * 16, 1, ())])
+def test_who_was_never_here_is_not_told_that_it_was_taken_for_lost(
+    leader: LeaderOnALoop, words: wire.Resume | wire.Attach
+) -> None:
+    """It looks for another process that listened here, whose job goes on, and must not end its ranks."""
+    leader.member()
+    peer = leader.peer()
+    peer.say_frame(packed(words))
+    leader.turn()
+    leader.turn()
+    assert msgspec.msgpack.decode(peer.hear_frame(), type=wire.Answer) == wire.Unknown()
     assert leader.ends(peer.connection)
 
 
@@ -452,12 +483,31 @@ def test_who_would_begin_a_job_that_goes_on_elsewhere_sends_all_there(leader: Le
     assert member.hear(wire.FromLeader) == words
 
 
-def test_a_job_that_has_begun_is_not_given_up_for_another(leader: LeaderOnALoop) -> None:
+def test_of_two_jobs_that_have_begun_the_younger_one_ends(leader: LeaderOnALoop) -> None:
+    leader.roster.has_begun, leader.job = True, WhichJob(5.0, "h1:7")
+    older, same, younger = WhichJob(4.0, "h9:1"), WhichJob(5.0, "h1:7"), WhichJob(5.0, "h2:7")
+    for job, found, answer in ((None, 0, False), (same, 0, False), (younger, 0, True), (older, 1, False)):
+        peer = leader.peer()
+        peer.say_frame(packed(wire.LedBy("", "10.0.0.7", 5, job)))
+        leader.turn()
+        leader.turn()
+        if answer:
+            words = msgspec.msgpack.decode(peer.hear_frame(), type=wire.LedBy)
+            assert words == wire.LedBy("", "127.0.0.1", leader.address[1], leader.job)
+        assert leader.ends(peer.connection)
+        assert len(leader.older) == found
+    assert leader.older == [Address("10.0.0.7", 5)] and not leader.led_elsewhere
+
+
+def test_who_would_begin_a_job_hears_that_one_lives_that_nobody_leads(leader: LeaderOnALoop) -> None:
+    for run_id in ("another job", ""):
+        leader.peer().say_frame(packed(wire.StillLives(run_id)))
+    leader.until(lambda: leader.said)
     leader.roster.has_begun = True
     peer = leader.peer()
-    peer.say_frame(packed(wire.LedBy("", "10.0.0.7", 5)))
+    peer.say_frame(packed(wire.StillLives("")))
     assert leader.ends(peer.connection)
-    assert not leader.led_elsewhere
+    assert leader.said == ["waits"]
 
 
 def test_after_another_agent_led_only_current_processes_are_ranks(leader: LeaderOnALoop) -> None:

@@ -2,7 +2,7 @@
 
 start.py         a job, or a member's part of one, from its options to its exit code
 leading.py       the leading agent, put together; succession.py: how another one is kept up to take its place
-replication.py   what all agents have agreed upon, and whether this one leads
+replication.py   what all agents have agreed upon, and whether this one leads; other_jobs.py: or others do, elsewhere
 agent.py         it takes one event after the other: events in, actions out
 coordination.py  the coordinator's state, as the agent reads it
 executor.py      does what the coordinator has decided; orders.py: what it tells ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from launcher.cluster.wire import WhichJob
 from launcher.coordinator import machine
 from launcher.coordinator.actions import Action
 from launcher.coordinator.rank_assignment import RankAssignment, assignments, assignments_on_one_host
@@ -34,6 +35,13 @@ class Coordination:
     def restore(self, snapshot: bytes) -> None:
         """Go on from what another agent knew. Raises Malformed."""
         self.state = unpacked(snapshot)
+
+    @property
+    def job(self) -> WhichJob | None:
+        """Which one it is, once it has begun."""
+        world = self.state.world
+        started = world.started
+        return None if started is None else WhichJob(world.started_at, f"{started.host}:{started.pid}")
 
     @property
     def generation(self) -> int:

@@ -10,6 +10,7 @@ import socket
 from dataclasses import dataclass
 from functools import partial
 
+from launcher.agent import other_jobs
 from launcher.agent.agent import Agent
 from launcher.agent.awaited import Awaited
 from launcher.agent.coordination import Coordination
@@ -29,7 +30,7 @@ from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.inspection import Inspection
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.quorum import Quorum
-from launcher.cluster.leading.redirects import LedElsewhere, give_way
+from launcher.cluster.leading.redirects import give_way
 from launcher.cluster.leading.roster import Roster
 from launcher.cluster.links import addresses
 from launcher.cluster.links.dial import Address
@@ -37,7 +38,6 @@ from launcher.cluster.reception import Reception
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, ConnectionLost, RankFailed, Suspected
-from launcher.joblog.exit_codes import ExitCode
 from launcher.planning.planner import Planner
 from launcher.processes.environment import Environments
 from launcher.processes.local_agent import LocalAgent
@@ -146,17 +146,22 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
     quorum.choose = leader.choose
     if began.reception is not None:
         leader.open(began.reception)
-        give_way(began.reception, roster, leader, partial(_is_led_elsewhere, local))
+        give_way(
+            began.reception,
+            roster,
+            leader,
+            lambda: began.coordination.job,
+            led_elsewhere=partial(_is_led_elsewhere, local),
+            is_younger=partial(other_jobs.is_younger, local),
+            waits=quorum.wait,
+        )
     return leader, quorum
 
 
 def _is_led_elsewhere(local: LocalAgent, address: Address) -> None:
     """This agent has begun no job yet, and is to join one."""
-    if local.code is not None:
-        return
     local.news.say(f"the job of this endpoint goes on: it is led at {address}, and this agent joins it there")
-    local.fail(LedElsewhere(address))
-    local.code = ExitCode.FAILED
+    other_jobs.joins(local, address, was_in=False)
 
 
 def _is_reached(environments: Environments, address: str) -> None:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from launcher.agent import other_jobs
 from launcher.agent.coordination import Coordination
 from launcher.cluster.agreement import Agreement
+from launcher.cluster.endpoint_watch import EndpointWatch
 from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.quorum import Quorum
-from launcher.cluster.leading.redirects import EndpointWatch
 from launcher.cluster.led.leader_session import HOLD_DETECTS, hold_limit
 from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
+from launcher.cluster.wire import LedBy
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.job_hangs import JobHangs
 from launcher.host.loop import Timer
@@ -69,7 +71,7 @@ class Replication:
         """While too few others are heard."""
         self._told_to_end: tuple[str, int] | None = None
         self._endpoint: EndpointWatch | None = None
-        """Where this agent leads after another one."""
+        """Where this agent leads."""
 
     def decide_by(self, decided: Callable[[Event], None]) -> None:
         """`decided(event)`: what all have agreed that it has happened."""
@@ -93,6 +95,8 @@ class Replication:
     def note(self, event: Event) -> None:
         """Who the others are, before anything is done about it."""
         match event.body:
+            case JobStarted() if self._endpoint is None:
+                self._look_at_endpoint(is_there=True)
             case AgentJoined(agent=agent):
                 self._give_votes((*self._leader.present(), agent))
             case AgentLost():
@@ -109,6 +113,29 @@ class Replication:
         else:  # with this agent alone, as `vote` tells: then it is asked again
             self._is_founded = True
             self._agreement.found()
+
+    def watch_endpoint(self) -> None:
+        """This agent leads, and is not at the endpoint."""
+        self._look_at_endpoint(is_there=False)
+
+    def _look_at_endpoint(self, *, is_there: bool) -> None:
+        """For other jobs of this run id: of two the older one goes on."""
+        if self._reception is None:
+            return
+        local, options, port = self._local, self._local.options, self._reception.port
+
+        def words(here: str) -> LedBy | None:
+            """None after the end."""
+            address = self._leader.us.address or here
+            return LedBy(options.run_id, address, port, self._coordination.job) if local.code is None else None
+
+        def answered(words: LedBy) -> None:
+            ours = self._coordination.job
+            if words.run_id == options.run_id and words.job is not None and ours is not None and words.job < ours:
+                other_jobs.is_younger(local, Address(words.host, words.port))
+
+        every_s = options.detect_s / 2
+        self._endpoint = EndpointWatch(local.loop, options, self._reception, words, answered, every_s, is_there=is_there)
 
     def _give_votes(self, agents: tuple[AgentInfo, ...]) -> None:
         if self._agreement is not None:
@@ -155,8 +182,18 @@ class Replication:
             news.event(LeaderChanged(self._leader.us))
 
     def led_by(self, number: int) -> None:
-        if self._local.code is None:
+        if self._local.code is not None:
+            return
+        found = [agent for agent in self._coordination.state.world.agents if agent.number == number]
+        if not found:
             self._end(f"agent {number} leads the job now, which goes on without this one")
+            return
+        at = Address(found[0].address, found[0].port)
+        self._local.news.say(
+            f"cut off: agent {number} leads the job now, at {at}; the ranks here end, and this agent joins again"
+        )
+        other_jobs.joins(self._local, at, was_in=True)
+        self._leave(ExitCode.FAILED)
 
     def end_alone(self, reason: str, code: int) -> bool:
         """This agent was told to end. Answers whether it does so alone: where it decides nothing, the job may go on without it.
@@ -198,12 +235,6 @@ class Replication:
         world = self._coordination.state.world
         self._cluster.keep(world.homes, self._coordination.assignment)
         self._leader.take_over(world.agents, before, self._is_current, 2 * self._local.options.detect_s, self._has_taken_over)
-
-    def watch_endpoint(self) -> None:
-        """This agent leads, and is not at the endpoint."""
-        assert self._reception is not None
-        options, us = self._local.options, self._leader.us
-        self._endpoint = EndpointWatch(self._local.loop, options, self._reception, us.address, options.detect_s)
 
     def _is_current(self, agent: int, assignment: RankAssignment) -> bool:
         coordination = self._coordination

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from launcher.agent.drills import Drill, parse
@@ -13,6 +13,7 @@ from launcher.agent.leading import founding, founding_anew, leading, taking_over
 from launcher.agent.succession import Succession
 from launcher.cluster import endpoint
 from launcher.cluster.leading.redirects import LedElsewhere
+from launcher.cluster.led.member import Member
 from launcher.cluster.links import secret
 from launcher.cluster.links.dial import Address
 from launcher.host.fitness import child
@@ -23,7 +24,7 @@ from launcher.options import RunOptions
 from launcher.output import torch_logs_specs
 from launcher.processes import environment as environments
 from launcher.processes import rank_process
-from launcher.processes.local_agent import LocalAgent
+from launcher.processes.local_agent import LocalAgent, Role
 from perfmodel.profile import Profile
 
 Output = Callable[[int, str, bytes], None]
@@ -57,21 +58,33 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
     listener = endpoint.host_or_join(options)
     try:
         local = LocalAgent(options, listener, output, report)
-        elsewhere: list[Address] = []
-        if listener is not None:
-            try:
-                return local.run(leading(local, founding(local, listener, key, watch), drills, profile))
-            except LedElsewhere as error:  # before a job has begun here
-                local, elsewhere = LocalAgent(options, None, output, report), [error.address]
+        led = partial(_led, key=key, watch=watch, drills=drills, profile=profile)
+        role: Role
+        role = leading(local, founding(local, listener, key, watch), drills, profile) if listener is not None else led(local)
         while True:
-            found = partial(_found, local, drills, profile)
             try:
-                return local.run(Succession(local, key, watch, partial(_take_over, local), found, elsewhere).member)
+                return local.run(role)
             except LedElsewhere as error:
-                local, elsewhere = LocalAgent(options, None, output, report), [error.address]
+                local = LocalAgent(options, None, output, report)
+                role = led(local, [error.address], was_in=error.was_in)
     finally:
         if listener is not None:
             listener.close()
+
+
+def _led(
+    local: LocalAgent,
+    elsewhere: Sequence[Address] = (),
+    *,
+    key: bytes,
+    watch: Watch,
+    drills: tuple[Drill, ...],
+    profile: Profile | None,
+    was_in: bool = False,
+) -> Member:
+    """`elsewhere`, `was_in`: as for Succession."""
+    found = partial(_found, local, drills, profile)
+    return Succession(local, key, watch, partial(_take_over, local), found, elsewhere, was_in=was_in).member
 
 
 def _checked(options: RunOptions, watch: Watch) -> HostReport:

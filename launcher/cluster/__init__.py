@@ -1,6 +1,6 @@
 """The other agents of a job: how they find each other, what they say, who is lost.
 
-endpoint.py  where they meet, and who leads at first
+endpoint.py  where they meet, and who leads at first; endpoint_watch.py: that no other job begins there
 leading/     at the agent that leads: who comes, who is lost, all ranks of the job
 led/         at the others: a member, and how it finds and holds on to the one that leads
 agreement.py the log that all agents keep together (../consensus); mesh.py: their links for it

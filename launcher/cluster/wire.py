@@ -80,19 +80,34 @@ class Greet(msgspec.Struct, frozen=True, tag=True):
     number: Count
 
 
+class WhichJob(msgspec.Struct, frozen=True, order=True):
+    """A job among those of one `run_id`: the least is the oldest. `began`: in seconds since the epoch; `founder`: host and
+    process of the agent with which it did."""
+
+    began: float
+    founder: str
+
+
 class LedBy(msgspec.Struct, frozen=True, tag=True):
-    """Another agent leads the job, and is reached there: first words to who would begin a job of the same `run_id`, or the
-    answer to who wants to join."""
+    """An agent leads the job, and is reached there: first words to who may begin a job of the same `run_id`, or has begun one,
+    and the answer of an older one; or to who wants to join (then `job` is not said)."""
 
     run_id: str
     host: Name
     port: Port
+    job: WhichJob | None = None
 
     def __post_init__(self) -> None:
         check_ip_address(self.host)
 
 
-FirstWords = Join | Resume | Attach | Greet | LedBy | Ask
+class StillLives(msgspec.Struct, frozen=True, tag=True):
+    """The job does, and looks for one that leads it: first words to who may begin a job of the same `run_id`."""
+
+    run_id: str
+
+
+FirstWords = Join | Resume | Attach | Greet | LedBy | StillLives | Ask
 MAX_FIRST_BYTES = 1 << 20
 """Of the first frame of a link."""
 
@@ -107,7 +122,11 @@ class Forgotten(msgspec.Struct, frozen=True, tag=True):
     """The answer to who was taken for lost: its ranks are no part of the job any more."""
 
 
-Answer = Resumed | Forgotten
+class Unknown(msgspec.Struct, frozen=True, tag=True):
+    """The answer to who has never been here: another agent has come where the one listened that it looks for."""
+
+
+Answer = Resumed | Forgotten | Unknown
 
 
 class FromRank(msgspec.Struct, frozen=True, tag=True):

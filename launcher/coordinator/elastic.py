@@ -4,7 +4,8 @@ STARTING ─a failure─► RESTARTING ─all gone─► judged: the end, or STA
 
 What failed is judged when all ranks are gone and have said what they had to say (failures/root_cause.py); whether to
 start again is the policy's decision (restart_policy.py). Agents that come and go: all start again on those that are there, at
-once when one more comes, and counted as a restart when one is lost; with fewer than `min_agents` one is waited for.
+once when one more comes, and counted as a restart when one is lost, or several at once; with fewer than `min_agents` one is
+waited for.
 
 A script may still build a Job, which begins without ranks that are lost. So where it says that it imports odyssey, and has
 shown nothing yet, the loss of a rank that may not start again is judged when it is known what the script is.
@@ -163,8 +164,11 @@ def _start(plain: PlainState) -> Actions:
         missing = started.min_agents - len(world.agents)
         note = Note(f"waiting up to {started.join_timeout_s:g} s for {missing} more agent{'s' if missing > 1 else ''}")
         return Record(note), SetDeadline(started.join_timeout_s)
+    lost_agent = any(end.kind is Kind.AGENT for end in world.ends.values())
+    cause = root(world.ends)
     world.seat(world.agents)
     world.alive = set(range(world.n_ranks))
+    plain.never_there = set(world.alive) if lost_agent and (cause is None or cause.kind is Kind.AGENT) else set()
     world.exited.clear()
     world.ends.clear()
     world.generation += 1
@@ -233,6 +237,8 @@ def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
     what = f"agent {number} ({body.agent.host}) was lost ({body.reason})"
     if not its:
         return (Record(Note(f"{what}; its ranks had ended")),)
+    if world.agents and plain.never_there.issuperset(its):
+        return _restart(plain, f"{what}, with the one before; all ranks start again, which counts as one restart")
     if world.started is not None and len(world.agents) >= world.started.min_agents and _is_for_later(plain):
         return _judge_later(plain, what)
     return _failure(plain, what)

@@ -44,6 +44,8 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
             return state, _started(state, body)
         case RankStarted() if state.status is not Status.ENDING:
             world.ends.pop(body.rank, None)
+            if isinstance(state, PlainState):
+                state.never_there.discard(body.rank)
             return state, ()
         case StopRequested():
             return state, _stopped(state, body)

@@ -119,7 +119,8 @@ class PlainState:
 
     This attempt began at `attempt_at`. `has_progressed`: in this attempt; `gives_signs`: of progress, in any. `failed_at`: when
     the last attempt failed, until this one makes progress. `is_backing_off`: all ranks are gone, and a pause passes. `missed`:
-    why ranks are missing that a Job can begin without, where it is not known yet whether there will be one.
+    why ranks are missing that a Job can begin without, where it is not known yet whether there will be one. `never_there`: of
+    the ranks of an attempt that began with the loss of an agent, those that have not started in it.
     """
 
     world: World = field(default_factory=World)
@@ -131,6 +132,7 @@ class PlainState:
     failed_at: float | None = None
     is_backing_off: bool = False
     missed: str = ""
+    never_there: set[int] = field(default_factory=set)
 
     @property
     def joined(self) -> Set[int]:

@@ -81,7 +81,8 @@ class Leader:
         self.agents: dict[int, RemoteAgent] = {}
         """By number, all that were ever taken in."""
         self._numbers = itertools.count(1 + number * PROCESSES_APART)
-        self._sessions = Sessions(loop, detect_s, self._begun, self._address_of, partial(self._enough_heard_at, are_enough))
+        heard_at = partial(self._enough_heard_at, are_enough)
+        self._sessions = Sessions(loop, detect_s, self._begun, self._address_of, heard_at, roster.took_over)
         self._waiting: dict[Session, Join] = {}
         """Agents beyond those that the job may have, in the order in which they came."""
         self._take_over: _TakeOver | None = None

@@ -44,6 +44,9 @@ class Quorum:
     def start(self) -> None:
         """Wait from now on; not at all where this agent is enough."""
         self._tell()
+        if first_s := self._roster.waits_first_s:
+            text = f"with fewer than {self._roster.most} agents it begins after {first_s:g} s at the earliest"
+            self._news.say(f"{text}: an earlier job of this --rdzv-id that goes on elsewhere is heard of until then")
         self.look()
 
     def take_over(self) -> None:
@@ -53,6 +56,11 @@ class Quorum:
     def end(self) -> None:
         """The job ends before it has begun, or after."""
         self._is_over = True
+
+    def wait(self) -> None:
+        """Another job of this run id lives, of which nobody says yet where it is led."""
+        if self._roster.wait(self._loop.clock()):
+            self._news.say("agents of an earlier job of this --rdzv-id live, and look for one that leads it: waiting for them")
 
     def joined(self, agent: AgentInfo) -> None:
         """An agent has come."""

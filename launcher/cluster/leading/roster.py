@@ -6,6 +6,8 @@ whose agents were lost again and again while the job ran has to wait, ever longe
 
 from __future__ import annotations
 
+import math
+
 from launcher.cluster.leading.comparison import Comparison
 from launcher.cluster.wire import Join, Refused, WaitForPlace
 from launcher.coordinator.rank_assignment import in_order
@@ -39,6 +41,9 @@ class Roster:
         self.agents: dict[int, AgentInfo] = {leader.number: leader}
         """By number. An agent that leaves is taken out by its owner."""
         self.comparison = Comparison(report, options.min_agents) if report is not None else None
+        self._not_before = -math.inf
+        """The job begins, for another one lives."""
+        self._taken_over: set[int] = set()
         self._sessions: dict[int, bytes] = {}
         """Of agents that were compared, by number."""
         self._note_enough(now)
@@ -87,11 +92,30 @@ class Roster:
 
     def take_over(self, agents: tuple[AgentInfo, ...], now: float) -> None:
         """The job has begun under another agent, with these."""
+        self._taken_over = {agent.number for agent in agents}
         self.agents |= {agent.number: agent for agent in agents}  # this one may have come too late to have ranks of the job
         self._next_number += max(self.agents) + NUMBERS_APART
         self.has_begun = True
         self.comparison = None  # how the others' hosts are, nobody here has been told
         self._note_enough(now)
+
+    def took_over(self, number: int) -> bool:
+        """Whether the agent was a member of the job when it was taken over."""
+        return number in self._taken_over
+
+    def wait(self, now: float) -> bool:
+        """Another job of this run id lives, and will say where it is led, or end. Answers whether this is news."""
+        is_news = now > self._not_before
+        self._not_before = now + self._options.detect_s
+        return is_news
+
+    @property
+    def waits_first_s(self) -> float:
+        """Before a job begins with fewer agents than there may be, so that a job that lives elsewhere is heard of; 0 where the
+        last call is longer."""
+        options = self._options
+        is_short = options.min_agents < options.max_agents and options.last_call_s < options.detect_s
+        return options.detect_s if is_short else 0.0
 
     def leave(self, number: int, now: float) -> None:
         """It was lost."""
@@ -125,14 +149,19 @@ class Roster:
             self._enough_since = now
 
     def starts_at(self) -> float | None:
-        """When the job begins if nobody else comes or goes; None as long as there are too few."""
+        """When the job begins if nobody else comes or goes; None as long as there are too few. With fewer than there may be
+        not before agents of another job of this run id have had the time to say that it lives."""
+        at = self._had_enough_at()
+        return max(at, self._not_before) if at is not None else None
+
+    def _had_enough_at(self) -> float | None:
         if self._enough_since is None:
             return None
         if self.n_here >= self._options.max_agents and self._are_good_enough():
             return self._enough_since
         if self.comparison is not None and self.comparison.is_decided:
             return self._enough_since
-        return self._enough_since + self._options.last_call_s
+        return max(self._enough_since + self._options.last_call_s, self._began + self._options.detect_s)
 
     def _are_good_enough(self) -> bool:
         """No better ones can come, as far as that is to be compared."""

@@ -14,7 +14,7 @@ from launcher.cluster.links.heart import N_BEATS, Heart
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
 from launcher.cluster.reception import Reception
-from launcher.cluster.wire import Attach, Forgotten, FromMember, Join, Resume, Resumed
+from launcher.cluster.wire import Attach, Forgotten, FromMember, Join, Resume, Resumed, Unknown
 from launcher.host.loop import Loop
 from odyssey.codec import Malformed
 from odyssey.messages import packed
@@ -24,7 +24,7 @@ class Sessions:
     """`begun(session, words, link)`: one more, by an agent that has come with these words. It is `handle`'s turn.
 
     `address_of(words, there)`: where that agent listens, which has come from the address `there`; None for one nobody knows.
-    `enough_heard_at()`: see Silence.
+    `enough_heard_at()`: see Silence; `had(number)`: whether an agent of this number was a member of the job.
     """
 
     def __init__(
@@ -34,15 +34,19 @@ class Sessions:
         begun: Callable[[Session, Join | Attach, Link], None],
         address_of: Callable[[Join | Attach, str], Address | None],
         enough_heard_at: Callable[[], float],
+        had: Callable[[int], bool],
     ) -> None:
         self._loop = loop
         self._detect_s = detect_s
         self._begun = begun
         self._address_of = address_of
+        self._had = had
         self.heart = Heart(loop, detect_s / N_BEATS, lambda: self.silence.look())
         self.silence = Silence(self.heart.clock, detect_s, enough_heard_at)
         self._by_token: dict[bytes, Session] = {}
         """Those that are not over."""
+        self._forgotten: set[bytes] = set()
+        """Those that are."""
         self._dials: dict[Session, Dial] = {}
         """To agents whose links were cut, to see whether they live."""
         self._reception: Reception | None = None
@@ -58,7 +62,7 @@ class Sessions:
         """Raises Malformed."""
         address = self._address_of(words, link.addresses[1])
         if address is None:
-            self._send_away(link)
+            self._send_away(link, was_here=isinstance(words, Attach) and self._had(words.number))
             return
         if words.session in self._by_token:
             raise Malformed("a session that there is already")
@@ -74,13 +78,13 @@ class Sessions:
         """Raises Malformed."""
         session = self._by_token.get(words.session)
         if session is None or session.is_over:
-            self._send_away(link)
+            self._send_away(link, was_here=words.session in self._forgotten)
             return
         link.send(packed(Resumed(session.n_received)))
         session.attach(link, words.n_received)
 
-    def _send_away(self, link: Link) -> None:
-        link.send(packed(Forgotten()))
+    def _send_away(self, link: Link, *, was_here: bool) -> None:
+        link.send(packed(Forgotten() if was_here else Unknown()))
         link.close()
 
     def _is_cut(self, address: Address, session: Session, why: str) -> None:
@@ -102,6 +106,7 @@ class Sessions:
 
     def forget(self, token: bytes) -> None:
         """It is over; who comes back to it is told so."""
+        self._forgotten.add(token)
         session = self._by_token.pop(token, None)
         if session is not None:
             session.close()

@@ -1,7 +1,8 @@
 """What a member and the agent that leads it have said to each other: it goes on when their link is cut, and found again.
 
 Join ─► … ─► cut or silent ─► dial again ─► Resume ─► Resumed: all goes on
-                                                   └► Forgotten: the job goes on without us
+                                                   ├► Forgotten: the job goes on without us
+                                                   └► Unknown: the process that led has ended
 
 A member that hears nothing does not know whether the job goes on without it: before the leading agent can have taken it for
 lost it holds its ranks, until it knows.
@@ -19,7 +20,16 @@ from launcher.cluster.links.dial import Address, Dial
 from launcher.cluster.links.heart import N_BEATS, Heart
 from launcher.cluster.links.link import Link
 from launcher.cluster.links.session import Session
-from launcher.cluster.wire import MAX_FIRST_BYTES, Answer, Attach, FromLeader, FromMember, Resume, Resumed
+from launcher.cluster.wire import (
+    MAX_FIRST_BYTES,
+    Answer,
+    Attach,
+    FromLeader,
+    FromMember,
+    Resume,
+    Resumed,
+    Unknown,
+)
 from launcher.host.loop import Loop, Timer
 from launcher.host.own_clock import OwnClock
 from odyssey.codec import Malformed, Packed
@@ -165,6 +175,10 @@ class LeaderSession:
                 if isinstance(answer, Resumed):
                     self._first = None
                     self._session.attach(link, answer.n_received)
+                    return
+                if isinstance(answer, Unknown):
+                    link.close()
+                    self._session.end("another agent is there now")
                     return
             except Malformed as error:
                 self._session.end(f"sent what is no message of ours: {error}")

@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import odyssey
+from launcher.cluster.led.hold import Hold
 from launcher.cluster.led.leader_search import LeaderSearch
-from launcher.cluster.led.leader_session import HOLD_DETECTS, LeaderSession, hold_limit
+from launcher.cluster.led.leader_session import HOLD_DETECTS, LeaderSession
 from launcher.cluster.led.reported import Reported
 from launcher.cluster.links import addresses
 from launcher.cluster.links.dial import Address
@@ -54,7 +55,6 @@ from launcher.cluster.wire import (
     WaitForPlace,
     Welcome,
 )
-from launcher.host.loop import Timer
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode, ending
 from launcher.joblog.news import Sender
@@ -128,7 +128,7 @@ class Member:
         self.reported = Reported()
         self._number: int | None = None
         """This agent's, once the leading one has said Welcome."""
-        self._hold_limit: Timer | None = None
+        self._held: Hold | None = None
         """While the ranks stand still."""
         self._is_job_over = False
 
@@ -181,8 +181,7 @@ class Member:
         """Nobody leads this agent any more."""
         self._search.end()
         self._local.own_ranks.close()
-        if self._hold_limit is not None:
-            self._hold_limit.cancel()
+        self._release()
         if self._session is not None:
             self._session.close()
 
@@ -394,18 +393,26 @@ class Member:
         self._search.again(f"the leading agent is lost ({why})")
 
     def _hold(self, is_held: bool) -> None:
-        if is_held == (self._hold_limit is not None) or self._number is None:
+        if is_held == (self._held is not None) or self._number is None:
             return
         if is_held:
             self.say(f"the leading agent at {self.where} is silent: the ranks here stand still until it is known why")
             detect_s = self._local.options.detect_s
             why = f"nothing heard of it, or of another one, for {HOLD_DETECTS * detect_s:g} s"
-            self._hold_limit = hold_limit(self._local.loop, detect_s, lambda: self._lost(why))
-        elif self._hold_limit is not None:
+            assert self._reception is not None
+            may_go_on = self._successors.can_follow(is_gone=False)
+            self._held = Hold(
+                self._local.loop, self._local.options, self._reception, lambda: self._lost(why), may_go_on=may_go_on
+            )
+        else:
             self.say(f"the leading agent at {self.where} is heard: the ranks go on")
-            self._hold_limit.cancel()
-            self._hold_limit = None
+            self._release()
         self._processes.hold(is_held)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def _is_forgotten(self) -> None:
         """The job goes on without the ranks here."""
@@ -422,9 +429,7 @@ class Member:
             self._processes.kill_rank(rank, None)
         self._processes.hold(False)
         self.reported = Reported()
-        if self._hold_limit is not None:
-            self._hold_limit.cancel()
-            self._hold_limit = None
+        self._release()
         self._number = None
         self._successors.forgotten()
 
