@@ -74,8 +74,8 @@ class Session:
         self._decoder = Packed(kind)
         self.detect_s = detect_s
         self._cut = cut
-        self._received: Callable[[Any], None] = lambda message: None
-        self._lost: Callable[[str], None] = lambda why: None
+        self._handlers: tuple[Callable[[Any], None], Callable[[str], None]] = (lambda message: None), (lambda why: None)
+        """Of what comes, and of its end."""
         self._link: Link | None = None
         self._unheard: deque[tuple[int, bytes]] = deque()
         self._n_unheard_bytes = self._n_sent = 0
@@ -89,7 +89,7 @@ class Session:
 
     def handle(self, received: Callable[[Any], None], lost: Callable[[str], None]) -> None:
         """`received(message)`: each from now on; `lost(why)`: once, and nothing comes after it."""
-        self._received, self._lost = received, lost
+        self._handlers = received, lost
 
     def attach(self, link: Link, n_heard: int) -> None:
         """Go on over `link`, to a side that has received `n_heard` messages. Raises Malformed if that cannot be."""
@@ -132,7 +132,7 @@ class Session:
         """The other side is lost."""
         if not self.is_over:
             self.close()
-            self._lost(why)
+            self._handlers[1](why)
 
     def _beat(self) -> None:
         """From the heart's thread."""
@@ -159,7 +159,7 @@ class Session:
             return
         if message is not None:
             self.n_received += 1
-            self._received(message)
+            self._handlers[0](message)
 
     def _message_in(self, body: bytes) -> Any:
         """None for a beat, and for what was said before. Raises Malformed."""
