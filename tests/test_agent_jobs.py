@@ -130,7 +130,7 @@ def test_a_measured_profile_is_written_and_taken(tmp_path: Path) -> None:
 
 
 def test_the_loss_of_zygote_and_store_is_no_loss_of_the_job(tmp_path: Path) -> None:
-    """Both are killed in step 3, a rank in step 6: its replacement comes from a new zygote, and meets at a new store."""
+    """Both are killed in step 3, a rank in step 6: its replacement comes from a new zygote, and needs no store."""
 
     def kill_helpers(event: Event, ran: Ran) -> None:
         body = event.body

@@ -20,6 +20,8 @@ from odyssey import own_process
 
 _SO_PEERNAME = 28
 """getpeername for a connection that is still being made, too."""
+_SOCKADDR_BYTES = {socket.AF_INET: 16, socket.AF_INET6: 28}
+"""By family: the kernel gives no more than there are."""
 
 
 class Endpoint(NamedTuple):
@@ -78,7 +80,7 @@ class Connections:
         return found
 
     def _is_of_us(self, view: socket.socket) -> bool:
-        if view.family not in (socket.AF_INET, socket.AF_INET6) or view.type != socket.SOCK_STREAM:
+        if view.family not in _SOCKADDR_BYTES or view.type != socket.SOCK_STREAM:
             return False
         try:
             if view.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -86,7 +88,8 @@ class Connections:
             host, port, *_ = view.getsockname()
             if Endpoint(host.partition("%")[0], port) in self._ours:
                 return True
-            return endpoint(view.getsockopt(socket.SOL_SOCKET, _SO_PEERNAME, 128)) in self._theirs
+            peer = view.getsockopt(socket.SOL_SOCKET, _SO_PEERNAME, _SOCKADDR_BYTES[view.family])
+            return endpoint(peer) in self._theirs
         except OSError:
             return False  # leads nowhere
 

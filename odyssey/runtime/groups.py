@@ -267,6 +267,7 @@ class Groups:
         self._on_device.clear()
         self.world = self._moving = None
         self._introductions.forget()
+        self._outcomes = SimpleQueue()  # what a cut build has raised still has what it had built, down to its device
 
     def _build(self) -> None:
         members, subsets, movers = self._given.members, self._given.subsets, self._given.movers

@@ -76,3 +76,12 @@ def test_hosts_meet(
         its.start(i, str(script), nnodes=2, **{"rdzv_backend": backend} | given | options)
     assert [agent.end() for agent in its.agents.values()] == [0, 0], its.lines()
     assert its.lines().count("all 2") == 2, its.lines()
+
+
+def test_ranks_of_a_job_reach_each_other_by_ipv6(cluster: Callable[[int], Cluster]) -> None:
+    """There are IPv4 addresses too, and nobody has given the hosts' names to anything."""
+    its = cluster(2)
+    its.train(drill="step=20 kill=1", max_restarts=1, **by_ipv6(its.hosts))
+    assert [agent.end() for agent in its.agents.values()] == [0, 0], its.lines()
+    assert "recovered in" in its.lines()
+    its.assert_exact()
