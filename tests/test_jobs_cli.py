@@ -396,7 +396,7 @@ def as_another_user(folder: Path, *commands: str) -> str:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_job_of_another_user_is_seen_as_far_as_its_folder_is_and_not_touched() -> None:
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # the tests' own folder is closed to others
         os.chmod(place, 0o755)
         job = Launched(Path(place) / "job", "--tee", "3")
         try:
