@@ -32,7 +32,7 @@ class Agent:
         listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
         self.address = Address("127.0.0.1", int(listener.getsockname()[1]))
         self.reception = Reception(loop, listener, KEY, PORT)
-        self.agreement = Agreement(loop, self.reception, number, 0.5)
+        self.agreement = Agreement(loop, self.reception, number, 0.5, "a log")
         self.agreement.hearer = self
         self.is_gone = False
 

@@ -94,7 +94,7 @@ TYPE_TOLD = b"\x82\xa4type\xa4Told"
         b"\x82\xa4type\xa8EndRanks\xa5ranks\xdd\xff\xff\xff\xff",
         msgspec.msgpack.encode(wire.Signal(9999)),
         msgspec.msgpack.encode(wire.DrillRank(0, -1)),
-        msgspec.msgpack.encode(wire.Welcome(-1, 0, "", 1, "")),
+        msgspec.msgpack.encode(wire.Welcome(-1, 0, "", 1, "", "")),
         msgspec.msgpack.encode(wire.JobIsOver(1 << 40, "", "")),
         msgspec.msgpack.encode(wire.SpawnRank(1, events_seat := wire.RankAssignment(0, 0, 0, 1 << 60, 1, 1, 0, 1))),
         msgspec.msgpack.encode(wire.SpawnRank(1, msgspec.structs.replace(events_seat, n_ranks=1, local_rank=-1))),

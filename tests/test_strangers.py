@@ -125,6 +125,7 @@ class LeaderOnALoop:
             0,
             "",
             StoreAddress("127.0.0.1", PORT),
+            "a log",
             1e9,
             news,
             joined=self.joined.append,
@@ -743,7 +744,7 @@ def test_a_member_whose_leader_talks_nonsense_ends_in_good_order(false_leader: F
     agent = false_leader.agent()
     peer = false_leader.accept()
     with peer.connection:
-        peer.say(wire.Welcome(1, 0, "127.0.0.1", false_leader.port, ""))
+        peer.say(wire.Welcome(1, 0, "127.0.0.1", false_leader.port, "", "a log"))
         peer.say(wire.SpawnRank(1, RankAssignment(0, 0, 0, 1, 1, 1, 0, 1)))
         peer.hear(wire.FromMember)  # the rank is there
         # Nobody has such a rank: that is nobody's end.
@@ -773,7 +774,7 @@ def test_a_member_that_is_in_the_job_by_nobodys_word_but_the_lost_ones_asks_agai
     with peer.connection:
         peer.say(wire.WaitForPlace("no room"))
         peer.say(wire.Others((("127.0.0.1", addresses.control_ports(false_leader.port)[0]),)))
-        peer.say(wire.Welcome(1, 0, "127.0.0.1", false_leader.port, ""))
+        peer.say(wire.Welcome(1, 0, "127.0.0.1", false_leader.port, "", "a log"))
         agent.until(lambda line: "joined the job" in line)
         at = false_leader.listener.getsockname()
         false_leader.listener.close()

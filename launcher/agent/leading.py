@@ -6,6 +6,7 @@ what there is on this host ─► the job's state and log ─► the ranks, here
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from dataclasses import dataclass
 from functools import partial
@@ -72,16 +73,21 @@ def founding(local: LocalAgent, listener: socket.socket, key: bytes, watch: Watc
         return Began(0, coordination, log, None, None)
     port = local.processes.store.address.port
     reception = Reception(loop, addresses.listen_beside(listener, addresses.control_ports(port)), key, port)
-    agreement = Agreement(loop, reception, 0, options.detect_s)
+    agreement = Agreement(loop, reception, 0, options.detect_s, _new_log())
     answer_visitors(local, reception, lambda: 0)
     return Began(0, coordination, log, agreement, reception)
+
+
+def _new_log() -> str:
+    """A name that no other log has."""
+    return secrets.token_hex(8)
 
 
 def founding_anew(local: LocalAgent, succession: Succession) -> Began:
     """The job begins here, after all who were to begin it are gone."""
     assert succession.reception is not None
     succession.log.watch = succession.watch
-    agreement = Agreement(local.loop, succession.reception, succession.number, local.options.detect_s)
+    agreement = Agreement(local.loop, succession.reception, succession.number, local.options.detect_s, _new_log())
     return Began(succession.number, succession.coordination, succession.log, agreement, succession.reception)
 
 
@@ -134,6 +140,7 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
         began.number,
         processes.environments.run_id,
         processes.environments.store,
+        began.agreement.log if began.agreement is not None else "",
         options.detect_s,
         local.news,
         joined=quorum.joined,

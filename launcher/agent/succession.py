@@ -97,11 +97,11 @@ class Succession:
 
     # -- what the member tells -----------------------------------------------------------------------------------------
 
-    def welcomed(self, reception: Reception, number: int, leader: int, address: Address) -> None:
+    def welcomed(self, reception: Reception, number: int, leader: int, address: Address, log: str) -> None:
         if self.reception is None:  # else it was welcomed before, and forgotten
             answer_visitors(self._local, reception, lambda: self.leader)
         self.reception, self.number, self.leader, self.was_in = reception, number, leader, True
-        self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s)
+        self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s, log)
         self.agreement.hearer = self
         self._know(leader, address)
         send_on(reception, self._local.options.run_id, lambda: self._where.get(self.leader))

@@ -51,16 +51,17 @@ class Hearer(Protocol):
 
 
 class Agreement:
-    """`me`: this agent's number. `hearer` is set by whoever has it, before anything is agreed upon."""
+    """`me`: this agent's number; `log`: which one it is. `hearer` is set by whoever has it, before anything is agreed upon."""
 
     hearer: Hearer
 
-    def __init__(self, loop: Loop, reception: Reception, me: int, detect_s: float) -> None:
+    def __init__(self, loop: Loop, reception: Reception, me: int, detect_s: float, log: str) -> None:
         self.me = me
+        self.log = log
         self._loop = loop
         self._beat_s = detect_s / N_BEATS
         self._clock = OwnClock(loop, 2 * self._beat_s)
-        self._mesh = Mesh(loop, reception, me, self._received)
+        self._mesh = Mesh(loop, reception, me, log, self._received)
         self._node = Node(me, Random(), 0.0, heartbeat_s=self._beat_s, election_s=detect_s)
         self._pending: deque[bytes] = deque()
         """Proposed while this agent did not lead: decided if it leads again."""

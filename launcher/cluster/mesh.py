@@ -34,12 +34,14 @@ class _Peer:
 
 
 class Mesh:
-    """`received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `me`: our number."""
+    """`received(number, message)`: what an agent says; it may raise ProtocolError, which costs the link. `me`: our number;
+    `log`: which one it is about. Agents of another job, which may have been reached here before, are not heard."""
 
-    def __init__(self, loop: Loop, reception: Reception, me: int, received: Callable[[int, Message], None]) -> None:
+    def __init__(self, loop: Loop, reception: Reception, me: int, log: str, received: Callable[[int, Message], None]) -> None:
         self._loop = loop
         self._reception = reception
         self._me = me
+        self._log = log
         self._received = received
         self._peers: dict[int, _Peer] = {}
         self._incoming: dict[int, Link] = {}
@@ -74,7 +76,7 @@ class Mesh:
     def _connected(self, peer: _Peer, link: Link) -> None:
         peer.dial, peer.link = None, link
         link.begin(lambda body: link.close(), lambda why: None, 0)  # it has nothing to say here
-        link.send(packed(Greet(self._me)))
+        link.send(packed(Greet(self._me, self._log)))
         for body in peer.queued:
             link.send(body)
         peer.queued.clear()
@@ -84,6 +86,9 @@ class Mesh:
         peer.queued.clear()
 
     def _greeted(self, link: Link, words: Greet) -> None:
+        if words.log != self._log:
+            link.close()
+            return
         if (before := self._incoming.get(words.number)) is not None:
             before.close()
         self._incoming[words.number] = link

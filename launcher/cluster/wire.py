@@ -75,9 +75,10 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
 
 
 class Greet(msgspec.Struct, frozen=True, tag=True):
-    """First words of a link that carries one agent's part of the consensus."""
+    """First words of a link that carries one agent's part of the consensus. `log`: of which log."""
 
     number: Count
+    log: Name
 
 
 class WhichJob(msgspec.Struct, frozen=True, order=True):
@@ -183,13 +184,14 @@ FromMember = FromRank | Happened | Stopped | Notice | Samples | StacksRead | Lea
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The member is in. `leader`: the number of who says it; `run_id`: TORCHELASTIC_RUN_ID; `master_addr`, `master_port`: the
-    store's."""
+    store's; `log`: which one the agents of this job keep together."""
 
     number: Count
     leader: Count
     master_addr: Name
     master_port: Port
     run_id: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
+    log: Name
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -49,7 +49,8 @@ class Leader:
     `reached(address)`: by which of this host's addresses a member has come; `waits()`: one has come, and has no place yet;
     `are_enough(numbers)`: whether these agents can decide who is lost.
 
-    Where a job has only this agent nobody else can come, and there is nothing else to it. `number`: this agent's.
+    Where a job has only this agent nobody else can come, and there is nothing else to it. `number`: this agent's;
+    `log`: the name of the one that all agents keep.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Leader:
         number: int,
         run_id: str,
         store: StoreAddress,
+        log: str,
         detect_s: float,
         news: News,
         *,
@@ -71,7 +73,7 @@ class Leader:
     ) -> None:
         self._loop = loop
         self._roster = roster
-        self._welcome = number, store, run_id
+        self._welcome = number, store, run_id, log
         self._news = news
         self._joined = joined
         self._lost = lost

@@ -98,9 +98,9 @@ class RemoteAgent:
         self._asked: dict[tuple[int, type], Callable[[dict[int, Any]], None]] = {}
         """What it has not answered yet: by number and kind of answer, who waits for it."""
 
-    def welcome(self, leader: int, store: StoreAddress, run_id: str) -> None:
+    def welcome(self, leader: int, store: StoreAddress, run_id: str, log: str) -> None:
         """It is in. From here on it is heard. `leader`: our number."""
-        self._session.send(Welcome(self.info.number, leader, store.host, store.port, run_id))
+        self._session.send(Welcome(self.info.number, leader, store.host, store.port, run_id, log))
         self._session.handle(self._received, self._is_lost)
 
     def introduce(self, others: Sequence[AgentInfo]) -> None:

@@ -72,7 +72,7 @@ Watch = Callable[[Event], None]
 class Successors(Protocol):
     """Who keeps this agent up to lead the job itself."""
 
-    def welcomed(self, reception: Reception, number: int, leader: int, address: Address) -> None:
+    def welcomed(self, reception: Reception, number: int, leader: int, address: Address, log: str) -> None:
         """This agent is in, and another one leads."""
 
     def know(self, number: int, address: Address) -> None:
@@ -338,7 +338,7 @@ class Member:
             self._session.is_welcome()
             self.say(f"joined the job led at {self._search.name_of(self._leader_at)} as its agent {welcome.number}")
             self._number = welcome.number
-            self._successors.welcomed(self._reception, welcome.number, welcome.leader, self._leader_at)
+            self._successors.welcomed(self._reception, welcome.number, welcome.leader, self._leader_at, welcome.log)
         else:
             self.say(f"agent {welcome.leader} leads from now on, at {self._leader_at}")
 
