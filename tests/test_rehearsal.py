@@ -98,6 +98,15 @@ def test_an_interrupted_one_leaves_nothing(scene: Scene) -> None:
     assert "Traceback" not in run.stderr and "interrupted by Ctrl-C" in run.stderr
 
 
+def test_one_that_is_interrupted_before_a_plan_runs_shows_no_table(scene: Scene) -> None:
+    run = scene.start(REHEARSE, *SMALL, "--steps=10", "--drill=step=2 lose=1")
+    while "start gpt3-medium-a100-32" not in run.stderr:
+        assert run.process.poll() is None, run.story()
+    run.signal(signal.SIGINT)
+    assert run.end() == 130
+    assert "STEPS" not in run.stdout and "never fired" not in run.stderr and "Traceback" not in run.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -27,10 +27,12 @@ pytestmark = pytest.mark.timeout(120)
 class Forks:
     """One zygote for all tests of this file; each script runs in a fork of it and as a process of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *also: str, **variables: str) -> None:
+        """`also`: modules that it imports besides."""
         self._was_subreaper = set_subreaper(True)
         self._number = 0
-        self.zygote = rank_process.Zygote(["torch", "torch.distributed", "odyssey.link"], dict(os.environ), 2)
+        modules = ["torch", "torch.distributed", "odyssey.link", *also]
+        self.zygote = rank_process.Zygote(modules, {**os.environ, **variables}, 2)
         imported = self.zygote.answer()
         assert isinstance(imported, protocol.Imported) and imported.threads == 1
 
@@ -62,7 +64,6 @@ class Forks:
     def close(self) -> None:
         self.zygote.socket.close()
         os.waitpid(self.zygote.pid, 0)
-        end_descendants()  # what the scripts left behind came to this process
         set_subreaper(self._was_subreaper)
 
 
@@ -71,6 +72,7 @@ def forks() -> Iterator[Forks]:
     made = Forks()
     yield made
     made.close()
+    end_descendants()  # what the scripts left behind came to this process
 
 
 def as_python(script: Path | str, *arguments: str, cwd: Path, entry: protocol.Entry = "script") -> tuple[int, bytes, bytes]:
@@ -265,6 +267,20 @@ def test_a_store_is_served_on_the_socket_it_was_given(forks: Forks) -> None:
             assert client.get("key") == value.encode()
             os.kill(answer.pid, signal.SIGKILL)
             os.waitpid(answer.pid, 0)
+
+
+def test_a_rank_that_is_interrupted_before_its_script_begins_ends_without_a_word(tmp_path: Path) -> None:
+    """No frame of ours is shown, and the end of torch is not waited for."""
+    (tmp_path / "interrupting.py").write_text(
+        "import os, signal\nos.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+    )
+    script = tmp_path / "begins.py"
+    script.write_text("print('begun')")
+    forks = Forks("interrupting", PYTHONPATH=str(tmp_path))
+    try:
+        assert forks.run(script, cwd=tmp_path) == (-signal.SIGINT, b"", b"", [])
+    finally:
+        forks.close()
 
 
 def test_the_end_of_the_agents_socket_ends_the_zygote() -> None:

@@ -11,6 +11,7 @@ from launcher.cluster.leading.quorum import Quorum
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import JobEnded
+from launcher.joblog.exit_codes import SIGNALS
 from launcher.processes.local_agent import LocalAgent
 
 MEMBERS_S = 5.0
@@ -44,7 +45,8 @@ class JobEnd:
     def tell_why(self, ended: JobEnded) -> None:
         """Before the last line of the log."""
         self._why = (ended.reason, ended.help)
-        self._faults.tell_never_fired()
+        if ended.code <= SIGNALS:  # else the user knows
+            self._faults.tell_never_fired()
         self._log.hand_on(ended)
 
     def begin(self, code: int) -> None:

@@ -23,6 +23,10 @@ class ExitCode(enum.IntEnum):
     """SIGTERM to the launcher. Any other signal that ends a job: 128 and its number."""
 
 
+SIGNALS = 128
+"""Exit codes above say that a signal has ended the job."""
+
+
 def ending(number: int) -> tuple[str, int]:
     """What to say when this signal ends the job, and the exit code."""
     if number == signal.SIGINT:

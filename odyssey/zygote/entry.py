@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from odyssey.text import as_unicode
@@ -50,9 +50,10 @@ def become(cwd: bytes, environment: dict[bytes, bytes], streams: Sequence[int]) 
     _let_groups_end()
 
 
-def run(entry: Entry, script: str, arguments: Sequence[str]) -> None:
+def run(entry: Entry, script: str, arguments: Sequence[str], mask: Collection[int]) -> None:
     """Run it as `__main__`. Raises what the script raises; the interpreter's own end follows, as it would there.
 
+    `mask`: signals that it is to block; until here all are.
     The exception then unwinds through the zygote's frames, which `sys.excepthook` is not to see.
     """
     sys.orig_argv[:] = [sys.executable, *command(entry, script, arguments)]
@@ -62,7 +63,12 @@ def run(entry: Entry, script: str, arguments: Sequence[str]) -> None:
     vars(main).update(__builtins__=builtins, __loader__=importlib.machinery.BuiltinImporter, __annotations__={})
     sys.modules["__main__"] = main
     body, first_file = _body(entry, script, main)
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if on_interrupt is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what was sent since comes now, and ends it as what is being started
     try:
+        signal.signal(signal.SIGINT, on_interrupt)
         body()
     except SystemExit:
         raise

@@ -263,5 +263,4 @@ def _run_rank(request: ForkRank, descriptors: list[int], mask: Mask) -> None:
     sys.modules.pop("odyssey.text", None)
     for name in ("zygote", "text"):
         vars(sys.modules["odyssey"]).pop(name, None)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what was sent to this process since it is one comes now
-    entry.run(request.entry, os.fsdecode(request.script), [os.fsdecode(argument) for argument in request.arguments])
+    entry.run(request.entry, os.fsdecode(request.script), [os.fsdecode(argument) for argument in request.arguments], mask)

@@ -9,9 +9,14 @@ import argparse
 import atexit
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
+
+# First, as imports may wrap a KeyboardInterrupt; and nothing here is worth the time that torch takes to end in all ranks.
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import torch
 from torch import nn

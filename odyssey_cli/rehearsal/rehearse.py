@@ -12,6 +12,7 @@ import msgspec
 
 import strategies
 from launcher.joblog.events import Event
+from launcher.joblog.exit_codes import SIGNALS
 from launcher.options import RunOptions
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
@@ -30,8 +31,6 @@ from perfmodel import profile as profiles
 from perfmodel.profile import Profile, scaled
 from strategies.situation import Aim
 
-SIGNALS = 128
-"""Exit codes above say that a signal has ended the job."""
 RANK = Path(__file__).with_name("rank.py")
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
+from launcher.joblog.exit_codes import SIGNALS
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
 from odyssey_cli.timeline.change import sentences
@@ -142,10 +143,11 @@ def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
             if found.change:
                 changes.append(Text.assemble((found.layout, "bold"), f"  {found.strategy}"))
                 changes += [Text(f"  {told}") for told in found.change]
-        if rehearsal.code:
+        if rehearsal.code and (rehearsal.generations or rehearsal.code <= SIGNALS):
             steps.add_row(rehearsal.asked, Text(f"ended with exit code {rehearsal.code}", "red"))
-    console.print()
-    console.print(steps)
+    if steps.row_count:
+        console.print()
+        console.print(steps)
     if transitions.row_count:
         console.print()
         console.print(transitions)
