@@ -37,7 +37,7 @@ def test_units_that_follow_each_other_closely_are_all_told_once() -> None:
     news, reader = News(), Undecided()
     news.read_by(reader)
     quiet: Any = SimpleNamespace(made=lambda s: None, on_step=lambda *step: None)
-    router = ReportRouter(FakeLoop(), news, coordination, quiet, quiet, quiet, quiet, quiet)
+    router = ReportRouter(FakeLoop(), news, coordination, quiet, quiet, quiet, quiet, quiet, quiet)
     units = [Result((step, 0), "step", (0.0, 0.0)) for step in range(4)]
     for unit in units[:3]:
         for rank in (0, 1):

@@ -121,7 +121,7 @@ def test_loading_whatever_is_there_is_refused_with_the_help_to_resume(tmp_path: 
     assert ran.code == 1
     ended = ran.events[-1].body
     assert isinstance(ended, JobEnded)
-    assert "after rejoining, the script calls load where the other ranks called step" in ended.reason
+    assert "after rejoining, the script calls load() where the other ranks called steps()" in ended.reason
     assert "odyssey.Job(..., resume=folder)" in ended.help
 
 
