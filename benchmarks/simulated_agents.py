@@ -105,7 +105,7 @@ class Agents:
                 began = founding(local, listener, KEY, self._watch)
                 code = local.run(leading(local, began, (), _profile(self.n_ranks)))
             else:
-                code = local.run(Succession(local, KEY, lambda event: None, lambda succession: sys.exit(3)).member)
+                code = local.run(Succession(local, KEY, lambda event: None, _none_follows, _none_follows).member)
         except BaseException as error:
             print(type(error).__name__, error, file=sys.stderr, flush=True)
             raise
@@ -320,3 +320,8 @@ def simulated(n: int, n_ranks_each: int, folder: Path, port: int) -> Iterator[Ag
         yield its
     finally:
         its.close()
+
+
+def _none_follows(succession: Succession) -> None:
+    """After the first leading agent."""
+    sys.exit(3)

@@ -59,6 +59,7 @@ def test_options_reach_the_agent(asked: list[RunOptions]) -> None:
             drills=("step=5 kill=2", "step=9 lose=1"),
             master_addr="10.0.0.1",
             master_port=29500,
+            ends_process=True,
         )
     ]
 
