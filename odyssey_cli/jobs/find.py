@@ -170,11 +170,12 @@ class FoundJob:
     def _state(self, rank: int, process: proc.Stat | None, is_alive: bool) -> str:
         state = self.board.ranks.get(rank, RankState.STARTING)
         if is_alive:
+            is_stopped = process is not None and process.is_stopped
+            if is_stopped and owners.is_held(self.folder):
+                return "held by its agent, which is cut off"
             if rank in self.board.stalled:
                 return "stalled"
-            if process is None or not process.is_stopped:
-                return state.value
-            return "held by its agent, which is cut off" if owners.is_held(self.folder) else "stopped by a signal"
+            return "stopped by a signal" if is_stopped else state.value
         if state is RankState.LOST and rank in self.board.causes:
             return f"lost: {self.board.causes[rank]}"
         return state.value if state in (RankState.LOST, RankState.FINISHED) else "ended"
