@@ -12,6 +12,7 @@ from launcher.host.fitness.judgement import Finding, Level, gib, labels
 from launcher.host.fitness.report import Device, Versions
 from odyssey_cli.check.judgement import rate, time_text
 from odyssey_cli.check.report import Checked, Seen
+from odyssey_cli.display.fitted_table import FittedTable
 
 WIDEST = 32
 """Of a model's name."""
@@ -21,7 +22,7 @@ _STYLES = {Level.BAD: "bold red", Level.WARNING: "yellow", Level.NOTE: "dim"}
 
 def table(hosts: Sequence[Seen]) -> Table:
     """A row for each device of each host; its slowest link and its clock beside the first."""
-    rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    rows = FittedTable(least=("product", "clock ahead", "away"))
     rows.add_column("host", no_wrap=True)
     rows.add_column("device", no_wrap=True)
     for column in ("memory free", "speed", "product"):

@@ -7,5 +7,5 @@ plain_log.py     lines, where there is no terminal
 failure_block.py why a job failed
 summary.py       what a job came to
 rank_state.py, quantities.py: colours and numbers, the same everywhere
-page.py          where answers of commands are printed
+page.py          where answers of commands are printed; fitted_table.py: tables that lose columns before they lose digits
 """

@@ -21,6 +21,7 @@ from odyssey_cli.display.candidates import (
     step_spread,
     ties_text,
 )
+from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.display.layout_grid import idle_line, plan_grid
 from odyssey_cli.display.page import page
 from odyssey_cli.display.rank_state import RankState
@@ -171,10 +172,10 @@ def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableTyp
 
 def outcome_table(answer: Answer) -> Table:
     """A row for each kind of loss: an example, how many are alike, and what would be done."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = FittedTable(least=("alike", "transition", "layout"))
     table.add_column("ranks lost", no_wrap=True)
-    table.add_column("alike", justify="right")
     table.add_column("then", no_wrap=True)
+    table.add_column("alike", justify="right", no_wrap=True)
     table.add_column("layout", no_wrap=True)
     for name in ("step", "rate", "transition"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -192,11 +193,11 @@ def _outcome_cells(answer: Answer, outcome: Outcome) -> list[str]:
     chosen = best(outcome.candidates)
     ranks = ", ".join(map(str, outcome.ranks))
     if chosen is None or chosen.plan is None or chosen.estimate is None:
-        return [ranks, str(outcome.n_alike), "cannot go on", "-", "-", "-", "-"]
+        return [ranks, "cannot go on", str(outcome.n_alike), "-", "-", "-", "-"]
     rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
     transition = quantities.seconds(chosen.estimate.transition.total_s)
     layout = chosen.plan.form()
-    return [ranks, str(outcome.n_alike), chosen.strategy, layout, quantities.seconds(chosen.estimate.step_s), rate, transition]
+    return [ranks, chosen.strategy, str(outcome.n_alike), layout, quantities.seconds(chosen.estimate.step_s), rate, transition]
 
 
 def _facts(plan: Plan) -> str:

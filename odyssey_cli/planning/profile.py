@@ -18,6 +18,7 @@ from odyssey_cli import files
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.failure_block import print_reason
+from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.display.page import page
 from odyssey_cli.display.plain_log import PlainLog
 from perfmodel.profile import Link, Profile, read
@@ -54,7 +55,7 @@ def _no_output(rank: int, stream: str, data: bytes) -> None:
 
 def table(profile: Profile) -> RenderableType:
     """The profile for people: a row a layer, then links and runtime. `kept`: activations from forward to backward."""
-    rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    rows = FittedTable(least=("optimizer", "kept", "params"))
     rows.add_column("layer", no_wrap=True)
     for name in ("forward", "input-grad", "weight-grad", "optimizer", "params", "kept"):
         rows.add_column(name, justify="right", no_wrap=True)

@@ -11,6 +11,7 @@ from rich.text import Text
 from odyssey.codec import to_json
 from odyssey_cli.display import quantities
 from odyssey_cli.display.candidates import next_loss
+from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.display.page import page
 from odyssey_cli.planning.answer import survives
 from odyssey_cli.planning.starts import Layouts, Spare, Spares, Start
@@ -120,7 +121,7 @@ def precise(value: float) -> str:
 
 def _table(*columns: str) -> Table:
     """Numbers on the right."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = FittedTable(least=("survives", "memory", "idle", "ends", "next loss", "after it"))
     for name in columns:
         table.add_column(name, justify="left" if name in ("", "layout", "survives") else "right", no_wrap=True)
     return table

@@ -18,6 +18,7 @@ from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLos
 from launcher.joblog.exit_codes import SIGNALS
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
+from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.timeline.change import sentences
 
 PARTS = ("detect", "pause", "search", "spawn", "groups", "moves", "warm_up", "rest")
@@ -158,7 +159,8 @@ def show(rehearsals: Iterable[Rehearsal], console: Console) -> None:
 
 
 def _table(title: str, *names: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold", header_style="dim")
+    least = ("samples/s", "layout", *(name.replace("_", "-") for name in PARTS))
+    table = FittedTable(least=least, title=title, title_justify="left", title_style="bold")
     for name in names:
         table.add_column(name, no_wrap=True)
     return table

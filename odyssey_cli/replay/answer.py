@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from odyssey_cli.display import quantities
+from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.display.page import page
 from odyssey_cli.replay.ask import Answer
 from odyssey_cli.replay.outcome import Outcome
@@ -54,7 +55,7 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
 
 def policy_table(outcomes: Sequence[Outcome]) -> Table:
     """A row for each policy, most useful first: where its time went, in per cent."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = FittedTable(least=("idle", "returns"))
     table.add_column("policy", no_wrap=True)
     table.add_column("useful", justify="right", no_wrap=True)
     for name, _ in CAUSES:
