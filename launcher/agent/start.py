@@ -96,7 +96,7 @@ def _checked(options: RunOptions, watch: Watch) -> HostReport:
 
 
 def _found(local: LocalAgent, drills: tuple[Drill, ...], profile: Profile | None, succession: Succession) -> None:
-    """Who led before is gone before the job began, and it begins here."""
+    """The agent that led is gone before the job began, and it begins here."""
     local.processes.serve_store(succession.member.here)
     agent = leading(local, founding_anew(local, succession), drills, profile)
     local.become(agent)

@@ -41,7 +41,7 @@ from launcher.processes.local_agent import LocalAgent
 
 
 class _Story:
-    """What there is to tell who has not watched the job so far."""
+    """It has all that those are told who have not watched the job so far."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []

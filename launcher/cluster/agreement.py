@@ -31,7 +31,7 @@ class Hearer(Protocol):
         """What was proposed here or elsewhere, in the order of the log."""
 
     def vote(self, voters: frozenset[int]) -> None:
-        """Who has a voice from now on, as all have decided."""
+        """These have a voice from now on, as all have decided."""
 
     def snapshot(self) -> bytes:
         """What stands for all that was decided so far."""

@@ -49,7 +49,7 @@ class _Question:
 
 @dataclass
 class _Seen:
-    """Of the ranks, since something has come or something else is expected."""
+    """What was seen of the ranks since something has come, or something else is expected."""
 
     lives: dict[int, Life] = field(default_factory=dict)
     standstill: Standstill = field(default_factory=Standstill)

@@ -1,4 +1,4 @@
-"""Who lives: the one judgement of a process that is waited for, from what it shows and never from how long it takes.
+"""The one judgement of whether a process that is waited for lives, from what it shows and never from how long it takes.
 
 It answers, it uses a processor, it waits for a processor or for a disk: it lives. A signal has stopped it, or it shows none of
 this where it has nothing to do but to answer: it is late. What is not known is no evidence.

@@ -25,14 +25,14 @@ _SOCKADDR_BYTES = {socket.AF_INET: 16, socket.AF_INET6: 28}
 
 
 class Endpoint(NamedTuple):
-    """Of TCP, by number."""
+    """An address and a port of TCP, by number."""
 
     host: str
     port: int
 
 
 class Connections:
-    """Of one generation. One lock of the caller's is around both `keep` and `shut`."""
+    """The connections of one generation. One lock of the caller's is around both `keep` and `shut`."""
 
     def __init__(self) -> None:
         self._ours: set[Endpoint] = set()

@@ -111,7 +111,7 @@ class Groups:
 
     @property
     def limit(self) -> timedelta:
-        """Of an operation, as far as the transport is concerned."""
+        """The limit of an operation, as far as the transport is concerned."""
         return self._given.limit
 
     # -- the owner's side ---------------------------------------------------------------------------------------------

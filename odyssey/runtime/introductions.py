@@ -21,7 +21,7 @@ from odyssey.runtime.cut import Cut
 
 _SIZE_BYTES = struct.calcsize("N")
 SOCKADDR_BYTES = 128
-"""Of a sockaddr_storage. Gloo sends it with a number behind it."""
+"""The size of a sockaddr_storage. Gloo sends it with a number behind it."""
 
 
 def to_nobody(offered: Offered) -> None:
@@ -30,7 +30,7 @@ def to_nobody(offered: Offered) -> None:
 
 
 class Introductions:
-    """Of one generation. `offer`: tells the agent."""
+    """What ranks of one generation offer each other. `offer`: tells the agent."""
 
     def __init__(self, generation: int, offer: Callable[[Offered], None]) -> None:
         self._generation = generation
@@ -114,7 +114,7 @@ class GlooStore(Store):
             self._values = self._checked(self._introductions.wait(self._name, limit or self._limit))
 
     def get(self, key: str) -> bytes:
-        """Of the member at this place. Raises Cut."""
+        """What the member at this place has put in. Raises Cut."""
         self.wait([key])
         return self._values[int(key.rpartition("/")[2])]
 

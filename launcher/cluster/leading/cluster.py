@@ -93,7 +93,7 @@ class Cluster:
 
     @property
     def addresses_of_others(self) -> dict[int, str]:
-        """Of all other agents, by their numbers."""
+        """Tell where all other agents are, by their numbers."""
         return {its.number: its.address for its in self._leader.present() if its.number != self._leader.number}
 
     # -- one rank ------------------------------------------------------------------------------------------------------

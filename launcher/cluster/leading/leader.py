@@ -158,7 +158,7 @@ class Leader:
         return agent
 
     def _introduce(self, info: AgentInfo) -> None:
-        """Who has come, to the other members and these to it: as long as the job has no log that tells it."""
+        """Tell the other members of one that has come, and it of these, as long as the job has no log that tells it."""
         if self._roster.has_begun:
             return
         its, others = self.agents[info.number], [agent for agent in self._here() if agent.info.number != info.number]

@@ -82,7 +82,7 @@ class Successors(Protocol):
         """The job goes on without this agent."""
 
     def found(self, number: int) -> None:
-        """Who led is gone, and all who came before this agent: it begins the job."""
+        """The agent that led is gone, and so are all that came before this one: it begins the job."""
 
     @property
     def has_begun(self) -> bool:
@@ -379,7 +379,7 @@ class Member:
         self._fail(what, "see its own output, and that of its host; from three agents on any one may be lost")
 
     def _is_led_by_nobody(self, why: str) -> None:
-        """Who has taken this agent in is lost before the job began, or did not lead it any more."""
+        """The agent that has taken this one in is lost before the job began, or did not lead it any more."""
         self.say(f"the agent at {self.where} is lost ({why}) before this one was in the job: it asks to join again")
         number, others = self._number, self._successors.others
         assert number is not None
