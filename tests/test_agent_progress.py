@@ -32,7 +32,9 @@ class Scene:
         self.apart: list[tuple[int, str]] = []
         self.uses: Callable[[int], Sample] = lambda rank: Sample(1.0, 0)
         self.stuck: list[str] = []
-        self.progress = JobHangs(self.loop, self._ping, self._sample, self._hang, self._tell, self._part, self.stuck.append)
+        self.progress = JobHangs(
+            self.loop, self._ping, self._sample, self._hang, self._tell, self._part, lambda rank, what: self.stuck.append(what)
+        )
 
     def _ping(self, number: int) -> frozenset[int]:
         self.n_asked += 1
@@ -138,6 +140,13 @@ def test_ranks_that_all_wait_for_each_other_wait_in_vain() -> None:
     assert scene.stuck == []
     scene.loop.pass_s(8.0)
     assert len(scene.stuck) == 1 and "all that answer wait for each other" in scene.stuck[0]
+
+
+def test_where_nobody_is_left_to_be_asked_nobody_waits_in_vain() -> None:
+    scene = Scene({})
+    scene.progress.expect(0.05, together=True)
+    scene.loop.pass_s(100.0)
+    assert scene.n_asked and scene.stuck == []
 
 
 @pytest.mark.parametrize("what", ["one computes", "data is on its way", "they pause", "the price is longer", "one goes on"])

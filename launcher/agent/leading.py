@@ -180,8 +180,8 @@ def _is_reached(environments: Environments, address: str) -> None:
 def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordination: Coordination) -> JobHangs:
     news = local.news
 
-    def stuck(what: str) -> None:
-        news.event(ConnectionLost(min(coordination.state.joined), what), generation=coordination.generation)
+    def stuck(rank: int, what: str) -> None:
+        news.event(ConnectionLost(rank, what), generation=coordination.generation)
 
     return JobHangs(
         local.loop,

@@ -57,8 +57,8 @@ class _Seen:
 
 class JobHangs:
     """Watches one wait at a time. `ping`: ask these ranks; `sample(ranks, done)`: what they use; `hung`: this rank is;
-    `tell`: for people; `apart`: this rank is in a unit in which it cannot meet the others, as the text says; `stuck(what)`: all
-    wait for each other, where they communicate, and nothing moves."""
+    `tell`: for people; `apart`: this rank is in a unit in which it cannot meet the others, as the text says; `stuck(rank,
+    what)`: all wait for each other, this one among them, where they communicate, and nothing moves."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class JobHangs:
         hung: Callable[[int, str], None],
         tell: Callable[[str], None],
         apart: Callable[[int, str], None],
-        stuck: Callable[[str], None],
+        stuck: Callable[[int, str], None],
     ) -> None:
         self._loop = loop
         self._ping = ping
@@ -174,7 +174,8 @@ class JobHangs:
         lasts_s = standstill.lasts_s(question.ranks, question.answers, found, self._loop.clock())
         if is_for_good(lasts_s, self._patience_s):
             standstill.forget()
-            self._stuck("; ".join([f"nothing has moved for {seconds_text(lasts_s)}", *who_waits_for_whom(question.answers)]))
+            words = [f"nothing has moved for {seconds_text(lasts_s)}", *who_waits_for_whom(question.answers)]
+            self._stuck(min(question.ranks), "; ".join(words))
 
     def _look_for_other_units(self, question: _Question) -> None:
         """No unit was final since they were asked, or `_judge` would not have come here: all positions are of one time."""

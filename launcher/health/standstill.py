@@ -37,7 +37,7 @@ class Standstill:
         """For how long all who were `asked` have stood still, by their answers and by what they use."""
         waiting = [rank for rank, pong in answers.items() if pong.waiting and rank in found]
         here = {rank: _Standing(answers[rank].where, found[rank].exchanged, found[rank].processor_s) for rank in waiting}
-        if here.keys() != set(asked):
+        if not here or here.keys() != set(asked):
             self.forget()
         elif self._since is None or not _is_same(*self._since, here, now):
             self._since = now, here
