@@ -178,7 +178,7 @@ class Agent:
         self._quorum.start()
 
     def start_elsewhere(self) -> None:
-        """As `start`, where this agent is not at the endpoint."""
+        """Begin the job, where this agent is not at the endpoint."""
         self._replication.watch_endpoint()
         self.start()
 

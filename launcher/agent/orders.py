@@ -8,7 +8,7 @@ from odyssey.messages import Command, Ping, frame
 
 
 class Orders:
-    """Of the coordinator, and of the agent."""
+    """It sends the orders of the coordinator, and those of the agent itself."""
 
     def __init__(self, cluster: Cluster, coordination: Coordination) -> None:
         self._cluster = cluster

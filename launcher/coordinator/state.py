@@ -211,7 +211,7 @@ class JobState:
         return self.number == 1 and self.world.restarts.may_respawn(self.world.now)
 
     def may_start_again(self, rank: int) -> bool:
-        """Of a rank that is lost."""
+        """Whether a rank that is lost may have a new process."""
         is_counted = rank in self.forgiven and self.number == 1
         return rank not in self.world.slots_lost and (is_counted or self.may_respawn)
 

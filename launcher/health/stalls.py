@@ -41,7 +41,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def vitals(self) -> Vitals:
-        """As of a process."""
+        """What a single process would show."""
         return Vitals("T" if self.is_stopped else "D" if self.is_held_up else "S", self.processor_s)
 
 
@@ -176,7 +176,7 @@ def story(
 
 
 def sample(pids: Mapping[int, int], written: Callable[[int], int], exchanged: Mapping[int, int]) -> dict[int, Sample]:
-    """Of each rank's process, its session and its descendants, as /proc has it; `exchanged`: as far as it is known."""
+    """A sample of each rank's process, its session and its descendants, as /proc has it; `exchanged`: as far as it is known."""
     table = dict(proc.processes())
     children: dict[int, list[int]] = {}
     for pid, found in table.items():

@@ -31,6 +31,6 @@ def loss_text(lost: RankLost) -> str:
 
 
 def faults_texts(candidates: Iterable[Candidate]) -> list[str]:
-    """Of the rows that bugs have cost: what failed, where, and what to do about it; each once."""
+    """The rows that bugs have cost: what failed, where, and what to do about it; each once."""
     rows = dict.fromkeys((row.strategy, row.reason) for row in candidates if row.is_fault)
     return [f"{strategy} failed, the others decide: {reason} ({REPORT})" for strategy, reason in rows]

@@ -13,7 +13,7 @@ EVERY_S = 1.0
 
 
 class Notices:
-    """Of one member."""
+    """What one member says to people."""
 
     def __init__(self, now: float) -> None:
         self._free = float(MOST)

@@ -75,7 +75,7 @@ class Session:
         self.detect_s = detect_s
         self._cut = cut
         self._handlers: tuple[Callable[[Any], None], Callable[[str], None]] = (lambda message: None), (lambda why: None)
-        """Of what comes, and of its end."""
+        """One is called with what comes, the other at its end."""
         self._link: Link | None = None
         self._unheard: deque[tuple[int, bytes]] = deque()
         self._n_unheard_bytes = self._n_sent = 0
