@@ -259,7 +259,8 @@ def test_ranks_that_end_while_nobody_leads_are_known_to_who_leads_next(start: Ca
         with contextlib.suppress(psutil.NoSuchProcess):
             rank.kill()
     assert [agent.end() for agent in others] == [0, 0], others[0].lines + others[1].lines
-    assert others[0].assignments(1) | others[1].assignments(1) == {"0 2 0 0 2", "1 2 1 0 2"}
+    told = "".join((*others[0].lines, "---\n", *others[1].lines))
+    assert others[0].assignments(1) | others[1].assignments(1) == {"0 2 0 0 2", "1 2 1 0 2"}, told
 
 
 @pytest.mark.soak

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 from collections import Counter
 
 import msgspec
@@ -114,14 +115,18 @@ def test_accuracy_counts_every_plan_in_one_summary_and_has_quartiles_over_cases(
 
 
 def test_the_peak_of_a_process_is_what_it_had_since_it_is_watched():
-    pid = os.getpid()
-    trial.watch_peak(pid)
-    before = trial.peak_bytes(pid)
-    block = b"x" * (64 << 20)
-    del block
-    assert 60 << 20 < trial.peak_bytes(pid) - before < 70 << 20
-    trial.watch_peak(pid)
-    assert trial.peak_bytes(pid) - before < 10 << 20
+    """Of a small process: what another one shares with it, and lets go of meanwhile, is a little."""
+    command = [sys.executable, "-S", "-c", "input(); block = b'x' * (64 << 20); del block; print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None and process.stdout is not None
+        trial.watch_peak(process.pid)
+        before = trial.peak_bytes(process.pid)
+        process.stdin.write(b"\n")
+        process.stdout.readline()
+        assert 60 << 20 < trial.peak_bytes(process.pid) - before < 70 << 20
+        trial.watch_peak(process.pid)
+        assert trial.peak_bytes(process.pid) - before < 10 << 20
+        process.stdin.write(b"\n")
 
 
 def test_recovery_summary_quotes_the_automatic_choice_and_the_ratio_to_torchrun():

@@ -345,6 +345,16 @@ def test_an_agent_is_not_missed_whose_ranks_have_ended() -> None:
     assert [ended.code for ended in talk.ended()] == [0]
 
 
+def test_what_is_said_of_a_lost_agents_ranks_is_not_said_of_those_that_have_their_numbers_next() -> None:
+    """The others' ends are agreed upon first: all have started again when the ranks of the lost agent are told of."""
+    talk = Talk(min_agents=1, max_restarts=3)
+    talk.tell(AgentLost(talk.agents[0], "nothing heard of it"))
+    talk.tell(RankLost(2, Cause(CauseKind.SIGNAL, "SIGKILL", -9), False))
+    assert talk.spawned() == [0]
+    talk.tell(RankLost(0, Cause(CauseKind.AGENT, "agent 0 was lost: nothing heard of it"), True))
+    assert talk.state.status is Status.STARTING and talk.state.world.alive == {0} and talk.state.world.restarts.n == 1
+
+
 def test_a_late_agent_makes_the_job_larger_and_costs_no_restart() -> None:
     talk = Talk(min_agents=1, max_restarts=0)
     talk.tell(AgentJoined(AgentInfo(2, "c", 3, 2)))

@@ -48,8 +48,9 @@ PATIENCE_S = 3.0
 
 
 def _rank_lost(plain: PlainState, body: RankLost) -> Actions:
+    """With its agent: that was heard when the agent was lost, and the rank of this number may be another agent's by now."""
     world = plain.world
-    if body.rank not in world.alive:
+    if body.rank not in world.alive or body.cause.kind is CauseKind.AGENT:
         return ()
     world.alive.discard(body.rank)
     if body.slot_lost:

@@ -30,7 +30,7 @@ from tests.soak.case import FORWARDED, Agents, Case, logs_of
 from tests.soak.strikes import Striker
 
 
-def main() -> None:
+def main() -> int:
     case_file, folder = Path(sys.argv[1]), Path(sys.argv[2])
     fd, start_number, number, port = map(int, sys.argv[3:])
     case = msgspec.json.decode(case_file.read_bytes(), type=Case)
@@ -72,6 +72,7 @@ def main() -> None:
         os.readlink(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before if _is_open(each)
     )
     tell(code=int(code), children=children, descriptors=descriptors)
+    return int(code)
 
 
 def among(agents: Agents, number: int, port: int, options: RunOptions) -> RunOptions:
@@ -109,4 +110,4 @@ def _is_open(descriptor: str) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
