@@ -371,9 +371,13 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
-    """A connection to another rank ended and no Pause has come: a peer has died, or the network between us."""
+    """A connection to another rank ended and no Pause has come: a peer has died, or the network between us.
+
+    `position`: of the unit at hand.
+    """
 
     generation: int
+    position: Position
     what: str
 
 

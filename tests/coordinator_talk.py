@@ -236,7 +236,8 @@ class Talk:
             case "leads":
                 yield LeaderChanged(AgentInfo(int(ranks[0]), "far", 1, 1))
             case "broken":
-                yield ConnectionLost(ranks[0], "Connection closed by peer")
+                t, _, k = plain[1].partition(".") if len(plain) > 1 else ("0", "", "")
+                yield ConnectionLost(ranks[0], (int(t), int(k or 0)), "Connection closed by peer")
             case "stop":
                 yield StopRequested("interrupted by Ctrl-C")
             case _:

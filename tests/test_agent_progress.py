@@ -33,7 +33,13 @@ class Scene:
         self.uses: Callable[[int], Sample] = lambda rank: Sample(1.0, 0)
         self.stuck: list[str] = []
         self.progress = JobHangs(
-            self.loop, self._ping, self._sample, self._hang, self._tell, self._part, lambda rank, what: self.stuck.append(what)
+            self.loop,
+            self._ping,
+            self._sample,
+            self._hang,
+            self._tell,
+            self._part,
+            lambda rank, position, what: self.stuck.append(what),
         )
 
     def _ping(self, number: int) -> frozenset[int]:

@@ -21,7 +21,7 @@ from odyssey.messages import Command, Known, Offered
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import ADDRESS, Groups
-from odyssey.runtime.introductions import GlooStore, Introductions, Listening, NcclStore
+from odyssey.runtime.introductions import TOKEN_BYTES, GlooStore, Introductions, Listening, NcclStore
 from tests.agent_runs import ROOT, TRAIN, Ran
 from tests.launchers import free_port
 from tests.test_agents import Agent, start
@@ -99,6 +99,7 @@ def value_of_gloo(monkeypatch: pytest.MonkeyPatch, address: str) -> bytes:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_where_a_rank_listens_is_read_as_gloo_writes_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = value_of_gloo(monkeypatch, address)
+    value = value[TOKEN_BYTES:]
     found = Listening.read(value)
     assert found.at.host == address and found.at.port > 0 and found.n_numbers == 2
     for length in range(len(value)):
@@ -108,9 +109,11 @@ def test_where_a_rank_listens_is_read_as_gloo_writes_it(address: str, monkeypatc
 
 
 def malformed(value: bytes) -> list[bytes]:
+    """But for its token."""
     random.seed(0)
+    token, value = value[:TOKEN_BYTES], value[TOKEN_BYTES:]
     size = struct.pack("@N", 1 << 63)
-    return [
+    nonsense = [
         b"",
         b"x",
         random.randbytes(len(value)),
@@ -122,6 +125,7 @@ def malformed(value: bytes) -> list[bytes]:
         bytes(len(value)),
         b"\xff" * len(value),
     ]
+    return [token + each for each in nonsense]
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -129,7 +133,7 @@ def test_nonsense_that_a_rank_offers_never_reaches_gloo(number: int, monkeypatch
     value = value_of_gloo(monkeypatch, "127.0.0.1")
     introductions = Introductions(1, lambda offered: None)
     store = GlooStore(introductions, "world", (3, 5), Connections(), LIMIT)
-    store.set("0/0", value)
+    store.set("0/0", value[TOKEN_BYTES:])
     introductions.learn(Known(1, "world", {3: value, 5: malformed(value)[number]}))
     with pytest.raises(Cut, match="rank 5"):
         store.get("0/1")

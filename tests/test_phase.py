@@ -262,7 +262,7 @@ def test_a_pause_may_come_at_any_moment() -> None:
 )
 def test_the_agent_is_told_what_the_script_was_at(activity: Activity, word: str) -> None:
     assert Phase(activity=activity).word == word
-    assert Phase(activity=activity, is_idle=True).word == "idle"
+    assert Phase(activity=activity, is_idle=True).word == ("between" if word == "between" else "idle")
 
 
 def test_who_has_told_from_an_action_that_it_lacks_the_unit_does_not_pass_it() -> None:

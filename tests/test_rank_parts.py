@@ -20,7 +20,6 @@ from odyssey.plan import Plan, Reduction
 from odyssey.plan_proof import prove
 from odyssey.runtime.boundary import Expectation, describe, flatten
 from odyssey.runtime.data import Prefetcher, Sampler, layer_seed
-from odyssey.runtime.gradients import backward, backward_input, backward_weight
 from tests import models
 from tests.jobs.train import make_optimizer, make_scheduler
 from tests.moved import moved
@@ -349,48 +348,6 @@ def test_factories_are_called_only_where_their_layer_is_held():
     model = Model(lambda: [partial(make, "a"), partial(make, "b")], make_optimizer, None, CPU, 7)
     model.hold_built((1,))
     assert calls == ["a on meta", "b on meta", "b on cpu"]
-
-
-# -- backward in two halves -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", ["gpt", "frozen", "mlp"])
-def test_the_split_backward_gives_the_gradients_of_the_full_one(variant):
-    torch.manual_seed(0)
-    layers = torch.nn.Sequential(*models.build_layers(variant, n_blocks=2)[1:3])
-    weights = [p for p in layers.parameters() if p.requires_grad]
-    sample = torch.stack([models.data_for(variant, 4, torch.float64)[i][0] for i in range(4)])
-    with torch.no_grad():
-        value = models.build_layers(variant, n_blocks=2)[0](sample)
-    inputs = [value.detach().clone().requires_grad_() for _ in range(2)]
-    found = []
-    for split, leaf in zip((False, True), inputs, strict=True):
-        for weight in weights:
-            weight.grad = torch.full_like(weight, 0.25)  # what earlier micro-batches left
-        output = layers(leaf)
-        gradient = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
-        if split:
-            work = backward_input([output], [gradient], [leaf], weights)
-            assert all(torch.equal(w.grad, torch.full_like(w, 0.25)) for w in weights), "the first half leaves weights alone"
-            backward_weight(work, weights)
-        else:
-            backward([output], [gradient])
-        found.append([leaf.grad, *(weight.grad.clone() for weight in weights)])
-    for full, halves in zip(*found, strict=True):
-        torch.testing.assert_close(halves, full, rtol=1e-12, atol=1e-12)
-
-
-def test_the_backward_is_split_behind_a_layer_that_puts_out_a_view():
-    """As a Linear on sequences does: autograd lets nobody detach its output in place."""
-    linear = torch.nn.Linear(3, 3, dtype=torch.float64)
-    linear.weight.grad, linear.bias.grad = torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    leaf = torch.ones(2, 4, 3, dtype=torch.float64, requires_grad=True)
-    output = linear(leaf)
-    assert output._is_view()
-    work = backward_input([output], [torch.ones_like(output)], [leaf], list(linear.parameters()))
-    assert torch.equal(leaf.grad, linear.weight.detach().sum(0).expand(2, 4, 3))
-    backward_weight(work, list(linear.parameters()))
-    assert torch.equal(linear.weight.grad, torch.full((3, 3), 8.0, dtype=torch.float64))
 
 
 # -- boundaries -----------------------------------------------------------------------------------------------------------

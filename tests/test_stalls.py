@@ -476,6 +476,27 @@ def test_a_heartbeat_outside_of_a_job_does_nothing(monkeypatch: pytest.MonkeyPat
     )
 
 
+def test_what_the_transport_turns_for_nothing_is_no_sign_of_life() -> None:
+    """Its thread reads and writes, and that is seen in the bytes, where the kernel counts them."""
+    turns = """
+import ctypes, threading, time
+def turn():
+    ctypes.CDLL(None).prctl(15, b"gloo_tcp_loop", 0, 0, 0)
+    while time.thread_time() < 0.5:
+        pass
+    print(flush=True)
+    threading.Event().wait()
+threading.Thread(target=turn, daemon=True).start()
+input()
+"""
+    with subprocess.Popen([sys.executable, "-S", "-c", turns], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        found = [stalls.sample({0: process.pid}, lambda rank: 0, seen)[0].processor_s for seen in ({}, {0: 7})]
+        process.stdin.close()
+    assert found[0] >= 0.5 > found[0] - 0.45 >= found[1]
+
+
 def test_what_a_rank_has_started_counts_as_its_own() -> None:
     spin = "print('ready', flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE, start_new_session=True) as busy:

@@ -42,7 +42,7 @@ from launcher.joblog.events import AgentInfo, Cause, CauseKind, ConnectionLost, 
 from launcher.planning.planner import Planner
 from launcher.processes.environment import Environments
 from launcher.processes.local_agent import LocalAgent
-from odyssey.messages import SAME_CALLS
+from odyssey.messages import SAME_CALLS, Position
 from odyssey.text import as_unicode
 from perfmodel.profile import Profile
 
@@ -180,8 +180,8 @@ def _is_reached(environments: Environments, address: str) -> None:
 def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordination: Coordination) -> JobHangs:
     news = local.news
 
-    def stuck(rank: int, what: str) -> None:
-        news.event(ConnectionLost(rank, what), generation=coordination.generation)
+    def stuck(rank: int, position: Position, what: str) -> None:
+        news.event(ConnectionLost(rank, position, what), generation=coordination.generation)
 
     return JobHangs(
         local.loop,

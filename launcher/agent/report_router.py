@@ -84,8 +84,8 @@ class ReportRouter:
                     self._introductions.offered(rank, offered)
             case messages.Pong() as pong:
                 self._hangs.pong(rank, pong)
-            case messages.Broken(generation=generation, what=what):
-                self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, what, generation))
+            case messages.Broken() as broken:
+                self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, broken))
             case messages.OpTimes(generation=generation) as times:
                 if generation == self._coordination.generation:
                     self._planner.live_profile.refresh(times)
@@ -147,9 +147,9 @@ class ReportRouter:
         assert body is not None
         self._news.event(body, f"rank {rank}", getattr(report, "generation", None))
 
-    def _still_broken(self, rank: int, what: str, generation: int) -> None:
-        if generation == self._coordination.generation:
-            self._news.event(ConnectionLost(rank, what), generation=generation)
+    def _still_broken(self, rank: int, broken: messages.Broken) -> None:
+        if broken.generation == self._coordination.generation:
+            self._news.event(ConnectionLost(rank, broken.position, broken.what), generation=broken.generation)
 
     def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
         self._hangs.made(unit_s)

@@ -5,6 +5,7 @@ state.py           what is known: of every script, of a plain one, of a Job
 actions.py         what is wanted done; decision.py: the end
 job.py             the machine of a Job: start, loss, finish
 transition.py      from a pause to go; gate.py: what must agree before it
+finish.py          ranks end their scripts: all, or one before the others
 rank_failure.py    a Job's script that fails on one rank
 next_job.py        one Job after another in a script
 elastic.py         the machine of plain scripts, which start again together

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.coordinator import gate, next_job, rank_failure, transition
-from launcher.coordinator.actions import EndRanks, Kill, Record, SendOrder, SetDeadline, Spawn
+from launcher.coordinator import finish, gate, next_job, rank_failure, transition
+from launcher.coordinator.actions import EndRanks, Kill, Record, SendOrder, Spawn
 from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
-from launcher.coordinator.restart_policy import GiveUp, Restart, after_progress
+from launcher.coordinator.restart_policy import GiveUp, after_progress
 from launcher.coordinator.state import JobState, Status, with_result
-from launcher.failures.root_cause import RankEnd, end_after
+from launcher.failures.root_cause import end_after
 from launcher.joblog.events import (
     AgentJoined,
     AgentLost,
@@ -41,10 +41,8 @@ from launcher.joblog.events import (
 )
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import ProfileError
-from odyssey.messages import SAME_CALLS, Finish, Follow, Pause
+from odyssey.messages import SAME_CALLS, Follow, Pause
 
-EXIT_DEADLINE_S = 10.0
-"""For the other ranks, after one ended with exit code 0 that was expected to go on."""
 _SAME_MODEL = "all ranks must build the same model: check what depends on the rank"
 
 
@@ -56,7 +54,7 @@ def _joined(job: JobState, body: RankJoined) -> Actions:
         return ()
     if body.job != job.number:
         next_job.made(job, body)
-        return *_release_stranded(job), *_if_all_made_next(job)
+        return *finish.release_stranded(job), *_if_all_made_next(job)
     job.models[body.rank] = body.model
     if job.status is Status.STARTING:
         return _if_all_joined(job)
@@ -227,10 +225,11 @@ def _leader_changed(job: JobState, body: LeaderChanged) -> Actions:
         case Status.ENDING:
             return note, EndRanks(tuple(sorted(world.alive)))
         case Status.FINISHING:
+            if world.first_failure:
+                return note, *finish.ask_whether_they_train(job)
             world.generation += 1
             job.stranded = set(job.joined)
-            deadline = (SetDeadline(EXIT_DEADLINE_S),) if world.first_failure else ()
-            return note, *deadline, *_release_stranded(job)
+            return note, *finish.release_stranded(job)
     _clock_from_now(job)
     return note, *transition.pause(job, "the leading agent was not heard")
 
@@ -248,44 +247,8 @@ def _committed(job: JobState, body: UnitCommitted) -> Actions:
         job.world.restarts.past = after_progress(job.world.restarts.past)
     idle = job.plan.idle if job.plan is not None else ()
     order = Follow(job.world.generation, body.result)
-    return tuple(SendOrder(rank, order) for rank in sorted(idle) if rank in job.joined)
-
-
-def _finished(job: JobState, body: RankFinished) -> Actions:
-    if body.rank not in job.world.alive:
-        return ()
-    interrupted = job.status in (Status.PAUSING, Status.PLANNING, Status.MOVING) and job.plan is not None
-    was_moving = job.status is Status.MOVING
-    job.status, job.next_plan = Status.FINISHING, None
-    job.finished.add(body.rank)
-    # Who was spawned for a generation that will not run has nothing to join any more.
-    unwanted = sorted(job.recovery.arriving - {body.rank})
-    for rank in unwanted:
-        transition.forget(job, rank)
-    job.recovery.arriving.clear()
-    pauses: Actions = ()
-    if interrupted:
-        job.stranded = set(job.joined)
-    if interrupted and was_moving:  # the others are on their way to meet it, and would wait for it in C++
-        job.world.generation += 1
-        pauses = tuple(SendOrder(rank, Pause(job.world.generation)) for rank in sorted(job.joined - job.finished))
-    return *pauses, SetDeadline(None), *(Kill(rank, None) for rank in unwanted), *_release_stranded(job)
-
-
-def _release_stranded(job: JobState) -> Actions:
-    """Who cannot go on because others have ended their scripts takes what is final, and ends its own.
-
-    A rank says that its script is at its end before anybody can know its exit code: only with that it is sure.
-    """
-    exited, alive = job.world.exited, job.world.alive
-    if not job.stranded:
-        return ()
-    if not job.next_models and job.finished.isdisjoint(exited) and not job.finished.isdisjoint(alive):
-        return ()
-    order = Finish(job.world.generation, job.results)
-    ranks = sorted((job.stranded & job.joined) - job.finished)
-    job.stranded.clear()
-    return tuple(SendOrder(rank, order) for rank in ranks)
+    orders = tuple(SendOrder(rank, order) for rank in sorted(idle) if rank in job.joined)
+    return *orders, *finish.made_without(job)
 
 
 def _lost_while_finishing(job: JobState, rank: int) -> Actions:
@@ -295,7 +258,7 @@ def _lost_while_finishing(job: JobState, rank: int) -> Actions:
     job.stranded = set(job.joined)
     if not job.world.alive:
         return note, *_end_finished(job)
-    return note, *_release_stranded(job), *_if_all_made_next(job)
+    return note, *finish.release_stranded(job), *_if_all_made_next(job)
 
 
 def _exited(job: JobState, body: RankExited) -> Actions:
@@ -311,31 +274,8 @@ def _exited(job: JobState, body: RankExited) -> Actions:
     if not world.alive:
         return _end_finished(job)
     if rank in job.finished:
-        return *_release_stranded(job), *_if_all_made_next(job)
-    if nobody_has_joined:
-        return ()
-    job.status = Status.FINISHING
-    world.first_failure = f"{ranks_text([rank])} ended with exit code 0 before its last step, while others still train"
-    return Record(Note(world.first_failure)), SetDeadline(EXIT_DEADLINE_S)
-
-
-def _exited_early(job: JobState) -> Actions:
-    """The others still train without the rank that has ended with exit code 0: a failure of that rank like any other."""
-    exit, decision = _judged_exit(job)
-    rank, job.world.ends[exit.rank] = exit.rank, exit
-    reason, job.world.first_failure = job.world.first_failure, ""
-    if isinstance(decision, GiveUp):
-        return end(job, 1, f"{reason}; {decision.why}" if decision.why else reason, decision.help)
-    told = rank_failure.forgive(job, rank, decision)
-    job.world.exited.discard(rank)
-    job.recovery.lost.add(rank)
-    job.recovery.loss_at = job.world.now
-    return *told, *transition.pause(job, reason)
-
-
-def _judged_exit(job: JobState) -> tuple[RankEnd, Restart | GiveUp]:
-    exit = RankEnd(min(job.world.exited - job.finished), job.world.now, Cause(CauseKind.EXIT, "exit code 0", 0))
-    return exit, rank_failure.judge(job, exit)
+        return *finish.release_stranded(job), *_if_all_made_next(job)
+    return () if nobody_has_joined else finish.exited_early(job, rank)
 
 
 def _end_finished(job: JobState) -> Actions:
@@ -356,10 +296,6 @@ def _not_joined_in_time(job: JobState, body: Tick) -> Actions:
     return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(job.world.alive - job.joined))
 
 
-def _not_ended_in_time(job: JobState, body: Tick) -> Actions:
-    return _exited_early(job) if job.world.first_failure else ()
-
-
 def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:
     """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
     _clock_from_now(job)
@@ -370,13 +306,6 @@ def _clock_from_now(job: JobState) -> None:
     """What is counted as the time of a recovery begins with the first that goes wrong."""
     if job.recovery.loss_at is None:
         job.recovery.loss_at = job.world.now
-
-
-def _connection_lost_at_the_end(job: JobState, body: ConnectionLost) -> Actions:
-    if job.world.first_failure and isinstance(_judged_exit(job)[1], Restart):
-        return _exited_early(job)  # who complains still needs the rank that has ended
-    job.stranded.add(body.rank)
-    return _release_stranded(job)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -394,19 +323,19 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     RankLost: dict.fromkeys((*_LIVING, Status.ENDING), _lost),
     RankFailed: dict.fromkeys((*_LIVING, Status.ENDING), _failed),
     RankExited: dict.fromkeys((*_LIVING, Status.ENDING), _exited),
-    RankPaused: {Status.PAUSING: transition.rank_paused},
+    RankPaused: {Status.PAUSING: transition.rank_paused, Status.FINISHING: finish.paused},
     Proposed: {Status.PLANNING: transition.proposed},
     RankReady: {Status.MOVING: transition.rank_ready},
     UnitCommitted: dict.fromkeys(_LIVING, _committed),
-    RankFinished: dict.fromkeys(_LIVING, _finished),
+    RankFinished: dict.fromkeys(_LIVING, finish.finished),
     ConnectionLost: {
         **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING), _connection_lost),
-        Status.FINISHING: _connection_lost_at_the_end,
+        Status.FINISHING: finish.connection_lost,
     },
     Tick: {
         Status.PAUSING: _paused_for_long_enough,
         Status.MOVING: _not_joined_in_time,
-        Status.FINISHING: _not_ended_in_time,
+        Status.FINISHING: finish.ask_again,
     },
 }
 """What a Job's coordinator hears, when, and who answers."""

@@ -23,7 +23,7 @@ from launcher.health.standstill import Standstill, is_for_good
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.wording import ranks_text, seconds_text
 from odyssey.calls import Unit, difference
-from odyssey.messages import Pong
+from odyssey.messages import Pong, Position
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
 """After the longer of these, ranks are asked where they are."""
@@ -58,7 +58,7 @@ class _Seen:
 class JobHangs:
     """Watches one wait at a time. `ping`: ask these ranks; `sample(ranks, done)`: what they use; `hung`: this rank is;
     `tell`: for people; `apart`: this rank is in a unit in which it cannot meet the others, as the text says; `stuck(rank,
-    what)`: all wait for each other, this one among them, where they communicate, and nothing moves."""
+    position, what)`: all wait for each other, this one among them, where they communicate, and nothing moves."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class JobHangs:
         hung: Callable[[int, str], None],
         tell: Callable[[str], None],
         apart: Callable[[int, str], None],
-        stuck: Callable[[int, str], None],
+        stuck: Callable[[int, Position, str], None],
     ) -> None:
         self._loop = loop
         self._ping = ping
@@ -175,7 +175,8 @@ class JobHangs:
         if is_for_good(lasts_s, self._patience_s):
             standstill.forget()
             words = [f"nothing has moved for {seconds_text(lasts_s)}", *who_waits_for_whom(question.answers)]
-            self._stuck(min(question.ranks), "; ".join(words))
+            rank = min(question.ranks)
+            self._stuck(rank, question.answers[rank].position, "; ".join(words))
 
     def _look_for_other_units(self, question: _Question) -> None:
         """No unit was final since they were asked, or `_judge` would not have come here: all positions are of one time."""

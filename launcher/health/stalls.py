@@ -25,6 +25,9 @@ from odyssey.runtime.heartbeat import INTERVAL_S
 
 MAX_HOSTS = 4
 """Named in a warning."""
+TRANSPORT = "gloo_tcp_loop"
+"""Gloo's thread that reads and writes. What it does for a rank is seen in what is exchanged; where somebody else stands in for
+one it turns without end."""
 # -- who has stalled, pure ---------------------------------------------------------------------------------------------
 
 
@@ -194,6 +197,8 @@ def sample(pids: Mapping[int, int], written: Callable[[int], int], exchanged: Ma
                 seen.add(current)
                 rest += children.get(current, [])
         processor_s = sum(table[p].processor_s + table[p].waited_for_s for p in seen if p in table)
+        if rank in exchanged:
+            processor_s -= proc.thread_processor_s(pid, TRANSPORT)
         of = table[pid]
         n_written = written(rank) + _file_bytes(pid)
         samples[rank] = Sample(processor_s, n_written, of.is_stopped, of.is_held_up, exchanged.get(rank, 0))

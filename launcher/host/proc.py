@@ -6,6 +6,7 @@ as whose a port is, is asked of it (../processes/store.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,17 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in read(pid, f"task/{pid}/children").split()]
 
 
+def thread_processor_s(pid: int, name: str) -> float:
+    """What the threads of this name have used; 0 if there is none."""
+    used_s = 0.0
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            if read(pid, f"task/{thread}/comm").rstrip() == name.encode():
+                found = _stat_of(read(pid, f"task/{thread}/stat"))
+                used_s += found.processor_s if found is not None else 0.0
+    return used_s
+
+
 def program(pid: int) -> str:
     """The file that it runs. Raises OSError."""
     return os.readlink(f"/proc/{pid}/exe")
@@ -166,7 +178,11 @@ def _text(path: Path) -> str:
 
 
 def _stat(pid: int) -> Stat | None:
-    fields = read(pid, "stat").rpartition(b")")[2].split()  # its name, before, may hold anything
+    return _stat_of(read(pid, "stat"))
+
+
+def _stat_of(line: bytes) -> Stat | None:
+    fields = line.rpartition(b")")[2].split()  # its name, before, may hold anything
     if not fields:
         return None
     user, system, children_user, children_system = map(int, fields[11:15])

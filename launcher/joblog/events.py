@@ -296,9 +296,10 @@ class StoreLost(msgspec.Struct, frozen=True, tag="store_lost"):
 
 
 class ConnectionLost(msgspec.Struct, frozen=True, tag="connection_lost"):
-    """`rank` cannot talk to another one although no rank was lost."""
+    """`rank` cannot talk to another one although no rank was lost. `position`: of the unit that it is in."""
 
     rank: int
+    position: Position
     what: str
 
 

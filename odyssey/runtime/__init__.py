@@ -4,10 +4,11 @@ session.py    the rank's side of the recovery protocol, unit by unit; transactio
 phase.py      where a rank stands in it, and what may follow; control.py: kept for two threads, one of which hears the agent
 local.py      a script that is run without a launcher
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
-computation.py what an op comes to; backend.py: computed, or otherwise
+computation.py what an op comes to, halves.py: where the backward is split; backend.py: computed, or otherwise
 data.py       samples and seeds; clock.py: what computing takes; recorder.py: when the ops of a step ran
 groups.py     communication that can be cut; cut.py: what is said then; connections.py: its sockets, and how to shut them;
-              nccl.py: what NCCL must not be left to; introductions.py: how ranks learn where they reach each other
+              nccl.py: what NCCL must not be left to; introductions.py: how ranks learn where they reach each other, and
+              peers.py: that who is connected is the one that was meant
 gradients.py  what is summed over it; reductions.py: bucket by bucket, while the backward computes
 transfer.py   layers on their way between ranks
 evaluation.py, measure.py, once.py: what is run instead of a step; within measure.py trial_run.py: steps that are tried,

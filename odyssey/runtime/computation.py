@@ -23,8 +23,9 @@ from odyssey.runtime.clock import Clock
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import Prefetcher, layer_seed
 from odyssey.runtime.exchange import Exchange
-from odyssey.runtime.gradients import backward, backward_input, backward_weight
+from odyssey.runtime.gradients import backward
 from odyssey.runtime.groups import Groups
+from odyssey.runtime.halves import backward_input, backward_weight
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Compute, Receive, Send
@@ -218,7 +219,7 @@ class Computation:
             self._whole_backward(op, attempt, live, live.gradients)
         else:
             for piece in reversed(live.pieces):
-                backward_weight(piece.split, self._weights(piece.layers))
+                backward_weight(piece.split)
                 self._complete(op, attempt, piece)
 
     def _complete(self, op: Compute, attempt: Try, piece: Piece) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of a generation: flat buffers that autograd sums into and reductions run on, and the split backward.
+"""Gradients of a generation: flat buffers that autograd sums into and reductions run on.
 
 The parameters of a reduce group share one flat buffer (one for each dtype), so a reduction is one collective and no copy. Those
 of a bucket lie side by side in it, and are reduced as soon as they are complete (reductions.py).
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from odyssey.buckets import Bucket, buckets
 from odyssey.model.model import Model
@@ -126,33 +125,3 @@ def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor |
     pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
     if pairs:
         torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-
-
-def backward_input(
-    outputs: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor | None],
-    inputs: Sequence[torch.Tensor],
-    weights: Sequence[nn.Parameter],
-) -> Any:
-    """Input-gradient half: fills the inputs' `.grad`; returns what `backward_weight` needs.
-
-    A stage without inputs that need a gradient has no such half: then all of it waits for `backward_weight`.
-    """
-    pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
-    needing = [leaf for leaf in inputs if leaf.requires_grad]
-    if not needing or not pairs:
-        return [([output for output, _ in pairs], [gradient for _, gradient in pairs])]
-    # it ends by detaching them in place, which a view (of a Linear on sequences, say) refuses, and an input that is passed on
-    # would not need its gradient any more
-    kept_outputs = [output.clone() if output._is_view() or output.is_leaf else output for output, _ in pairs]
-    _, weight_work = stage_backward_input(kept_outputs, [g for _, g in pairs], needing, iter(weights))
-    return weight_work
-
-
-def backward_weight(work: Any, weights: Sequence[nn.Parameter]) -> None:
-    """Weight-gradient half: adds to the `.grad` of parameters."""
-    if work and isinstance(work[0], tuple):
-        outputs, gradients = work[0]
-        backward(outputs, gradients)
-    else:
-        stage_backward_weight(iter(weights), work)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from odyssey.messages import Known, Offered
 from odyssey.plan import Plan
-from odyssey.runtime import nccl
+from odyssey.runtime import nccl, peers
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
@@ -304,7 +304,10 @@ class Groups:
         options._timeout = self.limit
         options._threads = 1
         store = GlooStore(self._introductions, name, members, self._connections, self.limit)
-        return dist.ProcessGroupGloo(store, tuple(members).index(self.me), len(members), options)
+        place = tuple(members).index(self.me)
+        group = dist.ProcessGroupGloo(store, place, len(members), options)
+        peers.prove(group, place, store.tokens)
+        return group
 
     def _nccl(self, name: str, members: Sequence[int]) -> Any:
         options = dist.ProcessGroupNCCL.Options()

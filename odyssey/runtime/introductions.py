@@ -6,6 +6,7 @@ So nobody can put anything there but the job's own ranks, each for itself; and a
 
 from __future__ import annotations
 
+import secrets
 import struct
 import sys
 import threading
@@ -20,6 +21,8 @@ from odyssey.runtime.connections import Connections, Endpoint, endpoint
 from odyssey.runtime.cut import Cut
 
 _SIZE_BYTES = struct.calcsize("N")
+TOKEN_BYTES = 16
+"""What each member offers before where it listens: a secret, by which the others know it (peers.py)."""
 SOCKADDR_BYTES = 128
 """The size of a sockaddr_storage. Gloo sends it with a number behind it."""
 
@@ -85,7 +88,7 @@ class Introductions:
 class GlooStore(Store):
     """What Gloo takes for the store of one group: each member puts in where it listens, under its place, and reads all others'.
 
-    `ranks`: of the members. Who they are reached at tells `connections` which ones will be the group's.
+    `ranks`: of the members. Who they are reached at tells `connections` which ones will be the group's. `tokens`: theirs.
     """
 
     def __init__(
@@ -100,18 +103,21 @@ class GlooStore(Store):
         self._limit = limit
         self._n_numbers = 0
         self._values: list[bytes] = []
+        self.tokens: list[bytes] = []
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # torch passes bytes
         """Our own."""
         listening = Listening.read(value)
         self._connections.listens_at(listening.at)
         self._n_numbers = listening.n_numbers
-        self._introductions.offer(self._name, len(self._ranks), value)
+        self._introductions.offer(self._name, len(self._ranks), secrets.token_bytes(TOKEN_BYTES) + value)
 
     def wait(self, keys: Sequence[str], limit: timedelta | None = None) -> None:
         """Until all have come. Raises Cut."""
         if not self._values:
-            self._values = self._checked(self._introductions.wait(self._name, limit or self._limit))
+            offered = self._introductions.wait(self._name, limit or self._limit)
+            self._values = self._checked({rank: value[TOKEN_BYTES:] for rank, value in offered.items()})
+            self.tokens = [offered[rank][:TOKEN_BYTES] for rank in self._ranks]
 
     def get(self, key: str) -> bytes:
         """What the member at this place has put in. Raises Cut."""

@@ -28,8 +28,8 @@ from odyssey.runtime.beside_reduction import beside_reduction
 from odyssey.runtime.boundary import describe, detached, flatten
 from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
-from odyssey.runtime.gradients import backward_input, backward_weight
 from odyssey.runtime.groups import Groups
+from odyssey.runtime.halves import backward_input, backward_weight
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
 from odyssey.runtime.separable import Conditions, layer_problem, loss_problem
 from odyssey.runtime.transfer import receive_state, send_state
@@ -223,7 +223,7 @@ class _Timings:
         ones = [torch.ones_like(leaf) for leaf in output]
         start_s = now_s(self._device)
         if self._inputs and self._weights:
-            backward_weight(backward_input(output, ones, self._inputs, self._weights), self._weights)
+            backward_weight(backward_input(output, ones, self._inputs, self._weights))
         self._seconds["halves"].append(now_s(self._device) - start_s)
 
     def step(self) -> None:

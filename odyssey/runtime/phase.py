@@ -98,9 +98,9 @@ class Phase:
     @property
     def word(self) -> str:
         """As `Paused` tells it."""
-        if self.is_idle:
-            return "idle"
-        return "between" if self.is_away else "contributed" if self.activity is A.CONTRIBUTED else "compute"
+        if self.is_away:
+            return "between"
+        return "idle" if self.is_idle else "contributed" if self.activity is A.CONTRIBUTED else "compute"
 
     @property
     def unit(self) -> Unit:

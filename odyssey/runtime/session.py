@@ -245,7 +245,7 @@ class Session:
     def _stand_still(self, reason: str) -> None:
         """Communication has ended. If no Pause says why, the agent should know."""
         if (phase := self._control.change(Phase.broken)) is not None:
-            self._link.report(Broken(phase.generation, reason))
+            self._link.report(Broken(phase.generation, phase.position, reason))
 
     # -- orders -------------------------------------------------------------------------------------------------------
 

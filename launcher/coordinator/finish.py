@@ -1,0 +1,148 @@
+"""Ranks end their scripts. Who cannot go on because others have ended takes what is final, and ends its own.
+
+A rank that ends with exit code 0 before its last step has failed if others train on. That is what they show, however long it
+takes: they miss it in a unit that is not final, make one final without it, or answer a Pause from within one. Where all end
+before their last step, each in its own time, nobody has failed.
+"""
+
+from __future__ import annotations
+
+from launcher.coordinator import rank_failure, transition
+from launcher.coordinator.actions import Kill, Record, SendOrder, SetDeadline
+from launcher.coordinator.decision import Actions, end
+from launcher.coordinator.restart_policy import GiveUp, Restart
+from launcher.coordinator.state import JobState, Status
+from launcher.failures.root_cause import RankEnd
+from launcher.joblog.events import Cause, CauseKind, ConnectionLost, Note, RankFinished, RankPaused, Tick
+from launcher.joblog.wording import ranks_text
+from odyssey.messages import Finish, Pause, Position, position_after
+
+ASK_AGAIN_S = 3.0
+"""A rank that was in the script's own code when it was asked may train on by now, or be gone."""
+
+
+def finished(job: JobState, body: RankFinished) -> Actions:
+    """A rank is at its script's end."""
+    if body.rank not in job.world.alive:
+        return ()
+    interrupted = job.status in (Status.PAUSING, Status.PLANNING, Status.MOVING) and job.plan is not None
+    was_moving = job.status is Status.MOVING
+    job.status, job.next_plan = Status.FINISHING, None
+    job.finished.add(body.rank)
+    # Who was spawned for a generation that will not run has nothing to join any more.
+    unwanted = sorted(job.recovery.arriving - {body.rank})
+    for rank in unwanted:
+        transition.forget(job, rank)
+    job.recovery.arriving.clear()
+    pauses: Actions = ()
+    if interrupted:
+        job.stranded = set(job.joined)
+    if interrupted and was_moving:  # the others are on their way to meet it, and would wait for it in C++
+        job.world.generation += 1
+        pauses = tuple(SendOrder(rank, Pause(job.world.generation)) for rank in sorted(job.joined - job.finished))
+    return *pauses, SetDeadline(None), *(Kill(rank, None) for rank in unwanted), *release_stranded(job)
+
+
+def release_stranded(job: JobState) -> Actions:
+    """Who cannot go on because others have ended their scripts takes what is final, and ends its own.
+
+    A rank says that its script is at its end before anybody can know its exit code: only with that it is sure.
+    """
+    exited, alive = job.world.exited, job.world.alive
+    if not job.stranded:
+        return ()
+    if not job.next_models and job.finished.isdisjoint(exited) and not job.finished.isdisjoint(alive):
+        return ()
+    order = Finish(job.world.generation, job.results)
+    ranks = sorted((job.stranded & job.joined) - job.finished)
+    job.stranded.clear()
+    return tuple(SendOrder(rank, order) for rank in ranks)
+
+
+# -- before its last step ----------------------------------------------------------------------------------------------
+
+
+def exited_early(job: JobState, rank: int) -> Actions:
+    """It ended with exit code 0. Others that need it will miss it where they communicate; where they do not, they are asked."""
+    told: Actions = ()
+    communicates = job.status in (Status.RUNNING, Status.FINISHING)
+    if not job.world.first_failure:
+        what = f"{ranks_text([rank])} ended with exit code 0 before its last step"
+        job.world.first_failure = f"{what}, while others still train"
+        said = () if communicates else [job.recovery.paused[other] for other in job.joined & job.recovery.paused.keys()]
+        job.status, job.next_plan = Status.FINISHING, None
+        told = Record(Note(what)), SetDeadline(None)
+        if any(_trains(job, paused) for paused in said):
+            return *told, *_failed(job)
+    if communicates and not (job.plan is not None and job.joined <= set(job.plan.idle)):
+        return told
+    return *told, *ask_whether_they_train(job)
+
+
+def ask_whether_they_train(job: JobState) -> Actions:
+    """By a Pause: who is in a unit says so, who is in the script's own code may be on its way to its end."""
+    job.world.generation += 1
+    orders = (SendOrder(rank, Pause(job.world.generation)) for rank in sorted(job.joined - job.finished))
+    return *orders, SetDeadline(ASK_AGAIN_S)
+
+
+def ask_again(job: JobState, body: Tick) -> Actions:
+    """Nobody has shown anything since."""
+    return ask_whether_they_train(job) if job.world.first_failure else ()
+
+
+def paused(job: JobState, body: RankPaused) -> Actions:
+    """The answer to that; or to a Pause of before, from a rank that is to be released."""
+    if not job.world.first_failure or body.rank not in job.joined:
+        return ()
+    if _trains(job, body):
+        return _failed(job)
+    if _is_in_unit(body):
+        job.stranded.add(body.rank)
+    return release_stranded(job)
+
+
+def connection_lost(job: JobState, body: ConnectionLost) -> Actions:
+    """Who complains needs one that has ended: for a unit that is final already, or because it trains on."""
+    if job.world.first_failure and (not _is_final(job, body.position) or isinstance(_judged(job)[1], Restart)):
+        return _failed(job)
+    job.stranded.add(body.rank)
+    return release_stranded(job)
+
+
+def made_without(job: JobState) -> Actions:
+    """A unit is final. If one has ended that had no work in it, the others train on without it."""
+    if job.status is not Status.FINISHING or not job.world.first_failure or job.plan is None:
+        return ()
+    return _failed(job) if _judged(job)[0].rank in job.plan.idle else ()
+
+
+def _is_in_unit(body: RankPaused) -> bool:
+    return body.phase != "between"
+
+
+def _trains(job: JobState, body: RankPaused) -> bool:
+    return _is_in_unit(body) and not _is_final(job, body.position)
+
+
+def _is_final(job: JobState, position: Position) -> bool:
+    return bool(job.results) and position < position_after(job.results[-1])
+
+
+def _judged(job: JobState) -> tuple[RankEnd, Restart | GiveUp]:
+    exit = RankEnd(min(job.world.exited - job.finished), job.world.now, Cause(CauseKind.EXIT, "exit code 0", 0))
+    return exit, rank_failure.judge(job, exit)
+
+
+def _failed(job: JobState) -> Actions:
+    """The others still train without the rank that has ended with exit code 0: a failure of that rank like any other."""
+    exit, decision = _judged(job)
+    rank, job.world.ends[exit.rank] = exit.rank, exit
+    reason, job.world.first_failure = job.world.first_failure, ""
+    if isinstance(decision, GiveUp):
+        return end(job, 1, f"{reason}; {decision.why}" if decision.why else reason, decision.help)
+    told = rank_failure.forgive(job, rank, decision)
+    job.world.exited.discard(rank)
+    job.recovery.lost.add(rank)
+    job.recovery.loss_at = job.world.now
+    return *told, *transition.pause(job, reason)

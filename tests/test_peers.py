@@ -1,0 +1,97 @@
+"""Whoever is connected as a member of a group is that member."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+
+from odyssey.messages import Known, Offered
+from odyssey.runtime.cut import Cut
+from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.introductions import TOKEN_BYTES, Listening
+
+pytestmark = pytest.mark.timeout(60)
+OFFERS = dict[int, Offered]
+
+
+def build(n: int, hand_out: Callable[[int, OFFERS], dict[int, bytes]], limit: timedelta) -> list[str]:
+    """Let `n` ranks of this process meet, and answer what each was cut by, or its sum.
+
+    `hand_out(rank, offers)`: what it is told that all have offered.
+    """
+    offers: OFFERS = {}
+    have_come = threading.Barrier(n)
+
+    def run(rank: int) -> str:
+        def offer(offered: Offered) -> None:
+            offers[rank] = offered
+            have_come.wait()
+            groups.learn(Known(1, offered.name, hand_out(rank, offers)))
+
+        groups = Groups(offer, 1, range(n), (), (), rank, torch.device("cpu"), limit)
+        try:
+            groups.build()
+            total = torch.ones(1)
+            groups.wait(groups.all_reduce(total).wait)
+            return str(int(total))
+        except Cut as cut:
+            return str(cut)
+        finally:
+            have_come.wait()
+            groups.release()
+            groups._thread.join()
+
+    with ThreadPoolExecutor(n) as ranks:
+        return list(ranks.map(run, range(n)))
+
+
+def as_offered(rank: int, offers: OFFERS) -> dict[int, bytes]:
+    return {each: offers[each].value for each in offers}
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_members_know_each_other(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADDRESS, "127.0.0.1")
+    assert build(n, as_offered, timedelta(seconds=30)) == [str(n)] * n
+
+
+def test_who_does_not_know_the_tokens_is_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is taken for one that has heard nothing from the agents."""
+    monkeypatch.setenv(ADDRESS, "127.0.0.1")
+
+    def hand_out(rank: int, offers: OFFERS) -> dict[int, bytes]:
+        values = as_offered(rank, offers)
+        return {each: os.urandom(TOKEN_BYTES) + value[TOKEN_BYTES:] for each, value in values.items()} if rank == 1 else values
+
+    first, second = build(2, hand_out, timedelta(seconds=30))
+    assert "somebody else is connected" in first and second != "2"
+
+
+def test_nobody_stands_in_for_a_rank_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger says the number that is meant for rank 1 before rank 1 does, and nothing else."""
+    monkeypatch.setenv(ADDRESS, "127.0.0.1")
+    strangers: list[socket.socket] = []
+
+    def hand_out(rank: int, offers: OFFERS) -> dict[int, bytes]:
+        if rank == 0:
+            blob = offers[0].value[TOKEN_BYTES:]
+            for number in struct.unpack("@2N", blob[-16:]):
+                strangers.append(socket.create_connection(Listening.read(blob).at))
+                strangers[-1].sendall(struct.pack("@N", number))
+        has_called.wait()
+        return as_offered(rank, offers)
+
+    has_called = threading.Barrier(2)
+    try:
+        assert "2" not in build(2, hand_out, timedelta(seconds=2))
+    finally:
+        for stranger in strangers:
+            stranger.close()
