@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,17 +76,29 @@ def test_who_does_not_know_the_tokens_is_no_member(monkeypatch: pytest.MonkeyPat
     assert "somebody else is connected" in first and second != "2"
 
 
+def is_read(connection: socket.socket) -> bool:
+    """Whether the other end, on this host, has taken what `connection` has sent."""
+    ends = f":{connection.getpeername()[1]:04X}", f":{connection.getsockname()[1]:04X}"
+    for local, remote, _, queues in (line.split()[1:5] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]):
+        if local.endswith(ends[0]) and remote.endswith(ends[1]):
+            return queues.endswith(":00000000")
+    return False
+
+
 def test_nobody_stands_in_for_a_rank_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger says the number that is meant for rank 1 before rank 1 does, and nothing else."""
+    """A stranger says, to either rank, the numbers that are meant for the other, and nothing else: the one of them that is
+    called by the other, whose address decides it, hears the stranger first."""
     monkeypatch.setenv(ADDRESS, "127.0.0.1")
     strangers: list[socket.socket] = []
 
     def hand_out(rank: int, offers: OFFERS) -> dict[int, bytes]:
-        if rank == 0:
-            blob = offers[0].value[TOKEN_BYTES:]
-            for number in struct.unpack("@2N", blob[-16:]):
-                strangers.append(socket.create_connection(Listening.read(blob).at))
-                strangers[-1].sendall(struct.pack("@N", number))
+        blob = offers[rank].value[TOKEN_BYTES:]
+        for number in struct.unpack("@2N", blob[-16:]):
+            stranger = socket.create_connection(Listening.read(blob).at)
+            strangers.append(stranger)
+            stranger.sendall(struct.pack("@N", number))
+            while not is_read(stranger):
+                pass
         has_called.wait()
         return as_offered(rank, offers)
 
