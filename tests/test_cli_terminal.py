@@ -77,3 +77,27 @@ def test_a_script_that_knows_nothing_of_us_has_the_terminal_to_itself(tmp_path: 
 
     assert code == 0
     assert said.count("tty 11") == 2 and "\x1b[?25l" not in said
+
+
+FAILS_EVERYWHERE = """
+import odyssey
+import os, pathlib, traceback
+try:
+    raise ValueError("bad number\\\\nin two lines")
+except ValueError:
+    traceback.print_exc()
+pathlib.Path(os.environ["RANK"]).touch()
+while not (pathlib.Path("0").exists() and pathlib.Path("1").exists()):
+    pass
+os._exit(1)
+"""
+
+
+def test_a_traceback_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
+    """Those that the failure block tells again are not counted."""
+    code, said = run_in_terminal(tmp_path, script=FAILS_EVERYWHERE)
+
+    assert code == 1
+    lines = [line for line in said.replace("\r", "").split("\n") if "[rank " in line]
+    assert len([line for line in lines if line.endswith("Traceback (most recent call last):")]) == 1
+    assert len([line for line in lines if "the same traceback as rank" in line]) == 1

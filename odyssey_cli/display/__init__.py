@@ -1,7 +1,7 @@
 """What people see of a job.
 
 board.py         the state of the display, a fold over the event log
-screen.py        the terminal; output_lines.py: the ranks' lines in it
+screen.py        the terminal; output_lines.py: the ranks' lines in it; repeated.py: those that are alike
 render.py        the whole picture; layout_grid.py, candidates.py: parts of it
 plain_log.py     lines, where there is no terminal
 failure_block.py why a job failed

@@ -25,6 +25,7 @@ from launcher.joblog.events import Event
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.output_lines import LineCutter
 from odyssey_cli.display.render import render
+from odyssey_cli.display.repeated import Repeated
 
 REFRESHES_PER_S = 8
 _HOLD_BACK_S = 0.4
@@ -41,6 +42,7 @@ class Screen:
         self._ascii = not self._console.encoding.lower().startswith("utf")
         self._queue: deque[Event | tuple[int, str, bytes]] = deque()
         self._cutter = LineCutter()
+        self._repeated = Repeated()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._draw_until_stopped, name="odyssey-display", daemon=True)
         self._live = Live(
@@ -70,7 +72,7 @@ class Screen:
         self._stop.set()
         self._thread.join(timeout=5.0)
         self._take_in()
-        self._print(self._cutter.flush())
+        self._print([*self._repeated.release(all_of_them=True), *self._cutter.flush()])
         self._live.stop()
         sys.setswitchinterval(self._switch_interval)
 
@@ -96,8 +98,9 @@ class Screen:
                 if not self._failed:
                     self._apply(entry)
             else:
-                lines += self._cutter.feed(*entry)
-        self._print(lines)
+                cut = self._cutter.feed(*entry)
+                lines += self._repeated.take(cut) if entry[1] == "stderr" else cut
+        self._print([*lines, *self._repeated.release()])
         return changed
 
     def _print(self, lines: list[tuple[int, str]]) -> None:

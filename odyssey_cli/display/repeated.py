@@ -1,0 +1,68 @@
+"""Tracebacks that ranks print alike are shown once.
+
+What a rank prints from the first line of a traceback on is held back until the rank prints no more for a moment, so that its
+whole end is compared: chained exceptions, messages of several lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from launcher.joblog.wording import ranks_text
+
+_FIRST = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+"""By which torch says whose traceback it is."""
+_LONGEST = 2000
+"""Lines that are held back."""
+_KEPT = 64
+"""Tracebacks that are known again."""
+
+Line = tuple[int, str]
+
+
+class Repeated:
+    """Between the lines of standard error of all ranks and what is shown of them."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, list[str]] = {}
+        self._grew: set[int] = set()
+        self._shown: dict[tuple[str, ...], int] = {}
+        """The first rank that has printed this traceback."""
+
+    def take(self, lines: Iterable[Line]) -> list[Line]:
+        """Of `lines`, as (rank, text), those to be shown at once."""
+        shown = []
+        for rank, text in lines:
+            if rank not in self._held and _PREFIX.sub("", text) != _FIRST:
+                shown.append((rank, text))
+                continue
+            held = self._held.setdefault(rank, [])
+            held.append(text)
+            self._grew.add(rank)
+            if len(held) > _LONGEST:
+                shown += [(rank, line) for line in self._held.pop(rank)]
+        return shown
+
+    def release(self, *, all_of_them: bool = False) -> list[Line]:
+        """What was held back of ranks that have printed nothing since the last time, or of all: each traceback once."""
+        quiet = [rank for rank in self._held if all_of_them or rank not in self._grew]
+        self._grew.clear()
+        lines: list[Line] = []
+        alike: dict[int, list[int]] = {}
+        for rank in quiet:
+            held = self._held.pop(rank)
+            first = self._shown.setdefault(tuple(_PREFIX.sub("", text) for text in held), rank)
+            if len(self._shown) > _KEPT:
+                del self._shown[next(iter(self._shown))]
+            if first == rank:
+                lines += [(rank, text) for text in held]
+            else:
+                alike.setdefault(first, []).append(rank)
+        return lines + [(min(ranks), _same(ranks, first)) for first, ranks in alike.items()]
+
+
+def _same(ranks: list[int], first: int) -> str:
+    told = f"the same traceback as rank {first}"
+    return told if len(ranks) == 1 else f"{told}; {ranks_text(ranks)} alike"
