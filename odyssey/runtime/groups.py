@@ -272,25 +272,27 @@ class Groups:
     def _build(self) -> None:
         members, subsets, movers = self._given.members, self._given.subsets, self._given.movers
         device = _gloo_device()  # of its own: whoever connects to it means this generation
+        connected: list[peers.Member] = []
         moving = None
         if movers != members:
-            moving = self._gloo("moving", movers, device)
+            moving = self._gloo("moving", movers, device, connected)
         self.check()
         world = None
         if self.me in members:
-            world = self._gloo("world", members, device)
+            world = self._gloo("world", members, device, connected)
         by_subset: dict[tuple[int, ...], Any] = {}
         for number, subset in enumerate(subsets):
             self.check()
             if self.me in subset and len(subset) > 1 and subset not in by_subset:
                 name = f"reduce {number}"
-                own = self._nccl(name, subset) if self._has_device_groups else self._gloo(name, subset, device)
+                own = self._nccl(name, subset) if self._has_device_groups else self._gloo(name, subset, device, connected)
                 by_subset[subset] = own
         on_device: dict[Way, Any] = {}
         if self._has_device_groups and self.me in members:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
             on_device = {way: self._nccl(way, members) for way in get_args(Way)}
             by_subset[members] = on_device["outputs"]
+        peers.prove(connected)
         with self._lock:
             if self._cut is not None:
                 raise Cut(self._cut)
@@ -298,7 +300,7 @@ class Groups:
             self._on_device = on_device
             self._connections.keep()
 
-    def _gloo(self, name: str, members: Sequence[int], device: Any) -> Any:
+    def _gloo(self, name: str, members: Sequence[int], device: Any, connected: list[peers.Member]) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [device]
         options._timeout = self.limit
@@ -306,7 +308,7 @@ class Groups:
         store = GlooStore(self._introductions, name, members, self._connections, self.limit)
         place = tuple(members).index(self.me)
         group = dist.ProcessGroupGloo(store, place, len(members), options)
-        peers.prove(group, place, store.tokens)
+        connected.append(peers.Member(group, place, store.tokens))
         return group
 
     def _nccl(self, name: str, members: Sequence[int]) -> Any:

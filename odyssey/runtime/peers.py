@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,22 +21,34 @@ _TAG = 0x70656572
 """No operation of a step or a move has it."""
 
 
-def prove(group: Any, place: int, tokens: Sequence[bytes]) -> None:
-    """Blocks until each member has proved itself. `group`: just connected; `place`: this rank's in it; `tokens`: of the
-    members, secrets that they have told each other by their agents.
+class Member(NamedTuple):
+    """This rank as a member of a group that has just connected: its place, and the secrets that the members have told each
+    other by their agents, by place."""
+
+    group: Any
+    place: int
+    tokens: Sequence[bytes]
+
+
+def prove(memberships: Sequence[Member]) -> None:
+    """Blocks until every member of each of these groups has proved itself: all at once, so that it costs one wait.
 
     Raises Cut if somebody else is at the other end, and RuntimeError where nobody is any more.
     """
-    others = [other for other in range(len(tokens)) if other != place]
-    said = {other: torch.frombuffer(bytearray(_proof(tokens, place, other)), dtype=torch.uint8) for other in others}
-    heard = {other: torch.zeros(_PROOF_BYTES, dtype=torch.uint8) for other in others}
-    works = [group.send([said[other]], other, _TAG) for other in others]
-    works += [group.recv([heard[other]], other, _TAG) for other in others]
+    works, heard, said = [], [], []
+    for group, place, tokens in memberships:
+        for other in range(len(tokens)):
+            if other == place:
+                continue
+            mine, theirs = bytearray(_proof(tokens, place, other)), bytearray(_PROOF_BYTES)
+            said.append(torch.frombuffer(mine, dtype=torch.uint8))
+            works.append(group.send([said[-1]], other, _TAG))
+            works.append(group.recv([torch.frombuffer(theirs, dtype=torch.uint8)], other, _TAG))
+            heard.append((theirs, _proof(tokens, other, place)))
     for work in works:
         work.wait()
-    for other in others:
-        if not hmac.compare_digest(bytes(heard[other].tolist()), _proof(tokens, other, place)):
-            raise Cut("somebody else is connected in place of a rank")
+    if not all(hmac.compare_digest(theirs, proof) for theirs, proof in heard):
+        raise Cut("somebody else is connected in place of a rank")
 
 
 def _proof(tokens: Sequence[bytes], sender: int, receiver: int) -> bytes:
