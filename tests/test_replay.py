@@ -19,6 +19,7 @@ from odyssey_cli.replay.ledger import Doing, Totals
 from odyssey_cli.replay.outcome import Outcome
 from odyssey_cli.replay.policies import named
 from odyssey_cli.replay.published import regrouped
+from odyssey_cli.replay.recorded import compare
 from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import Change, Kind, Trace
@@ -314,6 +315,23 @@ def test_a_recorded_job_takes_its_decisions_again(folder: Path, capfd: pytest.Ca
 
     assert main(["replay", str(job)]) == 0
     assert capfd.readouterr().out == f"{job}: 5 decisions came out the same\n"
+
+
+def test_a_log_that_ends_anywhere_is_told_as_far_as_it_goes(folder: Path) -> None:
+    """The agent was killed: what it decided last may be missing."""
+    log = record(folder) / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+
+    n_decisions = []
+    for n in range(len(lines) + 1):
+        log.write_bytes(b"".join(lines[:n]))
+        n_decisions.append(compare(log.parent))
+
+    assert [difference for _, difference in n_decisions] == [None] * (len(lines) + 1)
+    assert n_decisions[-1] == (5, None)
+    without = next(n for n, line in enumerate(lines) if b'"pausing"' in line)
+    log.write_bytes(b"".join(lines[:without] + lines[without + 1 :]))
+    assert compare(log.parent)[1] is not None, "a decision is missing in the middle"
 
 
 def test_a_decision_that_comes_out_otherwise_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
