@@ -53,7 +53,8 @@ class Loop:
             heapq.heappop(self._timers)
         timeout = max(0.0, self._timers[0][0] - self.clock()) if self._timers else None
         for key, mask in self._selector.select(timeout):
-            if key.fd in self._selector.get_map():  # not closed by a call before it in this turn
+            # A call before it in this turn may have closed the descriptor, and another one may have its number by now.
+            if self._selector.get_map().get(key.fd) is key:
                 call: Any = key.data
                 call(mask)
         while self._timers and self._timers[0][0] <= self.clock():
