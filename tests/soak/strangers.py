@@ -45,15 +45,6 @@ def call_at(ports: Iterable[tuple[str, int]], says_nothing: bool) -> list[socket
     return made
 
 
-def store_of(pid: int) -> tuple[str, int] | None:
-    """Where the rank `pid` finds its store; None if it has just ended."""
-    try:
-        variables = psutil.Process(pid).environ()
-        return variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
-    except (psutil.Error, KeyError, OSError):
-        return None
-
-
 def overwrite(host: str, port: int) -> None:
     """Every key of the store gets another value, and many more are added. To be run in a process of its own."""
     from torch.distributed import TCPStore

@@ -216,7 +216,7 @@ class Striker:
                 case "late agent" | "job":
                     self._struck(fault, None)
                     self._tell(do=fault.kind)
-                case "store":
+                case "store" if fault.kind == "overwrite":
                     self._overwrite_store(fault)
                 case "ports":
                     children = [child.pid for child in psutil.Process().children(recursive=True)]
@@ -266,11 +266,10 @@ class Striker:
         return self._can_be_spared(*(rank for rank, its in self._agent_of.items() if its == pid))
 
     def _overwrite_store(self, fault: Fault) -> None:
-        for pid in self._pids.values():
-            if (where := strangers.store_of(pid)) is not None:
+        for pid in helpers(frozenset(self._pids.values())).get("store", ()):
+            for host, port in strangers.ports_of([pid]):
                 self._struck(fault, None)
-                self._tell(do="overwrite", host=where[0], port=where[1])
-                return
+                self._tell(do="overwrite", host=host, port=port)
 
     def _strike_helper(self, fault: Fault, helper: str) -> None:
         for pid in helpers(frozenset(self._pids.values())).get(helper, ())[:1]:

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from tests.soak.case import Agents, Case, Chain, Fault, PointFault, Recipe, Slow
+from tests.soak.case import HELPERS, Agents, Case, Chain, Fault, PointFault, Recipe, Slow
 from tests.soak.points import OF_ONE_RANK, POINTS
 
 _TEN = "host", "points", "host", "killed", "host", "slow", "host", "agents", "start"
 WORLDS = (*_TEN, "points", *_TEN, "host")
 """Of twenty jobs in a row. The first two kinds cost the least time for a fault."""
 ON_AGENT = {"kill": 6, "stop": 2, "freeze": 3}
+ON_HELPERS = tuple((kind, helper) for helper in HELPERS for kind in ("kill", "freeze", "stop"))
 SILENCES_S = (0.1, 0.8), (5.0, 8.0)
 """That an agent bears (tests/soak/strikes.py), and that it is lost by."""
 OF_THE_START = ("said", "begun", "started", "joined", "plan", "ready", "go")
@@ -41,10 +42,21 @@ def case(seed: int, on_one_host: Case) -> Case:
         case "slow":
             return _slow(rng, base)
         case _:
-            return replace(on_one_host, chains=(*on_one_host.chains, *_strangers(rng))) if rng.random() < 0.3 else on_one_host
+            strangers = _strangers(rng) if rng.random() < 0.3 else ()
+            return replace(on_one_host, chains=(*on_one_host.chains, *strangers, _on_helper(rng, seed)))
 
 
 # -- one agent ---------------------------------------------------------------------------------------------------------
+
+
+def _on_helper(rng: random.Random, seed: int) -> Chain:
+    """One of each kind in turn, or most would not be among a thousand faults."""
+    round, place = divmod(seed, len(WORLDS))
+    number = round * WORLDS.count("host") + WORLDS[:place].count("host")
+    kind, helper = ON_HELPERS[number % len(ON_HELPERS)]
+    seconds = rng.uniform(0.05, 3.0) if kind == "freeze" else 0.0
+    killed = signal.SIGKILL if kind == "kill" else 0
+    return (Fault(kind, helper, "step", rng.randint(1, 6), _soon(rng), None, signal=int(killed), seconds=seconds),)
 
 
 def _strangers(rng: random.Random) -> tuple[Chain, ...]:
