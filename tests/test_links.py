@@ -7,7 +7,7 @@ import resource
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.cluster.led.leader_search import MAX_ELSEWHERE, LeaderSearch
 from launcher.cluster.links import addresses, secret
 from launcher.cluster.links.dial import Address, Dial
 from launcher.cluster.links.door import Door
@@ -25,6 +26,7 @@ from launcher.cluster.links.session import Session
 from launcher.cluster.wire import FromMember, Notice
 from launcher.host.loop import Loop
 from launcher.host.own_clock import OwnClock
+from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from tests.fake_loop import FakeLoop
 from tests.links import KEY, PORT, Peer, answer_to, open_to
@@ -317,6 +319,36 @@ def test_a_dial_tells_why_and_whether_nobody_listens_anywhere(loop: FakeLoop) ->
     closed_by = f"{here}: it closed the connection, as one does to who knows another secret"
     assert set(told) == {(f"{nobody}: Connection refused", True), (closed_by, False)}
     stranger.close()
+
+
+def test_a_job_that_went_on_without_an_agent_is_over_where_nobody_listens_any_more(loop: FakeLoop) -> None:
+    """Not while somebody of it is silent, who may lead it."""
+    silent = addresses.listen("127.0.0.1", socket.AF_INET, [0])
+    closed = [addresses.listen("127.0.0.1", socket.AF_INET, [0]) for _ in range(MAX_ELSEWHERE + 1)]
+    members = [Address("127.0.0.1", int(listener.getsockname()[1])) for listener in (*closed, silent)]
+    for listener in closed:
+        listener.close()
+    gone: list[Sequence[Address]] = []
+    told: list[str] = []
+    search = LeaderSearch(
+        loop,
+        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=1),
+        KEY,
+        found=lambda link, at: pytest.fail("found"),
+        given_up=pytest.fail,
+        say=told.append,
+    )
+    search.look_for(members, gone.append)
+    search.start()
+    while not told:
+        turn(loop)
+        loop.now += 0.1
+    assert told[0].endswith(f"{members[-1]}: it does not answer") and not gone
+    silent.close()
+    while not gone:
+        turn(loop)
+        loop.now += 0.1
+    assert gone == [members] and len(told) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from launcher.cluster.leading.redirects import LedElsewhere
 from launcher.cluster.links.dial import Address
 from launcher.joblog.events import StopRequested
@@ -9,10 +11,10 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.processes.local_agent import LocalAgent
 
 
-def joins(local: LocalAgent, address: Address, *, was_in: bool) -> None:
-    """This agent has begun no job, or (`was_in`) its own goes on without it: it becomes one that another leads."""
+def joins(local: LocalAgent, address: Address, others: Sequence[Address] = (), *, was_in: bool) -> None:
+    """It becomes an agent that another one leads: it has begun no job, or (`was_in`) its own goes on with `others` in it."""
     if local.code is None:
-        local.fail(LedElsewhere(address, was_in=was_in))
+        local.fail(LedElsewhere(address, others, was_in=was_in))
         local.code = ExitCode.FAILED
 
 

@@ -184,15 +184,16 @@ class Replication:
     def led_by(self, number: int) -> None:
         if self._local.code is not None:
             return
-        found = [agent for agent in self._coordination.state.world.agents if agent.number == number]
-        if not found:
+        agents = {agent.number: Address(agent.address, agent.port) for agent in self._coordination.state.world.agents}
+        at = agents.pop(number, None)
+        if at is None:
             self._end(f"agent {number} leads the job now, which goes on without this one")
             return
-        at = Address(found[0].address, found[0].port)
+        agents.pop(self._leader.us.number, None)
         self._local.news.say(
             f"cut off: agent {number} leads the job now, at {at}; the ranks here end, and this agent joins again"
         )
-        other_jobs.joins(self._local, at, was_in=True)
+        other_jobs.joins(self._local, at, list(agents.values()), was_in=True)
         self._leave(ExitCode.FAILED)
 
     def end_alone(self, reason: str, code: int) -> bool:

@@ -66,7 +66,7 @@ def run(options: RunOptions, watch: Watch, output: Output) -> int:
                 return local.run(role)
             except LedElsewhere as error:
                 local = LocalAgent(options, None, output, report)
-                role = led(local, [error.address], was_in=error.was_in)
+                role = led(local, error.addresses, was_in=error.was_in)
     finally:
         if listener is not None:
             listener.close()

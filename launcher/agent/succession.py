@@ -78,12 +78,12 @@ class Succession:
         self._take_over = take_over
         self._found = found
         self.watch = watch
+        self.was_in = was_in
         self.member = Member(local, key, watch, self, elsewhere)
         self.coordination = Coordination(local.options)
         self.log = self._new_log()
         self.agreement: Agreement | None = None
         self.reception: Reception | None = None
-        self.was_in = was_in
         self.number = 0
         self.leader = 0
         self._where: dict[int, Address] = {}

@@ -256,6 +256,7 @@ def test_a_host_that_stands_still_at_the_end_of_a_job_keeps_nobody(
     assert [agent.end() for i, agent in its.agents.items() if i != frozen] == [0, 0], its.lines()
     its.hosts.thaw(frozen)
     assert its.agents[frozen].end() == (1 if frozen == 1 else 0), its.lines()
+    assert any("nobody of it is left" in line for line in its.agents[frozen].lines) == (frozen == 1)  # it came after the end
     assert not any(its.hosts.pids(i) for i in its.hosts.numbers)
 
 

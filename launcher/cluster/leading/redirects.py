@@ -5,7 +5,7 @@ who comes to a member ─► LedBy; who has begun to lead at the endpoint ◄─
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from launcher.cluster.leading.leader import Leader
 from launcher.cluster.leading.roster import Roster
@@ -20,11 +20,12 @@ from odyssey.messages import packed
 
 
 class LedElsewhere(OdysseyError):
-    """The job is led by another agent, at `address`, and this one is to join it. `was_in`: it was in the job before."""
+    """The job is led by another agent, at `address`, and this one is to join it. `was_in`: it was in the job before, as were
+    those at `others`."""
 
-    def __init__(self, address: Address, *, was_in: bool) -> None:
+    def __init__(self, address: Address, others: Sequence[Address] = (), *, was_in: bool) -> None:
         super().__init__(f"the job of this endpoint is led at {address}", "join it there")
-        self.address = address
+        self.addresses = (address, *others)
         self.was_in = was_in
 
 

@@ -2,6 +2,7 @@
 
 Where that was lost before the job began, the first of those that have come to it begins the job anew: each looks at those who
 came before it, and is the first where it is sure that they are gone, as their hosts say that nobody listens there any more.
+By the same sign an agent that a job went on without knows that this is over.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class LeaderSearch:
         self._elsewhere = list(elsewhere)
         self._before: list[Address] = []
         self._is_first: Callable[[], None] | None = None
+        self._members: list[Address] = []
+        self._are_gone: Callable[[Sequence[Address]], None] | None = None
         self._dial: Dial | None = None
         self._timers: list[Timer] = []
 
@@ -74,6 +77,11 @@ class LeaderSearch:
         """`before`: those of which one leads, or is about to, if it lives; `is_first()`: all of them are gone."""
         self._before, self._is_first = list(before), is_first
 
+    def look_for(self, members: Sequence[Address], are_gone: Callable[[Sequence[Address]], None]) -> None:
+        """For those who have gone on without this agent; `are_gone(members)`: nobody listens there any more, nor elsewhere."""
+        self.look_at(members)
+        self._members, self._are_gone = list(dict.fromkeys(members)), are_gone
+
     def again(self, trouble: str) -> None:
         """What was found has not taken this agent, or is lost."""
         self._trouble = trouble
@@ -84,7 +92,7 @@ class LeaderSearch:
 
     def end(self) -> None:
         """It has taken this agent, or nobody is looked for any more."""
-        self._is_first = None
+        self._is_first = self._are_gone = None
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -125,7 +133,18 @@ class LeaderSearch:
         return Dial(self._loop, addresses, self._key, self._port, connected=self._found, failed=failed)
 
     def _failed(self, why: str, is_refused: bool) -> None:
-        self.again(why)
+        if is_refused and self._are_gone is not None:  # more of them may be known than are looked for at first
+            self._dial = self._dial_to(self._members, self._members_failed)
+        else:
+            self.again(why)
+
+    def _members_failed(self, why: str, is_refused: bool) -> None:
+        are_gone = self._are_gone
+        if is_refused and are_gone is not None:
+            self.end()
+            are_gone(self._members)
+        else:
+            self.again(why)
 
     def _tell(self) -> None:
         waited_s = self._loop.clock() - self._began

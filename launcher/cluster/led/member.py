@@ -119,6 +119,8 @@ class Member:
         self._search = LeaderSearch(
             local.loop, options, key, found=self._join, given_up=self._not_found, say=self.say, elsewhere=elsewhere
         )
+        if successors.was_in:
+            self._search.look_for(elsewhere, self._nobody_is_left)
         self._address = addresses.local_address(options.local_addr) if options.local_addr else ""
         self._reception: Reception | None = None
         self._session: LeaderSession | None = None
@@ -419,7 +421,7 @@ class Member:
         if self._local.code is not None:
             return  # this agent is leaving, as it has told
         self.say("cut off for too long: the job goes on without this agent, its ranks end, and it asks to join again")
-        self._search.look_at([self._leader_at, *self._successors.others.values()])
+        self._search.look_for([self._leader_at, *self._successors.others.values()], self._nobody_is_left)
         self._forget()
         self._search.start()
 
@@ -442,6 +444,13 @@ class Member:
         if over.code != ExitCode.OK and not over.story:
             self.say(f"the job is over: {over.reason}")
         self._end(over.code if self._successors.was_in else ExitCode.OK, sent_to_all=over.sent_to_all)
+
+    def _nobody_is_left(self, addresses: Sequence[Address]) -> None:
+        where = ", ".join(map(str, addresses[:3])) + (f" and {len(addresses) - 3} more" if len(addresses) > 3 else "")
+        self._fail(
+            f"the job is over, which went on without this agent: nobody of it is left at {where}",
+            "see the output of its other agents",
+        )
 
     def _not_found(self, why: str) -> None:
         self._fail(why, "")
