@@ -321,6 +321,38 @@ def test_a_dial_tells_why_and_whether_nobody_listens_anywhere(loop: FakeLoop) ->
     stranger.close()
 
 
+def test_who_looks_for_the_leading_agent_asks_everybody_in_turn_and_not_itself(loop: FakeLoop) -> None:
+    """Who answers may not lead, or look for it too."""
+    listeners = [addresses.listen("127.0.0.1", socket.AF_INET, [0]) for _ in range(3)]
+    own, *others = [Address("127.0.0.1", int(listener.getsockname()[1])) for listener in listeners]
+    doors = [Door(loop, listener, KEY, PORT, 9, lambda link, _: link.close()) for listener in listeners]
+    found: list[Address] = []
+
+    def connected(link: Link, at: Address) -> None:
+        found.append(at)
+        link.close()
+        search.again("it does not lead")
+
+    search = LeaderSearch(
+        loop,
+        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=PORT),
+        KEY,
+        found=connected,
+        given_up=pytest.fail,
+        say=lambda text: None,
+        elsewhere=[own, *others],
+    )
+    search.skip(own.port)
+    search.start()
+    while len(found) < 4:
+        turn(loop)
+        loop.now += 0.1
+    assert found == [*others, *others]
+    search.end()
+    for door in doors:
+        door.close()
+
+
 def test_a_job_that_went_on_without_an_agent_is_over_where_nobody_listens_any_more(loop: FakeLoop) -> None:
     """Not while somebody of it is silent, who may lead it."""
     silent = addresses.listen("127.0.0.1", socket.AF_INET, [0])

@@ -98,7 +98,7 @@ class Succession:
     # -- what the member tells -----------------------------------------------------------------------------------------
 
     def welcomed(self, reception: Reception, number: int, leader: int, address: Address, log: str) -> None:
-        if self.reception is None:  # else it was welcomed before, and forgotten
+        if not self.was_welcomed:  # else it was forgotten since
             answer_visitors(self._local, reception, lambda: self.leader)
         self.reception, self.number, self.leader, self.was_in = reception, number, leader, True
         self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s, log)
@@ -109,6 +109,10 @@ class Succession:
     def know(self, number: int, address: Address) -> None:
         if self.agreement is not None:
             self._know(number, address)
+
+    @property
+    def was_welcomed(self) -> bool:
+        return self.reception is not None
 
     @property
     def others(self) -> Mapping[int, Address]:

@@ -8,9 +8,10 @@ By the same sign an agent that a job went on without knows that this is over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from launcher.cluster.leading.quorum import TELL_EVERY_S
-from launcher.cluster.links.addresses import control_ports, resolve
+from launcher.cluster.links.addresses import control_ports, is_ours, resolve
 from launcher.cluster.links.dial import Address, Dial
 from launcher.cluster.links.link import Link
 from launcher.host.loop import Loop, Timer
@@ -20,6 +21,41 @@ from odyssey.errors import UsageError
 
 RETRY_S = 0.2
 MAX_ELSEWHERE = 16
+
+
+class Places:
+    """Where agents of the job may be found: `host` and `port` of the endpoint, and where others have been."""
+
+    def __init__(self, host: str, port: int, elsewhere: Sequence[Address]) -> None:
+        self.endpoint = Address(host, port)
+        self.elsewhere = list(elsewhere)
+        self.own_port = 0
+        """Where this agent listens itself, if it does."""
+        self._answered: dict[Address, float] = {}
+
+    def answered(self, address: Address, when: float) -> None:
+        """Somebody did, who may not lead: the others are asked first next time."""
+        self._answered[address] = when
+
+    def in_turn(self) -> list[Address]:
+        """All of them. Raises UsageError where none is known, as the endpoint's name is not."""
+        host, port = self.endpoint
+        try:
+            hosts = [address.host for address in resolve(host, port, "the endpoint")]
+        except UsageError:
+            if not self.elsewhere:
+                raise
+            hosts = []  # a name may come to be known
+        found = [*self.elsewhere, *(Address(host, number) for number in control_ports(port) for host in hosts)]
+        others = [address for address in found if address.port != self.own_port or not is_ours(address)]
+        return sorted(others, key=lambda address: self._answered.get(address, 0.0))
+
+
+class _Lost(NamedTuple):
+    """Agents that may be, and what follows if nobody listens at any of their addresses any more."""
+
+    addresses: list[Address]
+    are_gone: Callable[[], None]
 
 
 class LeaderSearch:
@@ -37,7 +73,7 @@ class LeaderSearch:
         elsewhere: Sequence[Address] = (),
     ) -> None:
         self._loop = loop
-        self._host, self._port = options.master_addr, options.master_port
+        self._places = Places(options.master_addr, options.master_port, elsewhere)
         self._patience_s = options.join_timeout_s
         self._key = key
         self._found = found
@@ -46,22 +82,19 @@ class LeaderSearch:
         self._began = loop.clock()
         self._trouble = "it has not answered yet"
         """Why it is not there yet, for people."""
-        self._elsewhere = list(elsewhere)
-        self._before: list[Address] = []
-        self._is_first: Callable[[], None] | None = None
-        self._members: list[Address] = []
-        self._are_gone: Callable[[Sequence[Address]], None] | None = None
+        self._before: _Lost | None = None
+        self._members: _Lost | None = None
         self._dial: Dial | None = None
         self._timers: list[Timer] = []
 
     @property
     def where(self) -> str:
         """The endpoint, for people."""
-        return str(Address(self._host, self._port))
+        return str(self._places.endpoint)
 
     def name_of(self, address: Address) -> str:
         """Of where it was found, for people."""
-        return str(address) if address in self._elsewhere else self.where
+        return str(address) if address in self._places.elsewhere else self.where
 
     def start(self) -> None:
         """From now on, for as long as agents are waited for."""
@@ -71,16 +104,21 @@ class LeaderSearch:
 
     def look_at(self, elsewhere: Sequence[Address]) -> None:
         """First where others lead, or may know who does: the endpoint may be gone with its host."""
-        self._elsewhere = list(dict.fromkeys((*elsewhere, *self._elsewhere)))[:MAX_ELSEWHERE]
+        self._places.elsewhere = list(dict.fromkeys((*elsewhere, *self._places.elsewhere)))[:MAX_ELSEWHERE]
+
+    def skip(self, own_port: int) -> None:
+        """This agent listens there itself."""
+        self._places.own_port = own_port
 
     def take_turns(self, before: Sequence[Address], is_first: Callable[[], None]) -> None:
         """`before`: those of which one leads, or is about to, if it lives; `is_first()`: all of them are gone."""
-        self._before, self._is_first = list(before), is_first
+        self._before = _Lost(list(before), is_first)
 
     def look_for(self, members: Sequence[Address], are_gone: Callable[[Sequence[Address]], None]) -> None:
         """For those who have gone on without this agent; `are_gone(members)`: nobody listens there any more, nor elsewhere."""
         self.look_at(members)
-        self._members, self._are_gone = list(dict.fromkeys(members)), are_gone
+        found = list(dict.fromkeys(members))
+        self._members = _Lost(found, lambda: are_gone(found))
 
     def again(self, trouble: str) -> None:
         """What was found has not taken this agent, or is lost."""
@@ -92,7 +130,7 @@ class LeaderSearch:
 
     def end(self) -> None:
         """It has taken this agent, or nobody is looked for any more."""
-        self._is_first = self._are_gone = None
+        self._before = self._members = None
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -105,44 +143,39 @@ class LeaderSearch:
             self._given_up(f"no leading agent at {self.where} within {self._patience_s:g} s ({self._trouble})")
             return
         del self._timers[1:]
-        if self._is_first is None:
+        if self._before is None:
             self._connect_anywhere()
         else:
-            self._dial = self._dial_to(self._before, self._before_failed)
+            self._look_whether_gone(self._before, self._connect_anywhere)
 
-    def _before_failed(self, why: str, is_refused: bool) -> None:
-        if self._is_first is None or not is_refused:
-            self._connect_anywhere()
-            return
-        is_first = self._is_first
-        self.end()
-        is_first()
+    def _look_whether_gone(self, lost: _Lost, otherwise: Callable[[], None]) -> None:
+        def failed(why: str, is_refused: bool) -> None:
+            if is_refused:
+                self.end()
+                lost.are_gone()
+            else:
+                self._trouble = why
+                otherwise()
+
+        self._dial = self._dial_to(lost.addresses, failed)
 
     def _connect_anywhere(self) -> None:
         try:
-            hosts = [address.host for address in resolve(self._host, self._port, "the endpoint")]
-        except UsageError as error:  # a name may come to be known
-            if not self._elsewhere:
-                self.again(error.what)
-                return
-            hosts = []
-        addresses = [*self._elsewhere, *(Address(host, port) for port in control_ports(self._port) for host in hosts)]
-        self._dial = self._dial_to(addresses, self._failed)
+            self._dial = self._dial_to(self._places.in_turn(), self._failed)
+        except UsageError as error:
+            self.again(error.what)
 
     def _dial_to(self, addresses: Sequence[Address], failed: Callable[[str, bool], None]) -> Dial:
-        return Dial(self._loop, addresses, self._key, self._port, connected=self._found, failed=failed)
+        port = self._places.endpoint.port
+        return Dial(self._loop, addresses, self._key, port, connected=self._connected, failed=failed)
+
+    def _connected(self, link: Link, address: Address) -> None:
+        self._places.answered(address, self._loop.clock())
+        self._found(link, address)
 
     def _failed(self, why: str, is_refused: bool) -> None:
-        if is_refused and self._are_gone is not None:  # more of them may be known than are looked for at first
-            self._dial = self._dial_to(self._members, self._members_failed)
-        else:
-            self.again(why)
-
-    def _members_failed(self, why: str, is_refused: bool) -> None:
-        are_gone = self._are_gone
-        if is_refused and are_gone is not None:
-            self.end()
-            are_gone(self._members)
+        if is_refused and self._members is not None:  # more of them may be known than are looked for at first
+            self._look_whether_gone(self._members, lambda: self.again(self._trouble))
         else:
             self.again(why)
 

@@ -93,6 +93,10 @@ class Successors(Protocol):
         """This agent has had a place in the job, whether it has one now or not."""
 
     @property
+    def was_welcomed(self) -> bool:
+        """An agent that led has taken this one in, and others may come to it."""
+
+    @property
     def others(self) -> Mapping[int, Address]:
         """Where agents of the job are reached, or were, by number."""
 
@@ -226,6 +230,7 @@ class Member:
             ports = addresses.control_ports(options.master_port)  # where newcomers may look for anybody of the job
             listener = addresses.listen(where, address.family, [*ports, 0])
             self._reception = Reception(local.loop, listener, self._key, options.master_port)
+            self._search.skip(self._reception.port)
         self._leader_at = address
         self._session = session = self._make_session()
         session.begin(
@@ -348,6 +353,7 @@ class Member:
         assert self._session is not None
         self._session.close()
         self._session = None
+        self._stop_listening()
         if self._number is not None:  # of a job that has not begun
             self._forget()
         self._search.look_at([address])
@@ -357,6 +363,7 @@ class Member:
         if self._is_job_over:
             self._local.hurry(self._processes)  # it waits for its members to end, unless it was told not to
         elif self._local.code is None and self._number is None:  # it, or another one, may take us yet
+            self._stop_listening()
             self._search.again(f"the leading agent has not answered ({why})")
         elif self._local.code is None and self._successors.can_follow(is_gone=True):
             self._hold(True)
@@ -366,6 +373,12 @@ class Member:
             self._local.loop.later(self._local.options.detect_s, lambda: self._lost(why) if self._session is session else None)
         elif self._local.code is None:
             self._lost(why)
+
+    def _stop_listening(self) -> None:
+        """Nobody knows this agent yet: who looks for one that is lost would find it in that one's place."""
+        if self._reception is not None and not self._successors.was_welcomed:
+            self._reception.close()
+            self._reception = None
 
     @property
     def _may_look_again(self) -> bool:
