@@ -325,7 +325,7 @@ def test_one_rank_ends_with_an_exit_code(run: Run, fault: str) -> None:
 @pytest.mark.soak
 def test_ranks_that_make_different_calls(run: Run) -> None:
     said = run("def after(step):\n    if RANK == 1:\n        job.evaluate(Data())", "--nodes", 2, "--layout", "2x1")
-    said.assert_one_error(1, "waits in", "let all ranks make the same calls in the same order")
+    said.assert_one_error(1, "all ranks must call it", "let all ranks make the same calls in the same order")
 
 
 # -- signals ----------------------------------------------------------------------------------------------------------

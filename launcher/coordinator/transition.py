@@ -91,9 +91,10 @@ def go_on(job: JobState) -> Actions:
 
 
 def _wait_as_at_first(job: JobState) -> Actions:
-    """Nothing has been trained, and ranks are to join that have started again."""
+    """Nothing has been trained, and ranks are to join that have started again: what a plan had spawned is one of the first."""
     job.status, recovery = Status.STARTING, job.recovery
     recovery.lost.clear()
+    recovery.arriving.clear()
     recovery.paused, recovery.loss_at = {}, None
     return (SetDeadline(None),)
 
