@@ -43,6 +43,7 @@ def loaded(folder: Path) -> dict:
     return flat(other.state_dict())
 
 
+@pytest.mark.timeout(600)  # a process for each operation
 @pytest.mark.parametrize("what", ["next", pytest.param("same", marks=pytest.mark.soak)])
 def test_a_kill_before_any_operation_of_a_save_leaves_the_old_or_the_new_one(what: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(ROOT / "tests/jobs/killed_saves.py"), str(tmp_path), what]
