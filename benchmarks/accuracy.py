@@ -1,15 +1,14 @@
 """How well the performance model predicts: `python -m benchmarks.accuracy` (about ten minutes).
 
-Every plan that is chosen carries its estimate. Real jobs run layouts of several models, then lose a rank under each strategy;
-others are rehearsed at up to 32 workers. Each estimate is held against what the same job then took, with no correction
-afterwards. None of the model's constants is fitted to these cases: a job measures all of them itself.
+Every plan that is chosen carries its estimate. Jobs of real ranks run layouts of several models, then lose a rank under each
+strategy. Each estimate is held against what the same job then took, with no correction afterwards. None of the model's
+constants is fitted to these cases: a job measures all of them itself. Rehearsals are held to theirs by benchmarks/rehearsal.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
@@ -18,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 from rich.console import Console
 
-from benchmarks import joblog, rehearsal, report, trial
+from benchmarks import joblog, report, trial
 from benchmarks.report import Cell
 from odyssey.plan import Transition
 
@@ -28,12 +27,12 @@ N_BEFORE_PEAK = 3
 """Steps of a generation before its memory is watched: what a transition takes for a moment is over by then."""
 ABOUT = (
     "Predicted and measured step time of every plan that ran, every transition into it, and the peak memory of the rank that "
-    "has most. Predicted: the estimate in the plan event. Measured on real ranks: median time from commit to commit; the total "
+    "has most, of real ranks. Predicted: the estimate in the plan event. Measured: median time from commit to commit; total "
     "of the `go` event, which begins when the loss is noticed; proportional set size at its highest since the third step. "
-    "Rehearsed: as `python -m benchmarks.rehearsal` has it. The error is |predicted / measured - 1|. A case is a model, its "
-    "layout, the strategy that made the plan and its schedule; its errors are medians over its plans. Nothing is fitted to "
-    "these cases: a job measures itself whatever the model needs, before the price that is held against it. Rows: quartiles "
-    "over the cases of a kind, then each case. The summary has medians over all plans, first ones and those after a loss apart."
+    "The error is |predicted / measured - 1|. A case is a model, its layout, the strategy that made the plan and its schedule; "
+    "its errors are medians over its plans. Nothing is fitted to these cases: a job measures itself whatever the model needs, "
+    "before the price that is held against it. Rows: quartiles over the cases, then each case. The summary has medians over "
+    "all plans, first ones and those after a loss apart; bias: the median of predicted / measured - 1."
 )
 
 
@@ -71,31 +70,11 @@ KINDS = (
     *(("4x1", "respawn"), ("1+3", "shrink"), ("3x2", "reroute"), ("2x3", "repartition")),
 )
 REAL = (Real(FEW, "1x2", None), *(Real(script, *kind) for script in SCRIPTS for kind in KINDS))
-Case = rehearsal.Case
-REHEARSED = (
-    *(
-        (Case(source, shape, layout, drill), strategy)
-        for source, shape, layout, drill in (
-            ("gpt3-medium-a100-32", (1, 4), "2x2", "lose=1 lose=2"),
-            ("gpt3-3.35b-a100-32", (1, 4), "2x2", "lose=1 lose=2"),
-            ("gpt3-medium-a100-32", (1, 8), "2x4", "lose=1 lose=6"),
-            ("gpt3-medium-a100-32", (1, 8), "4x2", "lose=5 lose=2"),
-            ("gpt3-3.35b-a100-32", (2, 4), "2x4", "lose=3 lose=4"),
-            ("gpt3-medium-a100-32", (2, 8), "4x4", "lose=2 lose=7"),
-        )
-        for strategy in ("repartition", "reroute", "shrink")
-    ),
-    (Case("gpt3-3.35b-a100-32", (4, 8), "4x8", "lose=12 lose=30"), "reroute"),
-    (Case("gpt3-medium-a100-32", (4, 8), "8x4", "lose=16 lose=3"), "repartition"),
-)
-REHEARSED_STEPS = 5
-"""Of each generation."""
 
 
 class Sample(msgspec.Struct, frozen=True):
     """One generation of one job. A transition's two are None for the first generation, memory's where it was not watched."""
 
-    kind: str
     model: str
     n_ranks: int
     strategy: str
@@ -112,8 +91,8 @@ class Sample(msgspec.Struct, frozen=True):
         return self.measured_transition_s is None
 
     @property
-    def case(self) -> tuple[str, str, int, str, str]:
-        return self.kind, self.model, self.n_ranks, self.strategy, self.plan
+    def case(self) -> tuple[str, int, str, str]:
+        return self.model, self.n_ranks, self.strategy, self.plan
 
 
 def main() -> None:
@@ -130,16 +109,13 @@ def main() -> None:
             text = f"{each.predicted_step_s:.4f} predicted, {each.measured_step_s:.4f} measured"
             console.print(f"{each.model:22} {each.strategy:12} {each.plan:14} step {text}", highlight=False)
 
-    real, rehearsed = list(REAL), list(REHEARSED)
-    generator.shuffle(real)
-    for job in real[: options.real]:
+    jobs = list(REAL)
+    generator.shuffle(jobs)
+    for job in jobs[: options.jobs]:
         try:
             add(measure(job, generator))
         except trial.TrialError as error:
             console.print(f"{job.script.name} {job.layout} {job.strategy}: {error}", style="red", markup=False)
-    with tempfile.TemporaryDirectory(prefix="odyssey-accuracy-") as folder:
-        for case, strategy in rehearsed[: options.rehearsed]:
-            add(rehearse(case, strategy, Path(folder)))
     report.publish(report.Report("accuracy", ABOUT, machine, summarise(samples), rows(samples)), options.results)
 
 
@@ -188,7 +164,6 @@ def samples_of(model: str, n_ranks: int, generations: Sequence[joblog.Generation
         total_s = generation.went.total_s
         samples.append(
             Sample(
-                kind="real",
                 model=model,
                 n_ranks=n_ranks,
                 strategy=plan.strategy,
@@ -207,28 +182,6 @@ def samples_of(model: str, n_ranks: int, generations: Sequence[joblog.Generation
 def _from_notice_s(transition: Transition) -> float:
     """What is measured begins when the agent notices the loss."""
     return transition.total_s - transition.detect_s
-
-
-def rehearse(case: Case, strategy: str, folder: Path) -> list[Sample]:
-    """A rehearsed job; one loss after the other."""
-    losses = case.drill.split()
-    drills = tuple(f"step={(i + 1) * REHEARSED_STEPS} {loss}" for i, loss in enumerate(losses))
-    one = rehearsal.rehearsed(case, strategy, drills, (len(losses) + 1) * REHEARSED_STEPS, folder)
-    return [
-        Sample(
-            kind="rehearsed",
-            model=case.source,
-            n_ranks=case.shape[0] * case.shape[1],
-            strategy=generation.strategy,
-            plan=generation.layout,
-            predicted_step_s=generation.predicted_step_s,
-            measured_step_s=generation.step_s,
-            predicted_transition_s=generation.predicted_transition_s if generation.transition else None,
-            measured_transition_s=generation.transition_s if generation.transition else None,
-        )
-        for generation in one.generations
-        if generation.step_s is not None
-    ]
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------------
@@ -255,25 +208,26 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
 def summarise(samples: Sequence[Sample]) -> dict[str, float]:
     """Medians over all plans. First plans of jobs are priced before any of their steps has run, those after a loss at costs
     that real steps have shown."""
+    after = [each for each in samples if not each.is_first]
     found = {
-        "first_plan_step_median_error": [step_error(each) for each in samples if each.is_first],
-        "step_median_error": [step_error(each) for each in samples if not each.is_first],
-        "transition_median_error": [error for each in samples if (error := transition_error(each)) is not None],
-        "memory_median_error": [error for each in samples if (error := memory_error(each)) is not None],
+        "real_first_plan_step_median_error": [step_error(each) for each in samples if each.is_first],
+        "real_step_median_error": [step_error(each) for each in after],
+        "real_step_bias": [each.predicted_step_s / each.measured_step_s - 1 for each in after],
+        "real_transition_median_error": [error for each in samples if (error := transition_error(each)) is not None],
+        "real_memory_median_error": [error for each in samples if (error := memory_error(each)) is not None],
     }
-    summary = {name: median(errors) for name, errors in found.items() if errors}
-    for kind in ("real", "rehearsed"):
-        summary[f"cases_{kind}"] = float(len({each.case for each in samples if each.kind == kind}))
+    summary = {name: median(values) for name, values in found.items() if values}
+    summary["real_cases"] = float(len({each.case for each in samples}))
     return summary
 
 
 def rows(samples: Sequence[Sample]) -> list[dict[str, Cell]]:
-    """Quartiles over the cases of each kind, then a row for each case."""
+    """Quartiles over the cases, then a row for each case."""
     cases = [[each for each in samples if each.case == case] for case in sorted({each.case for each in samples})]
-    result = [row for kind in ("real", "rehearsed") for row in _quartiles(kind, [of for of in cases if of[0].kind == kind])]
+    result = list(_quartiles(cases))
     for of in cases:
         first = of[0]
-        head: dict[str, Cell] = {"kind": first.kind, "model": first.model, "ranks": first.n_ranks, "strategy": first.strategy}
+        head: dict[str, Cell] = {"model": first.model, "ranks": first.n_ranks, "strategy": first.strategy}
         result.append({**head, "plan": first.plan, "plans": len(of), **{name: _median(of, value) for name, value in COLUMNS}})
     return result
 
@@ -296,7 +250,7 @@ def _median(of: Iterable[Sample], value: Callable[[Sample], float | None]) -> fl
     return median(found) if found else None
 
 
-def _quartiles(kind: str, cases: Sequence[Sequence[Sample]]) -> Iterator[dict[str, Cell]]:
+def _quartiles(cases: Sequence[Sequence[Sample]]) -> Iterator[dict[str, Cell]]:
     """Of first plans, and of plans after a loss."""
     for name, is_first in (("first plans", True), ("after a loss", False)):
         its = [of for of in cases if of[0].is_first == is_first]
@@ -308,7 +262,7 @@ def _quartiles(kind: str, cases: Sequence[Sequence[Sample]]) -> Iterator[dict[st
         if len(its) < 2:
             continue
         for i, quartile in enumerate(("lower quartile", "median", "upper quartile")):
-            row: dict[str, Cell] = {"kind": kind, "model": f"{name}: {quartile}", "ranks": None, "strategy": None, "plan": None}
+            row: dict[str, Cell] = {"model": f"{name}: {quartile}", "ranks": None, "strategy": None, "plan": None}
             row["plans"] = sum(map(len, its))
             for column, _ in COLUMNS:
                 errors = columns.get(column)
@@ -319,8 +273,7 @@ def _quartiles(kind: str, cases: Sequence[Sequence[Sample]]) -> Iterator[dict[st
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--real", type=int, default=len(REAL), help="only so many real jobs")
-    parser.add_argument("--rehearsed", type=int, default=len(REHEARSED), help="only the first so many rehearsed jobs")
+    parser.add_argument("--jobs", type=int, default=len(REAL), help="only so many")
     parser.add_argument("--seed", type=int, default=0, help="of the order, the ranks that are killed and the moments")
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     return parser.parse_args()

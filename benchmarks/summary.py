@@ -5,6 +5,7 @@ The page is generated whole; nothing in it is written by hand, so no number in i
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,12 +25,12 @@ MEANINGS = {
     "proof_s_8": "8 ranks: the same",
     "speedup_vs_torchrun_4": "4 ranks: how many times faster than torchrun's restart",
     "speedup_vs_torchrun_8": "8 ranks: the same",
-    "step_median_error": "predicted step time of plans after a loss against measured, median relative error",
-    "first_plan_step_median_error": "the same for the first plan of a job, priced before any step has run",
-    "transition_median_error": "predicted transition against measured, median relative error",
-    "memory_median_error": "predicted peak memory of the rank that has most against measured, median relative error",
-    "cases_real": "models, layouts, strategies and schedules that ran on real ranks",
-    "cases_rehearsed": "the same, rehearsed",
+    "real_step_median_error": "real ranks: predicted step time of plans after a loss against measured, median relative error",
+    "real_step_bias": "the same with its sign: median of predicted over measured, less 1",
+    "real_first_plan_step_median_error": "real ranks: the same for the first plan of a job, priced before any step has run",
+    "real_transition_median_error": "real ranks: predicted transition against measured, median relative error",
+    "real_memory_median_error": "real ranks: predicted peak memory of the rank that has most against measured, likewise",
+    "real_cases": "models, layouts, strategies and schedules that ran on real ranks",
     "rehearsed_cases": "transitions rehearsed: model, layout, loss and strategy",
     "rehearsed_step_median_error": "rehearsed step time against the prediction, median relative error",
     "rehearsed_transition_median_error": "rehearsed transition against the prediction, of its known parts, likewise",
@@ -107,8 +108,9 @@ MEANINGS = {
     "schedule_routed_proved": "cases of that kind",
     "schedule_not_proved": "cases without a proof in its time, which count nowhere above",
     "schedule_not_proved_worst_ratio": "of these the worst, over the best that it found",
-    "split_gain_32": "rehearsed, 32 workers: 1F1B's step over that with the backward in halves, less 1, the best case",
+    "split_gain_32": "rehearsed, 32 workers: 1F1B's step over that with the backward in halves, less 1, median of the cases",
     "split_gain_32_predicted": "the same as it was predicted",
+    "split_gain_32_worst": "the worst case",
     "jobs_ended_paper": "jobs ended in seeded sequences of losses, by the paper's objective",
     "jobs_ended_lookahead": "the same, looking ahead to the next loss",
     "jobs_ended_by_a_rank_and_avoidable_paper": "of them by the loss of one rank, where another plan would have kept the job",
@@ -162,9 +164,22 @@ AIMS = {
 
 def main() -> None:
     paths = sorted(report.RESULTS.glob("*.json"))
+    refused = {path.name: why for path in paths if (why := problem(report.read(path).machine.commit))}
+    if refused:
+        raise SystemExit("\n".join(f"{name}: {why}; measure it again" for name, why in refused.items()))
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page([report.read(path) for path in paths]))
     print(f"{PAGE}: {len(paths)} results")
+
+
+def problem(commit: str, repository: Path = PAGE.parents[1]) -> str | None:
+    """Why nobody can measure the same again as what was measured at `commit`; None where they can."""
+    if commit.endswith("+"):
+        return f"it was measured with files that differed from commit {commit[:-1]}"
+    known = subprocess.run(
+        ["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=repository, capture_output=True, check=False
+    )
+    return None if known.returncode == 0 else f"it was measured at commit {commit}, which is not in the history"
 
 
 def page(reports: Sequence[report.Report]) -> str:

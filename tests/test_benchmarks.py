@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -94,19 +95,17 @@ def test_accuracy_compares_each_generation_with_its_own_estimate():
 
 def test_accuracy_counts_every_plan_in_one_summary_and_has_quartiles_over_cases():
     def one(model: str, predicted_s: float, transition_s: float | None) -> accuracy.Sample:
-        return accuracy.Sample(
-            "real", model, 4, "x", "2x2", predicted_s, 1.0, transition_s, None if transition_s is None else 1.0
-        )
+        return accuracy.Sample(model, 4, "x", "2x2", predicted_s, 1.0, transition_s, None if transition_s is None else 1.0)
 
     samples = [*(one(f"m{i}", 1 + i / 10, None) for i in range(5)), *(one("lost", 1.5, x) for x in (1.1, 1.1, 1.4))]
     found = accuracy.summarise(samples)
     assert found == pytest.approx(
         {
-            "first_plan_step_median_error": 0.2,
-            "step_median_error": 0.5,
-            "transition_median_error": 0.1,
-            "cases_real": 6,
-            "cases_rehearsed": 0,
+            "real_first_plan_step_median_error": 0.2,
+            "real_step_median_error": 0.5,
+            "real_step_bias": 0.5,
+            "real_transition_median_error": 0.1,
+            "real_cases": 6,
         }
     )
     low, middle, high, *cases = accuracy.rows(samples)
@@ -308,3 +307,25 @@ def test_demo_tells_the_same_curve_from_another(disturbed, equal, words):
     text, is_equal = demo.verdict(disturbed, {0: 5.0, 1: 4.0, 2: 3.0}, n_steps=3)
     assert is_equal == equal
     assert words in text
+
+
+def test_what_nobody_can_measure_again_is_refused(tmp_path: Path):
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    git("init", "-q", "-b", "main")
+    commit = ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x")
+    git(*commit)
+    first = git("rev-parse", "--short", "HEAD")
+    git("checkout", "-q", "-b", "beside")
+    git(*commit[:-1], "beside")
+    beside = git("rev-parse", "--short", "HEAD")
+    git("checkout", "-q", "main")
+    git(*commit[:-1], "second")
+
+    assert summary.problem(first, tmp_path) is None
+    assert "differed from commit" in (summary.problem(f"{first}+", tmp_path) or "")
+    assert "not in the history" in (summary.problem(beside, tmp_path) or "")
+    assert "not in the history" in (summary.problem("unknown", tmp_path) or "")
