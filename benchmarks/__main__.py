@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 NAMES = (
-    *("coordinator", "launch", "restart", "recovery", "accuracy", "overhead", "hosts", "agents"),
+    *("coordinator", "launch", "restart", "recovery", "job_wall", "accuracy", "overhead", "hosts", "agents"),
     *("rehearsal", "gain", "paper", "search", "horizon", "optimality", "moves", "schedules"),
 )
 

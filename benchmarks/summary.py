@@ -45,6 +45,12 @@ MEANINGS = {
     "recovery_median_s": "from the notice of a loss to go, median, seconds",
     "recovery_p99_s": "the same, 99th percentile",
     "minutes": "length of the soak",
+    "job_wall_ratio": "8 ranks, one lost every minute, its place healthy: wall time over that of plain ranks without losses",
+    "job_wall_ratio_torchrun": "torchrun: the same",
+    "job_wall_ratio_torchft": "torchft: the same",
+    "lost_progress": "steps of that job that were done again",
+    "lost_progress_torchrun": "torchrun: the same",
+    "lost_progress_torchft": "torchft: the same",
     "overhead_ratio": "step time without failures against the same pipelines written plainly, 1F1B",
     "overhead_buckets_ratio": "the same, gradients summed in several buckets within the last backward",
     "overhead_split_ratio": "the same, the backward in halves",
@@ -139,6 +145,8 @@ MEANINGS = {
 LEAST = {"one_host_within_2pct": 0.97, "hosts_within_2pct": 0.97, "one_host_worst": 0.95, "hosts_worst": 0.95}
 AIMS = {
     "jobs_bad": 0,
+    "job_wall_ratio": 1.1,
+    "lost_progress": 0,
     "pause_cpu_s_16384": 0.2,
     "launch_ratio_1": 1.0,
     "launch_ratio_4": 0.40,

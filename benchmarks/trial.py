@@ -146,6 +146,14 @@ class Trial:
         if code != 0:
             raise TrialError(f"the launcher ended with {code}\n{self.output_end()}")
 
+    def ends_before(self, moment: float) -> bool:
+        """Wait until then (CLOCK_MONOTONIC), or until the launcher's end."""
+        try:
+            self._process.wait(max(0.0, moment - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def wait_for_step(self, step: int, timeout_s: float = 120.0) -> None:
         self.wait_until(lambda: any(mark.step >= step for mark in self.marks()), f"step {step}", timeout_s)
 
@@ -155,14 +163,18 @@ class Trial:
         return self.kill_now(generator)
 
     def kill_now(self, generator: random.Random) -> Kill:
-        """SIGKILL a rank drawn by `generator`; then leave the machine to the job a second."""
-        self._note_children()
-        newest = {mark.rank: mark.pid for mark in self.marks()}
-        rank, pid = generator.choice(sorted(newest.items()))
+        """SIGKILL one of `living_ranks`, drawn by `generator`; then leave the machine to the job a second."""
+        rank, pid = generator.choice(self.living_ranks())
         now = Kill(rank, pid, time.monotonic(), time.time())
         os.kill(pid, signal.SIGKILL)
         time.sleep(QUIET_S)
         return now
+
+    def living_ranks(self) -> list[tuple[int, int]]:
+        """Those that have finished a step in the process that they have now, by number, with its pid."""
+        self._note_children()
+        newest = {mark.rank: mark.pid for mark in self.marks()}
+        return sorted((rank, pid) for rank, pid in newest.items() if _lives(pid))
 
     def output(self) -> str:
         """What launcher and ranks have written so far."""
@@ -188,6 +200,13 @@ def step_s(marks: Sequence[Mark], n_warm_up: int = 2) -> float:
         of_pid.setdefault(mark.pid, []).append(mark.time)
     times = max(of_pid.values(), key=len)[n_warm_up:]
     return median(late - early for early, late in pairwise(times))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _proportional_bytes(pid: int) -> int:

@@ -66,7 +66,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in OURS:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = f"from setuptools.build_meta import build_wheel; build_wheel({str(target)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)

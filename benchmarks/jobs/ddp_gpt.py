@@ -1,4 +1,5 @@
-"""The benchmarks' model as torchrun runs it: DDP, a checkpoint after every step, resumed from the last one.
+"""The benchmarks' model as torchrun runs it: DDP, and if `--checkpoint` names one, a checkpoint after every step, resumed from
+the last one.
 
 Written to restart fast: the checkpoint lies in memory (/dev/shm), one micro-batch a step and rank, one thread. Rank 0
 prints the loss of the last step, which must not depend on how often the job was restarted.
@@ -23,7 +24,7 @@ first_line.note()
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path)
     options = gpt.parse_arguments(parser)
     dist.init_process_group("gloo")
     rank, n_ranks = dist.get_rank(), dist.get_world_size()
@@ -31,7 +32,7 @@ def main() -> None:
     model = nn.Sequential(*gpt.build_layers(options))
     optimizer = gpt.make_optimizer(model.parameters())
     first = 0
-    if options.checkpoint.exists():
+    if options.checkpoint is not None and options.checkpoint.exists():
         state = torch.load(options.checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -48,7 +49,7 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), gpt.CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
-        if rank == 0:
+        if rank == 0 and options.checkpoint is not None:
             temporary = options.checkpoint.with_suffix(f".{os.getpid()}")
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, temporary)
             temporary.replace(options.checkpoint)
