@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,8 +13,8 @@ from launcher.agent.start import run
 from launcher.coordinator.replay import replay
 from launcher.joblog.events import Event
 from launcher.options import RunOptions
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 TRAIN = str(ROOT / "tests" / "jobs" / "train.py")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,7 +11,6 @@ from torch import nn
 from tests import models, reference
 from tests.jobs.train import make_optimizer, make_scheduler
 
-ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-10
 N_STEPS = 6
 EXACT = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS))

@@ -48,8 +48,8 @@ from perfmodel.profile import Profile
 from perfmodel.work import work_of
 from strategies.search import best, initial_plan, search
 from strategies.situation import Situation
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 60.0
 N_RANKS = 4
 """As many as an agent of these tests has at most."""

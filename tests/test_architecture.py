@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import ROOT
+
 OURS = {"odyssey", "perfmodel", "strategies", "launcher", "odyssey_cli", "configs"}
 PLAN_SIDE = {
     "odyssey.plan",
@@ -359,7 +360,8 @@ OWN_OPTIONS = {
     "--retry-same-failure", "--secret-file", "--stall-timeout", "--stdin-rank", "--strategy", "--survive", "--survive-nodes",
     "--verbose",
 }  # fmt: skip
-"""What `odyssey run` has beside torchrun's options, which tests/test_launch_arguments.py holds against torchrun's parser."""
+"""What `odyssey run` has beside torchrun's options. tests/odyssey_cli/test_launch_arguments.py holds these against torchrun's
+parser."""
 PROFILE_OPTIONS = {"--log-dir", "--master-addr", "--master-port", "--nodes", "--nproc-per-node", "--output"}
 CHECK_OPTIONS = {
     "--detect", "--json", "--local-addr", "--log-dir", "--master-addr", "--master-port", "--nnodes", "--node-rank",

@@ -12,8 +12,7 @@ import torch
 import odyssey
 import strategies
 from launcher.host.fitness.measure import measure
-from tests import models, reference
-from tests.exactness import ROOT
+from tests import ROOT, models, reference
 from tests.jobs.train import make_optimizer
 
 pytestmark = [

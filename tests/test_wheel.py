@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.launchers import Run, Scene, scene_in
-from tests.test_architecture import OURS, ROOT
+from tests.test_architecture import OURS
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -12,7 +12,7 @@ import torch
 from tests import exactness, reference
 from tests.agent_runs import TRAIN
 from tests.hosts.network import Hosts, Impossible
-from tests.test_agents import Agent
+from tests.launcher.cluster.test_agents import Agent
 
 JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--pause", "0.03")
 

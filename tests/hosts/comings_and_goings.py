@@ -22,7 +22,7 @@ from random import Random
 
 from launcher.joblog import reader
 from launcher.joblog.events import AgentJoined, AgentLost, Event, JobStarted, LeaderChanged
-from tests.agent_runs import ROOT
+from tests import ROOT
 from tests.hosts.network import Hosts
 
 DETECT_S = 3.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent_runs import ROOT
+from tests import ROOT
 from tests.hosts.network import Hosts, Impossible
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.soak]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.hosts.cluster import Cluster, cluster
-from tests.test_first_second import PROGRAM
+from tests.launcher.cluster.test_first_second import PROGRAM
 
 __all__ = ["cluster"]
 pytestmark = [pytest.mark.timeout(300), pytest.mark.soak]

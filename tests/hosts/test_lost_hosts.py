@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent_runs import ROOT
+from tests import ROOT
 from tests.hosts.cluster import Cluster, cluster
 
 __all__ = ["cluster"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.joblog import reader
 from launcher.joblog.events import Event
-from tests.agent_runs import ROOT
+from tests import ROOT
 from tests.launchers import free_port
 from tests.soak import strangers
 from tests.soak.case import Case, logs_of

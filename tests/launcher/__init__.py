@@ -1,0 +1,1 @@
+"""The launcher, room by room."""

@@ -1,0 +1,1 @@
+"""Jobs through one agent."""

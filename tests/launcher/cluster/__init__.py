@@ -1,0 +1,1 @@
+"""Several agents of a job."""

@@ -1,0 +1,168 @@
+"""The log that agents keep together, over real links on one loop: what one proposes all decide, whoever leads."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from launcher.cluster import agreement
+from launcher.cluster.agreement import Agreement
+from launcher.cluster.links import addresses
+from launcher.cluster.links.dial import Address
+from launcher.cluster.reception import Reception
+from launcher.host.loop import Loop
+from tests.launcher.cluster.links import KEY, PORT
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Agent:
+    """What it has decided is its state."""
+
+    def __init__(self, loop: Loop, number: int) -> None:
+        self.number = number
+        self.state: list[bytes] = []
+        self.voters: frozenset[int] = frozenset()
+        self.does_lead = False
+        self.hears_leader = False
+        listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
+        self.address = Address("127.0.0.1", int(listener.getsockname()[1]))
+        self.reception = Reception(loop, listener, KEY, PORT)
+        self.agreement = Agreement(loop, self.reception, number, 0.5, "a log")
+        self.agreement.hearer = self
+        self.is_gone = False
+
+    def decided(self, data: bytes) -> None:
+        self.state.append(data)
+
+    def vote(self, voters: frozenset[int]) -> None:
+        self.voters = voters
+
+    def snapshot(self) -> bytes:
+        return b" ".join(self.state)
+
+    def restore(self, snapshot: bytes) -> None:
+        self.state = snapshot.split()
+
+    def leads(self, does_it: bool) -> None:
+        self.does_lead = does_it
+
+    def led_by(self, number: int) -> None:
+        pass
+
+    def close(self) -> None:
+        """As when its process ends."""
+        self.is_gone = True
+        self.agreement.close()
+        self.reception.close()
+
+
+class Agents:
+    def __init__(self) -> None:
+        self.loop = Loop(time.monotonic)
+        self.all: list[Agent] = []
+
+    def more(self, n: int) -> list[Agent]:
+        """All know of all."""
+        new = [Agent(self.loop, len(self.all) + i) for i in range(n)]
+        self.all += new
+        for one in self.all:
+            for other in self.all:
+                one.agreement.know(other.number, other.address)
+        return new
+
+    @property
+    def living(self) -> list[Agent]:
+        return [agent for agent in self.all if not agent.is_gone]
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            self.loop.later(0.05, lambda: None)
+            self.loop.turn()
+
+    def all_have(self, state: list[bytes]) -> None:
+        self.until(lambda: all(agent.state == state for agent in self.living))
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
+    monkeypatch.setattr(agreement, "COMPACT_EVERY", 5)
+    before = set(os.listdir("/proc/self/fd"))
+    agents = Agents()
+    yield agents
+    for agent in agents.living:
+        agent.close()
+    agents.loop.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def said(first: int, stop: int) -> list[bytes]:
+    return [b"%d" % n for n in range(first, stop)]
+
+
+def test_one_alone_decides_at_once(agents: Agents) -> None:
+    (alone,) = agents.more(1)
+    alone.agreement.found()
+    for data in said(0, 12):
+        alone.agreement.propose(data)
+    assert alone.state == said(0, 12) and alone.does_lead
+
+
+def test_all_decide_alike_and_a_late_one_begins_with_the_state(agents: Agents) -> None:
+    first = agents.more(3)[0]
+    first.agreement.found()
+    first.agreement.members(agent.number for agent in agents.all)
+    agents.until(lambda: first.voters == {0, 1, 2})
+    for data in said(0, 12):
+        first.agreement.propose(data)
+    agents.all_have(said(0, 12))
+    agents.more(1)
+    first.agreement.members(agent.number for agent in agents.all)
+    first.agreement.propose(b"12")
+    agents.all_have(said(0, 13))
+    assert [agent.does_lead for agent in agents.all] == [True, False, False, False]
+
+
+def test_another_one_leads_and_loses_nothing(agents: Agents) -> None:
+    first, *others = agents.more(3)
+    first.agreement.found()
+    first.agreement.members(agent.number for agent in agents.all)
+    for data in said(0, 7):
+        first.agreement.propose(data)
+    agents.all_have(said(0, 7))
+    agents.until(lambda: all(agent.agreement.could_go_on_without(0) for agent in others))  # they know that they vote
+    first.close()
+    for agent in others:
+        agent.agreement.leader_is_gone(0)
+    agents.until(lambda: any(agent.does_lead for agent in others))
+    (leads,) = [agent for agent in others if agent.does_lead]
+    for data in said(7, 14):
+        leads.agreement.propose(data)
+    agents.all_have(said(0, 14))
+    leads.agreement.members([])
+    agents.until(lambda: leads.agreement.is_alone_enough)
+    (left,) = [agent for agent in others if agent is not leads]
+    left.close()
+    leads.agreement.propose(b"14")
+    assert leads.state == said(0, 15)
+
+
+def test_too_few_decide_nothing(agents: Agents) -> None:
+    first, *others = agents.more(3)
+    first.agreement.found()
+    first.agreement.members(agent.number for agent in agents.all)
+    first.agreement.propose(b"0")
+    agents.all_have([b"0"])
+    for agent in others:
+        agent.close()
+    first.agreement.propose(b"1")
+    agents.until(lambda: not first.does_lead)
+    assert first.state == [b"0"]
+    first.agreement.propose(b"2")
+    assert first.state == [b"0"]

@@ -1,0 +1,66 @@
+"""A start of several agents, with one of them struck at each of its events: the others begin the job, or go on with it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.launcher.cluster.test_agents import Agent, start
+
+__all__ = ["start"]
+pytestmark = pytest.mark.timeout(120)
+PROGRAM = ("sh", "-c", "echo BEGINS; sleep 2; echo RANK $RANK of $WORLD_SIZE")
+GIVEN = {"script": "--no-python", "nnodes": "2:4", "detect": "2s", "max_restarts": 9, "rdzv_conf": "last_call_timeout=4"}
+
+
+def come(start: Callable[..., Agent], n: int, **given: object) -> list[Agent]:
+    """This many agents, one after the other."""
+    agents = []
+    for _ in range(n):
+        agents.append(start(*PROGRAM, **(GIVEN | given)))
+        agents[-1].until(lambda line: "leading at" in line or "joined the job" in line)
+    return agents
+
+
+def assert_others_end_well(agents: list[Agent], struck: int) -> None:
+    others = [agent for i, agent in enumerate(agents) if i != struck]
+    ended = [agent.end() for agent in others]
+    lines = [line for agent in others for line in agent.lines]
+    assert ended == [0] * len(others), lines
+    n = len(others)
+    assert {f"RANK {rank} of {n}\n" for rank in range(n)} <= set(lines), lines
+
+
+@pytest.mark.parametrize("struck", [0, 1], ids=["the leading agent", "a member"])
+def test_an_agent_is_killed_while_others_are_awaited(start: Callable[..., Agent], struck: int) -> None:
+    agents = come(start, 3)
+    agents[struck].process.kill()
+    assert_others_end_well(agents, struck)
+
+
+@pytest.mark.parametrize("struck", [0, 1], ids=["the leading agent", "a member"])
+def test_an_agent_is_stopped_for_a_while_when_others_are_awaited(start: Callable[..., Agent], struck: int) -> None:
+    agents = come(start, 3, rdzv_conf="last_call_timeout=100")
+    agents[struck].process.send_signal(signal.SIGSTOP)
+    others = [agent for i, agent in enumerate(agents) if i != struck]
+    others[0].until(lambda line: "is silent" in line or "is gone: nothing heard of it" in line)
+    agents[struck].process.send_signal(signal.SIGCONT)
+    agents += come(start, 1, rdzv_conf="last_call_timeout=100")
+    ended = [agent.end() for agent in agents]
+    assert ended == [0] * 4, [agent.lines for agent in agents]
+
+
+@pytest.mark.parametrize("struck", [0, 1], ids=["the leading agent", "a member"])
+@pytest.mark.parametrize("event", ["start sh", "BEGINS"], ids=["the job begins", "a rank begins"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)], ids=lambda how: how.name
+)
+def test_an_agent_is_struck_when_the_job_begins(
+    start: Callable[..., Agent], how: signal.Signals, event: str, struck: int
+) -> None:
+    agents = [*come(start, 2, nnodes="2:3"), start(*PROGRAM, **(GIVEN | {"nnodes": "2:3"}))]
+    agents[0].until(lambda line: event in line)
+    agents[struck].process.send_signal(how)
+    assert_others_end_well(agents, struck)

@@ -1,0 +1,1 @@
+"""The log that agents agree on."""

@@ -1,0 +1,414 @@
+"""Random lives of a job against the coordinator: ranks that commit, die, dawdle and answer late, in any order.
+
+The ranks here are a second, dumb implementation of the protocol's other side. Safety after each event: one plan a
+generation, no `prepare` without a holder of each layer, `go` only when all are ready, no unit lost or run twice. When the
+faults end, the job runs or has ended with a reason; and its events replay to the same actions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from launcher.coordinator.actions import Action, EndRanks, Kill, Propose, Record, SendOrder, Spawn
+from launcher.coordinator.machine import step
+from launcher.coordinator.state import JobState, PlainState, State, Status
+from launcher.joblog.events import (
+    AgentInfo,
+    Cause,
+    CauseKind,
+    LeaderChanged,
+    Note,
+    PlanChosen,
+    Profiled,
+    Proposed,
+    RankFailed,
+    RankFinished,
+    RankJoined,
+    RankLost,
+    RankPaused,
+    RankReady,
+    Tick,
+    UnitCommitted,
+)
+from odyssey.messages import Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
+from odyssey.plan import Plan
+from strategies.situation import Candidate
+from tests.launcher.coordinator.talk import N_LAYERS, N_MICRO_BATCHES, Talk, answer_to, lacks_layers, model, profile
+
+
+@dataclass
+class Rank:
+    """What one process knows. `inbox`: orders it has not read; `outbox`: (generation, report) the agent has not read."""
+
+    inbox: deque[Any] = field(default_factory=deque)
+    outbox: deque[tuple[int | None, Any]] = field(default_factory=deque)
+    position: Position = (0, 0)
+    phase: str = "between"
+    held: frozenset[int] = frozenset()
+    plan: Plan | None = None
+    running: int | None = None
+    paused_for: int = 0
+    finished: bool = False
+
+
+class Job(RuleBasedStateMachine):
+    """The world around the coordinator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.talk = Talk()
+        self.ranks: dict[int, Rank] = {}
+        self.final: list[Result] = []
+        """Units whose result any rank has ever had: they must all stand, each once."""
+        self.plans: dict[int, Plan] = {}
+        self.news: deque[tuple[Any, int | None]] = deque()
+        """What has been told and not been taken yet; the first is being taken."""
+        self.failing: set[int] = set()
+        """Ranks whose script has raised, and whose process has not ended yet."""
+
+    # -- the coordinator's side ----------------------------------------------------------------------------------------
+
+    def feed(self, body: Any, generation: int | None = None) -> None:
+        """As in the agent: what an action causes is taken when all of its event's actions are done."""
+        self.news.append((body, generation))
+        if len(self.news) == 1:
+            while self.news:
+                self.take_news(*self.news[0])
+                self.news.popleft()
+
+    def take_news(self, body: Any, generation: int | None) -> None:
+        state, world = self.talk.state, self.talk.state.world
+        late = isinstance(body, UnitCommitted) and state.status in (Status.PAUSING, Status.FINISHING)
+        is_stale = generation is not None and generation < world.generation and state.status is not Status.ENDED and not late
+        before = copy.deepcopy(state) if is_stale else None
+        actions = self.talk.feed(body, generation)
+        if is_stale:
+            assert self.talk.state == before and [type(a.body) for a in actions] == [Note], "a stale event changed something"
+        for action in actions:
+            self.obey(action)
+
+    def obey(self, action: Action) -> None:
+        match action:
+            case Spawn(rank=rank):
+                assert rank not in self.ranks, f"rank {rank} is spawned while it lives"
+                self.ranks[rank] = Rank(outbox=deque([(None, RankJoined(rank, model()))]))
+            case SendOrder(rank=rank, order=order):
+                assert not self.is_known_to_be_gone(rank), f"an order for rank {rank}, which is gone"
+                if isinstance(order, Prepare):
+                    self.check_prepare(order)
+                if isinstance(order, Go):
+                    assert all(r.plan is not None and r.plan.generation == order.generation for r in self.ranks.values())
+                if rank in self.ranks:
+                    self.ranks[rank].inbox.append(order)
+            case Kill(rank=rank, cause=cause):
+                assert not self.is_known_to_be_gone(rank), f"rank {rank} is killed, which is gone"
+                if rank in self.ranks:
+                    self.end(rank, cause)
+                elif cause is not None:
+                    self.feed(RankLost(rank, cause))  # told twice: it had just ended by itself
+            case EndRanks(ranks=ranks):
+                for rank in set(ranks) & set(self.ranks) - self.failing:
+                    self.end(rank, Cause(CauseKind.ENDED, "ended with the others, SIGTERM", -15))
+            case Record(body=PlanChosen(plan=plan)):
+                assert plan.generation not in self.plans, f"two plans in generation {plan.generation}"
+                self.plans[plan.generation] = plan
+
+    def is_known_to_be_gone(self, rank: int) -> bool:
+        return rank not in self.ranks and not any(isinstance(body, RankLost) and body.rank == rank for body, _ in self.news)
+
+    def check_prepare(self, order: Prepare) -> None:
+        end = position_after(self.final[-1]) if self.final else (0, 0)
+        assert order.plan.step == end[0], f"the plan starts at step {order.plan.step}, {end} is final"
+        if not isinstance(self.talk.state, JobState) or self.talk.state.plan is None:
+            return
+        survivors = [rank for rank in self.talk.state.members if rank in self.ranks]
+        kept = {layer for rank in survivors for layer in self.ranks[rank].held}
+        assert kept == set(range(N_LAYERS)), "prepare although a layer has no holder"
+        assert not order.results or order.results[-1] == self.final[-1], "the newest result is not passed on"
+
+    def end(self, rank: int, cause: Cause | None, *, slot_lost: bool = False) -> None:
+        """The process is gone: what it had sent is read first."""
+        process = self.ranks[rank]
+        while process.outbox:
+            self.deliver(rank)
+        del self.ranks[rank]
+        self.failing.discard(rank)
+        if cause is not None:
+            self.feed(RankLost(rank, cause, slot_lost))
+
+    def deliver(self, rank: int) -> None:
+        generation, report = self.ranks[rank].outbox.popleft()
+        self.feed(report, generation)
+
+    # -- a rank's side -------------------------------------------------------------------------------------------------
+
+    def work(self, rank: int) -> None:
+        """The process reads one order, unless its script has failed."""
+        me = self.ranks[rank]
+        order = me.inbox.popleft()
+        if rank in self.failing:
+            return
+        match order:
+            case Pause(generation=generation):
+                me.running, me.paused_for = None, generation
+                idle = me.plan is not None and rank not in me.plan.held
+                phase = "idle" if idle else me.phase
+                me.outbox.append((generation, RankPaused(rank, me.position, phase, tuple(sorted(me.held)))))
+            case Prepare(generation=generation, plan=plan, results=results) if generation >= me.paused_for:
+                if me.plan is None and results:
+                    me.position = position_after(results[-1])
+                for result in results:
+                    self.take(me, result)
+                me.plan = plan
+                me.held |= plan.held.get(rank, frozenset())
+                held = tuple((layer, f"after {me.position}") for layer in sorted(plan.held.get(rank, ())))
+                last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
+                samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()
+                contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
+                ready = RankReady(rank, me.position, held, samples, plan.global_batch, 0.0, 0.0, 0, contracts, "same")
+                me.outbox.append((generation, ready))
+            case Go(generation=generation) if generation >= me.paused_for:
+                assert me.plan is not None
+                me.running, me.phase = generation, "compute"
+                me.held = me.plan.held.get(rank, frozenset())
+            case Follow(result=result):
+                me.phase = "contributed"
+                self.take(me, result)
+            case Finish(results=results):
+                for result in results:
+                    self.take(me, result)
+                self.finish(rank)
+
+    def take(self, me: Rank, result: Result) -> None:
+        if result.position == me.position:
+            assert me.phase in ("contributed", "between"), "a unit is taken over by a rank that had not contributed"
+            me.position, me.phase = position_after(result), "compute"
+
+    def finish(self, rank: int) -> None:
+        me = self.ranks[rank]
+        if not me.finished:
+            me.finished = True
+            me.outbox.append((None, RankFinished(rank)))
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    @initialize(
+        n_ranks=st.integers(2, 5), restarts=st.integers(0, 2), data=st.data(), early=st.sampled_from([False] * 4 + [True])
+    )
+    def start(self, n_ranks: int, restarts: int, data: st.DataObject, early: bool) -> None:
+        """Most lives begin with a job that runs: with `early`, faults may come before."""
+        self.n_ranks = n_ranks
+        for body in self.talk._bodies("start", [str(n_ranks)], {"restarts": str(restarts)}):
+            self.feed(body)
+        while not early and self.talk.state.status is not Status.RUNNING:
+            self.settle()
+            if self.talk.state.status in (Status.PLANNING, Status.MEASURING):
+                self.the_search_answers(data)
+        if not early:
+            self.settle()
+
+    def settle(self) -> None:
+        """Everybody reads and is heard until there is nothing to say."""
+        while busy := [rank for rank, me in sorted(self.ranks.items()) if me.inbox or me.outbox]:
+            (self.work if self.ranks[busy[0]].inbox else self.deliver)(busy[0])
+
+    @rule()
+    def all_is_quiet(self) -> None:
+        self.settle()
+
+    @rule(data=st.data())
+    def a_rank_works_or_is_heard(self, data: st.DataObject) -> None:
+        busy = [rank for rank, me in sorted(self.ranks.items()) if me.inbox or me.outbox]
+        if not busy:
+            return
+        rank = data.draw(st.sampled_from(busy))
+        me = self.ranks[rank]
+        if me.inbox and (not me.outbox or data.draw(st.booleans())):
+            self.work(rank)
+        else:
+            self.deliver(rank)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.talk.state.status is Status.RUNNING)
+    def a_unit_is_run(self, data: st.DataObject) -> None:
+        """All workers contribute; each that is drawn gets the result before it hears of anything else."""
+        generation = self.talk.state.world.generation
+        plan = self.plans.get(generation)
+        if plan is None or any(w not in self.ranks or self.ranks[w].running != generation for w in plan.workers):
+            return
+        workers = [self.ranks[worker] for worker in plan.workers]
+        position = max(me.position for me in workers)
+        if any(me.position != position for me in workers):
+            behind = [worker for worker in plan.workers if self.ranks[worker].position != position]
+            self.pass_commit_point(data.draw(st.lists(st.sampled_from(behind), unique=True)), self.final[-1])
+            return
+        for me in workers:
+            me.phase = "contributed"
+        kind = data.draw(st.sampled_from(["step", "step", "evaluate"]))
+        result = Result(position, kind, (0.0, 0.0))
+        passing = data.draw(
+            st.lists(st.sampled_from(plan.workers), unique=True, min_size=data.draw(st.sampled_from([0, 1, 1])))
+        )
+        if passing:
+            assert not self.final or position == position_after(self.final[-1]), "a unit is run twice"
+            self.final.append(result)
+        self.pass_commit_point(passing, result)
+
+    def pass_commit_point(self, workers: list[int], result: Result) -> None:
+        """Each rank reports each unit, in order."""
+        for worker in workers:
+            me = self.ranks[worker]
+            me.outbox.append((me.running, UnitCommitted(worker, result, 8, 0.1)))
+            self.take(me, result)
+
+    @rule(data=st.data(), slot=st.booleans())
+    def units_are_run_and_a_rank_is_killed(self, data: st.DataObject, slot: bool) -> None:
+        if self.talk.state.status is Status.RUNNING:
+            self.settle()
+            self.a_unit_is_run(data)
+            self.a_unit_is_run(data)
+        self.a_rank_is_killed(data, slot)
+
+    @rule(data=st.data(), slot=st.booleans())
+    def a_rank_is_killed(self, data: st.DataObject, slot: bool) -> None:
+        if len(self.ranks) > 1 and self.talk.state.joined:
+            rank = data.draw(st.sampled_from(sorted(self.ranks)))
+            if rank in self.talk.state.world.alive and self.talk.state.status is not Status.ENDED:
+                self.end(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), slot_lost=slot)
+
+    @rule(data=st.data(), raises=st.booleans(), error=st.sampled_from(["RuntimeError: CUDA", "OSError: disk"]))
+    def the_script_fails_on_a_rank(self, data: st.DataObject, raises: bool, error: str) -> None:
+        living = sorted(set(self.ranks) & self.talk.state.world.alive - self.failing)
+        if len(self.ranks) < 2 or not living or not self.talk.state.joined or self.talk.state.status is Status.ENDED:
+            return
+        rank = data.draw(st.sampled_from(living))
+        if raises:
+            self.failing.add(rank)
+            self.feed(RankFailed(rank, error, "", "Traceback"))
+        else:
+            self.end(rank, Cause(CauseKind.EXIT, "exit code 3", 3))
+
+    @rule(data=st.data())
+    @precondition(lambda self: bool(self.failing))
+    def a_failed_rank_ends(self, data: st.DataObject) -> None:
+        rank = data.draw(st.sampled_from(sorted(self.failing)))
+        self.failing.discard(rank)
+        if rank in self.ranks:
+            self.end(rank, Cause(CauseKind.EXIT, "exit code 1", 1))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.talk.state.status in (Status.PLANNING, Status.MEASURING))
+    def the_search_answers(self, data: st.DataObject) -> None:
+        if self.talk.state.status is Status.MEASURING:
+            self.feed(Profiled(profile(), 0.1))
+        else:
+            assert self.talk.asked is not None
+            ask = self.talk.asked
+            if ask.plan is not None and not ask.untrained and lacks_layers(ask):
+                self.feed(Proposed((), 1.0, "", 0.0, False, "every holder is lost", ""))
+            else:
+                self.feed(Proposed((Candidate("drawn", self.draw_plan(data, ask), None, "drawn"),), 1.0, "", 0.0, False))
+
+    def draw_plan(self, data: st.DataObject, ask: Propose) -> Plan:
+        spawned = tuple(rank for rank in ask.respawnable if data.draw(st.booleans()))
+        free = data.draw(st.permutations([*ask.alive, *spawned]))
+        pipelines = []
+        while free and len(pipelines) < N_MICRO_BATCHES:
+            length = data.draw(st.integers(1, min(N_LAYERS, len(free))))
+            stages = [(free[s], N_LAYERS * s // length, N_LAYERS * (s + 1) // length) for s in range(length)]
+            pipelines.append(stages)
+            free = free[length:]
+        used = {stage[0] for stages in pipelines for stage in stages}
+        return answer_to(
+            ask,
+            pipelines,
+            spawned=tuple(rank for rank in spawned if rank in used),
+            idle=tuple(rank for rank in ask.alive if rank not in used),
+        )
+
+    @rule(patience=st.integers(0, 5))
+    @precondition(lambda self: self.talk.state.status in (Status.PAUSING, Status.MOVING))
+    def a_deadline_passes(self, patience: int) -> None:
+        if patience == 0:
+            self.feed(Tick())
+
+    @rule(data=st.data())
+    def an_old_report_arrives(self, data: st.DataObject) -> None:
+        generation = self.talk.state.world.generation
+        if generation:
+            rank = data.draw(st.integers(0, self.n_ranks - 1))
+            old = data.draw(st.integers(0, generation - 1))
+            report = data.draw(st.sampled_from(["paused", "ready"]))
+            body = (
+                RankPaused(rank, (0, 0), "compute", ()) if report == "paused" else RankReady(rank, (9, 9), (), (), 0, 0, 0, 0)
+            )
+            self.feed(body, old)
+
+    @rule(data=st.data())
+    def another_agent_leads(self, data: st.DataObject) -> None:
+        """Orders that were on their way may be lost, and answers to orders are. What holds for good is told again."""
+        if self.talk.state.status is Status.ENDED:
+            return
+        for me in self.ranks.values():
+            if data.draw(st.booleans()):
+                me.inbox.clear()
+            me.outbox = deque(told for told in me.outbox if isinstance(told[1], RankJoined | UnitCommitted | RankFinished))
+        self.feed(LeaderChanged(AgentInfo(7, "far", 1, 1)))
+        for rank in sorted(set(self.ranks) & self.talk.state.joined):
+            self.feed(RankJoined(rank, model()))
+
+    # -- what must hold ------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def running_ranks_stand_alike(self) -> None:
+        state = self.talk.state
+        if state.status is Status.ENDED:
+            reason = next(a.body for a in self.talk.actions if isinstance(a, Record) and hasattr(a.body, "code"))
+            assert "cannot go on exactly" not in reason.reason and "do not agree" not in reason.reason, reason
+        if state.status is Status.RUNNING:
+            assert isinstance(state, JobState) and state.plan is not None
+            assert set(state.plan.workers) | set(state.plan.idle) <= state.world.alive
+
+    def teardown(self) -> None:
+        """The faults have ended: whatever is outstanding is answered, and the job must run, or have ended for a reason."""
+        for _ in range(1000):
+            for rank in sorted(self.failing & set(self.ranks)):
+                self.end(rank, Cause(CauseKind.EXIT, "exit code 1", 1))
+            self.settle()
+            if self.talk.state.status is Status.MEASURING:
+                self.feed(Profiled(profile(), 0.1))
+            elif self.talk.state.status is Status.PLANNING and self.talk.asked is not None:
+                ask = self.talk.asked
+                if ask.plan is not None and not ask.untrained and lacks_layers(ask):
+                    self.feed(Proposed((), 1.0, "", 0.0, False, "every holder is lost", ""))
+                    continue
+                plan = answer_to(ask, [[(ask.alive[0], 0, N_LAYERS)]], idle=ask.alive[1:])
+                self.feed(Proposed((Candidate("last", plan, None, ""),), 1.0, "", 0.0, False))
+            else:
+                break
+        assert self.talk.state.status in (Status.RUNNING, Status.ENDED), f"stuck in {self.talk.state.status}"
+        state: State = PlainState()
+        actions: list[Action] = []
+        for event in self.talk.events:
+            state, some = step(state, event)
+            actions += some
+        assert actions == self.talk.actions and state == self.talk.state
+
+
+class ManyJobs(Job):
+    """The same, and many more of them."""
+
+
+_settings = settings(stateful_step_count=50, suppress_health_check=list(HealthCheck))
+TestRandomLives = Job.TestCase
+TestRandomLives.settings = settings(_settings, max_examples=200)
+TestManyRandomLives = pytest.mark.soak(ManyJobs.TestCase)
+TestManyRandomLives.settings = settings(_settings, max_examples=3000)

@@ -1,0 +1,1 @@
+"""Which failure came first."""

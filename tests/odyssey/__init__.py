@@ -1,0 +1,1 @@
+"""What happens inside a rank, without an agent."""

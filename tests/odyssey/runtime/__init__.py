@@ -1,0 +1,1 @@
+"""What a rank runs: groups, exchanges, units."""

@@ -1,0 +1,77 @@
+"""Data sets that draw random numbers (augmentation, random windows): every rank reads the same, each time.
+
+One rank reads a micro-batch for its input, another one for its target; a step that is redone reads it again.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+import torch
+
+from odyssey.errors import JobError
+from odyssey.runtime.data import Prefetcher, Sampler, draws_random_numbers, fetch
+from tests import models
+from tests.odyssey.test_rank_parts import one_stage_plan
+
+
+class Augmented:
+    """What is input and what is target belong together by a random number: a window at a random place, with noise."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        start = self.draw()
+        return torch.tensor([index, start]), torch.tensor([start, start + 1])
+
+
+DRAWS = {
+    "torch": lambda: int(torch.randint(10**6, ())),
+    "python": lambda: random.randrange(10**6),
+    "numpy": lambda: int(numpy.random.randint(10**6)),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_a_sample_that_draws_random_numbers_is_the_same_for_all_ranks_and_each_time(kind):
+    data = Augmented(DRAWS[kind])
+    assert draws_random_numbers(data, 3)
+    plan = one_stage_plan()
+    found = []
+    for _ in ("the rank that reads the input", "the one that reads the target", "the one that redoes the step"):
+        DRAWS[kind]()  # each has drawn something else
+        prefetcher = Prefetcher(data, Sampler(32, 0), plan, is_random=True)
+        prefetcher.want(5, [plan.positions(1)])
+        found.append(prefetcher.get(5, plan.positions(1)))
+    for inputs, targets in found:
+        assert torch.equal(inputs, found[0][0]) and torch.equal(targets, found[0][1])
+        assert torch.equal(inputs[:, 1], targets[:, 0]), "what belongs together stays together"
+    other = Prefetcher(data, Sampler(32, 0), plan, is_random=True).get(6, plan.positions(1))
+    assert not torch.equal(other[1], found[0][1]), "another step draws other numbers"
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_getting_samples_leaves_the_generators_as_they_were(kind):
+    data = Augmented(DRAWS[kind])
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    expected = DRAWS[kind]()
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    assert draws_random_numbers(data, 3)
+    fetch(data, [0, 1], [7, 8])
+    assert DRAWS[kind]() == expected
+
+
+def test_a_data_set_without_random_numbers_is_fetched_ahead():
+    assert not draws_random_numbers(models.TokenData(), 3)
+
+
+def test_a_sample_that_is_another_one_each_time_is_refused():
+    own = random.Random(0)
+    with pytest.raises(JobError, match=r"data\[3\] gives two different values"):
+        draws_random_numbers(Augmented(lambda: own.randrange(10**6)), 3)

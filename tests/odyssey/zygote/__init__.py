@@ -1,0 +1,1 @@
+"""Forks, and what they have ready."""

@@ -1,0 +1,354 @@
+"""Replays against what comes out by hand, and what must hold of all of them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import paper
+from odyssey_cli.__main__ import main
+from odyssey_cli.replay.generators import GENERATORS, Failures
+from odyssey_cli.replay.job import Setup
+from odyssey_cli.replay.ledger import Doing, Totals
+from odyssey_cli.replay.outcome import Outcome
+from odyssey_cli.replay.policies import named
+from odyssey_cli.replay.published import regrouped
+from odyssey_cli.replay.recorded import compare
+from odyssey_cli.replay.starts import Starts, step_s
+from odyssey_cli.replay.terms import Terms
+from odyssey_cli.replay.traces import Change, Kind, Trace
+from perfmodel.profile import Recovery, write
+from tests import job_events
+from tests.launcher.coordinator.talk import Talk
+from tests.planning import layer, profile
+
+RECOVERY = Recovery(
+    detect_s=0.5, pause_s=0.25, spawn_s=4.0, groups_base_s=0.25, groups_member_s=0.0, warm_up_s=1.0, move_layer_s=0.0
+)
+NEVER = 1e9
+
+
+def outcome(policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, terms: Terms, n_layers: int = 4) -> Outcome:
+    """Layers take one second forward and two backward, which is not split; nothing else costs anything but a recovery."""
+    layers = [layer(str(i), 1.0, 2.0, 0.0) for i in range(n_layers)]
+    setup = Setup(profile(layers, batch, ranks_per_node=1, recovery=RECOVERY), 1, layout)
+    starts = Starts(setup, n_nodes)
+    with_all = starts.on(n_nodes)
+    assert with_all is not None
+    result = named([policy])[0].live(trace, setup, starts, terms, lambda at_s: None)
+    return Outcome(policy, "", trace.length_s, step_s(with_all), result)
+
+
+def trace(n_nodes: int, length_s: float, *changes: tuple[float, int, Kind]) -> Trace:
+    return Trace("t", "", n_nodes, length_s, tuple(Change(*change) for change in changes))
+
+
+def assert_totals(totals: Totals, **seconds: float) -> None:
+    assert {name: getattr(totals, name) for name in seconds} == pytest.approx(seconds)
+    assert totals.all_s == pytest.approx(sum(seconds.values())), "and nothing else"
+
+
+def test_one_loss_of_four_workers_by_hand() -> None:
+    """2x2, four micro-batches each: (4 + 2 - 1) turns of two layers' 6 s. Dropping a pipeline leaves (8 + 2 - 1) turns."""
+    found = outcome("shrink", "2x2", 4, 8, trace(4, 1002 + 54, (100, 3, Kind.LOST)), Terms(every_s=NEVER))
+
+    steps_after = (1002 + 54 - 102) / 54
+    useful = 3 * 30 + steps_after * 30
+    assert found.all_nodes_step_s == pytest.approx(30)
+    assert_totals(found.totals, useful_s=useful, slower_s=steps_after * 24, redone_s=10, transition_s=2)
+    decision = found.result.decisions[-1]
+    assert (decision.at_s, decision.what, decision.then) == (100, "node 3 lost", "shrink 1x2")
+    assert (decision.n_ranks, decision.step_s, decision.pause_s) == (2, pytest.approx(54), pytest.approx(2))
+
+
+def test_a_lost_state_goes_back_to_the_checkpoint_by_hand() -> None:
+    """1x2 on two nodes: (4 + 2 - 1) turns of 6 s; on one: 4 turns of 12 s. A save of 2 s after 60 s of training."""
+    terms = Terms(save_s=2, restart_s=10, every_s=60)
+    found = outcome("auto", "1x2", 2, 4, trace(2, 112 + 96 + 2 + 48, (100, 1, Kind.LOST)), terms)
+
+    # 60 trained, 2 saved, 30 trained for nothing, 8 of a step; heard and paused after 0.75; 10 and 1.25 until it runs at 112
+    expected = {"useful_s": 60 + 3 * 30, "slower_s": 3 * 18, "redone_s": 38}
+    assert_totals(found.totals, **expected, transition_s=0.75, restart_s=11.25, checkpoint_s=4)
+    assert found.result.n_returns == 1
+
+
+def test_a_failed_process_comes_back_where_its_node_is_healthy() -> None:
+    """The same layout, after 0.5 + 0.25 + 4 + 0.25 + 1 s."""
+    found = outcome("respawn", "2x2", 4, 8, trace(4, 106 + 30, (100, 3, Kind.FAILED)), Terms(every_s=NEVER))
+
+    assert_totals(found.totals, useful_s=4 * 30, redone_s=10, transition_s=6)
+    assert found.result.decisions[-1].then == "respawn 2x2"
+
+
+def test_a_second_loss_within_a_transition_begins_it_anew() -> None:
+    """The others wait in vain for that rank until its loss is heard of at 101.1; then it is 0.25 + 0.25 + 1 s."""
+    changes = ((100, 5, Kind.LOST), (100.6, 3, Kind.LOST))
+    found = outcome("shrink", "3x2", 6, 12, trace(6, 200, *changes), Terms(every_s=NEVER))
+
+    assert [decision.then for decision in found.result.decisions] == ["initial 3x2", "shrink 1x2"]
+    assert found.result.decisions[-1].what == "node 5 lost; node 3 lost"
+    assert found.totals.transition_s == pytest.approx(101.1 - 100 + 1.5)
+
+
+def test_a_node_that_returns_waits_unless_the_user_starts_again() -> None:
+    """Four nodes, one away from 100 to 200: a running Job goes on without it."""
+    length_s = 20_000.0
+    changes = trace(4, length_s, (100, 3, Kind.LOST), (200, 3, Kind.RETURNED))
+    terms = Terms(save_s=2, restart_s=10, every_s=NEVER)
+
+    stays = outcome("auto", "2x2", 4, 8, changes, terms)
+    grows = outcome("auto+restart", "2x2", 4, 8, changes, terms)
+
+    assert stays.result.idle_node_s == pytest.approx(length_s - 200)
+    assert len(grows.result.decisions) == 3
+    slow_s, away = grows.result.decisions[1].step_s, grows.result.decisions[2]
+    assert slow_s is not None and away.step_s == pytest.approx(30)
+    # when what it has cost to wait is what it costs to start again, at the end of a step
+    since_s = 200 + (2 + 10) / (1 - 30 / slow_s)
+    assert since_s <= away.at_s - 2 <= since_s + slow_s
+    assert grows.totals.checkpoint_s == pytest.approx(2) and grows.totals.restart_s == pytest.approx(11.25)
+    assert grows.useful > stays.useful
+
+
+def test_without_enough_nodes_a_job_waits() -> None:
+    changes = trace(1, 100, (40, 0, Kind.LOST), (70, 0, Kind.RETURNED))
+    found = outcome("auto", "1x1", 1, 2, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
+
+    assert found.totals.waiting_s == pytest.approx(70 - 40 - 0.5)
+    assert found.totals.redone_s == pytest.approx(40), "there never was a checkpoint"
+    assert found.totals.useful_s == pytest.approx(100 - 70 - 10 - 1.25)
+
+
+# -- as published systems do it ----------------------------------------------------------------------------------------
+
+
+def test_torchrun_by_hand() -> None:
+    """2x1: two micro-batches of 12 s each; on one node four. A save of 2 s after 48 s of training, a restart takes 10 s."""
+    terms = Terms(save_s=2, restart_s=10, every_s=48)
+    changes = trace(2, 234, (101, 1, Kind.LOST), (200, 1, Kind.RETURNED))
+    found = outcome("torchrun", "2x1", 2, 4, changes, terms)
+
+    # 48, saved, 48, saved at 100; lost; from 111 on 48 s, saved at 161, 39 s of a step when all start again; 24 s from 210 on
+    assert_totals(found.totals, useful_s=96 + 24 + 24, slower_s=24, redone_s=1 + 39, restart_s=20, checkpoint_s=6)
+    assert found.result.n_returns == 2
+
+
+def test_varuna_saves_before_it_starts_again_for_more_nodes() -> None:
+    terms = Terms(save_s=2, restart_s=10, every_s=NEVER)
+    changes = trace(2, 216 + 24, (100, 1, Kind.LOST), (150, 1, Kind.RETURNED))
+    found = outcome("varuna", "auto", 2, 4, changes, terms)
+
+    # all of the first 100 s is redone; 48 s steps from 110 on, the one that runs at 150 is done at 158; 24 s steps from 170 on
+    useful = 24 + (240 - 170)
+    assert_totals(found.totals, useful_s=useful, slower_s=24, redone_s=100, restart_s=20, checkpoint_s=2)
+
+
+def test_oobleck_shortens_pipelines_and_copies_nothing_from_the_disk() -> None:
+    changes = trace(6, 1000, (100, 5, Kind.LOST), (500, 5, Kind.RETURNED))
+    found = outcome("oobleck", "2x3", 6, 12, changes, Terms(every_s=NEVER))
+
+    assert [decision.then for decision in found.result.decisions] == ["2x3", "3+2", "2x3"]
+    assert found.totals.transition_s == pytest.approx(2 * 2.0), "the model has no bytes: the least that its artifact has"
+    assert found.result.n_returns == 0 and found.totals.restart_s == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "spare", "expected"),
+    [
+        ([[0, 1, 2, 3], [4, 5], [6, 7, 8]], [], [[3, 4, 5], [0, 1, 2], [6, 7, 8]]),
+        ([[0, 1, 2], [4, 5]], [9], [[4, 5, 9], [0, 1, 2]]),
+        ([[0, 1, 2], [4, 5]], [], [[0, 1, 2, 4, 5]]),
+        ([[0, 1], []], [], []),
+    ],
+    ids=["borrow", "spare", "merge", "too few"],
+)
+def test_oobleck_borrows_then_merges(rows: list[list[int]], spare: list[int], expected: list[list[int]]) -> None:
+    assert sorted(map(sorted, regrouped(rows, spare, 3))) == sorted(map(sorted, expected))
+
+
+def test_recycle_reroutes_and_takes_a_returned_node_in_its_old_place() -> None:
+    changes = trace(4, 1000, (100, 3, Kind.LOST), (500, 3, Kind.RETURNED))
+    found = outcome("recycle", "2x2", 4, 8, changes, Terms(every_s=NEVER))
+    alone = outcome("reroute", "2x2", 4, 8, changes, Terms(every_s=NEVER))
+
+    assert [decision.then for decision in found.result.decisions] == ["2x2", "2x2 -1", "2x2"]
+    assert found.result.decisions[1].step_s == alone.result.decisions[1].step_s
+    assert found.totals.restart_s == 0
+
+
+def test_bamboo_computes_twice_and_forms_its_pipelines_anew() -> None:
+    """4x2 with six micro-batches each, then 3x2 with eight, one node standing by; 50 s of rendezvous."""
+    found = outcome("bamboo", "auto", 8, 24, trace(8, 1000, (100, 7, Kind.LOST)), Terms(every_s=NEVER))
+
+    first, second = found.result.decisions
+    assert first.step_s == pytest.approx(1.1977 * (6 + 1) * 6)
+    assert second.step_s == pytest.approx(1.1977 * (8 + 1) * 6)
+    assert (second.then, second.pause_s) == ("3x2", 50)
+    assert found.result.idle_node_s == pytest.approx(900)
+
+
+# -- what must hold of all ---------------------------------------------------------------------------------------------
+
+POLICIES = [policy.name for policy in named(())]
+
+
+@settings(max_examples=25)
+@given(
+    policy=st.sampled_from(POLICIES),
+    generator=st.sampled_from(sorted(GENERATORS)),
+    mtbf_s=st.sampled_from([30.0, 300.0, 3000.0]),
+    transient=st.sampled_from([0.0, 0.7]),
+    seed=st.integers(0, 1000),
+)
+def test_useful_and_lost_time_are_all_of_it(policy: str, generator: str, mtbf_s: float, transient: float, seed: int) -> None:
+    drawn = GENERATORS[generator](Failures(6, 10_000.0, mtbf_s, 600.0, transient, seed))
+    found = outcome(policy, "auto", 6, 12, drawn, Terms(save_s=3, restart_s=20))
+
+    stretches = found.result.stretches
+    assert stretches[0].start_s == 0 and stretches[-1].end_s == 10_000
+    assert all(a.end_s == b.start_s and a.end_s > a.start_s for a, b in pairwise(stretches)), (
+        "one after the other, without gaps"
+    )
+    assert found.totals.all_s == pytest.approx(10_000)
+    assert 0 <= found.useful <= 1 + 1e-9, "nothing beats all nodes without failures"
+    assert sum(found.over_time(7)) / 7 == pytest.approx(found.useful)
+    assert all(stretch.step_s > 0 for stretch in stretches if stretch.doing is Doing.TRAINING)
+
+
+def test_the_published_evaluations_lose_what_they_say() -> None:
+    fallen = paper.falling(1800.0, seed=0)
+    assert len({change.node for change in fallen.changes}) == fallen.n_losses == 16
+    assert fallen.length_s == 17 * 1800.0
+
+    back = paper.returning(1800.0, seed=0)
+    n_away, away_s = 0, 0.0
+    for change, until in pairwise([*back.changes, Change(back.length_s, 0, Kind.LOST)]):
+        n_away += 1 if change.kind is Kind.LOST else -1
+        away_s += n_away * (until.at_s - change.at_s)
+    assert away_s / back.length_s == pytest.approx(2, abs=1)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with a profile, 100 columns wide."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write(job_events.profile(), tmp_path / "profile.json")
+    return tmp_path
+
+
+def test_seed_and_trace_give_the_same_bytes(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    drawn = ["replay", "correlated", "--mtbf", "6h", "--days", "3", "--transient", "0.4", "--seed", "5"]
+    for name in ("a.json", "b.json"):
+        assert main([*drawn, "--json", name]) == 0
+    assert main([*drawn[:-1], "6", "--json", "c.json"]) == 0
+
+    assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes() != (folder / "c.json").read_bytes()
+    report = json.loads((folder / "a.json").read_text())
+    assert [policy["policy"] for policy in report["policies"]] == POLICIES
+    assert report["n_losses"] > 0
+    for policy in report["policies"]:
+        assert sum(policy["totals"].values()) == pytest.approx(report["length_s"])
+    capfd.readouterr()
+
+
+def test_the_table_has_every_policy_the_best_first_and_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.csv").write_text("3600,3,lost\n7200,3,returned\n20000,0,lost\n90000,0,returned\n")
+
+    assert main(["replay", "mine.csv", "--layout", "2x2"]) == 0
+
+    out = capfd.readouterr().out
+    assert out.startswith("trace  mine.csv: 2 losses in 25.0 h")
+    rows = [line.split() for line in out.splitlines() if line.split("  ")[0] in POLICIES and "%" in line]
+    assert sorted(row[0] for row in rows) == sorted(POLICIES)
+    useful = [float(row[1]) for row in rows]
+    assert useful == sorted(useful, reverse=True)
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["none.csv"], "none.csv: No such file or directory"),
+        (["exponential"], "exponential: how often? --mtbf is missing"),
+        (["exponential", "--mtbf", "soon"], "--mtbf: expected a duration, got 'soon'"),
+        (["exponential", "--mtbf", "1h", "--policy", "best"], "--policy: there is no 'best'"),
+        (["exponential", "--mtbf", "1h", "--transient", "2"], "--transient: expected a share from 0 to 1, got 2"),
+        (["exponential", "--mtbf", "1h", "--days", "0"], "--days: expected more than 0, got 0"),
+        (["profile.json", "--repair", "1h"], "--repair is for failures that are drawn"),
+        (["profile.json"], "profile.json: metadata: "),
+        (["exponential", "--mtbf", "1h", "--json", "no/where.json"], "--json: no directory no"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_error(
+    folder: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], error: str
+) -> None:
+    assert main(["replay", *arguments]) == 2
+
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith(f"error: {error}") or error.endswith("metadata: ")
+    assert lines[1].startswith("help: ") and len(lines) == 2
+
+
+def record(folder: Path) -> Path:
+    """The log of a coordinator that has lost a rank, written as the agent does."""
+    talk = Talk()
+    words = "start 2|join 0 1|profile|plan 0:0-4 / 1:0-4|ready 0 1|commit 0|lost 1 signal slot|paused 0 1|plan 0:0-4|ready 0"
+    for said in words.split("|"):
+        talk.say(said)
+    talk.write_log(folder / "job")
+    return folder / "job"
+
+
+def test_a_recorded_job_takes_its_decisions_again(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = record(folder)
+
+    assert main(["replay", str(job)]) == 0
+    assert capfd.readouterr().out == f"{job}: 5 decisions came out the same\n"
+
+
+def test_a_log_that_ends_anywhere_is_told_as_far_as_it_goes(folder: Path) -> None:
+    """The agent was killed: what it decided last may be missing."""
+    log = record(folder) / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+
+    n_decisions = []
+    for n in range(len(lines) + 1):
+        log.write_bytes(b"".join(lines[:n]))
+        n_decisions.append(compare(log.parent))
+
+    assert [difference for _, difference in n_decisions] == [None] * (len(lines) + 1)
+    assert n_decisions[-1] == (5, None)
+    without = next(n for n, line in enumerate(lines) if b'"pausing"' in line)
+    log.write_bytes(b"".join(lines[:without] + lines[without + 1 :]))
+    assert compare(log.parent)[1] is not None, "a decision is missing in the middle"
+
+
+def test_a_decision_that_comes_out_otherwise_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = record(folder) / "events.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"lost":[1]', b'"lost":[0]'))
+
+    assert main(["replay", str(log)]) == 1
+    assert f"error: {log.parent}: decision 3 of 5 comes out otherwise: logged Pausing(lost=(0,)" in capfd.readouterr().err
+
+
+def test_the_drawing_has_a_band_for_each_policy(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.csv").write_text("3600,3,lost\n7200,3,returned\n")
+
+    assert main(["replay", "mine.csv", "--policy", "auto", "--policy", "shrink", "--svg", "a.svg"]) == 0
+
+    root = ElementTree.fromstring((folder / "a.svg").read_text())
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"auto", "shrink"} <= set(texts)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}path"))) == 2
+    capfd.readouterr()

@@ -1,0 +1,103 @@
+"""`odyssey run` as a whole in a terminal of its own, with real ranks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+from tests import ROOT
+
+SCRIPT = """
+import odyssey
+import os, sys
+rank = os.environ["RANK"]
+sys.stdout.write("half of rank " + rank)
+sys.stdout.flush()
+print(" and the rest", sys.argv[1:])
+sys.stderr.write("10%\\r100%\\n")
+sys.stdout.write("no newline at the end")
+sys.exit(3 if rank == "1" and "fail" in sys.argv else 0)
+"""
+
+
+def run_in_terminal(folder: Path, *argv: str, script: str = SCRIPT) -> tuple[int, str]:
+    """Exit code and everything that the terminal got, of `odyssey run --nodes 2 script.py ...`."""
+    (folder / "script.py").write_text(script)
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "odyssey_cli", "run", "--nodes", "2", "script.py", *argv],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
+    )
+    os.close(slave)
+    said = b""
+    while True:
+        try:
+            data = os.read(master, 1 << 16)
+        except OSError:  # the last process has closed its end
+            break
+        if not data:
+            break
+        said += data
+    os.close(master)
+    return process.wait(), said.decode()
+
+
+def test_lines_of_the_ranks_are_whole_and_the_terminal_is_left_as_it_was(tmp_path: Path) -> None:
+    code, said = run_in_terminal(tmp_path, "-x", "--nodes", "7")
+
+    assert code == 0
+    for rank in (0, 1):
+        assert f"half of rank {rank} and the rest ['-x', '--nodes', '7']" in said
+    assert said.count("no newline at the end") == 2
+    assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+    assert len(list((tmp_path / "odyssey-logs").iterdir())) == 1
+
+
+def test_a_rank_that_fails_ends_the_job_with_an_error(tmp_path: Path) -> None:
+    code, said = run_in_terminal(tmp_path, "fail")
+
+    assert code == 1
+    assert "rank 1 ended with exit code 3" in said
+    assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+
+
+def test_a_script_that_knows_nothing_of_us_has_the_terminal_to_itself(tmp_path: Path) -> None:
+    code, said = run_in_terminal(tmp_path, script="import os; os.write(1, b'tty %d%d\\n' % (os.isatty(1), os.isatty(2)))")
+
+    assert code == 0
+    assert said.count("tty 11") == 2 and "\x1b[?25l" not in said
+
+
+FAILS_EVERYWHERE = """
+import odyssey
+import os, pathlib, traceback
+try:
+    raise ValueError("bad number\\\\nin two lines")
+except ValueError:
+    traceback.print_exc()
+pathlib.Path(os.environ["RANK"]).touch()
+while not (pathlib.Path("0").exists() and pathlib.Path("1").exists()):
+    pass
+os._exit(1)
+"""
+
+
+def test_a_traceback_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
+    """Those that the failure block tells again are not counted."""
+    code, said = run_in_terminal(tmp_path, script=FAILS_EVERYWHERE)
+
+    assert code == 1
+    lines = [line for line in said.replace("\r", "").split("\n") if "[rank " in line]
+    assert len([line for line in lines if line.endswith("Traceback (most recent call last):")]) == 1
+    assert len([line for line in lines if "the same traceback as rank" in line]) == 1

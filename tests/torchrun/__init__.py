@@ -1,0 +1,1 @@
+"""What holds under torchrun holds under ours: both run each scene."""
