@@ -10,15 +10,19 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from tests.warm import popen
+
 KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_", "PYTEST_", "ODYSSEY_SOAK_", "ODYSSEY_REWRITE")
 """How the variables begin that tests, and what they start, have from outside: where programs are, and what tests are told."""
 
+WORTH_WARMTH = 20
 _any = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 """No test depends on how busy the machine is."""
 hypothesis.settings.register_profile("same", _any, derandomize=True, database=None)
@@ -38,6 +42,18 @@ def pytest_configure(config: pytest.Config) -> None:
         if nothing != 0:
             os.dup2(nothing, 0)
             os.close(nothing)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cold", action="store_true", help="start every process as users do (tests/warm)")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Not for a few tests, which would wait for the templates longer than they win by them."""
+    if len(session.items) > WORTH_WARMTH and not session.config.getoption("--cold"):
+        popen.templates.start()
+        session.config.add_cleanup(popen.templates.close)
+        subprocess.Popen = popen.Popen  # type: ignore[misc]
 
 
 def _set_variables(folder: Path) -> None:

@@ -1,0 +1,165 @@
+"""`subprocess.Popen` for tests: what has a template becomes a fork of that (templates.py), all else starts as always."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.host.kernel import set_subreaper
+from launcher.processes.environment import for_zygote
+from odyssey.zygote.protocol import SERVER
+from tests import ROOT
+from tests.warm.start import IMPORTS, here, send
+
+AGENTS = ("odyssey_cli run", "odyssey_cli.torchrun", "odyssey_cli.launch")
+COMMAND = (
+    "import sys; at_start = frozenset(sys.modules); sys.path[0] = sys.argv[1]; from tests.warm import templates; "
+    "del sys.path[0]; templates.run([*map(int, sys.argv[2:])], at_start)"
+)
+"""The templates' (templates.py). `at_start` as the zygote takes it: before anything is imported for its own use."""
+AGENT = "import sys; sys.path[0] = sys.argv[1]; from tests.warm import agent; agent.run(int(sys.argv[2]), *sys.argv[3:])"
+"""An agent's (agent.py)."""
+MATTERS = (
+    "PYTHON",
+    "LD_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "TORCH_",
+    "PYTORCH_",
+    "MALLOC_",
+    "GLIBC_",
+    "LANG",
+    "LC_",
+    "TZ",
+)
+"""How the variables begin that Python, torch or the libraries read when they begin."""
+LATER = "TORCH_NCCL_"
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+_plain = subprocess.Popen
+_signature = inspect.signature(_plain._execute_child)  # type: ignore[attr-defined]
+
+
+class Templates:
+    """The templates of this process, or in an agent the one zygote that it has been given."""
+
+    def __init__(self) -> None:
+        self.sockets: dict[int, socket.socket] = {}
+        """By what the template has imported (`IMPORTS`)."""
+        self.variables: dict[str, str] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Have them ready."""
+        pairs = [socket.socketpair() for _ in IMPORTS]
+        numbers = [theirs.fileno() for _, theirs in pairs]
+        self.variables = zygote_variables(os.environ)
+        command = [sys.executable, "-u", "-c", COMMAND, str(ROOT), *map(str, numbers)]
+        self.process = _plain(command, env=self.variables, pass_fds=numbers, stdin=subprocess.DEVNULL, start_new_session=True)
+        for i, (ours, theirs) in enumerate(pairs):
+            theirs.close()
+            ours.recv(1)
+            self.sockets[i] = ours
+
+    def close(self) -> None:
+        for sock in self.sockets.values():
+            sock.close()
+        self.sockets.clear()
+        if self.process is not None:
+            self.process.wait()
+
+
+templates = Templates()
+
+
+def zygote_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a zygote of an agent with this environment begins with."""
+    return {"OPENBLAS_NUM_THREADS": "1", **for_zygote(environment, n_ranks=2)}
+
+
+def begins_alike(environment: Mapping[str, str]) -> bool:
+    """Whether Python and torch begin with this environment as they have in the templates."""
+
+    def that_matters(variables: Mapping[str, str]) -> dict[str, str]:
+        names = [name for name in variables if name.startswith(MATTERS) and not name.startswith(LATER)]
+        return {name: variables[name] for name in names}
+
+    return that_matters(environment) == that_matters(templates.variables)
+
+
+class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
+    """Of what is started warm the pid is a child's as any other's."""
+
+    def _execute_child(self, *arguments: Any) -> None:
+        given = _signature.bind(self, *arguments).arguments
+        found = None if not templates.sockets or given["preexec_fn"] or given["shell"] else self._template(given)
+        if found is None:
+            super()._execute_child(*arguments)
+            return
+        index, argv, environment = found
+        streams = [
+            given["p2cread"] if given["p2cread"] != -1 else 0,
+            given["c2pwrite"] if given["c2pwrite"] != -1 else 1,
+            given["errwrite"] if given["errwrite"] != -1 else 2,
+        ]
+        passed = sorted(given["pass_fds"])
+        start = here(
+            argv,
+            environment,
+            os.path.abspath(os.fspath(given["cwd"]) if given["cwd"] is not None else os.getcwd()),
+            new_session=given["start_new_session"],
+            targets=(0, 1, 2, *passed),
+        )
+        before = set_subreaper(True)
+        self.pid = send(templates.sockets[index], start, [*streams, *passed])
+        set_subreaper(before)
+        self._child_created = True
+        if templates.process is None:  # in an agent, which has had one
+            templates.sockets.pop(index).close()
+        self._close_pipe_fds(*(given[name] for name in _PIPES))
+
+    @staticmethod
+    def _template(given: Mapping[str, Any]) -> tuple[int, Sequence[str], Mapping[str, str]] | None:
+        """Which, the command line and the environment; None for a process that starts as always."""
+        argv = given["args"]
+        environment = dict(os.environ if given["env"] is None else given["env"])
+        if not isinstance(argv, list | tuple) or given["executable"] not in (None, argv[0]) or argv[0] != sys.executable:
+            return None
+        if not all(isinstance(text, str) for text in (*argv, *environment, *environment.values())):
+            return None
+        if len(argv) == 4 and argv[2] == SERVER and begins_alike(environment):
+            index = _index({*environment.get("ODYSSEY_ZYGOTE_IMPORTS", "").split(), "odyssey.zygote.entry"})
+            return (index, argv, environment) if index in templates.sockets else None
+        if templates.process is not None and argv[1:2] == ["-m"] and " ".join(argv[2:4]).startswith(AGENTS):
+            if not begins_alike(zygote_variables(environment)):
+                return None
+            index = _guess(argv[3:], given["cwd"])
+            return index, [sys.executable, "-c", AGENT, str(ROOT), str(index), *argv[2:]], environment
+        return None
+
+
+def _index(modules: set[str]) -> int | None:
+    imported: set[str] = set()
+    for i, more in enumerate(IMPORTS):
+        imported |= set(more)
+        if modules == imported:
+            return i
+    return None
+
+
+def _guess(arguments: Sequence[str], cwd: str | None) -> int:
+    """What the zygote of this agent will be asked to import, by the first script on its command line."""
+    for argument in arguments:
+        path = os.path.join(cwd or "", argument)
+        if os.path.isfile(path):
+            data = Path(path).read_bytes()
+            return 2 if b"odyssey" in data else 1 if b"optim" in data else 0
+    return 0

@@ -1,0 +1,109 @@
+"""What a process is to be, told to one that becomes it: as `subprocess.Popen` would have the kernel make it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+GIVEN = "ODYSSEY_TESTS_ZYGOTE"
+"""The socket and the pid of the zygote to come that an agent has been given, and which of the templates it is a fork of."""
+IMPORTS = (
+    ("torch", "torch.distributed", "odyssey.link", "odyssey.zygote.entry"),
+    ("torch._dynamo",),
+    ("odyssey.job",),
+)
+"""What each template has imported beside what the one before it has."""
+LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+_IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+_N_DESCRIPTORS = 64
+
+
+@dataclass(frozen=True)
+class Start:
+    """`parent`: whose child it is to be. `targets`: the number of each descriptor that goes with this."""
+
+    parent: int
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    cwd: str
+    new_session: bool
+    targets: Sequence[int]
+    umask: int
+    limits: Sequence[tuple[int, tuple[int, int]]]
+    ignored: Sequence[int]
+    mask: Sequence[int]
+    processors: Sequence[int]
+
+
+def here(argv: Sequence[str], environment: Mapping[str, str], cwd: str, *, new_session: bool, targets: Sequence[int]) -> Start:
+    """A start as a child of this process, which inherits what children do."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
+    return Start(
+        os.getpid(),
+        argv,
+        dict(environment),
+        cwd,
+        new_session,
+        targets,
+        umask,
+        [(limit, resource.getrlimit(limit)) for limit in LIMITS],
+        sorted(map(int, ignored - _IGNORED_BY_PYTHON)),
+        sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
+        sorted(os.sched_getaffinity(0)),
+    )
+
+
+def become(start: Start, descriptors: Sequence[int]) -> None:
+    """Take all that is a process's own, but for its program. Descriptors that did not come with `start` are closed."""
+    if start.new_session:
+        os.setsid()
+    os.chdir(start.cwd)
+    os.umask(start.umask)
+    os.sched_setaffinity(0, start.processors)
+    above = max([*start.targets, *descriptors]) + 1
+    for i, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, above + i)
+    os.closerange(0, above)
+    for i, target in enumerate(start.targets):
+        os.dup2(above + i, target)
+    os.closerange(above, above + len(descriptors))
+    for limit, values in start.limits:
+        resource.setrlimit(limit, values)
+    for number in start.ignored:
+        signal.signal(number, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(start.environment)
+    signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
+
+
+def send(sock: socket.socket, start: Start, descriptors: Sequence[int]) -> int:
+    """Answers the pid."""
+    data = pickle.dumps(start)
+    socket.send_fds(sock, [len(data).to_bytes(8, "little")], list(descriptors))
+    sock.sendall(data)
+    return int.from_bytes(_exactly(sock, 8), "little")
+
+
+def receive(sock: socket.socket) -> tuple[Start, list[int]] | None:
+    """None at the end."""
+    head, descriptors, _, _ = socket.recv_fds(sock, 8, _N_DESCRIPTORS)
+    if not head:
+        return None
+    start: Start = pickle.loads(_exactly(sock, int.from_bytes(head, "little")))
+    return start, descriptors
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (piece := sock.recv(size - len(data))):
+            raise EOFError("the template is gone")
+        data += piece
+    return data
