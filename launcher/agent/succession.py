@@ -98,7 +98,7 @@ class Succession:
     # -- what the member tells -----------------------------------------------------------------------------------------
 
     def welcomed(self, reception: Reception, number: int, leader: int, address: Address, log: str) -> None:
-        if not self.was_welcomed:  # else it was forgotten since
+        if not self.is_known:  # else it has been led by another one before
             answer_visitors(self._local, reception, lambda: self.leader)
         self.reception, self.number, self.leader, self.was_in = reception, number, leader, True
         self.agreement = Agreement(self._local.loop, reception, number, self._local.options.detect_s, log)
@@ -111,7 +111,7 @@ class Succession:
             self._know(number, address)
 
     @property
-    def was_welcomed(self) -> bool:
+    def is_known(self) -> bool:
         return self.reception is not None
 
     @property
@@ -123,10 +123,12 @@ class Succession:
         self.member.give_up_role()
         self._found(self)
 
-    def forgotten(self) -> None:
+    def forgotten(self, job_goes_on: bool) -> None:
         """What comes now is another agent's log, from its beginning."""
         self.close()
         self.agreement = None
+        if job_goes_on:
+            self.reception = None
         self._where.clear()
         self.coordination = Coordination(self._local.options)
         self._story = _Story()

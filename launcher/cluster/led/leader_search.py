@@ -37,6 +37,12 @@ class Places:
         """Somebody did, who may not lead: the others are asked first next time."""
         self._answered[address] = when
 
+    def look_at(self, elsewhere: Sequence[Address]) -> None:
+        """First, whether they have answered before or not."""
+        for address in elsewhere:
+            self._answered.pop(address, None)
+        self.elsewhere = list(dict.fromkeys((*elsewhere, *self.elsewhere)))[:MAX_ELSEWHERE]
+
     def in_turn(self) -> list[Address]:
         """All of them. Raises UsageError where none is known, as the endpoint's name is not."""
         host, port = self.endpoint
@@ -104,7 +110,7 @@ class LeaderSearch:
 
     def look_at(self, elsewhere: Sequence[Address]) -> None:
         """First where others lead, or may know who does: the endpoint may be gone with its host."""
-        self._places.elsewhere = list(dict.fromkeys((*elsewhere, *self._places.elsewhere)))[:MAX_ELSEWHERE]
+        self._places.look_at(elsewhere)
 
     def skip(self, own_port: int) -> None:
         """This agent listens there itself."""

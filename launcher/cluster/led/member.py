@@ -14,14 +14,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import odyssey
 from launcher.cluster.led.hold import Hold
 from launcher.cluster.led.leader_search import LeaderSearch
 from launcher.cluster.led.leader_session import HOLD_DETECTS, LeaderSession
 from launcher.cluster.led.reported import Reported
+from launcher.cluster.led.successors import Successors
 from launcher.cluster.links import addresses
 from launcher.cluster.links.dial import Address
 from launcher.cluster.links.link import Link
@@ -67,43 +67,6 @@ from odyssey.errors import OdysseyError
 from odyssey.messages import Report, Stepped
 
 Watch = Callable[[Event], None]
-
-
-class Successors(Protocol):
-    """Who keeps this agent up to lead the job itself."""
-
-    def welcomed(self, reception: Reception, number: int, leader: int, address: Address, log: str) -> None:
-        """This agent is in, and another one leads."""
-
-    def know(self, number: int, address: Address) -> None:
-        """Another agent of the job, and where it is reached."""
-
-    def forgotten(self) -> None:
-        """The job goes on without this agent."""
-
-    def found(self, number: int) -> None:
-        """The agent that led is gone, and so are all that came before this one: it begins the job."""
-
-    @property
-    def has_begun(self) -> bool:
-        """This agent is in the job by what all have decided, not only by the word of who leads."""
-
-    @property
-    def was_in(self) -> bool:
-        """This agent has had a place in the job, whether it has one now or not."""
-
-    @property
-    def was_welcomed(self) -> bool:
-        """An agent that led has taken this one in, and others may come to it."""
-
-    @property
-    def others(self) -> Mapping[int, Address]:
-        """Where agents of the job are reached, or were, by number."""
-
-    def can_follow(self, is_gone: bool) -> bool:
-        """Whether another agent may lead now; `is_gone`: the process of the one that led has ended."""
-
-    def close(self) -> None: ...
 
 
 class Member:
@@ -375,10 +338,11 @@ class Member:
             self._lost(why)
 
     def _stop_listening(self) -> None:
-        """Nobody knows this agent yet: who looks for one that is lost would find it in that one's place."""
-        if self._reception is not None and not self._successors.was_welcomed:
+        """Where nobody knows this agent: who looks for one that is lost would find it in that one's place."""
+        if self._reception is not None and not self._successors.is_known:
             self._reception.close()
             self._reception = None
+            self._search.skip(0)
 
     @property
     def _may_look_again(self) -> bool:
@@ -435,18 +399,19 @@ class Member:
             return  # this agent is leaving, as it has told
         self.say("cut off for too long: the job goes on without this agent, its ranks end, and it asks to join again")
         self._search.look_for([self._leader_at, *self._successors.others.values()], self._nobody_is_left)
-        self._forget()
+        self._forget(job_goes_on=True)
+        self._stop_listening()
         self._search.start()
 
-    def _forget(self) -> None:
-        """All that this agent was in a job."""
+    def _forget(self, *, job_goes_on: bool = False) -> None:
+        """All that this agent was in a job. `job_goes_on`: without it."""
         for rank in self.reported.ranks:
             self._processes.kill_rank(rank, None)
         self._processes.hold(False)
         self.reported = Reported()
         self._release()
         self._number = None
-        self._successors.forgotten()
+        self._successors.forgotten(job_goes_on)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

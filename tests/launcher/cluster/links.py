@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import pytest
 
 import odyssey
 from launcher.cluster import wire
@@ -20,10 +23,28 @@ from launcher.cluster.links.handshake import (
     Opening,
     seal,
 )
+from launcher.host.loop import Loop
+from tests.fake_loop import FakeLoop
 
 KEY = b"k" * 32
 PORT = 29400
 _HEADER = struct.Struct("<QQ")
+
+
+@pytest.fixture
+def loop() -> Iterator[FakeLoop]:
+    """For the ends of links; it leaves no descriptor."""
+    before = set(os.listdir("/proc/self/fd"))
+    made = FakeLoop()
+    yield made
+    made.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def turn(loop: Loop) -> None:
+    """Once, and not for long."""
+    loop.later(0.0, lambda: None)
+    loop.turn()
 
 
 def read_exactly(connection: socket.socket, n_bytes: int) -> bytes:

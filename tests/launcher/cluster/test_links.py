@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import socket
 import stat
 import threading
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,10 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cluster.led.leader_search import MAX_ELSEWHERE, LeaderSearch
 from launcher.cluster.links import addresses, secret
-from launcher.cluster.links.dial import Address, Dial
-from launcher.cluster.links.door import Door
 from launcher.cluster.links.handshake import Answering, Denied, Keys, Opening, seal
 from launcher.cluster.links.heart import Heart
 from launcher.cluster.links.link import Link
@@ -26,10 +20,11 @@ from launcher.cluster.links.session import Session
 from launcher.cluster.wire import FromMember, Notice
 from launcher.host.loop import Loop
 from launcher.host.own_clock import OwnClock
-from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from tests.fake_loop import FakeLoop
-from tests.launcher.cluster.links import KEY, PORT, Peer, answer_to, open_to
+from tests.launcher.cluster.links import KEY, PORT, Peer, answer_to, loop, open_to, turn
+
+__all__ = ["loop"]
 
 # -- the handshake -----------------------------------------------------------------------------------------------------
 
@@ -103,20 +98,6 @@ class End:
         self.ends: list[str] = []
         self.link = Link(loop, connected, keys)
         self.link.begin(self.frames.append, self.ends.append, 1 << 20)
-
-
-@pytest.fixture
-def loop() -> Iterator[FakeLoop]:
-    before = set(os.listdir("/proc/self/fd"))
-    loop = FakeLoop()
-    yield loop
-    loop.close()
-    assert set(os.listdir("/proc/self/fd")) <= before
-
-
-def turn(loop: Loop) -> None:
-    loop.later(0.0, lambda: None)
-    loop.turn()
 
 
 A, B = Keys(b"a" * 32, b"b" * 32), Keys(b"b" * 32, b"a" * 32)
@@ -266,154 +247,6 @@ def test_a_session_that_makes_no_sense_is_lost(loop: FakeLoop, number: int, n_he
     assert why in lost[0]
     heart.close()
     theirs.close()
-
-
-# -- doors and dials ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_a_dial_finds_the_door_of_its_job_among_others(loop: FakeLoop, family: socket.AddressFamily) -> None:
-    host = "127.0.0.1" if family == socket.AF_INET else "::1"
-    came: list[tuple[Link, bytes]] = []
-    found: list[tuple[Link, Address]] = []
-    listeners = [addresses.listen(host, family, [0]) for _ in range(4)]
-    where = [Address(host, int(listener.getsockname()[1])) for listener in listeners]
-    listeners[0].close()  # nobody
-    others = Door(loop, listeners[1], KEY, 1, 9, lambda *_: pytest.fail("of another job"))
-    stranger = Door(loop, listeners[2], b"x" * 32, PORT, 9, lambda *_: pytest.fail("of another user"))
-    ours = Door(loop, listeners[3], KEY, PORT, 9, lambda *said: came.append(said))
-    Dial(loop, where, KEY, PORT, connected=lambda link, at: found.append((link, at)), failed=lambda why, _: pytest.fail(why))
-    while not found:
-        turn(loop)
-    assert found[0][1] == where[3]
-    found[0][0].send(b"first")
-    while not came:
-        turn(loop)
-    assert came[0][1] == b"first"
-    got: list[bytes] = []
-    came[0][0].begin(got.append, lambda why: None, 100)
-    found[0][0].send(b"hello")
-    while not got:
-        turn(loop)
-    assert got == [b"hello"]
-    for one in (others, stranger, ours, came[0][0], found[0][0]):
-        one.close()
-
-
-def test_a_dial_tells_why_and_whether_nobody_listens_anywhere(loop: FakeLoop) -> None:
-    listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
-    stranger = Door(loop, listener, b"x" * 32, PORT, 9, lambda *_: pytest.fail("of another user"))
-    here = Address("127.0.0.1", int(listener.getsockname()[1]))
-    closed = addresses.listen("127.0.0.1", socket.AF_INET, [0])
-    nobody = Address("127.0.0.1", int(closed.getsockname()[1]))
-    closed.close()
-    told: list[tuple[str, bool]] = []
-
-    def failed(why: str, is_refused: bool) -> None:
-        told.append((why, is_refused))
-
-    for where in ([nobody], [here, nobody]):
-        Dial(loop, where, KEY, PORT, connected=lambda link, _: link.close(), failed=failed)
-    while len(told) < 2:
-        turn(loop)
-    closed_by = f"{here}: it closed the connection, as one does to who knows another secret"
-    assert set(told) == {(f"{nobody}: Connection refused", True), (closed_by, False)}
-    stranger.close()
-
-
-def test_who_looks_for_the_leading_agent_asks_everybody_in_turn_and_not_itself(loop: FakeLoop) -> None:
-    """Who answers may not lead, or look for it too."""
-    listeners = [addresses.listen("127.0.0.1", socket.AF_INET, [0]) for _ in range(3)]
-    own, *others = [Address("127.0.0.1", int(listener.getsockname()[1])) for listener in listeners]
-    doors = [Door(loop, listener, KEY, PORT, 9, lambda link, _: link.close()) for listener in listeners]
-    found: list[Address] = []
-
-    def connected(link: Link, at: Address) -> None:
-        found.append(at)
-        link.close()
-        search.again("it does not lead")
-
-    search = LeaderSearch(
-        loop,
-        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=PORT),
-        KEY,
-        found=connected,
-        given_up=pytest.fail,
-        say=lambda text: None,
-        elsewhere=[own, *others],
-    )
-    search.skip(own.port)
-    search.start()
-    while len(found) < 4:
-        turn(loop)
-        loop.now += 0.1
-    assert found == [*others, *others]
-    search.end()
-    for door in doors:
-        door.close()
-
-
-def test_a_job_that_went_on_without_an_agent_is_over_where_nobody_listens_any_more(loop: FakeLoop) -> None:
-    """Not while somebody of it is silent, who may lead it."""
-    silent = addresses.listen("127.0.0.1", socket.AF_INET, [0])
-    closed = [addresses.listen("127.0.0.1", socket.AF_INET, [0]) for _ in range(MAX_ELSEWHERE + 1)]
-    members = [Address("127.0.0.1", int(listener.getsockname()[1])) for listener in (*closed, silent)]
-    for listener in closed:
-        listener.close()
-    gone: list[Sequence[Address]] = []
-    told: list[str] = []
-    search = LeaderSearch(
-        loop,
-        RunOptions("train.py", max_agents=2, min_agents=2, master_addr="127.0.0.1", master_port=1),
-        KEY,
-        found=lambda link, at: pytest.fail("found"),
-        given_up=pytest.fail,
-        say=told.append,
-    )
-    search.look_for(members, gone.append)
-    search.start()
-    while not told:
-        turn(loop)
-        loop.now += 0.1
-    assert told[0].endswith(f"{members[-1]}: it does not answer") and not gone
-    silent.close()
-    while not gone:
-        turn(loop)
-        loop.now += 0.1
-    assert gone == [members] and len(told) == 1
-
-
-@pytest.mark.parametrize(
-    "host", ["localhost", "somewhere.else", "", "a\x00b", "1.2.3.4.5", "fe80::1%nowhere", "x" * 300, "\udcff"]
-)
-def test_a_dial_looks_up_no_name_and_fails_at_what_is_no_address(loop: FakeLoop, host: str) -> None:
-    told: list[bool] = []
-    at = Address(host, 9)
-    Dial(
-        loop,
-        [at],
-        KEY,
-        PORT,
-        connected=lambda link, _: pytest.fail("connected"),
-        failed=lambda _, refused: told.append(refused),
-    )
-    while not told:
-        turn(loop)
-    assert told == [False]
-
-
-def test_a_dial_fails_where_no_descriptor_is_left(loop: FakeLoop) -> None:
-    told: list[str] = []
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
-    try:
-        at = Address("127.0.0.1", 9)
-        Dial(loop, [at], KEY, PORT, connected=lambda link, _: pytest.fail("connected"), failed=lambda why, _: told.append(why))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    while not told:
-        turn(loop)
-    assert told == ["127.0.0.1:9: Too many open files"]
 
 
 def test_a_peer_by_hand_can_talk_to_both_sides() -> None:
