@@ -236,7 +236,10 @@ class Striker:
         self._tell(struck=fault.label, on=fault.on, rank=rank, agent=agent, innocent=not fault.may_lose_a_rank)
 
     def _strike_agent(self, fault: Fault) -> None:
-        """Who leads is this process. A signal that is passed on ends nothing."""
+        """Who leads is this process. A signal that is passed on ends nothing. One that stands still before the job begins is
+        looked for until it is back (docs/hosts.md): for good nobody may."""
+        if fault.kind == "stop" and not self._agents:
+            return
         pid = os.getpid()
         if fault.target == "member":
             others = sorted(set(self._agents.values()) - {pid})
@@ -266,10 +269,11 @@ class Striker:
         return self._can_be_spared(*(rank for rank, its in self._agent_of.items() if its == pid))
 
     def _overwrite_store(self, fault: Fault) -> None:
-        for pid in helpers(frozenset(self._pids.values())).get("store", ()):
-            for host, port in strangers.ports_of([pid]):
-                self._struck(fault, None)
-                self._tell(do="overwrite", host=host, port=port)
+        ports = strangers.ports_of(helpers(frozenset(self._pids.values())).get("store", ()))
+        if ports:
+            self._struck(fault, None)
+        for host, port in ports:
+            self._tell(do="overwrite", host=host, port=port)
 
     def _strike_helper(self, fault: Fault, helper: str) -> None:
         for pid in helpers(frozenset(self._pids.values())).get(helper, ())[:1]:

@@ -227,8 +227,7 @@ def _agents_suffice(log: list[Event], start: Start) -> bool:
     left = [number for number, pid in members.items() if pid not in start.hit_pids]
     if not members:  # of several agents: the job had not begun
         wanted = start.case.agents
-        stands_still = any(each["struck"] == "stop agent" for each in start.struck)  # who led: it may begin the job yet
-        return not stands_still and (wanted is None or len(start.codes) - len(start.hit) >= wanted.n_least)
+        return wanted is None or len(start.codes) - len(start.hit) >= wanted.n_least
     return 2 * len(left) > len(members) or (2 * len(left) == len(members) and leader in left)
 
 
