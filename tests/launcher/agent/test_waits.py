@@ -122,7 +122,7 @@ def zygotes(ran: Ran) -> list[int]:
 
 
 def runs_zygote(process: psutil.Process) -> bool:
-    return any(part.endswith("zygote/server.py") for part in process.cmdline())
+    return "zygote/server.py" in " ".join(process.cmdline())
 
 
 def planner(ran: Ran) -> int:

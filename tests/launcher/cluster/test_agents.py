@@ -332,7 +332,7 @@ def test_a_stopped_store_is_replaced_while_agents_are_waited_for(start: Callable
 def _zygote_of(agent: Agent) -> psutil.Process:
     while True:
         for child in psutil.Process(agent.process.pid).children():
-            if any(part.endswith("zygote/server.py") for part in child.cmdline()):
+            if "zygote/server.py" in " ".join(child.cmdline()):
                 return child
 
 
@@ -340,7 +340,7 @@ def _store_of(agent: Agent) -> psutil.Process:
     while True:
         for child in psutil.Process(agent.process.pid).children():
             try:
-                is_zygote = any(part.endswith("zygote/server.py") for part in child.cmdline())
+                is_zygote = "zygote/server.py" in " ".join(child.cmdline())
                 connections = child.net_connections() if is_zygote else []
             except psutil.Error:
                 continue
