@@ -144,18 +144,20 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
         """Which, the command line and the environment; None for a process that starts as always."""
         argv = given["args"]
         environment = dict(os.environ if given["env"] is None else given["env"])
-        if not isinstance(argv, list | tuple) or given["executable"] not in (None, argv[0]) or argv[0] != sys.executable:
+        if not isinstance(argv, list | tuple) or given["executable"] not in (None, argv[0]) or sys.executable not in argv:
             return None
         if not all(isinstance(text, str) for text in (*argv, *environment, *environment.values())):
             return None
-        if len(argv) == 4 and argv[2] == SERVER and begins_alike(environment):
+        if len(argv) == 4 and argv[0] == sys.executable and argv[2] == SERVER and begins_alike(environment):
             index = _index({*environment.get("ODYSSEY_ZYGOTE_IMPORTS", "").split(), "odyssey.zygote.entry"})
             return (index, argv, environment) if index in templates.sockets else None
-        if templates.process is not None and argv[1:2] == ["-m"] and " ".join(argv[2:4]).startswith(AGENTS):
-            if not begins_alike(zygote_variables(environment)):
+        k = argv.index(sys.executable)
+        on_host, command = argv[:k], argv[k + 1 :]  # of a network of their own, for some (tests/hosts)
+        if templates.process is not None and command[:1] == ["-m"] and " ".join(command[1:3]).startswith(AGENTS):
+            if on_host[:1] not in ([], ["nsenter"]) or not begins_alike(zygote_variables(environment)):
                 return None
-            index = _guess(argv[3:], given["cwd"])
-            return index, [sys.executable, "-c", AGENT, str(ROOT), str(index), *argv[2:]], environment
+            index = _guess(command[2:], given["cwd"])
+            return index, [*on_host, sys.executable, "-c", AGENT, str(ROOT), str(index), *command[1:]], environment
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import resource
@@ -21,6 +22,7 @@ IMPORTS = (
 LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 _N_DESCRIPTORS = 64
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ def here(argv: Sequence[str], environment: Mapping[str, str], cwd: str, *, new_s
 
 def become(start: Start, descriptors: Sequence[int]) -> None:
     """Take all that is a process's own, but for its program. Descriptors that did not come with `start` are closed."""
+    for name in ("uts", "net", "mnt"):
+        _join(name, start.parent)
     if start.new_session:
         os.setsid()
     os.chdir(start.cwd)
@@ -81,6 +85,16 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(start.environment)
     signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
+
+
+def _join(name: str, parent: int) -> None:
+    """The namespace of the parent."""
+    its = os.open(f"/proc/{parent}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(its).st_ino != os.stat(f"/proc/self/ns/{name}").st_ino and _libc.setns(its, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot join the {name} namespace of process {parent}")
+    finally:
+        os.close(its)
 
 
 def send(sock: socket.socket, start: Start, descriptors: Sequence[int]) -> int:

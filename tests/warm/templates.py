@@ -85,7 +85,7 @@ def _born(sock: socket.socket, start: Start, descriptors: list[int]) -> Start | 
     _tell(sock)
     target = max(start.targets) + 1
     become(replace(start, targets=(*start.targets, target)), [*descriptors, ours.fileno()])
-    return os.execve(sys.executable, start.argv, {**start.environment, GIVEN: f"{target} {zygote}"})
+    return os.execvpe(start.argv[0], start.argv, {**start.environment, GIVEN: f"{target} {zygote}"})
 
 
 def _tell(sock: socket.socket) -> None:
