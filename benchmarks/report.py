@@ -23,7 +23,8 @@ Cell = str | int | float | None
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where and when it was measured. `commit`: of this repository, with `+` if files differed from it.
+    """Where and when it was measured. `commit`: of this repository, with `+` if files differed from it, other
+    than records and documents.
 
     `load_before`: processes that wanted a core in the minute before; anything above a few tenths spoils the numbers.
     """
@@ -130,5 +131,5 @@ def _commit() -> str:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs")
     return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")

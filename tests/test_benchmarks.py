@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -279,15 +280,25 @@ def test_report_is_read_as_written_and_names_the_machine(tmp_path):
 
 def test_page_has_every_metric_and_every_row():
     rows: list[dict[str, report.Cell]] = [{"case": "torchrun", "kills": 4, "raw s": 5.912345, "groups s": None}]
-    text = summary.page([report.Report("recovery", "About kills.", MACHINE, {"kill_to_step_s_4": 0.0512}, rows)])
+    text = summary.details(report.Report("recovery", "About kills.", MACHINE, {"kill_to_step_s_4": 0.0512}, rows))
     assert "| `kill_to_step_s_4` | 0.0512 |  | 4 ranks: SIGKILL to the next step on all, less one step, seconds |" in text
     assert "| case | kills | raw s | groups s |\n|---|---:|---:|---|\n| torchrun | 4 | 5.91 | - |" in text
     assert "2 cores of cpu" in text
 
 
-def test_page_sets_figures_against_their_aims():
-    text = summary.page([report.Report("launch", "About.", MACHINE, {"launch_ratio_16": 0.1}, [])])
-    assert "| `launch_ratio_16` | 0.1 | ≤ 0.12 | 16 ranks: the same |" in text
+def test_page_sets_figures_against_their_aims_and_peers():
+    figures = {"kill_to_step_s_8": 0.1768, "speedup_vs_torchrun_8": 66.81}
+    text = summary.page([report.Report("recovery", "About.", MACHINE, figures, [])])
+    assert "| `kill_to_step_s_8` | 0.177 | ≤ 0.25 | torchrun's restart from memory takes 66.8 times as long |" in text
+    assert "[recovery](benchmarks/recovery.md)" in text
+    assert "| `launch_ratio_16` | - | ≤ 0.11 | torchrun: 1 |" in text
+
+
+def test_every_figure_that_is_told_is_explained():
+    told = {metric: beside for figures in summary.HEADLINES.values() for metric, beside in figures.items()}
+    beside = {metric for text in told.values() for metric in re.findall(r"{(\w+)}", text)}
+    assert {*told, *beside, *summary.LEAST, *summary.MOST} <= {*summary.MEANINGS}
+    assert not summary.LEAST.keys() & summary.MOST.keys()
 
 
 def test_page_without_results_says_how_to_get_some():
