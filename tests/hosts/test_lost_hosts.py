@@ -234,28 +234,35 @@ if os.uname().nodename == "h3":
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("frozen", [2, 1], ids=["a member's", "the leading one's"])
-def test_a_host_that_stands_still_at_the_end_of_a_job_keeps_nobody(
-    cluster: Callable[[int], Cluster], tmp_path: Path, frozen: int
+@pytest.mark.parametrize("frozen", [(2,), (1,), (1, 2)], ids=["a member's", "the leading one's", "both"])
+def test_hosts_that_stand_still_at_the_end_of_a_job_keep_nobody(
+    cluster: Callable[[int], Cluster], tmp_path: Path, frozen: tuple[int, ...]
 ) -> None:
-    """Its ranks have ended; another host's end while it stands still."""
+    """Its ranks have ended; another host's end while these stand still. Nor do they keep each other when they go on."""
     script, pipe = tmp_path / "ends.py", tmp_path / "pipe"
     script.write_text(ENDS)
     os.mkfifo(pipe)
-    its = cluster(3)
+    n = 1 + 2 * len(frozen)
+    its = cluster(n)
     for i in its.hosts.numbers:
-        its.start(i, str(script), str(pipe), nnodes=3, detect="2s")
+        its.start(i, str(script), str(pipe), nnodes=n, detect="2s")
     for agent in its.agents.values():
         agent.until(lambda line: line.startswith("waits"))
-    while any(its.log(i).count('"rank_exited"') < 2 for i in its.hosts.numbers if i != frozen):
+    others = [i for i in its.hosts.numbers if i not in frozen]
+    while any(its.log(i).count('"rank_exited"') < n - 1 for i in others):
         time.sleep(0.05)  # all have agreed upon it
-    its.hosts.freeze(frozen)
+    for i in frozen:
+        its.hosts.freeze(i)
     with pipe.open("w"):
         pass
-    assert [agent.end() for i, agent in its.agents.items() if i != frozen] == [0, 0], its.lines()
-    its.hosts.thaw(frozen)
-    assert its.agents[frozen].end() == (1 if frozen == 1 else 0), its.lines()
-    assert any("nobody of it is left" in line for line in its.agents[frozen].lines) == (frozen == 1)  # it came after the end
+    assert {its.agents[i].end() for i in others} == {0}, its.lines()
+    for i in frozen:
+        its.hosts.thaw(i)
+    is_known = 1 not in frozen  # to the others, when they ended
+    assert {its.agents[i].end() for i in frozen} == {0 if is_known else 1}, its.lines()
+    came_late = ("nobody of it is left", "and too few others are heard to go on without it")
+    for i in frozen:
+        assert any(words in line for line in its.agents[i].lines for words in came_late) != is_known, its.lines()
     assert not any(its.hosts.pids(i) for i in its.hosts.numbers)
 
 
