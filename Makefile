@@ -29,7 +29,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 soak: $(READY) $(CLIENTS)
-	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile random --timeout 1800 $(ARGS)
+	$(BIN)/python -m pytest -m "soak or hypothesis" --cold --hypothesis-profile random --timeout 1800 $(ARGS)
 
 gpu-test: $(READY)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
