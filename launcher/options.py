@@ -64,9 +64,9 @@ class RunOptions(msgspec.Struct, frozen=True):
     Output. `capture_output`: a display is up, so what ranks write to the terminal goes to it. `redirects`, `tee`: streams of
     each local rank that go to a file, or to a file and the terminal. `shown_ranks`: local ranks whose output comes to the
     terminal; empty for all. `stdout_filters`: lines with one of these go to filtered_stdout.log as well. `line_prefix`: a
-    template with `${role_name}`, `${rank}`, `${local_rank}`; empty for `[${role_name}${local_rank}]:`. `log_dir`: each job
-    makes a folder below it; /dev/null for none. `stdin_rank`: the only rank that reads standard input; None for all.
-    `json_report`: where to write why the job failed. `verbose`: say which rules decided what.
+    template with `${role_name}`, `${rank}`, `${local_rank}`, `${hostname}`; empty for `[${role_name}${local_rank}]:`.
+    `log_dir`: each job makes a folder below it; /dev/null for none. `stdin_rank`: the only rank that reads standard input; None
+    for all. `json_report`: where to write why the job failed. `verbose`: say which rules decided what.
 
     Ends. `ending_signals` end the job and are passed on to the ranks; `forwarded_signals` are passed on and end nothing.
     `ends_process`: this process ends with the job, and those that end a job come too late for it then.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import socket
 import termios
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -128,7 +129,12 @@ class Streams:
             return os.fsencode(f"[{self._options.role}{place(self._options, assignment)}]:")
         from string import Template
 
-        fields = {"role_name": self._options.role, "rank": str(assignment.rank), "local_rank": str(assignment.local_rank)}
+        fields = {
+            "role_name": self._options.role,
+            "rank": str(assignment.rank),
+            "local_rank": str(assignment.local_rank),
+            "hostname": socket.gethostname(),
+        }
         return os.fsencode(Template(self._options.line_prefix).safe_substitute(fields))
 
     def _filtered_file(self, path: Path) -> LogFile:

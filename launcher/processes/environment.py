@@ -189,16 +189,21 @@ def of_ranks(options: RunOptions) -> frozenset[str]:
 
 
 def _device(options: RunOptions, inherited: Mapping[str, str], assignment: RankAssignment) -> dict[str, str]:
-    """With a virtual local rank: the one device that the rank sees, as its device 0."""
+    """With a virtual local rank: the one device that the rank sees, as its device 0.
+
+    Where both variables are set ROCm heeds HIP_VISIBLE_DEVICES: then it says which there are, and must not say more.
+    """
     if not options.virtual_local_rank:
         return {}
-    visible = inherited.get("CUDA_VISIBLE_DEVICES")
+    hip = inherited.get("HIP_VISIBLE_DEVICES")
+    name, visible = ("HIP_VISIBLE_DEVICES", hip) if hip else ("CUDA_VISIBLE_DEVICES", inherited.get("CUDA_VISIBLE_DEVICES"))
     if visible is None:
         return {"CUDA_VISIBLE_DEVICES": str(assignment.local_rank)}
     devices = visible.split(",")
     if assignment.local_rank >= len(devices):
         raise UsageError(
-            f"--virtual-local-rank: no device for local rank {assignment.local_rank} in CUDA_VISIBLE_DEVICES={visible}",
+            f"--virtual-local-rank: no device for local rank {assignment.local_rank} in {name}={visible}",
             "start no more ranks here than it names devices",
         )
-    return {"CUDA_VISIBLE_DEVICES": devices[assignment.local_rank].strip()}
+    device = devices[assignment.local_rank].strip()
+    return {"CUDA_VISIBLE_DEVICES": device} | ({name: device} if hip else {})

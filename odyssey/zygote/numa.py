@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from inspect import signature
 
 
 def bind(mode: str, local_rank: int) -> None:
@@ -38,7 +39,9 @@ def _processors(mode: str, local_rank: int) -> set[int]:
     from torch.numa import binding
 
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
-    processors: set[int] = binding._get_logical_cpus_to_bind_to(gpu_index=local_rank, numa_options=options)
+    find = binding._get_logical_cpus_to_bind_to
+    index = "device_index" if "device_index" in signature(find).parameters else "gpu_index"  # before torch 2.15
+    processors: set[int] = find(**{index: local_rank}, numa_options=options)
     if not processors:
         raise RuntimeError("torch.numa names none")
     return processors

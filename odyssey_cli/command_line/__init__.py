@@ -1,7 +1,9 @@
 """From a command line to what the launcher is asked to do.
 
 options.py    all options of a launch, in one table
+torch_version.py  which torch is installed: its torchrun's options are those that can be given
 parser.py     reads a command line by it
+completion.py what shells complete it by
 values.py     what the words of one value mean
 request.py    the options that the agent obeys
 rendezvous.py where the agents are to meet

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import strategies
+from odyssey_cli.command_line import torch_version
 
 
 class Command(enum.Enum):
@@ -55,6 +56,7 @@ class Option:
 
     `default`: as it would be given; empty for none, or where the help tells it in words. `variables`: read before the
     default, after the command line and PET_<NAME>. `values`: what it can be, a sentence each; asked for by the help only.
+    `since`: the torch whose torchrun has it first; zeros where any that we run on will do.
     """
 
     names: tuple[str, ...]
@@ -68,6 +70,7 @@ class Option:
     in_profile: bool = False
     in_check: bool = False
     values: Callable[[], Mapping[str, str]] = dict
+    since: tuple[int, int] = (0, 0)
 
     @property
     def name(self) -> str:
@@ -92,6 +95,11 @@ class Option:
         return (f"PET_{self.dest.upper()}", *self.variables) if self.origin is Origin.TORCHRUN else self.variables
 
     def is_of(self, command: Command) -> bool:
+        """Whether this command has it, with the torch that is installed."""
+        return self.since <= torch_version.installed() and self.is_of_newest(command)
+
+    def is_of_newest(self, command: Command) -> bool:
+        """Whether it has it with the newest torch."""
         match command:
             case Command.RUN:
                 return self.origin in (Origin.TORCHRUN, Origin.OURS)
@@ -222,6 +230,11 @@ OPTIONS: tuple[Option, ...] = (
         Group.OUTPUT, _THEIRS, "0",
     ),
     Option(("-t", "--tee"), "STREAMS", "To files as well, with a prefix on each line. As for -r.", Group.OUTPUT, _THEIRS, "0"),
+    Option(
+        ("--log-line-prefix-template",), "TEXT",
+        "That prefix: ${role_name}, ${rank}, ${local_rank} and ${hostname} are filled in.", Group.OUTPUT, _THEIRS,
+        since=(2, 15),
+    ),
     Option(("--local-ranks-filter",), "RANKS", "Show only these local ranks: 0,1.", Group.OUTPUT, _THEIRS),
     Option(
         ("--duplicate-stdout-filters",), "WORDS", "Lines of stdout with one of these also to filtered_stdout.log.",
@@ -235,6 +248,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         ("--event-log-handler",), "NAME", "Where torchrun's own events go: null, console, or a registered one.",
         Group.OUTPUT, _THEIRS, "null",
+    ),
+    Option(
+        ("--print-completion",), "SHELL", "Print what bash, zsh or tcsh completes this command line by. Needs shtab.",
+        Group.OUTPUT, _THEIRS, since=(2, 15),
     ),
     Option(("--json",), "FILE", "Write the answer there, for programs.", Group.OUTPUT, Origin.CHECK, in_check=True),
     Option(("--json-report",), "FILE", "Write there why the job failed, for programs.", Group.OUTPUT),

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from odyssey.errors import UsageError
+from odyssey_cli.command_line import torch_version
 from odyssey_cli.command_line.options import OPTIONS, Command, Group, Option, Origin
 
 _BY_DEST = {option.dest: option for option in OPTIONS}
 
 
 class HelpAsked(Exception):
-    """`--help` stands on the command line; the argument is what to print."""
+    """`--help` or `--print-completion` stands on the command line; the argument is what to print."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str], command: Command)
     except argparse.ArgumentError as error:
         raise _wrong_value(error, command) from None
     if unknown:
-        raise _no_such_option(unknown[0], command)
+        raise _of_newer_torch(unknown, command) or _no_such_option(unknown[0], command)
     given = vars(texts)
     script, arguments = given.pop("script", ""), given.pop("arguments", ())
     return Given(command, script, tuple(arguments), {dest: tuple(values) for dest, values in given.items()}, environment)
@@ -95,7 +96,9 @@ class _Parser(argparse.ArgumentParser):
         for option in OPTIONS:
             if not option.is_of(command):
                 continue
-            if option.is_switch:
+            if option.dest == "print_completion":
+                action = self.add_argument(*option.spellings, dest=option.dest, action=_Completion)
+            elif option.is_switch:
                 action = self.add_argument(*option.spellings, dest=option.dest, action="append_const", const="1")
             else:
                 action = self.add_argument(*option.spellings, dest=option.dest, action="append")
@@ -121,7 +124,7 @@ class _Parser(argparse.ArgumentParser):
         for argument in self._argv:
             name = argument.partition("=")[0]
             if name.startswith("--") and not any(known.startswith(name) for known in names):
-                raise _no_such_option(name, self._command)
+                raise _of_newer_torch([argument], self._command) or _no_such_option(name, self._command)
         if len(self._argv) > 1 and os.path.isfile(self._argv[-1]):  # an option before it has taken it
             what = f"no script given: {self._argv[-1]} is the value of {self._argv[-2]}"
             raise UsageError(what, f"give {self._argv[-2]} a value before it")
@@ -135,12 +138,34 @@ class _Help(argparse.Action):
         raise HelpAsked(help_text(parser._command))
 
 
+class _Completion(argparse.Action):
+    """At once, as torchrun's: there need be no script."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: object, *__: object) -> NoReturn:
+        from odyssey_cli.command_line import completion
+
+        assert isinstance(parser, _Parser) and isinstance(shell, str)
+        raise HelpAsked(completion.script(shell, parser._command))
+
+
 def _wrong_value(error: argparse.ArgumentError, command: Command) -> UsageError:
     """An option without its value, or a switch with one: the parser checks nothing else."""
     name = next(part for part in (error.argument_name or "").split("/") if part.startswith("--"))
     option = _BY_DEST.get(name.removeprefix("--").replace("-", "_"))
     what = f"{name} takes no value" if option is None or option.is_switch else f"{name} needs a value"
     return UsageError(what, f"see `{command.value} --help`")
+
+
+def _of_newer_torch(unknown: Sequence[str], command: Command) -> UsageError | None:
+    """In the words of the torchrun that does not know it; None for what the newest does not either."""
+    name = unknown[0].partition("=")[0]
+    for option in OPTIONS:
+        is_meant = name.startswith("--") and any(known.startswith(name) for known in option.spellings)
+        if is_meant and option.is_of_newest(command) and not option.is_of(command):
+            since, installed = torch_version.spelled(option.since), torch_version.spelled(torch_version.installed())
+            help = f"torchrun has {option.name} from torch {since} on, here is {installed}"
+            return UsageError(f"unrecognized arguments: {' '.join(unknown)}", help)
+    return None
 
 
 def _no_such_option(argument: str, command: Command) -> UsageError:

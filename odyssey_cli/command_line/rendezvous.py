@@ -5,12 +5,14 @@ One agent needs nobody: it meets LOCALly. Several meet at an endpoint, STATIC or
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from launcher.options import Rendezvous, RunOptions
 from odyssey.errors import UsageError
 from odyssey.text import as_unicode
+from odyssey_cli.command_line import torch_version
 from odyssey_cli.command_line import values as text
 from odyssey_cli.command_line.parser import Given
 
@@ -45,6 +47,8 @@ def meeting(given: Given) -> RendezvousOptions:
     last_call_s = _seconds(conf, "last_call_timeout", _LAST_CALL_S)
     run_id = given.value("rdzv_id")
     _check_is_host(conf)
+    if backend == "c10d":
+        _check_backoff(conf)
 
     def made(
         rendezvous: Rendezvous, agents: tuple[int, int], host: str, port: int, rank: int | None, id: str
@@ -138,6 +142,19 @@ def _check_is_host(conf: dict[str, str]) -> None:
     value = conf.get("is_host", "1").lower()
     if value not in _TRUE_OR_FALSE:
         raise UsageError(f"--rdzv-conf is_host: expected 1 or 0, got {value!r}", "for example --rdzv-conf is_host=1")
+
+
+def _check_backoff(conf: dict[str, str]) -> None:
+    """Without effect, as agents here do not race for one state. Older torchruns take it as they take any key."""
+    value = conf.get("cas_backoff_max_seconds", "0")
+    if torch_version.installed() < (2, 15):
+        return
+    try:
+        is_right = 0 <= float(value) < math.inf
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise UsageError(f"--rdzv-conf cas_backoff_max_seconds: expected seconds, got {value!r}", "leave it out, nothing waits")
 
 
 def _port(given: Given) -> int | None:

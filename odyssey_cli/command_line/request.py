@@ -91,7 +91,8 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         shown_ranks=_shown_ranks(given),
         stdout_filters=_words(given, "duplicate_stdout_filters"),
         stderr_filters=_words(given, "duplicate_stderr_filters"),
-        line_prefix=environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+        line_prefix=given.value("log_line_prefix_template").text
+        or environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
         logs_specs=given.value("logs_specs").text,
         event_log_handler=given.value("event_log_handler").text,
         stdin_rank=_stdin_rank(given, n_local_ranks if together.max_agents == 1 else None),

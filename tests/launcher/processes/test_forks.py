@@ -367,17 +367,22 @@ def test_arguments_name_the_local_rank() -> None:
 def test_a_virtual_local_rank_sees_one_device() -> None:
     options = RunOptions("s.py", virtual_local_rank=True)
 
-    def of_rank(local_rank: int, **inherited: str) -> tuple[str, str]:
+    def of_rank(local_rank: int, **inherited: str) -> tuple[str, ...]:
         assignment = RankAssignment(local_rank, local_rank, 0, 2, 2, 1, local_rank, 2)
         given = environment.for_rank(
             options, inherited, assignment, master_addr="", master_port=0, run_id="", job_dir=None, error_file=""
         )
-        return given["LOCAL_RANK"], given["CUDA_VISIBLE_DEVICES"]
+        names = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+        return tuple(given[name] for name in names if name in given)
 
     assert of_rank(1) == ("0", "1")
     assert of_rank(1, CUDA_VISIBLE_DEVICES="4, 7") == ("0", "7")
     with pytest.raises(UsageError, match="no device for local rank 1 in CUDA_VISIBLE_DEVICES=4"):
         of_rank(1, CUDA_VISIBLE_DEVICES="4")
+    assert of_rank(1, CUDA_VISIBLE_DEVICES="4,7", HIP_VISIBLE_DEVICES="2, 3") == ("0", "3", "3")  # which ROCm heeds
+    assert of_rank(1, CUDA_VISIBLE_DEVICES="4,7", HIP_VISIBLE_DEVICES="") == ("0", "7", "")
+    with pytest.raises(UsageError, match="no device for local rank 1 in HIP_VISIBLE_DEVICES=2"):
+        of_rank(1, CUDA_VISIBLE_DEVICES="4,7", HIP_VISIBLE_DEVICES="2")
 
 
 @pytest.mark.parametrize(
