@@ -8,6 +8,7 @@ without environment, nor a zombie can get away.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ import psutil
 import pytest
 
 from launcher.host.kernel import set_subreaper
+from tests.torchrun import record
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
 PROBE = str(CLIENTS / "probe.py")
@@ -58,8 +60,30 @@ OURS = Launcher("odyssey", ("odyssey_cli.torchrun",), "odyssey_cli.launch")
 ODYSSEY_RUN = Launcher("odyssey-run", ("odyssey_cli", "run"))
 """What people type; its command line is torchrun's and more, so a few tests of it suffice."""
 
-under_both = pytest.mark.parametrize("launcher", [pytest.param(TORCHRUN, marks=pytest.mark.soak), OURS], ids=str)
-"""The same assertions hold under both launchers. That they do under torchrun, which does not change, is seen in the soak."""
+torchrun_too = pytest.param(TORCHRUN, marks=record.only_without_record)
+_either = pytest.mark.parametrize("launcher", [torchrun_too, OURS], ids=str)
+
+
+def under_both(test: Callable[..., None]) -> Callable[..., None]:
+    """The same assertions hold under both launchers, and what was seen is the same, but for what is better under ours."""
+
+    @functools.wraps(test)
+    def run(scene: Scene, launcher: Launcher, **arguments: Any) -> None:
+        test(scene, launcher, **arguments)
+        if not any(mark.name == better_than_torchrun.name for mark in run.pytestmark):  # type: ignore[attr-defined]
+            record.hold(_case(launcher), scene, launcher)
+
+    return _either(run)
+
+
+def _case(launcher: Launcher) -> str:
+    """The name of the test that runs, whichever launcher it is run with."""
+    file, _, name = os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)").partition("::")
+    test, _, parameters = name.removesuffix("]").partition("[")
+    others = "-".join(part for part in parameters.split("-") if part != launcher.name)
+    return f"{file.removeprefix('tests/')}::{test}" + (f"[{others}]" if others else "")
+
+
 better_than_torchrun = pytest.mark.better_than_torchrun
 """Under torchrun the test shows what is bad there, under ours that it is not so."""
 
@@ -164,6 +188,8 @@ class Scene:
         os.mkfifo(self._ready_path)
         self._ready = os.open(self._ready_path, os.O_RDWR)  # for writing, too: else it ends with its first writer
         self._heard = b""
+        self.heard: list[str] = []
+        """All that was."""
         self._shm = _shared_memory()
         self._before = psutil.Process().children(recursive=True)
 
@@ -219,7 +245,8 @@ class Scene:
                 stories = "\n".join(run.story() for run in self.runs)
                 raise AssertionError(f"heard {self._heard.decode().splitlines()} of {n_lines} lines: {stories}")
         *lines, self._heard = self._heard.split(b"\n", n_lines)
-        return [line.decode() for line in lines]
+        self.heard += [line.decode() for line in lines]
+        return self.heard[-n_lines:]
 
     def hears_nothing(self, seconds: float) -> bool:
         """Whether no further line comes in this time. For what never comes under torchrun."""
@@ -240,6 +267,10 @@ class Scene:
         if not path.exists():
             left = sorted(path.name for path in self.probes_dir.iterdir())
             raise AssertionError(f"no probe {path.name}, only {left}: {[run.story() for run in self.runs]}")
+        return self.probe_at(path)
+
+    @staticmethod
+    def probe_at(path: Path) -> Probe:
         return Probe(json.loads(path.read_text()))
 
     def n_probes(self) -> int:

@@ -25,11 +25,16 @@ from odyssey.errors import UsageError
 from odyssey_cli.command_line.options import OPTIONS, Command, Origin
 from odyssey_cli.command_line.parser import parse
 from odyssey_cli.command_line.request import read
+from odyssey_cli.command_line.torch_version import installed
 from tests import ROOT
 
 SCRIPT = str(ROOT / "tests" / "models.py")
 """Any script that exists."""
-THEIRS = [option for option in OPTIONS if option.origin is Origin.TORCHRUN and option.is_of(Command.TORCHRUN)]
+PARSER = torch.distributed.run.get_args_parser()
+SPELLINGS = {string for action in PARSER._actions for string in action.option_strings} - {"-h", "--help"}
+TAKEN = [option for option in OPTIONS if option.origin is Origin.TORCHRUN and option.is_of(Command.TORCHRUN)]
+THEIRS = [option for option in TAKEN if option.name in SPELLINGS]
+"""Those of torch 2.10 to 2.13 are taken with an older one as well."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -84,12 +89,16 @@ def check_agree(options: RunOptions, asked: Asked) -> None:
     assert options.max_restarts == config.max_restarts
     assert options.role == config.role
     assert options.event_log_handler == config.event_log_handler
-    assert options.virtual_local_rank == config.virtual_local_rank
     assert options.numa_binding == (config.numa_options.affinity_mode.value if config.numa_options else "")
-    assert options.ending_signals == tuple(config.signals_to_handle.split(","))
-    assert options.shutdown_timeout_s == config.shutdown_timeout
-    assert options.stdout_filters == tuple(config.duplicate_stdout_filters)
-    assert options.stderr_filters == tuple(config.duplicate_stderr_filters)
+    newer = {
+        "virtual_local_rank": lambda asked: options.virtual_local_rank == asked,
+        "signals_to_handle": lambda asked: options.ending_signals == tuple(asked.split(",")),
+        "shutdown_timeout": lambda asked: options.shutdown_timeout_s == asked,
+        "duplicate_stdout_filters": lambda asked: options.stdout_filters == tuple(asked),
+        "duplicate_stderr_filters": lambda asked: options.stderr_filters == tuple(asked),
+    }
+    known = {option.dest for option in THEIRS}
+    assert [name for name, agrees in newer.items() if name in known and not agrees(getattr(config, name))] == []
     assert options.shown_ranks == frozenset(config.logs_specs._local_ranks_filter or ())
     assert options.redirects == config.logs_specs._redirects
     assert options.tee == config.logs_specs._tee
@@ -103,6 +112,8 @@ def check_agree(options: RunOptions, asked: Asked) -> None:
 def check_meeting(options: RunOptions, config: Any) -> None:
     host, port = parse_rendezvous_endpoint(config.rdzv_endpoint, 29400 if config.rdzv_backend == "c10d" else 29500)
     if config.rdzv_backend == "static":
+        if installed() < (2, 13) and options.master_port == 0:
+            port = 0  # older ones then take 29500, which only one job of a host can
         assert (options.master_addr, options.master_port) == (host, port)
         assert options.max_agents == config.max_nodes
         if config.max_nodes > 1:
@@ -182,9 +193,7 @@ REST = st.lists(
 def command_lines(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
     """Options in any spelling, some of them in the environment; then the script and what is the script's."""
     chosen = draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=6, unique=True))
-    switches = draw(
-        st.lists(st.sampled_from(["standalone", "module", "no_python", "run_path", "virtual_local_rank"]), max_size=2)
-    )
+    switches = draw(st.lists(st.sampled_from([option.dest for option in THEIRS if option.is_switch]), max_size=2))
     argv: list[str] = []
     environment: dict[str, str] = {}
     for dest in draw(st.permutations([*chosen, *switches])):
@@ -257,16 +266,14 @@ def test_launch_appends_the_local_rank_as_torchs_does(line: tuple[list[str], dic
 
 
 def test_every_option_of_torchrun_is_there_in_all_its_spellings() -> None:
-    parser = torch.distributed.run.get_args_parser()
+    ours = {spelling for option in TAKEN for spelling in option.spellings}
 
-    theirs = {string for action in parser._actions for string in action.option_strings}
-
-    assert {spelling for option in THEIRS for spelling in option.spellings} == theirs - {"-h", "--help"}
+    assert ours >= SPELLINGS
+    assert ours == SPELLINGS or installed() < (2, 13)
     assert {option.dest for option in THEIRS} <= set(VALUES) | set(UNCHECKED) | {o.dest for o in THEIRS if o.is_switch}
 
 
 def test_every_abbreviation_that_torchrun_takes_means_the_same_in_odyssey_run() -> None:
-    parser = torch.distributed.run.get_args_parser()
     n_checked = 0
     for option in THEIRS:
         for spelling in option.spellings:
@@ -275,13 +282,13 @@ def test_every_abbreviation_that_torchrun_takes_means_the_same_in_odyssey_run() 
                     continue  # nothing is parsed after it
                 argv = [spelling[:length], *([] if option.is_switch else [PLAIN.get(option.dest, "1")]), "train.py"]
                 with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
-                    before = vars(parser.parse_args(["train.py"]))
-                    after = vars(parser.parse_args(argv))
+                    before = vars(PARSER.parse_args(["train.py"]))
+                    after = vars(PARSER.parse_args(argv))
                     (changed,) = {dest for dest in after if after[dest] != before[dest]} or {option.dest}
                     for command in (Command.RUN, Command.TORCHRUN, Command.LAUNCH):
                         assert list(parse(argv, {}, command).texts) == [changed], argv
                     n_checked += 1
-    assert n_checked > 300
+    assert n_checked > 200
 
 
 PLAIN = {"start_method": "fork", "numa_binding": "node", "nproc_per_node": "2", "role": "x"}

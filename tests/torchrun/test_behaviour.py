@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers import ODYSSEY_RUN, OURS, PROBE, TORCHRUN, Launcher, Probe, Run, Scene, scene, scene_in, under_both
+from tests.launchers import ODYSSEY_RUN, OURS, PROBE, Launcher, Probe, Run, Scene, scene, scene_in, torchrun_too, under_both
+from tests.torchrun import record
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.timeout(240)
 LOOKS_LIKE_OURS = ["--nproc-per-node", "7", "--max-restarts=1", "-r", "3"]
 
 
-@pytest.fixture(scope="module", params=[TORCHRUN, OURS, ODYSSEY_RUN], ids=str)
+@pytest.fixture(scope="module", params=[torchrun_too, OURS, ODYSSEY_RUN], ids=str)
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Run]]:
     """Two ranks of a script with a relative path, with options behind it that look like the launcher's."""
     with scene_in(tmp_path_factory.mktemp("plain") / "start") as scene:
@@ -43,7 +44,9 @@ def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             "${local_rank}",
             "",
         ]
-        yield scene, scene.start(request.param, "--nproc-per-node=2", *arguments, stdin=scene.cwd / "input").succeed()
+        run = scene.start(request.param, "--nproc-per-node=2", *arguments, stdin=scene.cwd / "input").succeed()
+        record.hold("torchrun/test_behaviour.py::plain", scene, request.param)
+        yield scene, run
 
 
 def probes(scene: Scene) -> list[Probe]:

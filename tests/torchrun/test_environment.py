@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers import ODYSSEY_RUN, OURS, PROBE, TORCHRUN, Launcher, Run, Scene, free_port, scene, scene_in, under_both
+from tests.launchers import ODYSSEY_RUN, OURS, PROBE, Launcher, Run, Scene, free_port, scene, scene_in, torchrun_too, under_both
+from tests.torchrun import record
 
 __all__ = ["scene"]
 pytestmark = pytest.mark.timeout(240)
@@ -36,11 +37,13 @@ def added(scene: Scene, run: Run, rank: int = 0) -> dict[str, str]:
 # -- one agent ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[TORCHRUN, OURS, ODYSSEY_RUN], ids=str)
+@pytest.fixture(scope="module", params=[torchrun_too, OURS, ODYSSEY_RUN], ids=str)
 def two_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Run]]:
     """Nothing but the number of ranks is said."""
     with scene_in(tmp_path_factory.mktemp("two") / "ranks") as scene:
-        yield scene, scene.start(request.param, "--nproc-per-node", "2", PROBE).succeed()
+        run = scene.start(request.param, "--nproc-per-node", "2", PROBE).succeed()
+        record.hold("torchrun/test_environment.py::two_ranks", scene, request.param)
+        yield scene, run
 
 
 def test_these_variables_are_given_and_no_others(two_ranks: tuple[Scene, Run]) -> None:

@@ -23,12 +23,16 @@ from launcher.output.log_files import JobFolder
 from launcher.output.streams import Streams
 from tests import ROOT
 from tests.agent_runs import nothing_left
+from tests.torchrun import record
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
 
 OURS = [sys.executable, "-m", "odyssey_cli.torchrun"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+either = pytest.mark.parametrize(
+    "launcher", [OURS, pytest.param(TORCHRUN, marks=record.only_without_record)], ids=["ours", "torchrun"]
+)
 RANK = "import os, sys; rank = os.environ['RANK']\n"
 
 
@@ -62,7 +66,7 @@ class Launched:
         return sorted(line for line in stream.splitlines() if line.startswith("["))
 
 
-@pytest.mark.parametrize("launcher", [OURS, TORCHRUN], ids=["ours", "torchrun"])
+@either
 def test_teed_streams_have_torchruns_prefix_files_and_filters(tmp_path: Path, launcher: list[str]) -> None:
     text = "print('apple', rank)\nprint('plum')\nprint('pear', rank, file=sys.stderr)\nsys.stdout.write('1%\\r2%\\r\\n')"
     flags = ("--tee=0:3,1:1", "--redirects=1:2", "--duplicate-stdout-filters=apple", "--duplicate-stderr-filters=pear")
@@ -78,7 +82,7 @@ def test_teed_streams_have_torchruns_prefix_files_and_filters(tmp_path: Path, la
     assert job.file("attempt_0/filtered_stderr.log") == "[default0]:pear 0\n"
 
 
-@pytest.mark.parametrize("launcher", [OURS, TORCHRUN], ids=["ours", "torchrun"])
+@either
 def test_ranks_that_are_filtered_out_are_not_shown(tmp_path: Path, launcher: list[str]) -> None:
     job = Launched(tmp_path, launcher, "print('[', rank)", "--local-ranks-filter=1", "--redirects=1:2")
     assert job.code == 0, job.err
