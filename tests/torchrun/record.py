@@ -119,7 +119,7 @@ def answers(scene: Scene) -> dict[str, Any]:
 
 
 def _of_rank(probe: Probe, scene: Scene) -> dict[str, Any]:
-    facts = probe.facts
+    facts = {**probe.facts, "SigIgn": [number for number in probe.facts["SigIgn"] if number < 32]}  # make leaves more
     return {
         "facts": _each(lambda text: _plain(text, scene), {name: facts[name] for name in FACTS}),
         "command line": _plain(" ".join(facts["cmdline"]).rstrip(), scene),
