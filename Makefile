@@ -62,8 +62,8 @@ picture: $(READY)
 	$(BIN)/odyssey plan gpt3-medium-a100-32 --layout 4x8 --fail-ranks 6 --strategy reroute --change docs/change.svg
 
 # One `make` installs, another waits for it: two at once would break each other's. What was interrupted is made anew.
-$(READY): pyproject.toml
-	@flock $< sh -exc '[ $@ -nt $< ] && exit; \
+$(READY): pyproject.toml setup.py odyssey/kernel/plain.py
+	@flock $< sh -exc '[ -e $@ ] && [ -z "$$(find $^ -newer $@)" ] && exit; \
 		test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv; \
 		$(BIN)/python -m pip install --quiet "$(TORCH)" -e ".[dev]"; \
 		touch $@'

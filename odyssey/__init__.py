@@ -3,7 +3,7 @@
 This package imports nothing else of ours: a rank never loads `launcher`, `strategies`, `perfmodel` or `odyssey_cli`,
 so that a user's own module of such a name never clashes with ours. `odyssey.plan` and its parts, `odyssey.schedule`,
 `odyssey.buckets`,
-`odyssey.ordering` and `odyssey.messages` import no torch; the parts that need it load when `odyssey.Job` is first touched.
+`odyssey.kernel` and `odyssey.messages` import no torch; the parts that need it load when `odyssey.Job` is first touched.
 
 In reading order:
 
@@ -11,7 +11,7 @@ job.py        what a script hands over, and the loop that it gets back
 plan.py       who holds which layers and runs which micro-batch; pipelines.py: its pipelines, alike ones written once;
               plan_proof.py: that it can be done, and is exact; renaming.py: for other workers; layout.py: `2x4`, as people
               write it
-schedule.py   the ops of it, worker by worker; split.py: with the backward in halves; ordering.py: the list scheduler;
+schedule.py   the ops of it, worker by worker; split.py: with the backward in halves; kernel: the list scheduler;
               buckets.py: what is reduced when; trial.py: the plan of the steps that are tried when a job starts
 messages.py   what a rank and its agent say to each other; codec.py: bytes from outside; link.py: the rank's end;
               calls.py: the calls that all ranks make together

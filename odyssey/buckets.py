@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from odyssey.plan import Plan
-from odyssey.schedule import Compute, Op, complete_at
+from odyssey.plan import Compute, Plan
+from odyssey.schedule import Op, complete_at
 
 BUCKET_BYTES = 25 * 2**20
 """A bucket is closed when it has so many: what DistributedDataParallel takes (`bucket_cap_mb=25`; Li et al. 2020, arXiv

@@ -21,6 +21,7 @@ import msgspec
 
 from odyssey.codec import Json, Malformed, to_json
 from odyssey.errors import PlanError
+from odyssey.kernel import Kind
 from odyssey.layout import layout_text
 from odyssey.pipelines import MAX_STAGES, Block, Pipeline, Stage, holders_by_layer, pipelines_of
 
@@ -36,11 +37,22 @@ class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     worker: int
 
 
+class Compute(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`F`, `B`, `I` or `W` of a micro-batch at a stage of its home pipeline."""
+
+    kind: Kind
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
 class ComputeOrder(msgspec.Struct, frozen=True, gc=False):
-    """The explicit compute order of a worker whose order is special, as text forms of ops: `0F3`, `0B3`, `1I2`, `1W2`."""
+    """The explicit compute order of a worker whose order is special."""
 
     worker: int
-    ops: tuple[str, ...]
+    ops: tuple[Compute, ...]
 
 
 class LayerWork(msgspec.Struct, frozen=True, array_like=True, gc=False):

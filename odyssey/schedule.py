@@ -2,7 +2,7 @@
 
     program(plan, worker) = compute order -> + transfers -> + reductions, commit, step -> + drops
 
-Each pass is a pure function from list to richer list. An op has a text form that round-trips:
+Each pass is a pure function from list to richer list. What an op is as text:
 
     1F5    forward of micro-batch 5 at stage 1 of its home pipeline       1F5>3  send its output to worker 3
     1B5    full backward (1I5 input-gradient, 1W5 weight-gradient)        1B5>0  send its input-gradient to worker 0
@@ -15,36 +15,23 @@ The gradient that an `I` produces is sent as `B` too: what travels is the same.
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from odyssey.errors import PlanError
-from odyssey.plan import Plan
+from odyssey.kernel import KINDS
+from odyssey.plan import Compute, Plan
 from odyssey.plan_proof import schedule_problems
-from odyssey.split import split_sequence
+from odyssey.split import split_orders
 
-ComputeKind = Literal["F", "B", "I", "W"]
 TransferKind = Literal["F", "B"]
 N_RECEIVES_AHEAD = 4
 """A worker has posted so many of its next receives, and so has room for them."""
 N_GRADIENTS_IN_FLIGHT = 4
 """So many of its sends of gradients may be on their way, then it waits for the oldest. Outputs stay until their Drop."""
-
-
-class Compute(msgspec.Struct, frozen=True, gc=False):
-    """`F`, `B`, `I` or `W` of a micro-batch at a stage of its home pipeline."""
-
-    kind: ComputeKind
-    stage: int
-    micro_batch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -107,31 +94,6 @@ class OptimizerStep(msgspec.Struct, frozen=True):
 
 Op = Compute | Send | Receive | Drop | Reduce | Commit | OptimizerStep
 
-_TEXT = re.compile(r"(\d+)([FBIWD])(\d+)(?:([<>])(\d+))?|G(\d+)|(C)|(S)")
-
-
-@lru_cache(maxsize=1 << 16)
-def parse(text: str) -> Op:
-    """The op whose text form is `text`. Raises PlanError for anything else."""
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise PlanError(f"not an op: {text!r}")
-    stage, kind, micro_batch, direction, peer, group, commit, step = match.groups()
-    if group is not None:
-        return Reduce(int(group))
-    if commit:
-        return Commit()
-    if step:
-        return OptimizerStep()
-    if direction:
-        if kind not in ("F", "B"):
-            raise PlanError(f"not an op: {text!r}: only F and B are transferred")
-        make = Send if direction == ">" else Receive
-        return make(kind, int(stage), int(micro_batch), int(peer))  # type: ignore[arg-type]
-    if kind == "D":
-        return Drop(int(stage), int(micro_batch))
-    return Compute(kind, int(stage), int(micro_batch))  # type: ignore[arg-type]
-
 
 def program(plan: Plan, worker: int) -> list[Op]:
     """All ops of one step of `worker`, in the order in which it issues them.
@@ -171,7 +133,8 @@ def _ordered(plan: Plan, worker: int) -> list[Compute]:
     p, s = plan.place[worker]
     if plan.schedule.rule == "split":
         first = plan.pipelines[p].first_micro_batch
-        return [Compute(kind, s, first + j) for kind, stage, j in split_sequence(plan, p) if stage == s]
+        n_stages = len(plan.pipelines[p].stages)
+        return [Compute(KINDS[op & 3], s, first + (op >> 2) // n_stages) for op in split_orders(plan, p)[s]]
     own = [k for k in plan.pipelines[p].micro_batches if (k, s) not in plan.route_of]
     return one_forward_one_backward(s, len(plan.pipelines[p].stages), own)
 
@@ -190,16 +153,13 @@ def one_forward_one_backward(stage: int, n_stages: int, micro_batches: Sequence[
     return warm_up + steady + cool_down
 
 
-def _explicit(plan: Plan, worker: int, texts: Iterable[str]) -> list[Compute]:
-    ops = [parse(text) for text in texts]
+def _explicit(plan: Plan, worker: int, ops: Sequence[Compute]) -> list[Compute]:
     done: dict[tuple[int, int], str] = {}
     for op in ops:
-        if not isinstance(op, Compute):
-            raise PlanError(f"worker {worker}: {op} is no computation, an explicit order lists only these")
         key = (op.stage, op.micro_batch)
-        done[key] = done.get(key, "") + op.kind
-        if done[key] not in ("F", "FB", "FI", "FIW"):
-            raise PlanError(f"worker {worker}: {op} stands where micro-batch {op.micro_batch} has run {done[key][:-1]!r}")
+        done[key] = kinds = done.get(key, "") + op.kind
+        if kinds not in ("F", "FB", "FI", "FIW"):
+            raise PlanError(f"worker {worker}: {op} stands where micro-batch {op.micro_batch} has run {kinds[:-1]!r}")
     expected = set(plan.routed_to.get(worker, ()))
     if worker in plan.place:
         p, s = plan.place[worker]
@@ -209,7 +169,7 @@ def _explicit(plan: Plan, worker: int, texts: Iterable[str]) -> list[Compute]:
         if keys:
             stage, micro_batch = min(keys)
             raise PlanError(f"worker {worker}: its order {what} micro-batch {micro_batch} at stage {stage}")
-    return ops  # type: ignore[return-value]
+    return list(ops)
 
 
 # -- pass 2: transfers -------------------------------------------------------------------------------------------------

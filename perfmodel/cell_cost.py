@@ -13,7 +13,6 @@ from odyssey.plan import Plan
 from perfmodel.cells import Cell
 from perfmodel.costs import Costs
 from perfmodel.memory import Memory, peaks
-from perfmodel.pipeline_walk import walk_pipeline
 from perfmodel.profile import Profile
 from perfmodel.reducing import Ended, Layers, complete_s, ended
 from perfmodel.running import Run
@@ -63,7 +62,7 @@ def _known(profile: Profile) -> _Known:
 
 def _walked(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
     """On devices of their own."""
-    walked = walk_pipeline(plan, costs, cell.pipelines[0]) if cell.is_plain else walk(plan, costs, cell.pipelines)
+    walked = walk(plan, costs, cell.pipelines)
     if walked is None:
         return _played(plan, costs, cell)  # which says who waits for what
     memory = Memory(costs)

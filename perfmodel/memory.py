@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from odyssey.pipelines import Stage
-from odyssey.plan import Plan
-from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Compute, Drop, Op, Receive, Send
+from odyssey.plan import Compute, Plan
+from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Drop, Op, Receive, Send
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
 

@@ -8,14 +8,15 @@ given a rate.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from odyssey import kernel
 from odyssey.buckets import Bucket, buckets
 from odyssey.pipelines import Stage
-from odyssey.plan import Plan
-from odyssey.schedule import Compute, Op
+from odyssey.plan import Compute, Plan
+from odyssey.schedule import Op
 from perfmodel.costs import Costs
 
 Layers = tuple[int, int]
@@ -97,34 +98,38 @@ def reduced_bytes(n_hosts: int, size_bytes: float) -> float:
 
 
 def queue(plan: Plan, costs: Costs, at: Iterable[tuple[float, Bucket]]) -> list[Reduced]:
-    """The reductions of buckets that are ready at these times."""
+    """The reductions of buckets that are ready at these times, group by group."""
     rate = costs.profile.cluster.interface_bandwidth
-    waiting: dict[int, deque[tuple[float, Bucket]]] = {}
-    for ready_s, bucket in sorted(at, key=lambda one: (one[0], -one[1].lowest)):
-        waiting.setdefault(bucket.group, deque()).append((ready_s, bucket))
-    sharing: dict[int, set[int]] = {g: set() for g in waiting}
-    for groups in set(plan.groups_of.values()):
-        for g in sharing.keys() & set(groups):
-            sharing[g] |= sharing.keys() & set(groups)
-    hosts = {g: Counter(costs.hosts(plan.reduce[g].workers)) for g in waiting}
-    free = dict.fromkeys(waiting, 0.0)
-    busy: dict[int, float] = {}  # the interface of each host, until when
+    waiting: dict[int, list[tuple[float, Bucket]]] = {}
     found = []
-    while waiting:
-        start_s, ready_s, _, g = min((max(its[0][0], free[g]), its[0][0], -its[0][1].lowest, g) for g, its in waiting.items())
-        _, bucket = waiting[g].popleft()
-        if not waiting[g]:
-            del waiting[g]
-        if not bucket.size_bytes:
+    for ready_s, bucket in sorted(at, key=lambda one: (one[1].group, one[0], -one[1].lowest)):
+        if bucket.size_bytes:
+            waiting.setdefault(bucket.group, []).append((ready_s, bucket))
+        else:
             found.append(Reduced(bucket, ready_s, ready_s))
-            continue
-        end_s = start_s + costs.all_reduce_of_hosts_s(len(hosts[g]), max(hosts[g].values()), bucket.size_bytes)
-        if rate is not None and len(hosts[g]) > 1:
-            interfaces_s = max(start_s, *(busy.get(host, 0.0) for host in hosts[g]))
-            interfaces_s += reduced_bytes(len(hosts[g]), bucket.size_bytes) / rate
-            busy.update(dict.fromkeys(hosts[g], interfaces_s))
-            end_s = max(end_s, interfaces_s)
-        for other in sharing[g]:
-            free[other] = max(free[other], end_s)
-        found.append(Reduced(bucket, start_s, end_s))
+    number_of = {g: number for number, g in enumerate(waiting)}
+    sharing: list[set[int]] = [set() for _ in waiting]
+    for groups in set(plan.groups_of.values()):
+        together = [number_of[g] for g in groups if g in number_of]
+        for number in together:
+            sharing[number].update(together)
+    hosts: dict[int, int] = {}
+    its = []
+    for (g, of), beside in zip(waiting.items(), sharing, strict=True):
+        on = Counter(costs.hosts(plan.reduce[g].workers))
+        sizes = [bucket.size_bytes for _, bucket in of]
+        crosses = rate is not None and len(on) > 1
+        its.append(
+            kernel.Group(
+                [ready_s for ready_s, _ in of],
+                [bucket.lowest for _, bucket in of],
+                [costs.all_reduce_of_hosts_s(len(on), max(on.values()), size) for size in sizes],
+                [reduced_bytes(len(on), size) / rate for size in sizes] if rate is not None and crosses else [],
+                list(beside),
+                [hosts.setdefault(host, len(hosts)) for host in on] if crosses else [],
+            )
+        )
+    kernel.reduced_s(its, len(hosts))
+    for group, of in zip(its, waiting.values(), strict=True):
+        found += [Reduced(bucket, *ends) for (_, bucket), *ends in zip(of, group.starts_s, group.ends_s, strict=True)]
     return found

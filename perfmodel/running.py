@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from odyssey.errors import PlanError
-from odyssey.plan import Plan
-from odyssey.schedule import Commit, Compute, Op, Receive, Send
+from odyssey.plan import Compute, Plan
+from odyssey.schedule import Commit, Op, Receive, Send
 from perfmodel.costs import Costs
 from perfmodel.profile import Link
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from odyssey.schedule import Commit, Compute, Op, Receive, Send
+from odyssey.plan import Compute
+from odyssey.schedule import Commit, Op, Receive, Send
 from perfmodel.running import Message, Run, stuck
 
 

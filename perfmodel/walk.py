@@ -3,53 +3,41 @@
 The times are to the last bit those of the whole programs (running.py), as what a program has beside its computations follows
 from them: a send stands right behind what it sends, a reduction and the release of activations right behind the last
 computation, and a receive that is brought along early arrives before the one that is needed. What a picture or an engine
-needs is a program; a price needs only this, at a fraction of the time.
+needs is a program; a price needs only this, at a fraction of the time: the walk itself is the kernel's, and this puts it in
+numbers.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 
+from odyssey import kernel
 from odyssey.plan import Plan
-from odyssey.schedule import compute_order
+from odyssey.schedule import compute_order, one_forward_one_backward
+from odyssey.split import Orders, split_orders
 from perfmodel.costs import Costs
+
+Layers = tuple[int, int]
+"""[first, stop) of a stage."""
+_NUMBER = {kind: i for i, kind in enumerate(kernel.KINDS)}
 
 
 @dataclass
 class Walked:
-    """Of one worker. `ended`: layers [first, stop) of a stage that it runs -> when, by which kind of op, and of which
-    micro-batch, their gradients were added to last.
+    """Of one worker. `ended`: layers of a stage that it runs -> when, by which kind of op, and of which micro-batch, their
+    gradients were added to last.
 
     `live_bytes`: high-water mark of activations, `message_bytes`: its largest message, in either direction.
     """
 
-    computed_s: float = 0.0
-    live_bytes: float = 0.0
-    message_bytes: int = 0
-    ended: dict[tuple[int, int], tuple[float, str, int]] = field(default_factory=dict)
-
-
-@dataclass
-class Row:
-    """One micro-batch: by stage of its home pipeline its worker, costs and sizes. `edges`: a full output at each cut."""
-
-    runners: Sequence[int | None]
-    seconds: dict[str, list[float]]
-    layers: list[tuple[int, int]]
-    activations: list[float]
-    outputs: list[float]
-    sent: list[float]
-    edges: list[int]
-
-
-@dataclass
-class _Channel:
-    """From one worker to another, one message at a time."""
-
-    bandwidth: float
-    latency_s: float
-    free_s: float = 0.0
+    computed_s: float
+    live_bytes: float
+    message_bytes: int
+    ended: dict[Layers, tuple[float, kernel.Kind, int]]
 
 
 def walk(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, Walked] | None:
@@ -60,121 +48,150 @@ def walk(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, Walked
     return _Walk(plan, costs, pipelines).play()
 
 
+@dataclass
+class _Tasks:
+    """What the kernel walks, by task."""
+
+    row: list[int] = field(default_factory=list)
+    is_first: list[bool] = field(default_factory=list)
+    is_last: list[bool] = field(default_factory=list)
+    cost: list[kernel.Cost] = field(default_factory=list)
+    layers: list[int] = field(default_factory=list)
+    there: list[int] = field(default_factory=list)
+    back: list[int] = field(default_factory=list)
+    size: list[float] = field(default_factory=list)
+    largest: list[int] = field(default_factory=list)
+
+
 class _Walk:
+    """Workers are rows, ranges of layers and channels have numbers, and so have the tasks of each micro-batch from one on."""
+
     def __init__(self, plan: Plan, costs: Costs, pipelines: Sequence[int]) -> None:
-        workers = [stage.worker for p in pipelines for stage in plan.pipelines[p].stages if stage.worker is not None]
-        self.plan = plan
-        self.costs = costs
-        self.rows = _rows(plan, costs, pipelines)
-        self.orders = {worker: compute_order(plan, worker) for worker in workers}
-        self.found = {worker: Walked() for worker in workers}
-        self.position = dict.fromkeys(workers, 0)
-        self.live = dict.fromkeys(workers, 0.0)
-        self.arrival: dict[tuple[bool, int, int], float] = {}
-        """(whether it is an output, micro-batch, stage that it is for) -> when it is there."""
-        self.waiting: dict[tuple[bool, int, int], int] = {}
-        self.channels: dict[tuple[int, int], _Channel] = {}
+        self._plan, self._costs = plan, costs
+        self._workers = [stage.worker for p in pipelines for stage in plan.pipelines[p].stages if stage.worker is not None]
+        self._row_of = {worker: row for row, worker in enumerate(self._workers)}
+        self._number_of: dict[Layers, int] = {}
+        self._channels: dict[tuple[int, int], int] = {}
+        self._first_of: dict[int, int] = {}
+        self._tasks = _Tasks()
+        self._whole: set[int] = set()
+        """Pipelines whose micro-batches all stay in them."""
+        self._routed: dict[int, list[tuple[int, int]]] = {}
+        """Micro-batch -> stages, and the rows that run them for others."""
+        at_home = {k for p in pipelines for k in plan.pipelines[p].micro_batches} if plan.routes else set()
+        for route in plan.routes:
+            if route.micro_batch in at_home:
+                self._routed.setdefault(route.micro_batch, []).append((route.stage, self._row_of[route.worker]))
+        for p in pipelines:
+            self._add(p)
 
     def play(self) -> dict[int, Walked] | None:
-        ready = list(self.orders)
-        while ready:
-            self._go_on(ready.pop(), ready)
-        return None if self.waiting else self.found
+        tasks = self._tasks
+        links = [self._costs.channel(self._plan, self._workers[a], self._workers[b]) for a, b in self._channels]
+        messages = kernel.Messages(
+            *(tasks.there, tasks.back, tasks.size, tasks.largest),
+            [link.bandwidth for link in links],
+            [link.latency_s for link in links],
+        )
+        orders = list(map(self._order, self._workers))
+        walk = kernel.Walk(kernel.Tasks(tasks.row, tasks.is_first, tasks.is_last), tasks.cost, tasks.layers, messages, orders)
+        if not walk.play():
+            return None
+        layers, micro_batches, firsts = list(self._number_of), list(self._first_of), list(self._first_of.values())
 
-    def _go_on(self, worker: int, ready: list[int]) -> None:
-        """Until a message is missing; who waits for one that is sent here becomes ready."""
-        found, order, rows, arrival, waiting = self.found[worker], self.orders[worker], self.rows, self.arrival, self.waiting
-        i, now, live = self.position[worker], found.computed_s, self.live[worker]
-        most, largest = found.live_bytes, found.message_bytes
-        n_ops = len(order)
-        while i < n_ops:
-            op = order[i]
-            kind, s, k = op.kind, op.stage, op.micro_batch
-            row = rows[k]
-            runners = row.runners
-            is_forward = kind == "F"
-            source, to = (s - 1, s + 1) if is_forward else (-1, -1) if kind == "W" else (s + 1, s - 1)
-            if 0 <= source < len(runners) and runners[source] != worker:
-                arrives = arrival.get((is_forward, k, s))
-                if arrives is None:
-                    waiting[is_forward, k, s] = worker
-                    break
-                if arrives > now:
-                    now = arrives
-                edge = row.edges[s if is_forward else source]
-                if edge > largest:
-                    largest = edge
-            now += row.seconds[kind][s]
-            if is_forward:
-                live += row.activations[s]
-            elif kind == "I":
-                live += row.outputs[s]
-            else:
-                live -= row.activations[s] if kind == "B" else row.activations[s] + row.outputs[s]
-                found.ended[row.layers[s]] = (now, kind, k)
-            if live > most:
-                most = live
-            if 0 <= to < len(runners) and (peer := runners[to]) != worker:
-                assert peer is not None
-                cut = to if is_forward else s
-                if row.edges[cut] > largest:
-                    largest = row.edges[cut]
-                arrival[is_forward, k, to] = self._send(worker, peer, row.sent[cut], now)
-                if (is_forward, k, to) in waiting:
-                    ready.append(waiting.pop((is_forward, k, to)))
-            i += 1
-        self.position[worker], self.live[worker] = i, live
-        found.computed_s, found.live_bytes, found.message_bytes = now, most, largest
+        def walked(row: kernel.Walker) -> Walked:
+            ended = {
+                layers[number]: (at, kernel.KINDS[op & 3], micro_batches[bisect_right(firsts, op >> 2) - 1])
+                for number, (at, op) in row.ended.items()
+            }
+            return Walked(row.now, row.most, row.message_bytes, ended)
 
-    def _send(self, worker: int, peer: int, size: float, now: float) -> float:
-        """When a message that may leave now arrives."""
-        channel = self.channels.get((worker, peer))
-        if channel is None:
-            link = self.costs.channel(self.plan, worker, peer)
-            channel = self.channels[worker, peer] = _Channel(link.bandwidth, link.latency_s)
-        leaves = (now if now > channel.free_s else channel.free_s) + size / channel.bandwidth
-        channel.free_s = leaves
-        return leaves + channel.latency_s
+        return dict(zip(self._workers, map(walked, walk.rows), strict=True))
 
+    def _add(self, p: int) -> None:
+        """The tasks of a pipeline's micro-batches, of which only the last one may be smaller."""
+        its, tasks = self._plan.pipelines[p], self._tasks
+        ranges, n, n_stages = its.ranges, len(its.micro_batches), len(its.stages)
+        self._first_of.update((k, len(tasks.row) + j * n_stages) for j, k in enumerate(its.micro_batches))
+        own = tuple(-1 if stage.worker is None else self._row_of[stage.worker] for stage in its.stages)
+        if self._routed.keys().isdisjoint(its.micro_batches):
+            self._whole.add(p)
+            self._add_rows(own, n)
+        else:
+            for k in its.micro_batches:
+                of = dict(self._routed.get(k, ()))
+                self._add_rows(tuple(of.get(s, row) for s, row in enumerate(own)), 1)
+        whole, last = (
+            stages_cost(self._costs, ranges, self._plan.n_samples(k)) for k in (its.first_micro_batch, its.stop_micro_batch - 1)
+        )
+        tasks.is_first += [s == 0 for s in range(n_stages)] * n
+        tasks.is_last += [s == n_stages - 1 for s in range(n_stages)] * n
+        tasks.cost += whole.costs * (n - 1) + last.costs
+        tasks.size += whole.sent * (n - 1) + last.sent
+        tasks.largest += whole.edges * n
+        tasks.layers += [self._number_of.setdefault(layers, len(self._number_of)) for layers in ranges] * n
 
-def _rows(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, Row]:
-    """Of each micro-batch that is at home in these pipelines; those that are alike share all but their workers."""
-    routed: dict[int, list[tuple[int, int]]] = {}
-    at_home = {k for p in pipelines for k in plan.pipelines[p].micro_batches} if plan.routes else set()
-    for route in plan.routes:
-        if route.micro_batch in at_home:
-            routed.setdefault(route.micro_batch, []).append((route.stage, route.worker))
-    known: dict[tuple[tuple[tuple[int, int], ...], int], Row] = {}
-    rows: dict[int, Row] = {}
-    for p in pipelines:
-        stages = plan.pipelines[p].stages
-        layers = plan.pipelines[p].ranges
-        own = [stage.worker for stage in stages]
-        for k in plan.pipelines[p].micro_batches:
-            n_samples = plan.n_samples(k)
-            alike = known.get((layers, n_samples))
-            if alike is None:
-                alike = known[layers, n_samples] = row_of(costs, layers, n_samples)
-            runners = own
-            if k in routed:
-                runners = own.copy()
-                for stage, worker in routed[k]:
-                    runners[stage] = worker
-            rows[k] = Row(runners, alike.seconds, alike.layers, alike.activations, alike.outputs, alike.sent, alike.edges)
-    return rows
+    def _add_rows(self, rows: tuple[int, ...], n: int) -> None:
+        """Of so many micro-batches in a row."""
+        tasks, channels = self._tasks, self._channels
+        tasks.row += rows * n
+        for a, b, way in ((0, 1, tasks.there), (1, 0, tasks.back)):
+            way += [
+                -1,
+                *(-1 if its[a] == its[b] else channels.setdefault((its[a], its[b]), len(channels)) for its in pairwise(rows)),
+            ] * n
+
+    def _order(self, worker: int) -> list[int]:
+        plan, first_of = self._plan, self._first_of
+        p, s = plan.place[worker]
+        its = plan.pipelines[p]
+        n, n_stages = len(its.micro_batches), len(its.stages)
+        if p in self._whole and worker not in plan.order_of and worker not in plan.routed_to:
+            ops = split_orders(plan, p)[s] if plan.schedule.rule == "split" else _plain_orders(n_stages, n)[s]
+            before = 4 * first_of[its.first_micro_batch]
+            return [before + op for op in ops] if before else ops
+        return [4 * (first_of[op.micro_batch] + op.stage) + _NUMBER[op.kind] for op in compute_order(plan, worker)]
 
 
-def row_of(costs: Costs, layers: Sequence[tuple[int, int]], n_samples: int) -> Row:
+@dataclass
+class StagesCost:
+    """A micro-batch at the stages of a pipeline. `sent`, `edges`: bytes before each, and those of a whole micro-batch."""
+
+    costs: list[kernel.Cost]
+    sent: list[float]
+    edges: list[int]
+
+
+def stages_cost(costs: Costs, ranges: Sequence[Layers], n_samples: int) -> StagesCost:
     profile = costs.profile
+    part = profile.micro_batch
     activations = costs.sums(lambda layer: layer.activation_bytes)
     outputs = costs.sums(lambda layer: layer.output_bytes)
-    edges = [0, *(profile.layers[first - 1].output_bytes for first, _ in layers[1:]), 0]
-    return Row(
-        [],
-        {kind: [costs.compute_s(kind, first, stop, n_samples) for first, stop in layers] for kind in "FBIW"},
-        list(layers),
-        [(activations[stop] - activations[first]) * n_samples / profile.micro_batch for first, stop in layers],
-        [(outputs[stop] - outputs[first]) * n_samples / profile.micro_batch for first, stop in layers],
-        [edge * n_samples / profile.micro_batch for edge in edges],
+    edges = [0, *(profile.layers[first - 1].output_bytes for first, _ in ranges[1:])]
+    return StagesCost(
+        [
+            kernel.Cost(
+                costs.compute_s("F", first, stop, n_samples),
+                costs.compute_s("B", first, stop, n_samples),
+                costs.compute_s("I", first, stop, n_samples),
+                costs.compute_s("W", first, stop, n_samples),
+                (activations[stop] - activations[first]) * n_samples / part,
+                (outputs[stop] - outputs[first]) * n_samples / part,
+            )
+            for first, stop in ranges
+        ],
+        [edge * n_samples / part for edge in edges],
         edges,
+    )
+
+
+@lru_cache(maxsize=64)
+def _plain_orders(n_stages: int, n_micro_batches: int) -> Orders:
+    """1F1B, by stage."""
+    return tuple(
+        [
+            4 * (op.micro_batch * n_stages + op.stage) + _NUMBER[op.kind]
+            for op in one_forward_one_backward(stage, n_stages, range(n_micro_batches))
+        ]
+        for stage in range(n_stages)
     )

@@ -13,7 +13,7 @@ search      all strategies asked and priced, the best first; and what is no choi
 building    what strategies are made of
 situation   what a strategy is given and answers
 
-May import `perfmodel`, `odyssey.plan` and its parts, `odyssey.schedule`, `odyssey.ordering`, `odyssey.errors` and
+May import `perfmodel`, `odyssey.plan` and its parts, `odyssey.schedule`, `odyssey.kernel`, `odyssey.errors` and
 `odyssey.text`, and no torch.
 """
 

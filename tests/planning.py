@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
-from odyssey.plan import Estimate, Plan
+from odyssey.plan import Compute, ComputeOrder, Estimate, Plan
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.search import initial_plan
 from strategies.situation import Aim, Situation
@@ -120,3 +122,9 @@ def break_even(a: Estimate, b: Estimate) -> float | None:
         return None
     tie = (a.transition.total_s * b.step_s - b.transition.total_s * a.step_s) / (b.step_s - a.step_s)
     return tie if tie > max(a.transition.total_s, b.transition.total_s) else None
+
+
+def order_of(worker: int, text: str) -> ComputeOrder:
+    """Ops as people write them: `0F0 0I0 1F2 1B2`."""
+    ops = (re.fullmatch(r"(\d+)([FBIW])(\d+)", op) for op in text.split())
+    return ComputeOrder(worker, msgspec.convert([(op[2], int(op[1]), int(op[3])) for op in ops if op], tuple[Compute, ...]))

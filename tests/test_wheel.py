@@ -6,6 +6,7 @@ The project that is run has a folder or file of every name that ours have, each 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from odyssey import kernel
 from tests import ROOT
 from tests.launchers import Run, Scene, scene_in
 from tests.test_architecture import OURS
@@ -23,6 +25,7 @@ from tests.test_architecture import OURS
 pytestmark = pytest.mark.timeout(240)
 
 INSTALLED = {"odyssey", "odyssey_cli"}
+COMPILED = "_compiled_"
 SHARED = sorted(OURS - INSTALLED)
 """Names that are free for projects to use."""
 FORMS = {
@@ -61,17 +64,21 @@ for step in job.steps(8):
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that the source tree stays as it is."""
+def built(tmp_path_factory: pytest.TempPathFactory, **variables: str) -> Path:
+    """From a copy, so that the source tree stays as it is."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in OURS:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "_compiled_*"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = f"from setuptools.build_meta import build_wheel; build_wheel({str(target)!r})"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, env=os.environ | variables)
     return next(target.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +132,38 @@ def assert_each_has_its_own(scene: Scene, run: Run, n_ranks: int) -> None:
     scene.assert_nothing_left()
 
 
+def compiled_in(wheel: Path) -> list[str]:
+    return [name for name in zipfile.ZipFile(wheel).namelist() if COMPILED in name]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
+def test_a_wheel_has_the_kernel_compiled_under_the_name_of_its_source(wheel: Path) -> None:
+    (name,) = compiled_in(wheel)
+    assert name.startswith(f"odyssey/kernel/{kernel.compiled_name(kernel.SOURCE.read_bytes())}.")
+
+
+@pytest.mark.parametrize("missing", ["compiler", "mypyc"])
+def test_a_wheel_is_built_without_the_kernel_where_that_cannot_be_compiled(
+    missing: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    variables = {"CC": "false"}
+    if missing == "mypyc":
+        folder = tmp_path_factory.mktemp("mypyc")
+        (folder / "mypyc.py").write_text("raise ImportError('there is none')")
+        variables = {"PYTHONPATH": str(folder)}
+    wheel = built(tmp_path_factory, **variables)
+    assert compiled_in(wheel) == []
+    assert "odyssey/kernel/plain.py" in zipfile.ZipFile(wheel).namelist()
+
+
 def test_a_wheel_has_all_files_of_ours_and_two_names(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if COMPILED not in name}
 
     ours = {
         file.relative_to(ROOT).as_posix()
         for name in OURS
         for file in (ROOT / name).rglob("*")
-        if file.is_file() and file.suffix != ".pyc"
+        if file.is_file() and file.suffix != ".pyc" and COMPILED not in file.name
     }
     expected = {name if name.startswith("odyssey") else f"odyssey_cli/_packages/{name}" for name in ours}
     assert {name for name in names if ".dist-info/" not in name} == expected

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from odyssey.model.model import Model
-from odyssey.plan import Plan
+from odyssey.plan import Compute, Plan
 from odyssey.runtime.boundary import Expectation, Expectations, detached, flatten
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.cut import Cut
@@ -28,7 +28,7 @@ from odyssey.runtime.groups import Groups
 from odyssey.runtime.halves import backward_input, backward_weight
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.reductions import Reductions
-from odyssey.schedule import Compute, Receive, Send
+from odyssey.schedule import Receive, Send
 
 
 class Drawn(Cut):

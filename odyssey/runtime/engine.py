@@ -15,7 +15,7 @@ import torch
 
 from odyssey.messages import Boundary
 from odyssey.model.model import Model
-from odyssey.plan import Plan
+from odyssey.plan import Compute, Plan
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.computation import Try
@@ -26,7 +26,7 @@ from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.recorder import Recorder
 from odyssey.runtime.reductions import Reductions
-from odyssey.schedule import Commit, Compute, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
+from odyssey.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
 
 
 class Engine:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from odyssey.plan import Plan
+from odyssey.plan import Compute, Plan
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.groups import Groups, Way
-from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Compute, Op, Receive, Send
+from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Op, Receive, Send
 
 
 class Exchange:

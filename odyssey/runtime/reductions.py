@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from odyssey.buckets import Start, cuts, starts
-from odyssey.plan import Plan
+from odyssey.plan import Compute, Plan
 from odyssey.runtime.gradients import Gradients
 from odyssey.runtime.groups import Groups
-from odyssey.schedule import Compute, Op
+from odyssey.schedule import Op
 
 
 class Reductions:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from odyssey.buckets import Bucket, buckets, starts
 from odyssey.messages import Boundary, ModelSpec, OpTime, TensorSpec
 from odyssey.model.model import Model
-from odyssey.plan import Plan
+from odyssey.plan import Compute, Plan
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.clock import Clock
@@ -27,7 +27,7 @@ from odyssey.runtime.computation import Computation, Live, Piece, Try
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
-from odyssey.schedule import Compute, Receive, Send, program
+from odyssey.schedule import Receive, Send, program
 from odyssey_cli.rehearsal.device import Device, sleep_until
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from perfmodel.costs import Costs

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from launcher.joblog.wording import ranks_text
-from odyssey.plan import Plan
-from odyssey.schedule import Commit, Compute, Drop, Op, OptimizerStep, Receive, Reduce, Send
+from odyssey.plan import Compute, Plan
+from odyssey.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send
 from odyssey_cli.display import quantities
 from perfmodel.profile import Profile
 from perfmodel.timeline import Span, simulate

@@ -8,7 +8,6 @@ halves. Losses of one stage in pipelines that are copies of each other have one 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,8 +15,7 @@ from functools import cached_property, lru_cache
 import msgspec
 
 from odyssey.pipelines import blocks_of
-from odyssey.plan import ComputeOrder, Plan
-from odyssey.schedule import Compute, parse
+from odyssey.plan import Compute, ComputeOrder, Plan
 from perfmodel.cells import joined
 from perfmodel.costs import Costs, has_halves
 from perfmodel.memory import Memory
@@ -80,9 +78,9 @@ def _fastest(exchange: _Exchange, enough_s: float) -> dict[bool, Ordered]:
     for split in exchange.splits if not are_many else exchange.splits[:1]:
         way = exchange.order(split, CAP)
         is_enough = way.makespan_s < max(CLOSE * way.busiest_s, enough_s) or exchange.n_tasks > MOST_TASKS
-        others = [] if are_many and is_enough else [(math.inf, False)]
+        others: list[tuple[float | None, bool]] = [] if are_many and is_enough else [(None, False)]
         if others and not (split and are_many):  # stages behind may run dry, above all where nothing is split
-            others += [(CAP, True), (math.inf, True)]
+            others += [(CAP, True), (None, True)]
         for factor, forwards_first in others:
             other = exchange.order(split, factor, forwards_first)
             if (other.over_bytes, other.makespan_s / WORTH) < (way.over_bytes, way.makespan_s):
@@ -115,8 +113,8 @@ class _Exchange:
         self._micro_batches = tuple(k for pipeline in pipelines for k in pipeline.micro_batches)
         self._key = self._kind()
 
-    def order(self, split: bool, factor: float, forwards_first: bool = False) -> Ordered:
-        """The orders under caps of `factor` times what 1F1B keeps."""
+    def order(self, split: bool, factor: float | None, forwards_first: bool = False) -> Ordered:
+        """The orders under caps of `factor` times what 1F1B keeps; None: all that there is room for."""
         known = _known(self._costs.profile)
         key = (*self._key, split, factor, forwards_first)
         found = known.get(key)
@@ -155,7 +153,9 @@ class _Exchange:
         worker_of = dict(zip(known.workers, self._workers, strict=True))
         number_of = dict(zip(known.micro_batches, self._micro_batches, strict=True))
         orders = [
-            ComputeOrder(worker_of[order.worker], tuple(_renumbered(text, number_of) for text in order.ops))
+            ComputeOrder(
+                worker_of[order.worker], tuple(Compute(op.kind, op.stage, number_of[op.micro_batch]) for op in order.ops)
+            )
             for order in known.way.orders
         ]
         return dataclasses.replace(known.way, orders=tuple(sorted(orders, key=lambda order: order.worker)))
@@ -166,12 +166,6 @@ def _splits(profile: Profile) -> tuple[bool, ...]:
         return (False,)
     halves_cost_more = profile.cluster.cores is not None or profile.halves_scale > 1
     return (True, False) if halves_cost_more else (True,)
-
-
-def _renumbered(text: str, number_of: Mapping[int, int]) -> str:
-    op = parse(text)
-    assert isinstance(op, Compute)
-    return f"{op.stage}{op.kind}{number_of[op.micro_batch]}"
 
 
 @lru_cache(maxsize=4)
@@ -188,7 +182,7 @@ def _room(plan: Plan, costs: Costs) -> dict[int, int]:
     return {stage.worker: limit - memory.peak(stage, 0.0, message, message) for stage in stages if stage.worker is not None}
 
 
-def _caps(plan: Plan, costs: Costs, room: Mapping[int, int], factor: float) -> dict[int, float]:
+def _caps(plan: Plan, costs: Costs, room: Mapping[int, int], factor: float | None) -> dict[int, int]:
     """Bytes of activations that each worker should keep: `factor` times those of 1F1B, within its room."""
     activations = costs.sums(lambda layer: layer.activation_bytes)
     caps = {}
@@ -196,6 +190,8 @@ def _caps(plan: Plan, costs: Costs, room: Mapping[int, int], factor: float) -> d
         for s, stage in enumerate(pipeline.stages):
             if stage.worker is not None:
                 one = activations[stage.stop] - activations[stage.first]
-                most = factor * (len(pipeline.stages) - s) * one * (1 + 1e-9)
-                caps[stage.worker] = max(min(most, room[stage.worker]), one)
+                most = room[stage.worker]
+                if factor is not None:
+                    most = min(most, int(factor * (len(pipeline.stages) - s) * one))
+                caps[stage.worker] = max(most, one)
     return caps

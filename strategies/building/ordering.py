@@ -1,14 +1,18 @@
-"""Explicit orders for pipelines that exchange micro-batches, by list scheduling (odyssey/ordering.py) with measured costs."""
+"""Explicit orders for pipelines that exchange micro-batches, by list scheduling (odyssey/kernel) with measured costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from odyssey.ordering import KINDS, Run, Tasks
-from odyssey.plan import ComputeOrder, Plan
+from odyssey import kernel
+from odyssey.pipelines import Stage
+from odyssey.plan import Compute, ComputeOrder, Plan
 from perfmodel.cells import joined
 from perfmodel.costs import Costs
+
+SECOND = 10**9
+"""List scheduling counts in whole nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -22,71 +26,91 @@ class Ordered:
     orders: tuple[ComputeOrder, ...]
     makespan_s: float
     busiest_s: float
-    over_bytes: float
+    over_bytes: int
 
 
 def order(
-    plan: Plan, costs: Costs, *, split: bool, forwards_first: bool, caps: Mapping[int, float], room: Mapping[int, float]
+    plan: Plan, costs: Costs, *, split: bool, forwards_first: bool, caps: Mapping[int, int], room: Mapping[int, int]
 ) -> Ordered:
     """Orders for the pipelines that `plan.routes` join.
 
-    `split`: B as I and a deferred W. `forwards_first`: see odyssey/ordering.py. `caps`: worker -> bytes of activations that it
-    should keep, `room`: that it can.
+    `split`: B as I and a deferred W. `forwards_first`: see odyssey/kernel/plain.py. `caps`: worker -> bytes of activations that
+    it should keep, `room`: that it can.
     """
     orders: list[ComputeOrder] = []
-    makespan = busiest = over = 0.0
+    makespan = busiest = over = 0
     touched = {plan.place[route.worker][0] for route in plan.routes} | {plan.home[route.micro_batch] for route in plan.routes}
     for members in joined(plan, together=False):
         if touched.intersection(members):
-            run = Run(_tasks(plan, costs, members, split), caps, forwards_first=forwards_first)
+            its = _Tasks(plan, costs, members, split)
+            tasks = kernel.Tasks(its.row, its.is_first, its.is_last)
+            run = kernel.Scheduler(tasks, its.part, its.way, [caps[worker] for worker in its.workers], forwards_first)
             run.play()
             makespan = max(makespan, run.now)
-            busiest = max(busiest, *(row.worked for row in run.rows.values()))
-            over = max(over, *(row.most - room[worker] for worker, row in run.rows.items()))
-            for worker, row in run.rows.items():
-                orders.append(ComputeOrder(worker, tuple(f"{stage}{kind}{k}" for kind, stage, k in row.order)))
-    return Ordered(tuple(sorted(orders, key=lambda order: order.worker)), makespan, busiest, over)
+            busiest = max(busiest, *(row.worked for row in run.rows))
+            over = max(over, *(row.most - room[worker] for worker, row in zip(its.workers, run.rows, strict=True)))
+            orders += its.orders(run.started)
+    return Ordered(tuple(sorted(orders, key=lambda order: order.worker)), makespan / SECOND, busiest / SECOND, over)
 
 
-def _tasks(plan: Plan, costs: Costs, members: list[int], split: bool) -> Tasks:
-    """Of the pipelines `members`: the first micro-batch of each, the second of each, and so on."""
-    layers = costs.profile.layers
-    activations = costs.sums(lambda layer: layer.activation_bytes)
-    outputs = costs.sums(lambda layer: layer.output_bytes)
-    route_of = plan.route_of
-    known: dict[tuple[int, int, int], tuple[float, float, float, float]] = {}
-    links: dict[tuple[int, int, int], float] = {}
-    tasks = Tasks()
+class _Tasks:
+    """Of the pipelines `members`: the first micro-batch of each, the second of each, and so on. `name`: stage and
+    micro-batch."""
 
-    def hop(a: int, b: int, size: int) -> float:
-        key = (a, b, size)
-        if key not in links:
-            links[key] = 0.0 if a == b else costs.transfer_s(costs.link(a, b), size)
-        return links[key]
+    def __init__(self, plan: Plan, costs: Costs, members: list[int], split: bool) -> None:
+        self._costs, self._split = costs, split
+        self._activations = costs.sums(lambda layer: layer.activation_bytes)
+        self._outputs = costs.sums(lambda layer: layer.output_bytes)
+        self._ways: dict[tuple[int, int, int], int] = {}
+        self.row: list[int] = []
+        self.part: list[kernel.Part] = []
+        self.name: list[tuple[int, int]] = []
+        self.is_first: list[bool] = []
+        self.is_last: list[bool] = []
+        self.way: list[int] = []
+        rows: dict[int, int] = {}
+        route_of = plan.route_of
+        known: dict[tuple[int, int], list[kernel.Part]] = {}
+        for _, k in sorted((j, k) for p in members for j, k in enumerate(plan.pipelines[p].micro_batches)):
+            p = plan.home[k]
+            stages, n_samples = plan.pipelines[p].stages, plan.n_samples(k)
+            if (p, n_samples) not in known:
+                known[p, n_samples] = [self._part(stage, n_samples) for stage in stages]
+            self.part += known[p, n_samples]
+            previous = None
+            for s, stage in enumerate(stages):
+                worker = route_of.get((k, s), stage.worker)
+                assert worker is not None
+                self.row.append(rows.setdefault(worker, len(rows)))
+                self.name.append((s, k))
+                self.way.append(0 if previous is None else self._way(previous, worker, stage.first, n_samples))
+                previous = worker
+            self.is_first += [s == 0 for s in range(len(stages))]
+            self.is_last += [s == len(stages) - 1 for s in range(len(stages))]
+        self.workers = list(rows)
 
-    by_urgency = sorted((j, k) for p in members for j, k in enumerate(plan.pipelines[p].micro_batches))
-    for _, k in by_urgency:
-        p = plan.home[k]
-        stages = plan.pipelines[p].stages
-        samples = plan.n_samples(k)
-        share = samples / costs.profile.micro_batch
-        previous = None
-        for s, stage in enumerate(stages):
-            routed = route_of.get((k, s))
-            worker = stage.worker if routed is None else routed
-            assert worker is not None
-            key = (p, s, samples)
-            if key not in known:
-                f, b, i, w = (costs.compute_s(kind, stage.first, stage.stop, samples) for kind in KINDS)
-                known[key] = (f, b, i, w)
-            tasks.worker.append(worker)
-            tasks.name.append((s, k))
-            tasks.is_last.append(s == len(stages) - 1)
-            tasks.splits.append(split)
-            tasks.times.append(known[key])
-            size = round(layers[stage.first - 1].output_bytes * share) if s else 0
-            tasks.way.append(0.0 if previous is None else hop(previous, worker, size))
-            tasks.keeps.append((activations[stage.stop] - activations[stage.first]) * share)
-            tasks.defers.append((outputs[stage.stop] - outputs[stage.first]) * share)
-            previous = worker
-    return tasks
+    def orders(self, started: Sequence[int]) -> Iterator[ComputeOrder]:
+        """Of each worker."""
+        ops: list[list[Compute]] = [[] for _ in self.workers]
+        for op in started:
+            ops[self.row[op >> 2]].append(Compute(kernel.KINDS[op & 3], *self.name[op >> 2]))
+        return (ComputeOrder(worker, tuple(its)) for worker, its in zip(self.workers, ops, strict=True))
+
+    def _part(self, stage: Stage, n_samples: int) -> kernel.Part:
+        f, b, i, w = (round(self._costs.compute_s(kind, stage.first, stage.stop, n_samples) * SECOND) for kind in kernel.KINDS)
+        keeps, defers = (
+            -((sums[stage.first] - sums[stage.stop]) * n_samples // self._costs.profile.micro_batch)
+            for sums in (self._activations, self._outputs)
+        )
+        return kernel.Part(self._split, (f, b, i, w), keeps, defers)
+
+    def _way(self, a: int, b: int, layer: int, n_samples: int) -> int:
+        """The output of the layer before `layer`."""
+        if a == b:
+            return 0
+        profile = self._costs.profile
+        size = profile.layers[layer - 1].output_bytes * n_samples / profile.micro_batch
+        key = (a, b, round(size))
+        if key not in self._ways:
+            self._ways[key] = round(self._costs.transfer_s(self._costs.link(a, b), size) * SECOND)
+        return self._ways[key]

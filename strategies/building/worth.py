@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+from odyssey import kernel
 from strategies.building.closed_form import Ranges, Shape, distribute
 from strategies.building.compose import Span, lacking_bytes, span_of
 from strategies.building.hosts import apart, rooms_of
@@ -54,7 +55,7 @@ class Worth:
         self._receives: dict[tuple[int, Span], float] = {}
         self._shares: dict[tuple[Shape, ...], list[int]] = {}
         self._known_groups: dict[tuple[Ranges, ...], list[_Group]] = {}
-        self._known_sharing: dict[tuple[Ranges, ...], list[set[int]]] = {}
+        self._known_sharing: dict[tuple[Ranges, ...], list[list[int]]] = {}
         self._values: dict[Placed, float] = {}
 
     @cached_property
@@ -155,28 +156,27 @@ class Worth:
 
         `kinds`: of each pipeline; `complete`: see `_complete_s`.
         """
-        some = {kind: p for p, kind in enumerate(kinds)}  # a pipeline of each kind: the others complete theirs with it
         last = max(times for rows in complete.values() for row in rows for times in row)
-        groups, sharing = self._groups(placed.ranges), self._sharing(placed.ranges)
-        waiting: dict[int, list[tuple[float, int, float]]] = {}
-        for g, (layers, places) in enumerate(groups if len(kinds) > 1 else ()):
+        if len(kinds) == 1:
+            return last
+        some = {kind: p for p, kind in enumerate(kinds)}  # a pipeline of each kind: the others complete theirs with it
+        buckets, groups = self.shapes.buckets, []
+        for (layers, places), sharing in zip(self._groups(placed.ranges), self._sharing(placed.ranges), strict=True):
             on_host = Counter(self.host[placed.workers[p][s]] for p, s in places)
-            holders = (len(on_host), max(on_host.values()))
+            n_hosts, n_on_host = len(on_host), max(on_host.values())
             rows = [(complete[kind][s := places[p][1]], kind[0][s][0]) for kind, p in some.items()]
-            waiting[g] = [
-                (max(row[lowest - first] for row, first in rows), -lowest, self.shapes.buckets.seconds(*holders, size_bytes))
-                for lowest, size_bytes in reversed(self.shapes.buckets.of(layers))
-            ]
-        free = [0.0] * len(groups)
-        while waiting:
-            start_s, _, _, g = min((max(its[-1][0], free[g]), *its[-1][:2], g) for g, its in waiting.items())
-            done_s = start_s + waiting[g].pop()[2]
-            if not waiting[g]:
-                del waiting[g]
-            for other in sharing[g]:
-                free[other] = max(free[other], done_s)
-            last = max(last, done_s)
-        return last
+            its = buckets.of(layers)
+            groups.append(
+                kernel.Group(
+                    [max([row[lowest - first] for row, first in rows]) for lowest, _ in its],
+                    [lowest for lowest, _ in its],
+                    [buckets.seconds(n_hosts, n_on_host, size_bytes) for _, size_bytes in its],
+                    [],
+                    sharing,
+                    [],
+                )
+            )
+        return max(last, kernel.reduced_s(groups, 0))
 
     def _tails_s(self, ranges: Ranges, cuts: tuple[bool, ...]) -> list[list[float]]:
         """For each stage and each of its layers, what its pipeline still takes when its last backward has passed that layer."""
@@ -195,14 +195,16 @@ class Worth:
             self._known_groups[ranges] = list(_groups(ranges))
         return self._known_groups[ranges]
 
-    def _sharing(self, ranges: tuple[Ranges, ...]) -> list[set[int]]:
+    def _sharing(self, ranges: tuple[Ranges, ...]) -> list[list[int]]:
         """For each group, those that share a worker with it, itself among them."""
         if ranges not in self._known_sharing:
             at: dict[tuple[int, int], set[int]] = {}
             for g, (_, places) in enumerate(self._groups(ranges)):
                 for place in places:
                     at.setdefault(place, set()).add(g)
-            self._known_sharing[ranges] = [set().union(*(at[place] for place in places)) for _, places in self._groups(ranges)]
+            self._known_sharing[ranges] = [
+                sorted(set().union(*(at[place] for place in places))) for _, places in self._groups(ranges)
+            ]
         return self._known_sharing[ranges]
 
     def _moves_s(self, placed: Placed) -> float:

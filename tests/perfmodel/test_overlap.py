@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from odyssey.plan import ComputeOrder, Plan, Schedule
-from odyssey.schedule import Compute, Receive, Reduce, Send, program
+from odyssey.plan import Compute, ComputeOrder, Plan, Schedule
+from odyssey.schedule import Receive, Reduce, Send, program
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate
 from tests.odyssey.test_schedule import plain, plans
-from tests.planning import first_plan, layer, profile
+from tests.planning import first_plan, layer, order_of, profile
 
 MB = 2**20
 BUCKET_BYTES = 25 * MB
@@ -61,7 +61,7 @@ def test_in_halves_it_is_the_weight_gradient_that_completes_them() -> None:
     rows = [layer(str(i), gradient_bytes=30 * MB) for i in range(3)]
     of = profile(rows, 2, intra=Link(0.0, 30.0 * MB))
     plan = plain([[(0, 1), (1, 3)], [(0, 1), (1, 3)]], [1, 1])
-    orders = tuple(ComputeOrder(worker, (f"1F{k}", f"1I{k}", f"1W{k}")) for k, worker in ((0, 1), (1, 3)))
+    orders = tuple(order_of(worker, f"1F{k} 1I{k} 1W{k}") for k, worker in ((0, 1), (1, 3)))
     split = _with(plan, orders)
     reduced = next(span for span in simulate(split, of).spans(split, 1) if isinstance(span.op, Reduce))
     assert (reduced.start_s, reduced.end_s) == pytest.approx((1 + 4 + 1, 1 + 4 + 2 + 1))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
-from odyssey.plan import ComputeOrder, Estimate, Plan, Schedule, Transition
+from odyssey.plan import Estimate, Plan, Schedule, Transition
 from odyssey.schedule import program
 from perfmodel.costs import Costs
 from perfmodel.memory import peaks
@@ -18,7 +18,7 @@ from perfmodel.profile import Link, Recovery
 from perfmodel.timeline import simulate
 from perfmodel.transition import group_members, transition
 from tests.odyssey.test_schedule import plans
-from tests.planning import break_even, first_plan, layer, profile
+from tests.planning import break_even, first_plan, layer, order_of, profile
 from tests.strategies.test_split import plans as split_plans
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_price_is_to_the_bit_that_of_the_programs_also_where_alike_pipelines_w
 
 def test_workers_that_wait_for_each_other_have_no_price() -> None:
     of = profile(2, 2)
-    orders = (ComputeOrder(0, ("0F0", "0B0", "0F1", "0B1")), ComputeOrder(1, ("1F1", "1B1", "1F0", "1B0")))
+    orders = (order_of(0, "0F0 0B0 0F1 0B1"), order_of(1, "1F1 1B1 1F0 1B0"))
     plan = msgspec.structs.replace(first_plan(of, "1x2", 2), schedule=Schedule(orders=orders))
     with pytest.raises(PlanError, match=r"wait for each other: worker 0 at .*, worker 1 at "):
         price(plan, of, seconds_to_change=1e9)

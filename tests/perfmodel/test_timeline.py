@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
-from odyssey.plan import ComputeOrder, Plan, Schedule
-from odyssey.schedule import Compute, Receive, Send, program
+from odyssey.plan import Compute, Plan, Schedule
+from odyssey.schedule import Receive, Send, program
 from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate
 from tests.odyssey.test_schedule import plain, plans
-from tests.planning import FREE, first_plan, layer, profile
+from tests.planning import FREE, first_plan, layer, order_of, profile
 
 TURN = 3.0
 """Forward, input-gradient and weight-gradient of a layer of unit costs."""
@@ -132,7 +132,7 @@ def test_equal_pipelines_have_equal_times_for_their_own_ops() -> None:
 
 def test_programs_that_wait_for_each_other_are_a_plan_error() -> None:
     plan = plain([[(0, 1), (1, 2)]], [2])
-    orders = (ComputeOrder(0, ("0F0", "0B0", "0F1", "0B1")), ComputeOrder(1, ("1F1", "1B1", "1F0", "1B0")))
+    orders = (order_of(0, "0F0 0B0 0F1 0B1"), order_of(1, "1F1 1B1 1F0 1B0"))
     bad = msgspec.structs.replace(plan, schedule=Schedule(orders=orders))
     with pytest.raises(PlanError, match="worker 0 at 1B1<1, worker 1 at 0F1<0"):
         simulate(bad, profile(2, 3, 2))

@@ -300,7 +300,7 @@ def _interrupted(log: list[Event]) -> set[str]:
             case Pausing() if running is not None:
                 if running.schedule.rule == "split":
                     found.add("paused in halves")
-                if any("I" in op for order in running.schedule.orders for op in order.ops):
+                if any(op.kind == "I" for order in running.schedule.orders for op in order.ops):
                     found.add("paused in halves of other pipelines")
                 if running.is_cut:
                     found.add("paused with cut micro-batches")

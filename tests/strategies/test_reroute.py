@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey.pipelines import Stage
-from odyssey.plan import Plan
+from odyssey.plan import Compute, Plan
 from odyssey.plan_proof import prove
-from odyssey.schedule import Compute, dependency_order, program
+from odyssey.schedule import dependency_order, program
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate

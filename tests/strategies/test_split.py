@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from odyssey import split
 from odyssey.errors import PlanError
-from odyssey.ordering import Run, Tasks
 from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import LayerWork, Plan, Route, Schedule, Work, decode, encode
+from odyssey.plan import Compute, LayerWork, Plan, Route, Schedule, Work, decode, encode
 from odyssey.plan_proof import prove
-from odyssey.schedule import Compute, Drop, dependency_order, program
+from odyssey.schedule import Drop, dependency_order, program
 from perfmodel import catalog
 from perfmodel.price import price
 from perfmodel.profile import Profile
@@ -114,38 +113,6 @@ def test_it_ends_and_runs_everything_once_in_the_order_that_the_halves_need(plan
                 halves = [f"{s}{kind}{k}" for kind in "IW"] if f"{s}I{k}" in at else [f"{s}B{k}"]
                 assert [at.pop(op) for op in (f"{s}F{k}", *halves)] == sorted(ran_at(done, s, k))
     assert not at, "and nothing else"
-
-
-def general_order(plan: Plan) -> dict[int, list[tuple[str, int, int]]]:
-    """Of the first pipeline, by the scheduler for any pipelines, which knows no counts and no order of arrival."""
-    work = plan.schedule.work
-    assert work is not None
-    rows = [layer for layer in work.layers for _ in range(layer.n)]
-    its = plan.pipelines[0]
-    of = [split._stage(rows[stage.first : stage.stop]) for stage in its.stages]
-    tasks = Tasks()
-    for j, s in product(range(len(its.micro_batches)), range(len(of))):
-        tasks.worker.append(s)
-        tasks.name.append((s, j))
-        tasks.is_last.append(s == len(of) - 1)
-        tasks.splits.append(of[s].splits)
-        tasks.times.append(tuple(work.op_us + us for us in of[s].times_us))  # type: ignore[arg-type]
-        tasks.way.append(of[s - 1].transfer_us if s else 0)
-        tasks.keeps.append(of[s].activation_bytes)
-        tasks.defers.append(of[s].output_bytes)
-    n = len(its.micro_batches)
-    caps = {s: its.most_bytes(plan.schedule.cap, min(len(of) - s, n), work.room_bytes) for s, its in enumerate(of)}
-    run = Run(tasks, caps)
-    run.play()
-    return {s: list(row.order) for s, row in run.rows.items()}
-
-
-@given(plans())
-def test_where_micro_batches_are_alike_it_is_the_order_of_the_scheduler_for_any_pipelines(plan: Plan) -> None:
-    n_samples = plan.micro_batch * plan.n_micro_batches
-    plan = msgspec.structs.replace(plan, global_batch=n_samples)
-    for s, order in general_order(plan).items():
-        assert [op for op in split.split_sequence(plan, 0) if op[1] == s] == order
 
 
 def ran_at(done: Sequence[tuple[int, object]], stage: int, micro_batch: int) -> Iterator[int]:

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from odyssey.errors import PlanError
 from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Plan, Reduction, Schedule, decode, encode
+from odyssey.plan import Compute, Plan, Reduction, Schedule, decode, encode
 from odyssey.plan_proof import prove
-from odyssey.schedule import Compute, dependency_order, program
+from odyssey.schedule import dependency_order, program
 from perfmodel import catalog
 from perfmodel.costs import Costs
 from perfmodel.price import price

@@ -16,7 +16,7 @@ from odyssey.buckets import Bucket, Start, buckets, cuts, starts
 from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
 from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import ComputeOrder, Plan, Reduction, Schedule
+from odyssey.plan import Compute, Plan, Reduction, Schedule
 from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
@@ -24,9 +24,10 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
-from odyssey.schedule import Compute, Reduce, program
+from odyssey.schedule import Reduce, program
 from tests import models
 from tests.odyssey.test_schedule import plain, plans, with_orders
+from tests.planning import order_of
 
 MB = 2**20
 
@@ -178,7 +179,7 @@ def replicas(variant: str, order: str = "") -> Plan:
     """Two of the whole model, two micro-batches each."""
     ties = {"tied": ((0, 5),), "shared": ((1, 2, 3, 4),)}.get(variant, ())
     reduction = Reduction(tuple(range(6)), tuple(range(len(ties))))
-    schedule = Schedule(orders=(ComputeOrder(0, tuple(order.split())),)) if order else Schedule()
+    schedule = Schedule(orders=(order_of(0, order),)) if order else Schedule()
     stages = [(Stage(worker, 0, 6),) for worker in range(2)]
     pipelines = (Pipeline(stages[0], 0, 2), Pipeline(stages[1], 2, 4))
     return prove(Plan(1, "test", 0, 8, 2, 6, blocks_of(pipelines), (reduction,), ties=ties, schedule=schedule))
