@@ -14,7 +14,8 @@ from perfmodel.cells import Cell
 from perfmodel.costs import Costs
 from perfmodel.memory import Memory, peaks
 from perfmodel.profile import Profile
-from perfmodel.reducing import Ended, Layers, complete_s, ended
+from perfmodel.reducing import Ended, Layers, complete_s
+from perfmodel.reducing import ended as ended_in
 from perfmodel.running import Run
 from perfmodel.timeline import play
 from perfmodel.walk import Walked, walk
@@ -69,7 +70,7 @@ def _walked(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
     rows = [(worker, plan.place[worker], walked[worker]) for worker in cell.copies[0]]
     return CellCost(
         tuple(row.computed_s for _, _, row in rows),
-        tuple(complete_s(plan, costs, worker, _ended(plan, row)) for worker, _, row in rows),
+        tuple(complete_s(plan, costs, worker, ended(plan, row)) for worker, _, row in rows),
         tuple(
             memory.peak(plan.pipelines[p].stages[s], row.live_bytes, row.message_bytes, row.message_bytes)
             for _, (p, s), row in rows
@@ -77,7 +78,8 @@ def _walked(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
     )
 
 
-def _ended(plan: Plan, row: Walked) -> dict[Layers, Ended]:
+def ended(plan: Plan, row: Walked) -> dict[Layers, Ended]:
+    """For `complete_s`."""
     return {layers: Ended(end_s, kind, plan.n_samples(k)) for layers, (end_s, kind, k) in row.ended.items()}
 
 
@@ -89,6 +91,6 @@ def _played(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
     peak = peaks(plan, costs, cell.programs)
     return CellCost(
         tuple(run.times[worker][-1][1] if run.times[worker] else 0.0 for worker in workers),
-        tuple(complete_s(plan, costs, w, ended(plan, costs, cell.programs[w], run.times[w])) for w in workers),
+        tuple(complete_s(plan, costs, w, ended_in(plan, costs, cell.programs[w], run.times[w])) for w in workers),
         tuple(peak[worker] for worker in workers),
     )

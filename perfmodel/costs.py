@@ -10,11 +10,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
+from odyssey import kernel
 from odyssey.plan import Plan
 from perfmodel.profile import AllReduce, LayerProfile, Link, Profile
+
+
+class StagesCost(NamedTuple):
+    """A micro-batch at the stages of a pipeline. `sent`, `edges`: bytes before each, and those of a whole micro-batch."""
+
+    costs: list[kernel.Cost]
+    sent: list[float]
+    edges: list[int]
 
 
 class Costs:
@@ -25,6 +36,7 @@ class Costs:
         self.node_of = node_of or {}
         self._hosts = _Places(self.node_of, profile.cluster.ranks_per_node, profile.cluster.nodes_per_host)
         self._crowded: tuple[Plan, Mapping[int, int]] | None = None
+        self._stages: dict[tuple[tuple[tuple[int, int], ...], int], StagesCost] = {}
         loss = [0.0] * (len(profile.layers) - 1) + [profile.loss_s]
         self._seconds = {
             "F": _sums(layer.forward_s + loss_s for layer, loss_s in zip(profile.layers, loss, strict=True)),
@@ -33,6 +45,14 @@ class Costs:
             "W": _sums(profile.halves_scale * layer.weight_gradient_s for layer in profile.layers),
             "S": _sums(layer.optimizer_s for layer in profile.layers),
         }
+
+    def elsewhere(self, node_of: Mapping[int, int]) -> Costs:
+        """The same on other nodes."""
+        other = copy(self)
+        other.node_of, other._crowded = node_of, None
+        other._hosts = _Places(node_of, self.profile.cluster.ranks_per_node, self.profile.cluster.nodes_per_host)
+        other.__dict__.pop("node", None)
+        return other
 
     # -- seconds -------------------------------------------------------------------------------------------------------
 
@@ -44,6 +64,41 @@ class Costs:
             kind = "B"
         sums = self._seconds[kind]
         return (sums[stop] - sums[first]) * n_samples / self.profile.micro_batch + self.profile.op_overhead_s
+
+    def stages(self, ranges: tuple[tuple[int, int], ...], n_samples: int) -> StagesCost:
+        """A micro-batch of so many samples at the stages of a pipeline with these layers."""
+        known = self._stages.get((ranges, n_samples))
+        if known is None:
+            known = self._stages[ranges, n_samples] = self._stages_of(ranges, n_samples)
+        return known
+
+    def _stages_of(self, ranges: tuple[tuple[int, int], ...], n_samples: int) -> StagesCost:
+        part = self.profile.micro_batch
+        activations, outputs = self._activations, self._outputs
+        edges = [0, *(self.profile.layers[first - 1].output_bytes for first, _ in ranges[1:])]
+        return StagesCost(
+            [
+                kernel.Cost(
+                    self.compute_s("F", first, stop, n_samples),
+                    self.compute_s("B", first, stop, n_samples),
+                    self.compute_s("I", first, stop, n_samples),
+                    self.compute_s("W", first, stop, n_samples),
+                    (activations[stop] - activations[first]) * n_samples / part,
+                    (outputs[stop] - outputs[first]) * n_samples / part,
+                )
+                for first, stop in ranges
+            ],
+            [edge * n_samples / part for edge in edges],
+            edges,
+        )
+
+    @cached_property
+    def _activations(self) -> list[int]:
+        return self.sums(lambda layer: layer.activation_bytes)
+
+    @cached_property
+    def _outputs(self) -> list[int]:
+        return self.sums(lambda layer: layer.output_bytes)
 
     def left_s(self, kind: str, first: int, layer: int, n_samples: int) -> float:
         """What a `B` or `W` of a stage that begins with layer `first` still has to do when it has gone back through `layer`."""

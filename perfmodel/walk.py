@@ -122,7 +122,7 @@ class _Walk:
                 of = dict(self._routed.get(k, ()))
                 self._add_rows(tuple(of.get(s, row) for s, row in enumerate(own)), 1)
         whole, last = (
-            stages_cost(self._costs, ranges, self._plan.n_samples(k)) for k in (its.first_micro_batch, its.stop_micro_batch - 1)
+            self._costs.stages(ranges, self._plan.n_samples(k)) for k in (its.first_micro_batch, its.stop_micro_batch - 1)
         )
         tasks.is_first += [s == 0 for s in range(n_stages)] * n
         tasks.is_last += [s == n_stages - 1 for s in range(n_stages)] * n
@@ -151,38 +151,6 @@ class _Walk:
             before = 4 * first_of[its.first_micro_batch]
             return [before + op for op in ops] if before else ops
         return [4 * (first_of[op.micro_batch] + op.stage) + _NUMBER[op.kind] for op in compute_order(plan, worker)]
-
-
-@dataclass
-class StagesCost:
-    """A micro-batch at the stages of a pipeline. `sent`, `edges`: bytes before each, and those of a whole micro-batch."""
-
-    costs: list[kernel.Cost]
-    sent: list[float]
-    edges: list[int]
-
-
-def stages_cost(costs: Costs, ranges: Sequence[Layers], n_samples: int) -> StagesCost:
-    profile = costs.profile
-    part = profile.micro_batch
-    activations = costs.sums(lambda layer: layer.activation_bytes)
-    outputs = costs.sums(lambda layer: layer.output_bytes)
-    edges = [0, *(profile.layers[first - 1].output_bytes for first, _ in ranges[1:])]
-    return StagesCost(
-        [
-            kernel.Cost(
-                costs.compute_s("F", first, stop, n_samples),
-                costs.compute_s("B", first, stop, n_samples),
-                costs.compute_s("I", first, stop, n_samples),
-                costs.compute_s("W", first, stop, n_samples),
-                (activations[stop] - activations[first]) * n_samples / part,
-                (outputs[stop] - outputs[first]) * n_samples / part,
-            )
-            for first, stop in ranges
-        ],
-        [edge * n_samples / part for edge in edges],
-        edges,
-    )
 
 
 @lru_cache(maxsize=64)

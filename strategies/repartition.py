@@ -24,8 +24,9 @@ from strategies.situation import Proposal, Situation
 
 NAME = "repartition"
 SUMMARY = "The survivors regroup in pipelines that may differ in length, split by measured cost; few bytes are moved."
-N_RENEWED, N_RENEWED_OF_MANY = 3, 2
-"""Layouts that are priced exactly, and those for more than `MANY_WORKERS`."""
+N_RENEWED, N_RENEWED_OF_FEW, N_RENEWED_OF_MANY = 6, 3, 2
+"""Layouts that are priced exactly: fewer of few workers, each of which is placed in many ways, and for more than
+`MANY_WORKERS`."""
 MANY_WORKERS = 1024
 MUCH_SLOWER = 1.02
 """For so many, layouts that take so many times as long as the best one by closed form are not realised: the moves of a large
@@ -50,7 +51,7 @@ def propose(situation: Situation) -> list[Proposal]:
         return len(lengths) >= n_holders
 
     few, many = len(situation.alive) <= EXHAUSTIVE_WORKERS, len(situation.alive) > MANY_WORKERS
-    n_renewed = N_RENEWED_OF_MANY if many else N_RENEWED
+    n_renewed = N_RENEWED_OF_MANY if many else N_RENEWED_OF_FEW if few else N_RENEWED
     found = layouts(shapes, len(situation.alive), n_renewed, also=is_safe, rooms=tuple(worth.rooms.values()))
     renewals = [(draft, _closed_s(shapes, draft)) for draft in (_renew(situation, plan, shapes, its) for its in found)]
     enough_s = min((MUCH_SLOWER * its_s for _, its_s in renewals), default=math.inf) if many else math.inf
@@ -62,7 +63,7 @@ def propose(situation: Situation) -> list[Proposal]:
         return [Proposal(NAME, None, no_layout(situation, len(situation.alive)))]
     proposals = []
     seen = set()
-    for draft in drafts:
+    for draft in sorted(drafts, key=lambda draft: _closed_s(shapes, draft)):  # the best first: others are soon seen to be none
         key = tuple(sorted(ranges for ranges, _ in draft))
         if key not in seen:
             seen.add(key)
@@ -76,7 +77,7 @@ def _closed_s(shapes: Shapes, draft: Draft) -> float:
     whole = Counter(shapes.shape(ranges) for ranges, _ in draft)
     if not has_halves(shapes.profile):
         return shapes.closed_s(whole)
-    return min(shapes.closed_s(whole), shapes.closed_s({shapes.halves.of(shape): n for shape, n in whole.items()}))
+    return min(shapes.closed_s(whole), shapes.in_halves_s(whole))
 
 
 def _workers(pipeline: Pipeline, alive: set[int]) -> list[int | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, zip_longest
 
 from perfmodel.costs import has_halves
 from strategies.building.closed_form import Shape, distribute
@@ -24,7 +25,7 @@ N_OVER_HOSTS = 50
 MOST_OVER_HOSTS = 256
 """For more workers all layouts are ranked as if they were on one host."""
 N_IN_HALVES = 100
-"""Layouts, the best without, among which the one is that is best with backwards in halves."""
+"""Layouts, the best without, that are ranked with backwards in halves as well."""
 N_LOOKED_AT = 500
 """Layouts among which one with a property that was asked for is looked for."""
 
@@ -41,36 +42,31 @@ def layouts(
 
     The few are unlike each other: of layouts that mix the same lengths in other numbers (for many workers: that have the
     same most frequent length) only the best is given. Where `also` holds for none of them, the best for which it does
-    comes last, if it is among the first `N_LOOKED_AT`. One of several is the best with backwards in halves, which favour longer
-    pipelines. `rooms`: workers on each host, where it matters on which they are.
+    comes last, if it is among the first `N_LOOKED_AT`. Where backwards can be in halves, which favours longer pipelines, every
+    other one is of the best with them. `rooms`: workers on each host, where it matters on which they are.
     """
     n_micro_batches = shapes.n_micro_batches
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
     candidates = [c for c in _lengths(usable, n_workers, n_micro_batches) if len(c) >= min_pipelines]
     scored = _scored(shapes, n_workers, candidates, rooms if n_workers <= MOST_OVER_HOSTS else ())
-    chosen: list[tuple[int, ...]] = []
-    seen: set[object] = set()
-    for _, _, lengths in scored:
-        kind: object = frozenset(lengths) if n_workers <= EXHAUSTIVE_WORKERS else Counter(lengths).most_common(1)[0][0]
-        if rooms and n_workers <= EXHAUSTIVE_WORKERS:
-            kind = lengths
-        if kind not in seen:
-            seen.add(kind)
-            chosen.append(lengths)
-            if len(chosen) == n_best:
-                break
-    if n_best > 1 and len(chosen) == n_best and has_halves(shapes.profile):
-        in_halves = min((lengths for *_, lengths in scored[:N_IN_HALVES]), key=lambda lengths: _in_halves_s(shapes, lengths))
-        if in_halves not in chosen:
-            chosen[-1] = in_halves
+    rankings = [[lengths for *_, lengths in scored]]
+    if has_halves(shapes.profile):
+        rankings.append(sorted(rankings[0][:N_IN_HALVES], key=lambda lengths: shapes.in_halves_s(shapes.count(lengths))))
+
+    def kind(lengths: tuple[int, ...]) -> object:
+        if n_workers > EXHAUSTIVE_WORKERS:
+            return Counter(lengths).most_common(1)[0][0]
+        return lengths if rooms else frozenset(lengths)
+
+    best_of: list[dict[object, tuple[int, ...]]] = [{} for _ in rankings]
+    for ranking, best in zip(rankings, best_of, strict=True):
+        for lengths in ranking:
+            best.setdefault(kind(lengths), lengths)
+    in_turn = (lengths for row in zip_longest(*(best.values() for best in best_of)) for lengths in row if lengths is not None)
+    chosen = list(islice(dict.fromkeys(in_turn), n_best))
     if also is not None and not any(map(also, chosen)):
         chosen += next(([lengths] for _, _, lengths in scored[:N_LOOKED_AT] if also(lengths)), [])
     return chosen
-
-
-def _in_halves_s(shapes: Shapes, lengths: tuple[int, ...]) -> float:
-    """Closed form of a step with backwards in halves."""
-    return shapes.closed_s({shapes.halves.of(shape): n for shape, n in shapes.count(lengths).items()})
 
 
 def _scored(
@@ -114,7 +110,7 @@ def _shared_s(shapes: Shapes, hosts: Hosts) -> float:
     if shares is None:
         return math.inf
     shares = shapes.shares_alone(ranges, cuts, shares)
-    slowest_s = max(max(shapes.alone(*row).computed_s) for row in zip(ranges, cuts, shares, strict=True))
+    slowest_s = max(shapes.alone(*row).computed_s for row in zip(ranges, cuts, shares, strict=True))
     return slowest_s + shapes.reduce_s(Counter(closed), len({row[0] for row in hosts}))
 
 

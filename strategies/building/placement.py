@@ -21,7 +21,8 @@ from strategies.building.closed_form import Ranges
 from strategies.building.compose import Slot, assign, fewest_bytes
 from strategies.building.hosts import Hosts, pipelines_together, stages_together
 from strategies.building.layouts import EXHAUSTIVE_WORKERS
-from strategies.building.worth import Placed, Worth
+from strategies.building.worth import Kind, Pattern, Placed, Worth
+from strategies.situation import NODE_PRICE
 
 MOST_WEIGHED, MOST_WEIGHED_AT_START = 32, 256
 """For more workers, after a loss and for a first plan, only the fewest bytes count, and among equals the hosts."""
@@ -41,24 +42,30 @@ Place = tuple[int, int]
 
 
 def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list[Placed]:
-    """The best placements found of pipelines with these layers, best first; more than one only for few workers. `slots`: of all
-    stages, pipeline by pipeline."""
+    """The best placements found of pipelines with these layers, best first; more than one only for few workers, and only of a
+    layout that might be the best of those that were placed so far. `slots`: of all stages, pipeline by pipeline."""
     n_workers = len(worth.host)
     rows = tuple(ranges)
     least = _least(worth, rows, slots)
     few = n_workers <= EXHAUSTIVE_WORKERS
-    most = MOST_WEIGHED if worth.situation.plan is not None else MOST_WEIGHED_AT_START
-    if n_workers > most or not (few or worth.rooms or worth.nodes_matter):
+    most_weighed = MOST_WEIGHED if worth.situation.plan is not None else MOST_WEIGHED_AT_START
+    if n_workers > most_weighed or not (few or worth.rooms or worth.nodes_matter):
         return [least]
     beginnings = _beginnings(worth, rows, least)
     if few and worth.is_exact:
         for other in _other_splits(worth, rows):
             slots = [(*layers, None) for row in other for layers in row]
             beginnings += _beginnings(worth, other, _least(worth, other, slots))
-    found = {placed: worth.of(placed) for placed in beginnings}
-    for beginning in heapq.nlargest(N_BEGINNINGS if few else 1, found, key=found.__getitem__):
-        found.update(_stepped(worth, beginning, (N_STEPS if few else N_STEPS_OF_MANY) // n_workers))
-    return heapq.nlargest(N_PRICED if few else 1, found, key=found.__getitem__)
+    found = {worth.kind(placed): placed for placed in reversed(beginnings)}
+    worth.most = most = max(worth.most, *map(worth.of, found.values()))
+    if few and 1 / worth.shapes.least_s([len(row) for row in rows]) < (1 - NODE_PRICE) * most:
+        return [max(found.values(), key=worth.of)]
+    for beginning in heapq.nlargest(N_BEGINNINGS if few else 1, found.values(), key=worth.of):
+        _step(worth, beginning, (N_STEPS if few else N_STEPS_OF_MANY) // n_workers, found)
+    best: dict[Pattern, Placed] = {}
+    for placed in sorted(found.values(), key=worth.of, reverse=True):
+        best.setdefault(worth.pattern(placed), placed)
+    return list(best.values())[: N_PRICED if few else 1]
 
 
 def _least(worth: Worth, rows: Rows, slots: Sequence[Slot]) -> Placed:
@@ -167,14 +174,10 @@ class _Swap:
     a: Place
     b: Place
 
-    def after(self, worth: Worth, placed: Placed) -> Placed | None:
-        """None where it makes no difference."""
+    def after(self, worth: Worth, placed: Placed) -> Placed:
         (p, s), (q, t) = self.a, self.b
-        one, other = placed.workers[p][s], placed.workers[q][t]
-        if worth.alike(one, other):
-            return None
         rows = list(map(list, placed.workers))
-        rows[p][s], rows[q][t] = other, one
+        rows[p][s], rows[q][t] = rows[q][t], rows[p][s]
         return Placed(placed.ranges, tuple(map(tuple, rows)))
 
 
@@ -185,12 +188,10 @@ class _Idle:
     number: int
     at: Place
 
-    def after(self, worth: Worth, placed: Placed) -> Placed | None:
+    def after(self, worth: Worth, placed: Placed) -> Placed:
         p, s = self.at
         busy = {worker for row in placed.workers for worker in row}
         idle = [worker for worker in worth.host if worker not in busy][self.number]
-        if worth.alike(idle, placed.workers[p][s]):
-            return None
         rows = list(map(list, placed.workers))
         rows[p][s] = idle
         return Placed(placed.ranges, tuple(map(tuple, rows)))
@@ -218,19 +219,18 @@ class _Shift:
         return Placed(tuple(ranges), placed.workers)
 
 
-def _stepped(worth: Worth, placed: Placed, n_steps: int) -> dict[Placed, float]:
-    """Steps are tried in turn, and taken if they are worth it, until none is or so many were tried: all those, with worth."""
+def _step(worth: Worth, placed: Placed, n_steps: int, found: dict[Kind, Placed]) -> None:
+    """Steps are tried in turn, and taken if they are worth it, until none is or so many new ones were `found`."""
     steps = list(_steps(worth, placed))
-    found = {placed: worth.of(placed)}
     i = since = 0
-    while since < len(steps) and len(found) <= n_steps:
+    value, most = worth.of(placed), len(found) + n_steps
+    while since < len(steps) and len(found) <= most:
         other = steps[i].after(worth, placed)
         i, since = (i + 1) % len(steps), since + 1
-        if other is not None and other not in found:
-            found[other] = worth.of(other)
-            if found[other] > found[placed]:
-                placed, since = other, 0
-    return found
+        if other is not None:
+            found.setdefault(worth.kind(other), other)
+            if (its := worth.of(other)) > value:
+                placed, value, since = other, its, 0
 
 
 def _steps(worth: Worth, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:

@@ -8,14 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, repeat
+from typing import NamedTuple
 
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan
-from perfmodel.cell_cost import CellCost, cell_cost
-from perfmodel.cells import plain_cell
-from perfmodel.costs import Costs
+from perfmodel.cell_cost import ended
+from perfmodel.costs import Costs, has_halves
 from perfmodel.memory import most_message_bytes
 from perfmodel.profile import Profile
+from perfmodel.reducing import complete_s
+from perfmodel.walk import walk
 from strategies.building.buckets import Buckets
 from strategies.building.closed_form import Ranges, Shape, bottleneck_s, slowest_s
 from strategies.building.halves import Halves
@@ -23,6 +25,16 @@ from strategies.building.hosts import room_of
 
 MOST_SPLITS = 500
 """Splits that are all looked at."""
+TURNS = 3
+"""As many micro-batches as stages are a turn of a pipeline: after so many, one takes as long as another."""
+
+
+class Alone(NamedTuple):
+    """When a pipeline by itself has computed, and for each stage and each of its layers when the gradients of it and of all
+    above are complete."""
+
+    computed_s: float
+    complete_s: Sequence[Sequence[float]]
 
 
 class Shapes:
@@ -55,7 +67,7 @@ class Shapes:
         """Within hosts and between them: behind each layer, its output there and the gradient back."""
         self._needs: dict[int, list[int]] = {}
         self._known: dict[int, Shape | None] = {}
-        self._alone: dict[tuple[Ranges, tuple[bool, ...], int], CellCost] = {}
+        self._alone: dict[tuple[Ranges, tuple[bool, ...], int], Alone] = {}
         self._by_ranges: dict[tuple[Ranges, tuple[bool, ...]], Shape] = {}
 
     def of(self, n_stages: int) -> Shape | None:
@@ -95,8 +107,22 @@ class Shapes:
         n_stages = len(ranges)
         return all(stop <= self._reach(s, n_stages, first, math.inf) for s, (first, stop) in enumerate(ranges))
 
-    def alone(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> CellCost:
-        """When a pipeline with a device for each stage has computed so many micro-batches, to the last bit."""
+    def alone(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> Alone:
+        """When a pipeline with a device for each stage has computed so many micro-batches.
+
+        Exact for few; after that a pipeline takes as much longer for as many more as it has stages each time. More never take
+        less than fewer.
+        """
+        n_stages = len(ranges)
+        n_turns, n_more = divmod(n_micro_batches, n_stages)
+        if n_turns <= TURNS:
+            return self._walked(ranges, cuts, n_micro_batches)
+        turn_s = self._walked(ranges, cuts, (TURNS + 1) * n_stages).computed_s
+        turn_s -= self._walked(ranges, cuts, TURNS * n_stages).computed_s
+        its, later_s = self._walked(ranges, cuts, TURNS * n_stages + n_more), (n_turns - TURNS) * turn_s
+        return Alone(its.computed_s + later_s, [[at + later_s for at in row] for row in its.complete_s])
+
+    def _walked(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> Alone:
         key = (ranges, cuts, n_micro_batches)
         known = self._alone.get(key)
         if known is None:
@@ -106,8 +132,13 @@ class Shapes:
             pipeline, n_layers = Pipeline(stages, 0, n_micro_batches), len(profile.layers)
             plan = Plan(0, "", 0, samples, profile.micro_batch, n_layers, blocks_of([pipeline]), ())
             nodes = accumulate(cuts, lambda node, cut: node + cut * cluster.nodes_per_host, initial=0)
-            costs = Costs(profile, dict(enumerate(nodes)))
-            known = self._alone[key] = cell_cost(plan, costs, plain_cell(plan, 0, costs))
+            costs = self._costs.elsewhere(dict(enumerate(nodes)))
+            walked = walk(plan, costs, [0])
+            assert walked is not None, "1F1B ends"
+            known = self._alone[key] = Alone(
+                max(its.computed_s for its in walked.values()),
+                [complete_s(plan, costs, worker, ended(plan, its)) for worker, its in walked.items()],
+            )
         return known
 
     def shares_alone(self, ranges: Sequence[Ranges], cuts: Sequence[tuple[bool, ...]], shares: Sequence[int]) -> list[int]:
@@ -116,7 +147,7 @@ class Shapes:
         better = list(shares)
 
         def seconds(p: int, n_more: int) -> float:
-            return max(self.alone(ranges[p], cuts[p], better[p] + n_more).computed_s)
+            return self.alone(ranges[p], cuts[p], better[p] + n_more).computed_s
 
         while True:
             slowest = max(range(len(better)), key=lambda p: seconds(p, 0))
@@ -148,6 +179,20 @@ class Shapes:
         if sum(pipelines.values()) > self.n_micro_batches:
             return math.inf
         return slowest_s(pipelines, self.n_micro_batches) + self.reduce_s(pipelines, n_hosts)
+
+    def in_halves_s(self, pipelines: Mapping[Shape, int]) -> float:
+        """The same with backwards in halves."""
+        return self.closed_s({self.halves.of(shape): n for shape, n in pipelines.items()})
+
+    def least_s(self, lengths: Iterable[int]) -> float:
+        """About the least that a step of pipelines of such lengths takes: each on one host, no reductions, in halves if that is
+        faster."""
+        pipelines = self.count(lengths)
+        least_s = slowest_s(pipelines, self.n_micro_batches)
+        if has_halves(self.profile):
+            in_halves = {self.halves.of(shape): n for shape, n in pipelines.items()}
+            least_s = min(least_s, slowest_s(in_halves, self.n_micro_batches))
+        return least_s
 
     def reduce_s(self, pipelines: Mapping[Shape, int], n_hosts: int | None) -> float:
         """What the last backward leaves of the reductions of the largest first stage."""

@@ -31,6 +31,13 @@ NOT_AS_ASKED = 1e-3
 """What is left of the worth of a placement for each node whose loss it should survive and does not."""
 
 
+Kind = tuple[tuple[Ranges, tuple[int, ...]], ...]
+"""Of a placement: the layers of each pipeline, and the classes of its workers."""
+
+Pattern = tuple[tuple[Ranges, ...], tuple[tuple[int, ...], ...]]
+"""The layers of each pipeline, and its hosts, by numbers in the order in which they come."""
+
+
 @dataclass(frozen=True)
 class Placed:
     """Layer ranges and workers of each pipeline."""
@@ -56,7 +63,10 @@ class Worth:
         self._shares: dict[tuple[Shape, ...], list[int]] = {}
         self._known_groups: dict[tuple[Ranges, ...], list[_Group]] = {}
         self._known_sharing: dict[tuple[Ranges, ...], list[list[int]]] = {}
-        self._values: dict[Placed, float] = {}
+        self._values: dict[Kind, float] = {}
+        self._steps_s: dict[Pattern, float] = {}
+        self.most = 0.0
+        """Of what was placed so far."""
 
     @cached_property
     def span(self) -> dict[int, Span]:
@@ -89,9 +99,20 @@ class Worth:
         """(host, layer) that someone holds there."""
         return {(self.host[worker], layer) for worker, span in self.span.items() for layer in range(*span)}
 
-    def alike(self, a: int, b: int) -> bool:
-        """Whether it makes no difference which of them is where."""
-        return self.host[a] == self.host[b] and self.node[a] == self.node[b] and self.span[a] == self.span[b]
+    @cached_property
+    def _class(self) -> dict[int, int]:
+        """Of each survivor: of those of one class it makes no difference which of them is where."""
+        numbers: dict[tuple[int, int, Span], int] = {}
+        return {
+            worker: numbers.setdefault((host, self.node[worker], self.span[worker]), len(numbers))
+            for worker, host in self.host.items()
+        }
+
+    def kind(self, placed: Placed) -> Kind:
+        """Equal for placements of which one is as good as the other."""
+        of = self._class
+        rows = zip(placed.ranges, placed.workers, strict=True)
+        return tuple(sorted((ranges, tuple([of[worker] for worker in row])) for ranges, row in rows))
 
     def has_bytes(self, worker: int, layers: Span) -> int:
         """Of the state of `layers`, what a worker holds."""
@@ -100,18 +121,32 @@ class Worth:
 
     def of(self, placed: Placed) -> float:
         """Expected steps per second, less what it may cost to survive the loss of any node."""
-        known = self._values.get(placed)
+        kind = self.kind(placed)
+        known = self._values.get(kind)
         if known is None:
-            known = self._values[placed] = self._of(placed)
+            known = self._values[kind] = self._of(placed)
         return known
 
     def _of(self, placed: Placed) -> float:
+        pattern = self.pattern(placed)
+        if pattern not in self._steps_s:
+            self._steps_s[pattern] = self._step_s(placed)
+        return self.situation.change.survival(self._moves_s(placed)) / self._steps_s[pattern] * self.risk(placed)
+
+    def pattern(self, placed: Placed) -> Pattern:
+        """Equal for placements whose steps take the same time, whoever of a host has which stage there."""
+        numbers: dict[int, int] = {}
+        host = self.host
+        return placed.ranges, tuple(
+            tuple([numbers.setdefault(host[worker], len(numbers)) for worker in row]) for row in placed.workers
+        )
+
+    def _step_s(self, placed: Placed) -> float:
         cuts = self._cuts(placed)
         shapes = tuple(map(self.shapes.shape, placed.ranges, cuts))
         kinds = list(zip(placed.ranges, cuts, self._shared(placed, shapes, cuts), strict=True))
         complete = {kind: self._complete_s(*kind) for kind in dict.fromkeys(kinds)}
-        step_s = self._reduced_s(placed, kinds, complete)
-        return self.situation.change.survival(self._moves_s(placed)) / step_s * self.risk(placed)
+        return self._reduced_s(placed, kinds, complete)
 
     def _complete_s(self, ranges: Ranges, cuts: tuple[bool, ...], n_micro_batches: int) -> Sequence[Sequence[float]]:
         """For each stage of a pipeline, and each of its layers: when the gradients of it and of all above are complete."""
