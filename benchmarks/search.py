@@ -1,7 +1,8 @@
 """What a search costs as jobs grow: `python -m benchmarks.search`.
 
 A search after a loss, as a job makes it that has nothing prepared: in a process that has found the first layout and nothing
-else. Two models, 8 stages and 32, for 8 to 16,384 workers, one loss and eight at once. Time is processor time of one thread;
+else. Two models, 8 stages and 32 (as many as leave two pipelines), for 8 to 16,384 workers on two nodes at least, one loss and
+eight at once. Time is processor time of one thread;
 memory is the process's high-water mark; the plan is the chosen one as it is sent.
 """
 
@@ -42,8 +43,9 @@ class Config(msgspec.Struct, frozen=True):
 CONFIGS = {"6.7b": Config("gpt3-6.7b@a100-32", 8, 4), "65b": Config("llama-65b@a100-32", 32, 2)}
 ABOUT = (
     "One search after losses, with nothing prepared: processor seconds of one thread, the process's largest memory, the "
-    "chosen plan as JSON. 4 micro-batches a rank in 8 stages (6.7B) and 2 in 32 stages (65B). Growth is the exponent x of n^x "
-    "from 1,024 to 16,384 workers. Fewer workers than stages, or losses that leave a layer without holder, are left out."
+    "chosen plan as JSON. 4 micro-batches a rank in 8 stages (6.7B) and 2 in 32 stages (65B), fewer where that leaves no two "
+    "pipelines; nodes of 8, of 4 for 8 workers. Growth is the exponent x of n^x from 1,024 to 16,384 workers. What does not fit, "
+    "or losses that leave a layer without holder, are left out."
 )
 
 
@@ -67,7 +69,7 @@ def main() -> None:
 def summary(rows: list[dict[str, Cell]], seconds: dict[tuple[str, int, int], float]) -> dict[str, float]:
     """The worse of both models after one loss, at two sizes; how it grows between the larger ones."""
     result: dict[str, float] = {}
-    for size in (64, 16384):
+    for size in (8, 64, 16384):
         if worst := [s for (_, n, lost), s in seconds.items() if (n, lost) == (size, 1)]:
             result[f"search_cpu_s_{size}"] = max(worst)
     if sizes := [float(row["plan kB"] or 0.0) for row in rows if row["workers"] == 16384]:
@@ -81,10 +83,11 @@ def summary(rows: list[dict[str, Cell]], seconds: dict[tuple[str, int, int], flo
 def measure(name: str, n_workers: int, n_lost: int) -> dict[str, Cell] | None:
     """One search; None where there is nothing to search."""
     config = CONFIGS[name]
-    if n_workers < 2 * config.n_stages and n_workers < config.n_stages + n_lost:
+    if 2 * n_lost > n_workers:
         return None
+    n_stages = min(config.n_stages, n_workers // 2)
     profile = msgspec.structs.replace(load_job(config.job).profile, global_batch=config.per_rank * n_workers)
-    chosen = best(initial_plan(_situation(profile, n_workers), f"{n_workers // config.n_stages}x{config.n_stages}"))
+    chosen = best(initial_plan(_situation(profile, n_workers), f"{n_workers // n_stages}x{n_stages}"))
     if chosen is None or chosen.plan is None:
         return None
     plan = chosen.plan
@@ -130,7 +133,7 @@ def _situation(profile: Profile, n_workers: int) -> Situation:
         lost=(),
         respawnable=(),
         held={},
-        node_of={worker: worker // RANKS_PER_NODE for worker in range(n_workers)},
+        node_of={worker: worker // min(RANKS_PER_NODE, n_workers // 2) for worker in range(n_workers)},
         profile=profile,
         seconds_to_change=D_S,
     )

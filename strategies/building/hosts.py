@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from perfmodel.profile import Cluster
 
@@ -58,13 +58,18 @@ def pipelines_together(
     return rows
 
 
-def stages_together(lengths: Sequence[int], rooms: Mapping[int, int]) -> Hosts:
-    """The same depth of all pipelines on one host, as far as that goes: from the first stages to the last on one host after the
-    other, as `rooms` has them."""
-    hosts = iter([host for host, room in rooms.items() for _ in range(room)])
+def stages_together(lengths: Sequence[int], rooms: Mapping[int, int], n_hosts: int = 1) -> Hosts:
+    """The same depth of all pipelines on one host, or on so many, as far as that goes: from the first stages to the last on one
+    group of hosts after the other, as `rooms` has them. In a group pipelines keep to hosts."""
+    places = sorted(((s + 0.5) / n, p, s) for p, n in enumerate(lengths) for s in range(n))
     rows: Hosts = [[0] * n for n in lengths]
-    for _, p, s in sorted(((s + 0.5) / n, p, s) for p, n in enumerate(lengths) for s in range(n)):
-        rows[p][s] = next(hosts)
+    left = iter(places)
+    hosts = list(rooms)
+    for group in (hosts[i : i + n_hosts] for i in range(0, len(hosts), n_hosts)):
+        own = islice(left, sum(rooms[host] for host in group))
+        on = iter([host for host in group for _ in range(rooms[host])])
+        for _, p, s in sorted(own, key=lambda place: (place[1] % len(group), place)):
+            rows[p][s] = next(on)
     return rows
 
 

@@ -2,9 +2,9 @@
 
 What a price depends on here: activations between stages that follow each other, reductions among those that hold the same
 layers (both within hosts or between them), state that moves after a loss, and whether one node has all holders of some layer.
-Three beginnings: the fewest bytes moved, pipelines that keep to hosts, and stages that do. The best of them goes on by small
-steps, as many as the size of the job leaves time for: two workers change places, an idle one takes a place, a layer goes to the
-next stage.
+The beginnings: the fewest bytes moved, pipelines that keep to hosts, and stages that keep to one, two, four, … of them: what is
+between survives the loss of a node. The best of them goes on by small steps, as many as the size of the job leaves time for:
+two workers change places, an idle one takes a place, a layer goes to the next stage.
 
 All of it by closed form (worth.py), in which nothing is simulated; the price then has the last word.
 """
@@ -56,7 +56,9 @@ def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list
         for other in _other_splits(worth, rows):
             slots = [(*layers, None) for row in other for layers in row]
             beginnings += _beginnings(worth, other, _least(worth, other, slots))
-    found = {worth.kind(placed): placed for placed in reversed(beginnings)}
+    found: dict[Kind, Placed] = {}
+    for placed in beginnings:
+        found.setdefault(worth.kind(placed), placed)
     worth.most = most = max(worth.most, *map(worth.of, found.values()))
     if few and 1 / worth.shapes.least_s([len(row) for row in rows]) < (1 - NODE_PRICE) * most:
         return [max(found.values(), key=worth.of)]
@@ -130,14 +132,15 @@ def _regrouped(worth: Worth, placed: Placed) -> Placed:
 
 
 def _hosts(worth: Worth, least: Placed) -> list[Hosts]:
-    """Hosts of all stages, where pipelines keep to them and where stages do. Of few hosts the stages begin on any."""
+    """Hosts of all stages, where pipelines keep to them, and stages to one or a few. Of few hosts the stages begin on any."""
     lengths = [len(row) for row in least.ranges]
     kept = _kept(worth, least) if worth.situation.plan is not None else {}
     together = pipelines_together(lengths, worth.rooms, kept)
     found = [together, [row[::-1] for row in together]]
     few = len(worth.rooms) <= FEW_HOSTS and len(worth.host) <= EXHAUSTIVE_WORKERS
     for order in permutations(worth.rooms) if few else [tuple(worth.rooms)]:
-        found.append(stages_together(lengths, {host: worth.rooms[host] for host in order}))
+        rooms = {host: worth.rooms[host] for host in order}
+        found += (stages_together(lengths, rooms, 1 << i) for i in range((len(rooms) - 1).bit_length()))
     return found
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from odyssey.errors import UsageError
 from odyssey.layout import parse_layout
+from perfmodel import catalog
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.building import compose
@@ -278,3 +279,12 @@ def test_a_worker_that_keeps_its_layers_is_not_moved() -> None:
     table = search(situation(of, plan, without(plan)), "repartition")
     same = [c.plan for c in table if c.plan is not None and c.plan.layout() == "2x2"]
     assert same and same[0].moves == () and same[0].pipelines == plan.pipelines
+
+
+def test_more_layouts_that_are_asked_for_are_those_of_fewer_and_others() -> None:
+    """Every other one is of the best in halves, so none is left out for another one of its lengths."""
+    of = catalog.load_job("gpt3-3.35b@a100-32").profile
+    shapes = Shapes(of, 72)
+    few, many = (layouts(shapes, 22, n, rooms=(8, 7, 7)) for n in (3, 6))
+    assert many[:3] == few and len(set(many)) == len(many) > 3
+    assert min(many, key=lambda its: shapes.in_halves_s(shapes.count(its))) in few

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +10,12 @@ from hypothesis import strategies as st
 from benchmarks.optimality import Everything
 from benchmarks.plan_cases import found_by_search, small_job, worth
 from odyssey.plan import Plan
+from perfmodel import catalog
 from perfmodel.profile import Link, Profile
 from strategies.building.closed_form import bottleneck_s
 from strategies.building.hosts import pipelines_together, stages_together
+from strategies.building.shapes import shapes_of
+from strategies.building.worth import Placed, Worth
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Objective
 from tests.planning import first_plan, layer, profile, situation, unsplit, without
@@ -63,7 +67,7 @@ def test_after_a_loss_pipelines_keep_to_hosts_where_no_more_bytes_move_for_it() 
         assert len({(stage.worker or 0) // 6 for stage in pipeline.stages}) == 1
 
 
-@pytest.mark.parametrize(("kind", "number"), [("hosts", n) for n in (0, 1, 4, 5, 6, 15, 29, 57, 59)] + [("one host", 11)])
+@pytest.mark.parametrize(("kind", "number"), [("hosts", n) for n in (0, 1, 4, 5, 6, 15, 29, 49, 57, 59)] + [("one host", 11)])
 def test_small_jobs_are_near_the_best_of_all_their_plans(kind: str, number: int) -> None:
     of = small_job(kind, number)
     assert of is not None
@@ -87,7 +91,8 @@ def test_a_turn_is_the_largest_mean_of_stages_in_a_row_with_their_hops(costs: li
 def test_no_host_gets_more_stages_than_it_has_workers(lengths: list[int], rooms: list[int]) -> None:
     if sum(rooms) < sum(lengths):
         return
-    for rows in (pipelines_together(lengths, dict(enumerate(rooms))), stages_together(lengths, dict(enumerate(rooms)))):
+    on = dict(enumerate(rooms))
+    for rows in (pipelines_together(lengths, on), *(stages_together(lengths, on, n_hosts) for n_hosts in (1, 2, 3))):
         assert [len(row) for row in rows] == lengths
         flat = [host for row in rows for host in row]
         assert all(flat.count(host) <= room for host, room in enumerate(rooms))
@@ -99,6 +104,24 @@ def test_no_host_gets_more_stages_than_it_has_workers(lengths: list[int], rooms:
 def test_two_pipelines_that_fit_on_one_node_are_put_on_two() -> None:
     plan = chosen(job(4, 8, 4, gradient=10**3, output=10**3, inter=QUICK), "2x2", 8, Aim())
     assert all(len(nodes_of(plan, layer, 4)) == 2 for layer in range(4))
+
+
+@pytest.mark.parametrize("global_batch", [64, 128])
+def test_stages_are_on_two_of_eight_nodes_where_that_costs_less_than_one_and_than_all(global_batch: int) -> None:
+    """8x8 on 8 nodes: with a stage's copies on one node the loss of it ends the job, with them on all pipelines are quick and
+    reductions slow."""
+    of = msgspec.structs.replace(catalog.load_job("gpt3-6.7b@a100-32").profile, global_batch=global_batch)
+    start = situation(of, None, range(64))
+    plan = chosen(of, "8x8", 64, Aim())
+    assert {len(nodes_of(plan, layer, 8)) for layer in range(plan.n_layers)} == {2}
+    worth_of = Worth(start, shapes_of(of, global_batch))
+    lengths, rooms = [8] * 8, worth_of.rooms
+    values = []
+    for rows in (stages_together(lengths, rooms), stages_together(lengths, rooms, 2), pipelines_together(lengths, rooms)):
+        left = {host: iter(range(8 * host, 8 * host + 8)) for host in rooms}
+        workers = tuple(tuple(next(left[host]) for host in row) for row in rows)
+        values.append(worth_of.of(Placed(tuple(its.ranges for its in plan.pipelines), workers)))
+    assert max(values) == values[1]
 
 
 def test_after_losses_a_layer_does_not_end_up_on_one_node_where_others_could_hold_it() -> None:

@@ -29,6 +29,7 @@ from perfmodel.work import work_of
 from strategies.building.compose import reductions
 from strategies.search import best, initial_plan, search
 from strategies.search.split import LADDER
+from strategies.situation import Aim, Objective
 from tests.planning import first_plan, layer, profile, situation, without
 
 PLENTY = 10**12
@@ -371,3 +372,24 @@ def test_losses_under_the_rule_are_answered_by_every_strategy() -> None:
     rerouted = after["reroute"]
     untouched = set(rerouted.workers) - {order.worker for order in rerouted.schedule.orders}
     assert untouched and all(program(rerouted, worker) == program(plan, worker) for worker in untouched)
+
+
+@pytest.mark.parametrize(
+    ("job", "n_workers", "global_batch"),
+    [("gpt2-xl-v100-32", 32, 160), ("gpt2-xl-v100-32", 40, 200), ("gpt3-6.7b-a100-32", 40, 120)],
+)
+def test_no_plan_of_a_first_table_is_better_in_halves_than_the_one_that_is_taken(
+    job: str, n_workers: int, global_batch: int
+) -> None:
+    """What may be gained in halves differs by a half from plan to plan: they are tried until none of the others can be best."""
+    of = catalog.load_job(job).profile
+    of = msgspec.structs.replace(of, global_batch=global_batch)
+    start = situation(of, None, range(n_workers), aim=Aim(Objective.PAPER))
+    table = initial_plan(start, "auto")
+    chosen, work = best(table), work_of(of)
+    assert chosen is not None and chosen.estimate is not None
+    limit = of.cluster.memory_bytes
+    for plan in (row.plan for row in table if row.plan is not None and row.plan.schedule.rule == "1f1b"):
+        of_halves = price(plan.under(Schedule("split", None, work)), of, seconds_to_change=3600.0, node_of=start.node_of)
+        if of_halves.peak_bytes <= limit:
+            assert of_halves.step_s >= 0.999 * chosen.estimate.step_s
