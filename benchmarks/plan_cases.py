@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache, partial
+
+from msgspec.structs import replace
 
 from odyssey.pipelines import Stage
-from odyssey.plan import Plan
+from odyssey.plan import Plan, Schedule, Transition
+from perfmodel.costs import has_halves
 from perfmodel.price import price
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.work import work_of
 from strategies.building.compose import compose
 from strategies.search import best, initial_plan, search
-from strategies.situation import Aim, Objective, Situation
+from strategies.search.outlook import Ahead, closed_step_s
+from strategies.search.outlook import worth as worth_ahead
+from strategies.search.uneven import cut
+from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Situation
 
 SEED = 1
 
 Ranges = tuple[tuple[int, int], ...]
 
 
-def random_profile(draw: random.Random, n_hosts: int, per_host: int, n_layers: int, n_micro_batches: int) -> Profile:
-    """Stages of some 20 ms; between hosts an activation takes up to as long as a layer, a gradient as ten."""
+def random_profile(
+    draw: random.Random,
+    n_hosts: int,
+    per_host: int,
+    n_layers: int,
+    n_micro_batches: int,
+    *,
+    micro_batch: int = 1,
+    in_halves: float = 0.0,
+) -> Profile:
+    """Stages of some 20 ms; between hosts an activation takes up to as long as a layer, a gradient as ten. `in_halves`: the
+    part of a backward that can wait."""
     unit_s = 0.01
     act = draw.uniform(0.02, 1.0) * unit_s * 1e9
     gradient = draw.uniform(0.05, 10.0) * unit_s * 1e9
@@ -33,8 +51,8 @@ def random_profile(draw: random.Random, n_hosts: int, per_host: int, n_layers: i
                 name=f"layer {i}",
                 digest=f"layer {i}",
                 forward_s=work / 3,
-                input_gradient_s=2 * work / 3,
-                weight_gradient_s=0.0,
+                input_gradient_s=(1 - in_halves) * 2 * work / 3,
+                weight_gradient_s=in_halves * 2 * work / 3,
                 optimizer_s=0.0,
                 parameter_bytes=size,
                 gradient_bytes=size,
@@ -50,8 +68,8 @@ def random_profile(draw: random.Random, n_hosts: int, per_host: int, n_layers: i
     within = 1e9 * draw.uniform(2, 40)
     return Profile(
         model="random",
-        micro_batch=1,
-        global_batch=n_micro_batches,
+        micro_batch=micro_batch,
+        global_batch=n_micro_batches * micro_batch,
         layers=tuple(layers),
         ties=(),
         tie_bytes=(),
@@ -71,7 +89,7 @@ def random_profile(draw: random.Random, n_hosts: int, per_host: int, n_layers: i
     )
 
 
-def start(profile: Profile, n_workers: int, d_s: float) -> Situation:
+def start(profile: Profile, n_workers: int, d_s: float, aim: Aim) -> Situation:
     """Of a job on so many workers."""
     return Situation(
         generation=0,
@@ -84,7 +102,7 @@ def start(profile: Profile, n_workers: int, d_s: float) -> Situation:
         node_of={worker: worker // profile.cluster.ranks_per_node for worker in range(n_workers)},
         profile=profile,
         seconds_to_change=d_s,
-        aim=Aim(objective=Objective.PAPER),
+        aim=aim,
     )
 
 
@@ -115,6 +133,39 @@ def worth(situation: Situation, plan: Plan) -> float:
     return plan.global_batch / estimate.step_s if situation.plan is None else estimate.objective
 
 
+class Judge:
+    """What plans are worth by the default objective, each in the best of its forms: 1F1B, in halves, with cut micro-batches."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation = situation
+        self._work = work_of(situation.profile) if has_halves(situation.profile) else None
+        self._ahead = Ahead(situation, cache(partial(closed_step_s, situation)))
+
+    def of(self, plan: Plan) -> float:
+        """As it is; 0 where it does not fit."""
+        situation = self._situation
+        seconds = situation.seconds_to_change
+        estimate = price(plan, situation.profile, seconds_to_change=seconds, node_of=situation.node_of)
+        if estimate.peak_bytes > situation.profile.cluster.memory_bytes:
+            return 0.0
+        parts = estimate.transition
+        if situation.plan is None:
+            parts = Transition(groups_s=parts.groups_s, warm_up_s=parts.warm_up_s)
+        candidate = self._ahead.with_outlook(Candidate(plan.strategy, plan, replace(estimate, transition=parts), ""))
+        assert candidate.outlook is not None
+        its = worth_ahead(candidate, parts.total_s, situation.change)
+        return its * (1 - NODE_PRICE if candidate.outlook.n_nodes == 1 else 1.0)
+
+    def best_of(self, plan: Plan) -> float:
+        """In the best of its forms."""
+        forms = [plan]
+        if plan.micro_batch > 1 and (in_samples := cut(plan, self._situation.costs)) is not None:
+            forms.append(in_samples)
+        if self._work is not None:
+            forms += [form.under(Schedule("split", None, self._work)) for form in forms]
+        return max(map(self.of, forms))
+
+
 def plan_of(situation: Situation, ranges: Sequence[Ranges], workers: Sequence[Sequence[int]], share: Sequence[int]) -> Plan:
     """A plan of just this."""
     stages = [
@@ -137,21 +188,26 @@ def small_job(kind: str, number: int) -> Situation | None:
     n_hosts, per_host = draw.choice([(1, 4), (1, 5), (1, 6)] if kind == "one host" else [(2, 2), (2, 3), (3, 2), (2, 3)])
     n_layers, n_micro_batches = draw.randint(3, 5), draw.randint(4, 8)
     profile = random_profile(draw, n_hosts, per_host, n_layers, n_micro_batches)
-    return random_situation(draw, profile, n_hosts * per_host, n_lost=0 if number % 2 else draw.choice((1, 1, 2)))
+    n_lost = 0 if number % 2 else draw.choice((1, 1, 2))
+    return random_situation(draw, profile, n_hosts * per_host, n_lost, Aim(objective=Objective.PAPER))
 
 
 def large_job(number: int) -> Situation | None:
-    """The same of 12 to 32 workers on two to four hosts."""
+    """The same of 12 to 32 workers on two to four hosts, by the default objective; most with halves, some with micro-batches
+    that can be cut."""
     draw = random.Random(f"{SEED} large {number}")
     n_hosts, per_host = draw.choice([(2, 6), (2, 8), (4, 4), (3, 8), (4, 8)])
     n_workers = n_hosts * per_host
-    profile = random_profile(draw, n_hosts, per_host, draw.randint(8, 24), 2 * n_workers)
-    return random_situation(draw, profile, n_workers, n_lost=0 if number % 2 else draw.choice((1, 2, 3)))
+    micro_batch, in_halves = draw.choice((1, 2, 4)), draw.choice((0.0, 0.5, 0.5))
+    n_layers = draw.randint(8, 24)
+    profile = random_profile(draw, n_hosts, per_host, n_layers, 2 * n_workers, micro_batch=micro_batch, in_halves=in_halves)
+    profile = replace(profile, uncut="")
+    return random_situation(draw, profile, n_workers, 0 if number % 2 else draw.choice((1, 2, 3)), Aim())
 
 
-def random_situation(draw: random.Random, profile: Profile, n_workers: int, n_lost: int) -> Situation | None:
+def random_situation(draw: random.Random, profile: Profile, n_workers: int, n_lost: int, aim: Aim) -> Situation | None:
     """A start, or what a loss makes of the plan found for it."""
-    situation = start(profile, n_workers, draw.choice((600.0, 3600.0, 21600.0)))
+    situation = start(profile, n_workers, draw.choice((600.0, 3600.0, 21600.0)), aim)
     if n_lost == 0:
         return situation
     plan = found_by_search(situation)

@@ -44,8 +44,8 @@ CONFIGS = {"6.7b": Config("gpt3-6.7b@a100-32", 8, 4), "65b": Config("llama-65b@a
 ABOUT = (
     "One search after losses, with nothing prepared: processor seconds of one thread, the process's largest memory, the "
     "chosen plan as JSON. 4 micro-batches a rank in 8 stages (6.7B) and 2 in 32 stages (65B), fewer where that leaves no two "
-    "pipelines; nodes of 8, of 4 for 8 workers. Growth is the exponent x of n^x from 1,024 to 16,384 workers. What does not fit, "
-    "or losses that leave a layer without holder, are left out."
+    "pipelines; nodes of 8, of 4 for 8 workers. Growth is the exponent x of n^x from 1,024 to 16,384 workers. What does not "
+    "fit, or losses that leave a layer without holder, are left out."
 )
 
 

@@ -28,7 +28,7 @@ MOST_WEIGHED, MOST_WEIGHED_AT_START = 32, 256
 """For more workers, after a loss and for a first plan, only the fewest bytes count, and among equals the hosts."""
 MOST_REGROUPED = 256
 """For more workers only the fewest bytes count."""
-N_STEPS, N_STEPS_OF_MANY = 4000, 500
+N_STEPS, N_STEPS_OF_MANY = 4000, 2000
 """Small steps that are tried, divided by the number of workers: for few workers, and for more."""
 FEW_HOSTS = 3
 """On so many hosts stages may begin on any; on more in one order."""
@@ -237,15 +237,19 @@ def _step(worth: Worth, placed: Placed, n_steps: int, found: dict[Kind, Placed])
 
 
 def _steps(worth: Worth, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:
-    """All of them for few workers, else those that move a worker whose place costs something."""
+    """Layers that go on to the next stage, if workers are not many; then all others for few, else those that move a worker
+    whose place costs something."""
     few = len(worth.host) <= EXHAUSTIVE_WORKERS
+    if len(worth.host) <= MOST_WEIGHED:
+        yield from _shifts(placed)
     places = [(p, s) for p, row in enumerate(placed.workers) for s in range(len(row))]
     costly = set(places) if few else worth.costly(placed)
     yield from (_Swap(a, b) for a, b in combinations(places, 2) if a in costly or b in costly)
     for number in range(len(worth.host) - len(places)):
         yield from (_Idle(number, place) for place in places if place in costly)
-    if not few:
-        return
+
+
+def _shifts(placed: Placed) -> Iterator[_Shift]:
     alike: dict[Ranges, list[int]] = {}
     for p, ranges in enumerate(placed.ranges):
         alike.setdefault(ranges, []).append(p)
