@@ -32,8 +32,10 @@ N_STEPS, N_STEPS_OF_MANY = 4000, 2000
 """Small steps that are tried, divided by the number of workers: for few workers, and for more."""
 FEW_HOSTS = 3
 """On so many hosts stages may begin on any; on more in one order."""
-N_BEGINNINGS, N_SPLITS, N_PRICED = 4, 3, 8
-"""For few workers: the beginnings that small steps lead on from, splits of each length by each link, plans that are priced."""
+N_BEGINNINGS, N_BEGINNINGS_AT_START = 2, 4
+"""For few workers: those that small steps lead on from, after a loss and for a first plan."""
+N_SPLITS, N_PRICED = 3, 8
+"""For few workers: splits of each length by each link, plans that are priced."""
 
 Rows = tuple[Ranges, ...]
 """The layers of each pipeline."""
@@ -62,7 +64,8 @@ def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list
     worth.most = most = max(worth.most, *map(worth.of, found.values()))
     if few and 1 / worth.shapes.least_s([len(row) for row in rows]) < (1 - NODE_PRICE) * most:
         return [max(found.values(), key=worth.of)]
-    for beginning in heapq.nlargest(N_BEGINNINGS if few else 1, found.values(), key=worth.of):
+    n_beginnings = N_BEGINNINGS_AT_START if worth.situation.plan is None else N_BEGINNINGS
+    for beginning in heapq.nlargest(n_beginnings if few else 1, found.values(), key=worth.of):
         _step(worth, beginning, (N_STEPS if few else N_STEPS_OF_MANY) // n_workers, found)
     best: dict[Pattern, Placed] = {}
     for placed in sorted(found.values(), key=worth.of, reverse=True):
