@@ -53,9 +53,15 @@ def order(
     return Ordered(tuple(sorted(orders, key=lambda order: order.worker)), makespan / SECOND, busiest / SECOND, over)
 
 
+def without_worker(stages: Sequence[Stage]) -> list[int]:
+    """The stages of a pipeline that have none, or one behind its last. Sorted by this, pipelines that have lost workers come
+    first, so that it makes no difference which of equal ones they are."""
+    return [s for s, stage in enumerate(stages) if stage.worker is None] or [len(stages)]
+
+
 class _Tasks:
-    """Of the pipelines `members`: the first micro-batch of each, the second of each, and so on. `name`: stage and
-    micro-batch."""
+    """Of the pipelines `members`, those without workers first: the first micro-batch of each, the second of each, and so on.
+    `name`: stage and micro-batch."""
 
     def __init__(self, plan: Plan, costs: Costs, members: list[int], split: bool) -> None:
         self._costs, self._split = costs, split
@@ -71,7 +77,8 @@ class _Tasks:
         rows: dict[int, int] = {}
         route_of = plan.route_of
         known: dict[tuple[int, int], list[kernel.Part]] = {}
-        for _, k in sorted((j, k) for p in members for j, k in enumerate(plan.pipelines[p].micro_batches)):
+        lost = {p: without_worker(plan.pipelines[p].stages) for p in members}
+        for *_, k in sorted((j, lost[p], k) for p in members for j, k in enumerate(plan.pipelines[p].micro_batches)):
             p = plan.home[k]
             stages, n_samples = plan.pipelines[p].stages, plan.n_samples(k)
             if (p, n_samples) not in known:

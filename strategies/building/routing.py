@@ -24,7 +24,7 @@ from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
 from strategies.building.compose import compose
 from strategies.building.exchange import ordered
-from strategies.building.ordering import Ordered
+from strategies.building.ordering import Ordered, without_worker
 from strategies.situation import Proposal, Situation
 
 NEARLY_ALL = 3
@@ -66,7 +66,8 @@ def routed(
 
 @dataclass(frozen=True)
 class _Host:
-    """A worker that holds the layers of a lost stage. `distance`: of its pipeline from that of the stage, going round."""
+    """A worker that holds the layers of a lost stage. `distance`: of its pipeline from that of the stage, going round: those
+    that have lost stages come first, so that it makes no difference which of equal pipelines have."""
 
     worker: int
     pipeline: int
@@ -94,11 +95,12 @@ class _Routing:
             for stage in row:
                 if stage.worker is not None:
                     owners.setdefault((stage.first, stage.stop), []).append((stage.worker, p))
+        turn = {p: i for i, p in enumerate(sorted(range(len(stages)), key=lambda p: without_worker(stages[p])))}
         for p, row in enumerate(stages):
             for s, stage in enumerate(row):
                 if stage.worker is None:
                     hosts = [
-                        _Host(worker, q, (q - p) % len(stages))
+                        _Host(worker, q, (turn[q] - turn[p]) % len(stages))
                         for (first, stop), its in owners.items()
                         if first <= stage.first and stage.stop <= stop
                         for worker, q in its

@@ -180,7 +180,7 @@ def seventeen() -> tuple[Profile, Plan]:
     so that one pipeline, which reduces nothing, is the fastest there is for 17."""
     cluster = catalog._read("a100-32", "clusters", catalog.ClusterFile)
     cluster = replace(cluster, ranks_per_node=1, inter_host=replace(cluster.inter_host, bandwidth=2e9))
-    model = catalog.ModelFile("like gpt3-2.7b", n_blocks=32, hidden=2560, sequence=2048, vocabulary=80_000)
+    model = catalog.ModelFile("like gpt3-2.7b", n_blocks=32, hidden=2560, sequence=2048, vocabulary=104_000)
     of = unsplit(catalog.analytic(model, cluster, 80, 1))
     return of, chosen_of(initial_plan(situation(of, None, range(18)), "auto"))
 
