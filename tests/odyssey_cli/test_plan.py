@@ -136,7 +136,7 @@ def test_a_loss_that_ends_the_job_says_which_layers_are_gone(folder: Path, capfd
     code = main(["plan", "--fail-ranks", "1,3", "--layout", "2x2"])
 
     assert code == 1
-    assert "every holder of layers 4 (Block4), 5" in capfd.readouterr().out
+    assert "every holder of layers 3 (Block3), 4 (Block4), 5" in capfd.readouterr().out
 
 
 def test_json_holds_everything(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
