@@ -1,4 +1,4 @@
-"""What /proc tells a process of itself: its open files, threads and memory. Cheap to import; nothing of ours is."""
+"""What /proc tells a process of itself, and of its forks: open files, threads, memory. Cheap to import; nothing of ours is."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def proportional_bytes() -> int:
     """Memory of this process now, of pages that it shares with others its part."""
     with open("/proc/self/smaps_rollup") as rollup:
         return next(int(line.split()[1]) for line in rollup if line.startswith("Pss:")) * 1024
+
+
+def sleeps(pid: int) -> bool:
+    """Whether a process that this one has made waits for something: it is there, and nobody has stopped it."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "S"
+    except OSError:
+        return False

@@ -25,7 +25,6 @@ from launcher.joblog.events import (
 from launcher.joblog.news import News, Sender
 from launcher.planning.planner import Planner
 from launcher.processes.spawner import Spawner
-from launcher.processes.warm_zygote import WORTH_LEARNING
 from odyssey import messages
 from odyssey.errors import OdysseyError
 from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready, Report, Result, position_after
@@ -105,8 +104,8 @@ class ReportRouter:
                 sender.has_failed = True
                 self._pass_on(rank, report)
             case messages.Stepped(modules=modules):
-                if self._coordination.may_restart and len(modules) >= WORTH_LEARNING:
-                    self._spawner.learn(modules)
+                if self._coordination.may_restart:
+                    self._spawner.prepare(modules)
                 if self._coordination.is_plain:
                     self._has_progressed(rank)
             case messages.Beat() as beat:

@@ -6,12 +6,15 @@ it has not written yet is bounded: beyond that no more is read from the ranks, w
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from launcher.host import limits
 from launcher.host.loop import Loop, Timer
+from odyssey.errors import OdysseyError
 
 BACKLOG_BYTES = 1 << 20
 PARTIAL_S = 0.2
@@ -41,15 +44,22 @@ class Console:
 
     # -- the loop's side -----------------------------------------------------------------------------------------------
 
-    def write(self, fd: int, data: bytes) -> None:
-        """Without a change, behind all that was written before."""
-        if fd in self._failed:
-            return
+    def start(self) -> None:
+        """Somebody will write: later no more threads may be granted. Raises OdysseyError if none is now."""
         if self._thread is None:
             self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._loop.watch(self._wake, self._on_wake)
             self._thread = threading.Thread(target=self._run, name="console", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:
+                raise OdysseyError("no more threads are granted", limits.HELP[errno.EAGAIN]) from None
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Without a change, behind all that was written before."""
+        assert self._thread is not None, "it was not started"
+        if fd in self._failed:
+            return
         with self._changed:
             self._queue.append((fd, data))
             self._backlog += len(data)
@@ -138,6 +148,7 @@ class Lines:
     def __init__(self, loop: Loop, console: Console, fd: int, prefix: bytes) -> None:
         self._loop = loop
         self._console = console
+        console.start()
         self._fd = fd
         self._prefix = prefix
         self._rest = b""

@@ -287,6 +287,7 @@ class Relay:
 
     def __init__(self, console: Console, fd: int) -> None:
         self._console = console
+        console.start()
         self._fd = fd
 
     def write(self, data: bytes) -> None:

@@ -198,11 +198,11 @@ class Zygote:
 
     def request(self, request: protocol.Request, descriptors: list[int]) -> None:
         """Raises OSError if the zygote is gone."""
-        _send(self.socket, request, descriptors)
+        protocol.send(self.socket, msgspec.msgpack.encode(request), descriptors)
 
     def prepare(self, modules: tuple[str, ...], variables: tuple[str, ...]) -> None:
         """Have it import these as well; `variables`: those that differ between ranks. Raises OSError if it is gone."""
-        _send(self.socket, protocol.Import(modules, variables), [])
+        self.request(protocol.Import(modules, variables), [])
 
     def answer(self) -> protocol.Answer | None:
         """The next answer; None if the zygote is gone, or answers what is none."""
@@ -296,7 +296,7 @@ def plain_service(request: ForkStore | ForkTimers, descriptors: list[int]) -> in
     """A process of its own that serves this request and no other. Answers its pid. Raises OdysseyError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, open(os.devnull, "r+b") as quiet:
-        _send(ours, request, descriptors)
+        protocol.send(ours, msgspec.msgpack.encode(request), descriptors)
         command = [sys.executable, "-u", protocol.SERVER, str(theirs.fileno()), "once"]
         return _popen(command, os.environb, [quiet.fileno()] * 3, theirs.fileno()).pid
 
@@ -317,10 +317,3 @@ def _popen(command: list[str], environment: Mapping[bytes, bytes], streams: list
         raise limits.error_of(f"cannot start {command[0]}", error) from None
     process.returncode = 0  # the agent's loop waits for its children itself
     return process
-
-
-def _send(sock: socket.socket, request: protocol.Request, descriptors: list[int]) -> None:
-    """The request goes in a memory file: a packet has a limit, an environment hardly."""
-    with open(os.memfd_create("odyssey-request", os.MFD_CLOEXEC), "wb", buffering=0) as file:
-        file.write(msgspec.msgpack.encode(request))
-        socket.send_fds(sock, [b"?"], [file.fileno(), *descriptors])

@@ -4,7 +4,7 @@
 
 What was asked for and is not there yet is remembered here with its descriptors, so that the loss of the zygote costs
 time and nothing else: another one serves it. One that is stopped or does not answer is as good as lost. Once ranks have told
-what they import, a better one takes its place (warm_zygote.py).
+what they import, a better one takes its place (warm_zygote.py), in which forks wait for the next start (zygote/ahead.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from launcher.processes import environment, fork_rules, rank_process
 from launcher.processes.fork_rules import Ruling, Rulings
 from launcher.processes.rank_process import RankProcess, Zygote
 from launcher.processes.services import TimerWatch
-from launcher.processes.warm_zygote import IMPORT_IDLE_S, WarmZygote
+from launcher.processes.warm_zygote import IMPORT_IDLE_S, WORTH_LEARNING, WarmZygote
 from odyssey.errors import OdysseyError
-from odyssey.zygote.protocol import Fork, Forked, ForkRank, ForkStore, ForkTimers, Imported, NotForked
+from odyssey.zygote.protocol import Fork, ForkAhead, Forked, ForkRank, ForkStore, ForkTimers, Imported, NotForked
 
 FORK_IDLE_S = 10.0
 """A zygote that was asked for a process has nothing to wait for."""
@@ -121,10 +121,23 @@ class Spawner:
             self._rulings.of_ranks(ruling)
         self._start_zygote()
 
-    def learn(self, modules: tuple[str, ...]) -> None:
-        """Ranks have imported these by their first step: have them ready at the next start. Only the first call counts."""
-        if self.are_safe and modules and not (self._warm.modules or self._is_ending):
+    def prepare(self, modules: tuple[str, ...]) -> None:
+        """A rank has made its first step and imported these by then: have the next start ready. What was imported counts the
+        first time."""
+        if not self.are_safe or self._is_ending:
+            return
+        if len(modules) >= WORTH_LEARNING and not self._warm.modules:
             self._warm.begin(modules)
+        elif not self._warm.is_busy:
+            self._fork_ahead()
+
+    def _fork_ahead(self) -> None:
+        """A rank for each that is here, of what the present zygote has imported."""
+        if self._present is not None and self._present.is_ready:
+            try:
+                self._present.zygote.request(ForkAhead(self._n_ranks, os.getpid()), [])
+            except OSError:
+                pass  # the zygote is gone: the next start forks as the first one did
 
     def start_rank(self, process: RankProcess, variables: dict[str, str], descriptors: list[int]) -> None:
         """`descriptors`: its stdin, stdout and stderr, and its socket to the agent; the caller may close them afterwards."""
@@ -225,6 +238,7 @@ class Spawner:
         self._close_zygote()
         self._better = None
         self._serve(better, is_ready=True)
+        self._fork_ahead()
 
     def _ask(self, asked: _Asked) -> None:
         request, obstacle = asked.request, self._rulings.zygote

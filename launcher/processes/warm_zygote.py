@@ -61,6 +61,11 @@ class WarmZygote:
             self._zygote.close()
             self._zygote = None
 
+    @property
+    def is_busy(self) -> bool:
+        """A zygote is being made."""
+        return self._zygote is not None
+
     def awaited(self) -> Iterator[Wait]:
         """The zygote that is being made. Nobody needs it yet, and where it stops there are other attempts."""
         if self._zygote is not None:

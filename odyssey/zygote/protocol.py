@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import os
 import signal
+import socket
 from collections.abc import Sequence
 from typing import Literal
 
@@ -77,8 +79,15 @@ class Import(msgspec.Struct, frozen=True, tag=True):
     variables: tuple[str, ...]
 
 
+class ForkAhead(msgspec.Struct, frozen=True, tag=True):
+    """Have so many forks wait to become ranks: a fork takes some 20 ms, in which a rank that is started again has not begun."""
+
+    n: int
+    agent: int
+
+
 Fork = ForkRank | ForkStore | ForkTimers
-Request = Fork | Import
+Request = Fork | Import | ForkAhead
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
@@ -115,3 +124,24 @@ class NotForked(msgspec.Struct, frozen=True, tag=True):
 
 
 Answer = Imported | Forked | NotForked
+
+
+def send(sock: socket.socket, request: bytes, descriptors: Sequence[int]) -> None:
+    """The request, encoded, goes in a memory file: a packet has a limit, an environment hardly."""
+    with open(os.memfd_create("odyssey-request", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        file.write(request)
+        socket.send_fds(sock, [b"?"], [file.fileno(), *descriptors])
+
+
+def receive(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
+    """What `send` has sent; nothing at the end of file."""
+    packet, ancillary, _flags, _address = sock.recvmsg(PACKET_BYTES, socket.CMSG_LEN(8 * array.array("i").itemsize), flags)
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    if not packet:
+        return b"", []
+    with open(descriptors[0], "rb") as file:
+        file.seek(0)
+        return file.read(), list(descriptors[1:])

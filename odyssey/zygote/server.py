@@ -3,8 +3,9 @@
 The agent starts it as `python -u server.py FD` and asks for forks over the socket FD, one request a packet, with the new
 process's streams and its socket to the agent attached. A fork is made twice, so that the middle process's end hands the
 new one to the agent (a child subreaper): the agent waits for it, and the loss of the zygote harms nobody. Whatever has
-been asked for by then shares one middle process, for it costs as much as a rank. What is forked runs the script as
-`python -u script.py` does, see entry.py. End of file on the socket ends the zygote.
+been asked for by then shares one middle process, for it costs as much as a rank. Forks ahead (ahead.py) are there already
+when they are asked for. What is forked runs the script as `python -u script.py` does, see entry.py. End of file on the socket
+ends the zygote.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ if __name__ == "__main__":
     server.main(int(sys.argv[1]), at_start, mask)
     sys.exit()
 
-import array
 import ctypes
 import gc
 import importlib
@@ -44,9 +44,11 @@ import msgspec
 
 from odyssey import own_process
 from odyssey.zygote import preload
+from odyssey.zygote.ahead import Ahead, Wait, wait
 from odyssey.zygote.protocol import (
-    PACKET_BYTES,
+    Answer,
     Fork,
+    ForkAhead,
     Forked,
     ForkRank,
     ForkStore,
@@ -55,6 +57,7 @@ from odyssey.zygote.protocol import (
     Imported,
     NotForked,
     Request,
+    receive,
 )
 from odyssey.zygote.services import run_store, run_timers
 from odyssey.zygote.shadow import find_shadow
@@ -99,7 +102,7 @@ def main(fd: int, at_start: Collection[str], mask: Mask) -> None:
 
 def serve_once(fd: int) -> NoReturn:
     """Do what the one request asks in this process."""
-    packet, descriptors = _receive(socket.socket(fileno=fd))
+    packet, descriptors = receive(socket.socket(fileno=fd))
     _run_service(_requests.decode(packet), descriptors)
 
 
@@ -125,26 +128,49 @@ def _serve(
     if not _is_ready(control, started, error, {}, shadow()):
         return None, []
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the middle processes
+    ahead = Ahead()
     while batch := _receive_batch(control):
-        for request, _ in batch:
-            if isinstance(request, Import):
-                started = time.monotonic()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # modules may start processes and wait for them
-                held = signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # which may be ended as any other
-                left_out = preload.import_all(request.modules, request.variables)
-                signal.pthread_sigmask(signal.SIG_SETMASK, held)
-                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-                if not _is_ready(control, started, "", left_out, shadow()):
-                    return None, []
-        mine = _fork_twice(control, [(request, found) for request, found in batch if not isinstance(request, Import)])
+        forks: list[tuple[Fork | Wait, list[int]]] = []
         for request, descriptors in batch:
-            if mine is None or request is not mine[0]:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            match request:
+                case Import():
+                    ahead.close()
+                    started = time.monotonic()
+                    left_out = _import_more(request, mask)
+                    if not _is_ready(control, started, "", left_out, shadow()):
+                        return None, []
+                case ForkAhead():
+                    forks += ahead.more(min(request.n, MAX_BATCH), request.agent)
+                case ForkRank() if pid := ahead.take(_encoder.encode(request), descriptors):
+                    _tell(control, Forked(request.number, pid))
+                case _:
+                    forks.append((request, descriptors))
+        mine = _fork_twice(control, forks)
+        for descriptor in {fd for _, its in (*batch, *forks) for fd in its}.difference(mine[1] if mine else ()):
+            os.close(descriptor)
         if mine is not None:
             control.close()
-            return mine
+            ahead.close()
+            return _rank_of(mine[1][0]) if isinstance(mine[0], Wait) else (mine[0], mine[1])
     return None, []
+
+
+def _rank_of(fd: int) -> tuple[Fork, list[int]]:
+    """In a fork ahead: what it is now."""
+    packet, descriptors = wait(fd)
+    request = _requests.decode(packet)
+    assert isinstance(request, ForkRank)
+    return request, descriptors
+
+
+def _import_more(request: Import, mask: Mask) -> dict[str, str]:
+    """What must be left out, and why."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # modules may start processes and wait for them
+    held = signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # which may be ended as any other
+    left_out = preload.import_all(request.modules, request.variables)
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    return left_out
 
 
 def _receive_batch(control: socket.socket) -> list[tuple[Request, list[int]]]:
@@ -152,7 +178,7 @@ def _receive_batch(control: socket.socket) -> list[tuple[Request, list[int]]]:
     batch: list[tuple[Request, list[int]]] = []
     while len(batch) < MAX_BATCH:
         try:
-            packet, descriptors = _receive(control, socket.MSG_DONTWAIT if batch else 0)
+            packet, descriptors = receive(control, socket.MSG_DONTWAIT if batch else 0)
         except OSError:
             break
         if not packet:
@@ -188,37 +214,19 @@ def _is_ready(control: socket.socket, started: float, error: str, left_out: dict
     return True
 
 
-def _receive(control: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    descriptors = array.array("i")
-    """The request lies in the first of the descriptors that come."""
-    packet, ancillary, _flags, _address = control.recvmsg(PACKET_BYTES, socket.CMSG_LEN(8 * descriptors.itemsize), flags)
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    if not packet:
-        return b"", []
-    with open(descriptors[0], "rb") as file:
-        file.seek(0)
-        return file.read(), list(descriptors[1:])
-
-
-def _fork_twice(control: socket.socket, batch: list[tuple[Fork, list[int]]]) -> tuple[Fork, list[int]] | None:
+def _fork_twice(control: socket.socket, batch: list[tuple[Fork | Wait, list[int]]]) -> tuple[Fork | Wait, list[int]] | None:
     """In a new process its own entry of the batch, in the zygote None. The middle process answers the agent and is gone."""
-    if not batch or _fork(control, [fork.number for fork, _ in batch]) != 0:
+    if not batch or _fork(control, [fork for fork, _ in batch]) != 0:
         return None
     # A new process that ends before the middle one does must stay a zombie for the agent, who waits for its status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     middle = os.getpid()
     for mine in batch:
-        pid = _fork(control, [mine[0].number])
+        pid = _fork(control, [mine[0]])
         if pid == 0:
             break
-        if pid is None:
-            continue
-        try:
-            control.send(_encoder.encode(Forked(mine[0].number, pid)))
-        except OSError:
-            os._exit(0)
+        if pid is not None and not isinstance(mine[0], Wait):
+            _tell(control, Forked(mine[0].number, pid))
     else:
         os._exit(0)
     os.setsid()
@@ -230,17 +238,22 @@ def _fork_twice(control: socket.socket, batch: list[tuple[Fork, list[int]]]) -> 
     return mine
 
 
-def _fork(control: socket.socket, numbers: list[int]) -> int | None:
-    """os.fork, or None if it cannot be, which the agent is told."""
+def _fork(control: socket.socket, forks: list[Fork | Wait]) -> int | None:
+    """os.fork, or None if it cannot be, which the agent is told if it has asked for any of them."""
     try:
         return os.fork()
     except OSError:
-        for number in numbers:
-            try:
-                control.send(_encoder.encode(NotForked(number)))
-            except OSError:
-                break  # the agent is gone
+        for fork in forks:
+            if not isinstance(fork, Wait):
+                _tell(control, NotForked(fork.number))
         return None
+
+
+def _tell(control: socket.socket, answer: Answer) -> None:
+    try:
+        control.send(_encoder.encode(answer))
+    except OSError:
+        pass  # the agent is gone: the end of file follows
 
 
 def _die_with_parent() -> None:

@@ -63,11 +63,10 @@ def here(argv: Sequence[str], environment: Mapping[str, str], cwd: str, *, new_s
 
 
 def become(start: Start, descriptors: Sequence[int]) -> None:
-    """Take all that is a process's own, but for its program. Descriptors that did not come with `start` are closed."""
+    """Take all that is a process's own, but for its program and its session, which it has by the time that its pid is told.
+    Descriptors that did not come with `start` are closed."""
     for name in ("uts", "net", "mnt"):
         _join(name, start.parent)
-    if start.new_session:
-        os.setsid()
     os.chdir(start.cwd)
     os.umask(start.umask)
     os.sched_setaffinity(0, start.processors)

@@ -64,6 +64,8 @@ def _born(sock: socket.socket, start: Start, descriptors: list[int]) -> Start | 
     """Who asked is told as soon as this process is its child."""
     while os.getppid() != start.parent:
         time.sleep(0.0005)
+    if start.new_session:
+        os.setsid()
     if SERVER in start.argv:
         _tell(sock)
         become(start, descriptors)
@@ -78,6 +80,8 @@ def _born(sock: socket.socket, start: Start, descriptors: list[int]) -> Start | 
         asked = receive(theirs)
         if asked is None:
             os._exit(0)
+        if asked[0].new_session:
+            os.setsid()
         _tell(theirs)
         become(*asked)
         return asked[0]

@@ -62,7 +62,6 @@ from launcher.options import Rendezvous
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
 from launcher.processes.store import StoreAddress
-from launcher.processes.warm_zygote import WORTH_LEARNING
 from odyssey.errors import OdysseyError
 from odyssey.messages import Report, Stepped
 
@@ -166,10 +165,10 @@ class Member:
 
     def heard(self, sender: Sender, report: Report) -> None:
         """A rank says something."""
-        if isinstance(report, Stepped) and len(report.modules) >= WORTH_LEARNING:
+        if isinstance(report, Stepped):
             assignment = self._processes.process(sender.rank).assignment
             if assignment.n_restarts < assignment.max_restarts:
-                self._processes.spawner.learn(report.modules)
+                self._processes.spawner.prepare(report.modules)
         if sender.rank in self.reported.ranks:
             message = FromRank(self.reported.number(sender.rank), report)
             self.reported.reported(sender.rank, message)

@@ -16,16 +16,26 @@ import torch
 
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN
-from tests.launchers import ODYSSEY_RUN, OURS, Scene, scene_in
+from tests.launchers import ODYSSEY_RUN, OURS, Run, Scene, scene_in
 
 pytestmark = pytest.mark.timeout(120)
 
 N_STEPS = 6
 _CAPABILITIES = "-all,+dac_override"
+AT_FIRST = """
+import os, psutil, resource, signal, time
+agent = psutil.Process(os.getppid())
+def zygotes():
+    return {child for child in agent.children() if 'zygote' in ' '.join(child.cmdline())}
+first = zygotes()
+"""
 TAKES_THE_LAST_PROCESS = """
-            import psutil, resource, signal
-            agent = psutil.Process(os.getppid())
-            for process in (agent, *(child for child in agent.children() if 'zygote' in ' '.join(child.cmdline()))):
+            while 'AHEAD' in os.environ and len(zygotes() - first) < 2:
+                time.sleep(0.01)
+            if os.environ.get('AHEAD') == 'killed':
+                for process in zygotes() - first:
+                    process.kill()
+            for process in (agent, *zygotes()):
                 resource.prlimit(process.pid, resource.RLIMIT_NPROC, (1, 1))
             os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -54,20 +64,35 @@ def as_user(scene: Scene) -> tuple[str, ...]:
     return ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *capabilities)
 
 
-@pytest.mark.parametrize("zygote", ["1", pytest.param("0", marks=pytest.mark.soak)], ids=["fork", "spawn"])
-def test_a_job_goes_on_without_a_rank_that_cannot_be_started_again(scene: Scene, as_user: tuple[str, ...], zygote: str) -> None:
+def train(scene: Scene, through: tuple[str, ...], **environment: str) -> Run:
+    """`AHEAD`: what becomes of the forks that wait for a restart."""
     inside = "        losses[step.index] = step.loss\n"
     text = Path(TRAIN).read_text().replace("Path(__file__).resolve().parents[2]", repr(str(ROOT)))
     assert inside in text
     loses = f"{inside}        if step.index == 2 and job.rank == 1:\n"
-    script = scene.write("train.py", text.replace(inside, loses + TAKES_THE_LAST_PROCESS))
-    out = scene.cwd / "out.pt"
+    text = text.replace(inside, loses + TAKES_THE_LAST_PROCESS).replace("import odyssey\n", f"import odyssey\n{AT_FIRST}", 1)
+    script = scene.write("train.py", text)
     arguments = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS))
-    job = ("--nodes=2", "--layout=2x1", "--max-restarts=2", "--strategy=respawn", script, *arguments, "--out", str(out))
-    run = scene.start(ODYSSEY_RUN, *job, env={"ODYSSEY_ZYGOTE": zygote}, through=as_user).succeed()
+    job = ("--nodes=2", "--layout=2x1", "--max-restarts=2", "--strategy=respawn", script, *arguments)
+    return scene.start(ODYSSEY_RUN, *job, "--out", str(scene.cwd / "out.pt"), env=environment, through=through)
+
+
+@pytest.mark.parametrize(
+    "environment", [{"AHEAD": "killed"}, pytest.param({"ODYSSEY_ZYGOTE": "0"}, marks=pytest.mark.soak)], ids=["fork", "spawn"]
+)
+def test_a_job_goes_on_without_a_rank_that_cannot_be_started_again(
+    scene: Scene, as_user: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    run = train(scene, as_user, **environment).succeed()
     assert "rank 1 could not be started" in run.stderr
     _, expected = exactness.expected_of("gpt", N_STEPS, 15, 2)
-    assert reference.largest_difference(expected, torch.load(out)["state"]["model"]) < exactness.TOLERANCE
+    assert reference.largest_difference(expected, torch.load(scene.cwd / "out.pt")["state"]["model"]) < exactness.TOLERANCE
+
+
+def test_an_agent_needs_no_thread_that_may_not_be_granted(scene: Scene, as_user: tuple[str, ...]) -> None:
+    """The rank, which was there already, does."""
+    run = train(scene, as_user, AHEAD="left").fail()
+    assert "error: rank 1 failed: RuntimeError: can't start new thread" in run.stderr
 
 
 @pytest.mark.parametrize("zygote", ["1", "0"], ids=["fork", "spawn"])

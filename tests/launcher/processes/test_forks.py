@@ -246,10 +246,11 @@ def test_what_is_stopped_while_it_forks_is_replaced_and_each_rank_comes_once(
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_next_zygote_that_is_stopped_is_made_again(starts: Callable[..., Starts]) -> None:
+def test_a_next_zygote_that_is_stopped_is_made_again(starts: Callable[..., Starts], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.processes.spawner.WORTH_LEARNING", 1)
     it = starts(verbose=True)
     it.ready()
-    it.forks.learn(("wave",))
+    it.forks.prepare(("wave",))
     learning = it.forks._warm._zygote
     assert learning is not None
     os.kill(learning.pid, signal.SIGSTOP)

@@ -128,7 +128,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_rank_that_is_started_again_finds_its_imports_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.agent.report_router.WORTH_LEARNING", 1)
+    monkeypatch.setattr("launcher.processes.spawner.WORTH_LEARNING", 1)
     (tmp_path / "mine.py").write_text("import sys; print('mine is read anew', flush=True)")
     (tmp_path / "script.py").write_text(SCRIPT)
     notes: list[str] = []

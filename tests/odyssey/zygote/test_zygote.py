@@ -30,7 +30,10 @@ class Forks:
     def __init__(self, *also: str, **variables: str) -> None:
         """`also`: modules that it imports besides."""
         self._was_subreaper = set_subreaper(True)
-        self._number = 0
+        self._number = self.pid = 0
+        """`pid`: of the last one."""
+        self.others: set[int] = set()
+        """Children of this process that are not its."""
         modules = ["torch", "torch.distributed", "odyssey.link", *also]
         self.zygote = rank_process.Zygote(modules, {**os.environ, **variables}, 2)
         imported = self.zygote.answer()
@@ -53,6 +56,7 @@ class Forks:
         theirs.close()
         answer = self.zygote.answer()
         assert isinstance(answer, protocol.Forked)
+        self.pid = answer.pid
         reports = Deframer(Report)
         said = []
         while data := ours.recv(1 << 16):

@@ -1,0 +1,111 @@
+"""Forks that are there before they are asked for, and what may become of them until then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.joblog.events import RankStarted
+from launcher.options import RunOptions
+from odyssey.zygote.protocol import ForkAhead
+from tests.agent_runs import Ran, nothing_left  # noqa: F401
+from tests.odyssey.zygote.test_zygote import PROBE, Forks, as_python
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    made.others = {its.pid for its in psutil.Process().children()}
+    yield made
+    left = have_ahead(made, 2)
+    made.close()
+    assert [os.waitpid(its.pid, 0)[1] for its in left] == [0, 0], "their end is the zygote's"
+
+
+def _waiting(forks: Forks) -> list[psutil.Process]:
+    return [its for its in psutil.Process().children() if its.pid not in forks.others]
+
+
+def have_ahead(forks: Forks, n: int) -> list[psutil.Process]:
+    forks.zygote.request(ForkAhead(n, os.getpid()), [])
+    while len(found := [its for its in _waiting(forks) if its.status() == psutil.STATUS_SLEEPING]) != n:
+        time.sleep(0.005)
+    return found
+
+
+def test_a_fork_ahead_behaves_as_python_does(forks: Forks, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(PROBE)
+    expected = as_python("app.py", "x", cwd=tmp_path)
+    before = {its.pid for its in have_ahead(forks, 2)}
+    for is_ahead in (True, True, False):
+        assert forks.run("app.py", "x", cwd=tmp_path)[:3] == expected
+        assert (forks.pid in before) is is_ahead
+    assert not _waiting(forks)
+
+
+def test_there_are_no_more_than_asked_for(forks: Forks, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("")
+    first = have_ahead(forks, 2)
+    forks.run("app.py", cwd=tmp_path)
+    assert len({*have_ahead(forks, 2)} & {*first}) == 1
+    assert len(_waiting(forks)) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_who_was_killed_or_stopped_is_passed_over(forks: Forks, number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("print(1)")
+    waiting = have_ahead(forks, 2)
+    for its in waiting:
+        its.send_signal(number)
+    while any(its.is_running() and its.status() == psutil.STATUS_SLEEPING for its in waiting):
+        time.sleep(0.005)
+    assert forks.run("app.py", cwd=tmp_path)[:3] == (0, b"1\n", b"")
+    assert forks.pid not in {its.pid for its in waiting}
+    for its in waiting:  # nobody continues them: they have ended
+        os.kill(its.pid, signal.SIGCONT)
+        os.waitpid(its.pid, 0)
+
+
+SCRIPT = """
+import os, signal, sys, time
+import psutil
+import torch
+agent = psutil.Process(os.getppid())
+def there():
+    return {its.pid for its in agent.children() if "server.py" in " ".join(its.cmdline())}
+before = there()
+optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.step()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while len(there() - before) < 2:
+        time.sleep(0.01)
+    print(*there() - before, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_ranks_that_start_again_were_there_before(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    options = RunOptions(str(tmp_path / "script.py"), n_nodes=2, max_restarts=1, capture_output=True, log_dir=tmp_path / "logs")
+    ran = Ran(options)
+    assert ran.code == 0, ran.text("stderr")
+    again = [started.pid for started in ran.all(RankStarted)[2:]]
+    assert len(again) == 2 and {*again} <= {*map(int, ran.text().split())}
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_nobody_waits_for_ranks_that_will_not_start_again(tmp_path: Path) -> None:
+    script = SCRIPT.replace("while len(there() - before) < 2:", "for _ in range(100):").replace("SIGKILL", "SIGTERM")
+    (tmp_path / "script.py").write_text(script)
+    ran = Ran(RunOptions(str(tmp_path / "script.py"), n_nodes=2, capture_output=True, log_dir=tmp_path / "logs"))
+    assert ran.code == 1 and ran.text().strip() == ""
