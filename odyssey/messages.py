@@ -239,8 +239,8 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     and receiving once between two layers; None on a rank alone. `runtime_bytes`: memory that is neither model nor
     activations, of pages that ranks share its part. `move_byte_s`: seconds of a byte of state that moves, from the chain's
     first two ranks only.
-    `beside_reduction`: what a layer takes while a reduction
-    runs over what it takes without; None on a rank alone.
+    `beside_reduction`: what a layer takes while a reduction runs over what it takes without; None on a rank alone.
+    `crowding`: processor time of this rank's layers when all compute over that when it does alone, from the last rank only.
     `uncut`: why micro-batches have to stay whole for the sake of these layers or of the loss, empty if they may be cut.
     """
 
@@ -257,6 +257,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     move_byte_s: float | None = None
     trial: Trial | None = None
     beside_reduction: float | None = None
+    crowding: float | None = None
     uncut: str = UNCUT
 
 

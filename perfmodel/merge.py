@@ -18,6 +18,8 @@ OP_OVERHEAD_S = 30e-6
 """Default: Python and dispatch around one op of the engine."""
 MOST_HALVES = 2.0
 """The halves of a backward do nothing more than twice."""
+MOST_CROWDED = 2.0
+"""What is measured above is some other user of the machine."""
 MOVE_BYTE_S = 1e-9
 """Default for a byte of state that moves, where no two ranks have moved any."""
 LONE_LINK = Link(1e-4, 1e9)
@@ -53,12 +55,12 @@ def merge(
     intra, inter = _links(measured, ranks_per_node * nodes_per_host)
     n_ranks = len(measured)
     slowest = max(intra.latency_s, inter.latency_s) if n_ranks > ranks_per_node * nodes_per_host else intra.latency_s
-    group_s = median(report.group_s for report in measured)
+    crowding, crowded = _crowding(measured, cores, min(n_ranks, ranks_per_node * nodes_per_host))
     return Profile(
         model=model_name,
         micro_batch=model.micro_batch,
         global_batch=model.global_batch,
-        layers=tuple(_layer(model, i, by_layer[i]) for i in range(len(model.layers))),
+        layers=tuple(_layer(model, i, by_layer[i], crowded) for i in range(len(model.layers))),
         ties=model.ties,
         tie_bytes=model.tie_bytes,
         loss_s=median(losses),
@@ -75,10 +77,11 @@ def merge(
             intra_host=intra,
             inter_host=inter,
             beside_reduction=_median((report.beside_reduction for report in measured), 1.0),
+            crowding=crowding,
             all_reduce=(AllReduce.RING,) if model.device == "cpu" else ANY_WAY,
         ),
         recovery=Recovery(
-            groups_member_s=max(0.0, group_s - Recovery().groups_base_s) / n_ranks,
+            groups_member_s=_group_s(measured) / n_ranks,
             move_byte_s=next((report.move_byte_s for report in measured if report.move_byte_s is not None), MOVE_BYTE_S),
         ),
         boundaries=_boundaries(measured),
@@ -118,18 +121,33 @@ def _halves_scale(by_layer: Mapping[int, Sequence[LayerCost]]) -> float:
     return min(max(1.0, sum(cost.halves_s for cost in rows) / whole_s), MOST_HALVES) if whole_s > 0 else 1.0
 
 
-def _layer(model: ModelSpec, index: int, costs: Sequence[LayerCost]) -> LayerProfile:
+def _group_s(measured: Sequence[Measured]) -> float:
+    """Of building groups, what their members cost."""
+    return max(0.0, median(report.group_s for report in measured) - Recovery().groups_base_s)
+
+
+def _crowding(measured: Sequence[Measured], cores: int | None, n_on_host: int) -> tuple[float, float]:
+    """`Cluster.crowding`, and what all that was measured at once took over what it takes alone."""
+    n_active = min(n_on_host, cores or 1)
+    found = next((report.crowding for report in measured if report.crowding is not None), None)
+    if cores is None or n_active < 2 or found is None:
+        return 1.0, 1.0
+    crowded = min(max(1.0, found), MOST_CROWDED)
+    return 1 + (crowded - 1) * (cores - 1) / (n_active - 1), crowded
+
+
+def _layer(model: ModelSpec, index: int, costs: Sequence[LayerCost], crowded: float) -> LayerProfile:
     spec = model.layers[index]
-    forward_s = median(cost.forward_s for cost in costs)
+    forward_s = median(cost.forward_s for cost in costs) / crowded
     if not forward_s > 0:
         raise ProfileError(f"layers[{index}].forward_s: expected a number > 0, got {forward_s:g}", HELP)
     return LayerProfile(
         name=spec.name,
         digest=spec.digest,
         forward_s=forward_s,
-        input_gradient_s=median(cost.input_gradient_s for cost in costs),
-        weight_gradient_s=median(cost.weight_gradient_s for cost in costs),
-        optimizer_s=median(cost.optimizer_s for cost in costs),
+        input_gradient_s=median(cost.input_gradient_s for cost in costs) / crowded,
+        weight_gradient_s=median(cost.weight_gradient_s for cost in costs) / crowded,
+        optimizer_s=median(cost.optimizer_s for cost in costs) / crowded,
         parameter_bytes=round(median(cost.parameter_bytes for cost in costs)),
         gradient_bytes=spec.trainable_bytes,
         optimizer_bytes=round(median(cost.optimizer_bytes for cost in costs)),

@@ -70,7 +70,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of its own. `memory_bytes`: what one worker may take. `interface_bandwidth`: bytes per second, each way, that all ranks of a
     host share to other hosts; None where each has an interface of its own. `all_reduce`: the ways that its library has, of
     which it takes the quickest: Gloo the ring alone, NCCL all. `beside_reduction`: what a computation takes while its rank
-    reduces gradients, over what it takes else; 1 in cluster files, where nobody has measured it."""
+    reduces gradients, over what it takes else; `crowding`: the processor time of a computation while all cores of its host
+    compute, over that while no other one does. Both are 1 in cluster files, where nobody has measured them."""
 
     ranks_per_node: Annotated[int, msgspec.Meta(ge=1)]
     nodes_per_host: Annotated[int, msgspec.Meta(ge=1)]
@@ -81,6 +82,18 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interface_bandwidth: Annotated[float, msgspec.Meta(gt=0)] | None = None
     all_reduce: Annotated[tuple[AllReduce, ...], msgspec.Meta(min_length=1)] = (AllReduce.RING,)
     beside_reduction: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    crowding: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+
+    def crowded(self, n_active: int) -> float:
+        """Processor time of a computation over that alone, while so many are active on its host: the more cores compute, the
+        more of what they share (caches, memory) is wanted."""
+        if self.cores is None or self.cores == 1:
+            return 1.0
+        return 1 + (self.crowding - 1) * (min(n_active, self.cores) - 1) / (self.cores - 1)
+
+    def rate(self, n_active: int) -> float:
+        """How fast each of so many computations of a host progresses, over one that is alone."""
+        return min(1.0, (self.cores or n_active) / n_active) / self.crowded(n_active)
 
 
 class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

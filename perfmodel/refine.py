@@ -73,7 +73,8 @@ def tried(profile: Profile, plan: Plan, reports: Iterable[Measured], node_of: Ma
         computed.append(OpTime("O", 0, 0, len(beside_s), fmean(beside_s)))
     step_s = median(trial.step_s for _, trial in tried)
     profile = _with_proofs(profile, tried)
-    return rescale(refresh(profile, computed, weight=1.0), plan, step_s, node_of, weight=1.0)
+    crowded = simulate(plan, profile, node_of).crowded
+    return rescale(refresh(profile, computed, crowded, weight=1.0), plan, step_s, node_of, weight=1.0)
 
 
 def _with_proofs(profile: Profile, tried: Iterable[tuple[Measured, Trial]]) -> Profile:
@@ -99,8 +100,8 @@ def rescale(
     return msgspec.structs.replace(profile, step_scale=scale)
 
 
-def refresh(profile: Profile, op_times: Sequence[OpTime], weight: float = STEP_WEIGHT) -> Profile:
-    """The profile after a report of real op times over ranges of layers.
+def refresh(profile: Profile, op_times: Sequence[OpTime], crowded: float = 1.0, *, weight: float = STEP_WEIGHT) -> Profile:
+    """The profile after a report of real op times over ranges of layers. `crowded`: of the plan that ran, see Timeline.
 
     The layers of a range keep their proportions; their sum moves towards what was measured (less the loss where the
     range ends the model): computation alone. Kind `O` moves `op_overhead_s`, which every op costs beside it.
@@ -122,7 +123,7 @@ def refresh(profile: Profile, op_times: Sequence[OpTime], weight: float = STEP_W
         known = sum(getattr(layer, field) for layer in layers[time.first : time.stop] for field in fields)
         known *= profile.halves_scale if kind in ("I", "W") else 1.0
         loss_s = profile.loss_s if time.kind == "F" and time.stop == len(layers) else 0.0
-        measured = time.mean_s - loss_s
+        measured = (time.mean_s - loss_s) / crowded
         if known <= 0 or measured <= 0:
             continue
         scale = 1 + weight * (measured / known - 1)

@@ -27,6 +27,8 @@ class Run:
     times: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     arrival: dict[Message, float] = field(default_factory=dict)
     channel_free: dict[tuple[int, int], float] = field(default_factory=dict)
+    crowded: float = 1.0
+    """See Timeline."""
     _compute: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _sizes: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _links: dict[tuple[int, int], Link] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """Ranks that share the cores of a host: computation under processor sharing.
 
 With n computations active on c cores each progresses at rate min(1, c / n), as the operating system's fair scheduler
-makes it. A host's virtual time runs at that rate, so a computation that starts at virtual time v with w seconds of work
-ends when virtual time is v + w, whatever else starts and ends meanwhile.
+makes it, over how much longer it takes while so many cores compute (`Cluster.crowded`). A host's virtual time runs at that
+rate, so a computation that starts at virtual time v with w seconds of work ends when virtual time is v + w, whatever else
+starts and ends meanwhile.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from collections.abc import Mapping, Sequence
 
 from odyssey.plan import Compute
 from odyssey.schedule import Commit, Op, Receive, Send
+from perfmodel.profile import Cluster
 from perfmodel.running import Message, Run, stuck
 
 
 class _Host:
-    """The computations active on one host. `version` outdates ends that were foretold before something changed."""
+    """The computations active on one host. `rates`: how fast each of n is; `lasted_s`: for how long there were n. `version`
+    outdates ends that were foretold before something changed."""
 
-    def __init__(self, cores: int) -> None:
-        self.cores = cores
+    def __init__(self, rates: Sequence[float]) -> None:
+        self.rates = rates
+        self.lasted_s = [0.0] * len(rates)
         self.active: list[tuple[float, int]] = []
         self.virtual = 0.0
         self.now = 0.0
@@ -27,15 +31,16 @@ class _Host:
 
     def advance(self, now: float) -> None:
         if self.active:
-            self.virtual += (now - self.now) * min(1.0, self.cores / len(self.active))
+            self.lasted_s[len(self.active)] += now - self.now
+            self.virtual += (now - self.now) * self.rates[len(self.active)]
         self.now = now
 
     def next_end(self) -> float:
-        return self.now + (self.active[0][0] - self.virtual) / min(1.0, self.cores / len(self.active))
+        return self.now + (self.active[0][0] - self.virtual) / self.rates[len(self.active)]
 
 
 def share_cores(run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
-    """Run the programs up to their commit points on hosts of `cluster.cores` cores; fills `run.times`."""
+    """Run the programs up to their commit points on hosts of `cluster.cores` cores; fills `run.times` and `run.crowded`."""
     _Shared(run, programs).play()
 
 
@@ -43,12 +48,12 @@ class _Shared:
     """Programs under way. An event is (time, number, worker, 0), or (time, number, -1 - host, the host's version then)."""
 
     def __init__(self, run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
-        cores = run.costs.profile.cluster.cores
-        assert cores is not None
+        self.cluster = run.costs.profile.cluster
+        rates = [self.cluster.rate(max(n, 1)) for n in range(len(programs) + 1)]
         self.run = run
         self.programs = programs
         self.host_of = {worker: run.costs.host(worker) for worker in programs}
-        self.hosts = {host: _Host(cores) for host in set(self.host_of.values())}
+        self.hosts = {host: _Host(rates) for host in set(self.host_of.values())}
         self.position = dict.fromkeys(programs, 0)
         self.began = dict.fromkeys(programs, 0.0)
         self.waiting: dict[Message, int] = {}
@@ -68,6 +73,16 @@ class _Shared:
                 self._ended(-1 - target, now)
         if self.waiting:
             raise stuck(self.programs, self.position)
+        self.run.crowded = self._crowded()
+
+    def _crowded(self) -> float:
+        """What computations took of processors over what they would have taken alone."""
+        work_s = processor_s = 0.0
+        for host in self.hosts.values():
+            for n, lasted_s in enumerate(host.lasted_s):
+                work_s += n * lasted_s * host.rates[n]
+                processor_s += n * lasted_s * host.rates[n] * self.cluster.crowded(n)
+        return processor_s / work_s if work_s > 0 else 1.0
 
     def _ended(self, number: int, now: float) -> None:
         """A computation on this host has ended, or several at once."""
@@ -136,11 +151,11 @@ class _Shared:
         heapq.heappush(self.events, (time, self.n_events, target, version))
 
 
-def share_equally(work: Mapping[int, float], cores: int) -> dict[int, float]:
+def share_equally(work: Mapping[int, float], cluster: Cluster) -> dict[int, float]:
     """When tasks that all start at 0 end: least work first, each at the rate that those still active leave it."""
     end: dict[int, float] = {}
     now, done, n_active = 0.0, 0.0, len(work)
     for task, seconds in sorted(work.items(), key=lambda item: (item[1], item[0])):
-        now += (seconds - done) / min(1.0, cores / n_active)
+        now += (seconds - done) / cluster.rate(n_active)
         end[task], done, n_active = now, seconds, n_active - 1
     return end

@@ -33,11 +33,13 @@ class Span(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Timeline:
-    """`step_s`, and the times of each op of one worker of each kind; `twin` says whose times hold for a worker."""
+    """`step_s`, and the times of each op of one worker of each kind; `twin` says whose times hold for a worker. `crowded`: what
+    the ops took of processors over what they would have taken alone on their hosts."""
 
     step_s: float
     times: Mapping[int, Sequence[tuple[float, float]]]
     twin: Mapping[int, int]
+    crowded: float
 
     def spans(self, plan: Plan, worker: int) -> list[Span]:
         """The ops of `worker` with their times, in its program's order."""
@@ -90,7 +92,7 @@ def _timeline(plan: Plan, costs: Costs, run: Run, found: Sequence[Cell]) -> Time
                 times.append((reached, end.committed_s))
             elif isinstance(op, OptimizerStep):
                 times.append((end.committed_s, end.stepped_s[worker]))
-    return Timeline(end.step_s, run.times, twin)
+    return Timeline(end.step_s, run.times, twin, run.crowded)
 
 
 @dataclass(frozen=True)
@@ -149,13 +151,13 @@ def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[int, in
         p, s = plan.place[worker]
         stage = plan.pipelines[p].stages[s]
         work[worker] = costs.optimizer_s(stage.first, stage.stop)
-    cores = costs.profile.cluster.cores
-    if cores is None:
+    cluster = costs.profile.cluster
+    if cluster.cores is None:
         return {worker: start + seconds for worker, seconds in work.items()}
     end: dict[int, float] = {}
     by_host: dict[int, dict[int, float]] = {}
     for worker, seconds in work.items():
         by_host.setdefault(costs.host(worker), {})[worker] = seconds
     for tasks in by_host.values():
-        end.update({worker: start + took for worker, took in share_equally(tasks, cores).items()})
+        end.update({worker: start + took for worker, took in share_equally(tasks, cluster).items()})
     return end

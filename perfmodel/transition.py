@@ -47,6 +47,6 @@ def left_of_op_s(plan: Plan, costs: Costs) -> float:
     spans = {(column.first, column.stop) for block in plan.blocks for column in block.columns}
     ops_s = [[costs.compute_s(kind, first, stop, plan.micro_batch) for kind in "FB"] for first, stop in spans]
     left_s = max(sum(op_s * op_s for op_s in its) / sum(its) / 2 for its in ops_s)
-    cores = costs.profile.cluster.cores
+    cluster = costs.profile.cluster
     crowd = max(Counter(costs.hosts(plan.workers)).values()) - 1
-    return left_s * costs.profile.step_scale * (1.0 if cores is None else max(1.0, crowd / cores))
+    return left_s * costs.profile.step_scale * (1.0 if cluster.cores is None or crowd < 1 else 1 / cluster.rate(crowd))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +24,29 @@ N_STEPS, N_STEPS_NEEDED = 32, 4
 """The newest steps that count, and how many there must be before they do."""
 
 
+@dataclass
+class _Running:
+    """The plan that runs, and its steps. `priced_by`: the form of the plan whose steps had shown the scale that it was priced
+    at. `is_held`: whether its price was held against its steps before."""
+
+    plan: Plan
+    priced_by: str | None
+    is_held: bool = False
+    committed_at: float | None = None
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=N_STEPS))
+    """From commit to commit."""
+    _crowded: float | None = None
+
+    def crowded(self, profile: Profile, node_of: Mapping[int, int]) -> float:
+        """Of its timeline (perfmodel/timeline.py)."""
+        from perfmodel.timeline import simulate
+
+        if self._crowded is None:
+            shares = profile.cluster.cores is not None
+            self._crowded = simulate(self.plan, profile, node_of).crowded if shares else 1.0
+        return self._crowded
+
+
 class LiveProfile:
     """The newest profile, and the measurement under way. `profile` is None until there is one."""
 
@@ -35,15 +59,9 @@ class LiveProfile:
         self._started: dict[int, float] = {}
         """When the process of each rank was there, until it has joined."""
         self._spawn_s: float | None = None
-        self._has_run = False
-        self._committed_at: float | None = None
-        self._steps_s: deque[float] = deque(maxlen=N_STEPS)
-        """From commit to commit, of the generation that runs."""
+        self._running: _Running | None = None
         self._scaled_by: str | None = None
-        """The form of the plan whose steps `step_scale` was learnt from last; at the Go of the plan that runs: `_priced_by`."""
-        self._priced_by: str | None = None
-        self._is_held = False
-        """Whether the price of the plan that runs was held against its steps before."""
+        """The form of the plan whose steps `step_scale` was learnt from last."""
         self._generation = 0
         self._chain: tuple[Stage, ...] = ()
         self._reports: dict[int, Measured | None] = {}
@@ -60,14 +78,15 @@ class LiveProfile:
                 took_s = max(0.0, event.time - self._started.pop(rank))
                 if self._options.rehearsed:
                     return  # a stand-in is there sooner than what it stands in for
-                if not self._has_run and (self._spawn_s is None or took_s < self._spawn_s):
+                if self._running is None and (self._spawn_s is None or took_s < self._spawn_s):
                     self._spawn_s = took_s
                     if self.profile is not None:
                         self.profile = self._with_spawn(self.profile)
-            case UnitCommitted(result=result):
-                if result.kind == "step" and self._committed_at is not None:
-                    self._steps_s.append(event.time - self._committed_at)
-                self._committed_at = event.time if result.kind == "step" else None
+            case UnitCommitted(result=result) if self._running is not None:
+                running = self._running
+                if result.kind == "step" and running.committed_at is not None:
+                    running.steps_s.append(event.time - running.committed_at)
+                running.committed_at = event.time if result.kind == "step" else None
 
     def rescale(self, plan: Plan) -> None:
         """Hold the model's step time of the plan that runs against its real steps, once there are some.
@@ -75,16 +94,17 @@ class LiveProfile:
         If another plan had shown the scale that it was priced at, its error is one that prices have beside each other. What the
         first plan is off is what all were, and a plan of the same form as the one before can hardly be off.
         """
-        if self.profile is not None and len(self._steps_s) >= N_STEPS_NEEDED:
+        running = self._running
+        if self.profile is not None and running is not None and len(running.steps_s) >= N_STEPS_NEEDED:
             from perfmodel.refine import rescale
             from perfmodel.spread import with_step
 
-            step_s = median(self._steps_s)
+            step_s = median(running.steps_s)
             self.profile = rescale(self.profile, plan, step_s, self._node_of)
             self._scaled_by = plan.form()
-            if plan.estimate is not None and self._priced_by not in (None, self._scaled_by):
-                self.profile = with_step(self.profile, plan.estimate.step_s, step_s, again=self._is_held)
-                self._is_held = True
+            if plan.estimate is not None and running.priced_by not in (None, self._scaled_by):
+                self.profile = with_step(self.profile, plan.estimate.step_s, step_s, again=running.is_held)
+                running.is_held = True
 
     def _with_spawn(self, profile: Profile) -> Profile:
         if self._spawn_s is None:
@@ -131,17 +151,16 @@ class LiveProfile:
         if self.profile is not None:
             from perfmodel.refine import refresh
 
-            self.profile = refresh(self.profile, times.times)
+            running = self._running
+            crowded = 1.0 if running is None else running.crowded(self.profile, self._node_of)
+            self.profile = refresh(self.profile, times.times, crowded)
             if times.uncut:
                 self.profile = replace(self.profile, uncut=times.uncut)
 
     def calibrate(self, plan: Plan, went: GenerationStarted) -> None:
         """A real transition to `plan` has shown what its parts cost; the first start shows what groups do. Steps of the plan
         before it say nothing of this one."""
-        self._has_run = True
-        self._committed_at = None
-        self._steps_s.clear()
-        self._priced_by, self._is_held = self._scaled_by, False
+        self._running = _Running(plan, self._scaled_by)
         if self.profile is not None:
             from perfmodel.refine import calibrate
             from perfmodel.spread import own_s, with_transition

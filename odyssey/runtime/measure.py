@@ -1,8 +1,9 @@
 """Profiles the model's layers on one micro-batch, along a chain of ranks: each measures its layers and passes the output on.
 
 All ranks measure at the same time, as they compute at the same time when they train: what they share (caches, memory)
-slows both alike, and what a core's sharing costs is not in the thread's processor time. Nothing is trained: the layers
-are copies. At the end the ranks try a few whole steps along the chain.
+slows all alike, and what a core's sharing costs is not in the thread's processor time. The last one has measured alone before,
+which shows how much they slow each other down. Nothing is trained: the layers are copies. At the end the ranks try a few whole
+steps along the chain.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -38,6 +39,7 @@ from odyssey.trial import trial_plan
 
 N_REPEATS = 5
 N_HALVES = 3
+N_ALONE = 2
 PROBE_BYTES = 1 << 20
 PROBE_TAG = 5
 NOT_SAID = "the script does not say that samples are independent (Job(independent_samples=True))"
@@ -73,8 +75,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
     if not is_first:
         overheads_s.append(_answer_probe(_worker(order.chain[place - 1]), groups))
     move_byte_s = _pass_state(order.chain, place, groups, model.device)
-    if len(order.chain) > 1:
-        groups.wait(groups.all_reduce(torch.zeros(1)).wait)  # from here on all measure at once
+    alone_s = _alone_s(order.chain, stage, copies, inputs, job_spec, groups)
     uncut = _uncut(stage, copies, inputs, value if is_last else None, job_spec)
     timings = _timings(stage, copies, inputs, job_spec)
     costs = tuple(timing.cost() for timing in timings)
@@ -101,6 +102,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
         move_byte_s=move_byte_s,
         trial=tried.trial,
         beside_reduction=slowdown,
+        crowding=_passes_s(timings) / alone_s if alone_s else None,
         uncut=uncut,
     )
 
@@ -139,14 +141,14 @@ def _arrived(message: Any, device: torch.device) -> Any:
 # -- layers ---------------------------------------------------------------------------------------------------------------
 
 
-def _timings(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec) -> list[_Timings]:
+def _timings(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec, n_repeats: int = N_REPEATS) -> list[_Timings]:
     """What each layer of the stage takes. Rounds go through all layers forward and back, as a step does: a layer that was
     measured over and over by itself would find its weights in the cache each time."""
     timings = [
         _Timings(layer, model.layers[layer], value, job_spec.optimizer, model.device)
         for layer, value in zip(stage.layers, inputs, strict=True)
     ]
-    for _ in range(N_REPEATS + 1):  # the first round warms up
+    for _ in range(n_repeats + 1):  # the first round warms up
         for timing in timings:
             timing.forward(job_spec.autocast)
         for timing in reversed(timings):
@@ -157,6 +159,24 @@ def _timings(stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec) -
         for timing in timings:
             timing.halves(job_spec.autocast)
     return timings
+
+
+def _alone_s(
+    chain: Sequence[Stage], stage: Stage, model: Model, inputs: list[Any], job_spec: JobSpec, groups: Groups
+) -> float | None:
+    """What the last rank's layers take while the others wait, in seconds. When it returns, all are here."""
+    if len(chain) == 1:
+        return None
+    groups.wait(groups.all_reduce(torch.zeros(1)).wait)
+    alone_s = _passes_s(_timings(stage, model, inputs, job_spec, N_ALONE)) if stage == chain[-1] else None
+    groups.wait(groups.all_reduce(torch.zeros(1)).wait)
+    return alone_s
+
+
+def _passes_s(timings: Iterable[_Timings]) -> float:
+    """Seconds of a round of all layers, forward and back."""
+    costs = [timing.cost() for timing in timings]
+    return sum(cost.forward_s + cost.input_gradient_s + cost.weight_gradient_s for cost in costs)
 
 
 def _uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec: JobSpec) -> str:

@@ -68,6 +68,23 @@ def test_what_ranks_measured_becomes_a_profile() -> None:
     assert of.recovery.groups_member_s == pytest.approx((0.3 - Recovery().groups_base_s) / 3)
 
 
+@pytest.mark.parametrize(
+    ("n_ranks", "cores", "found", "crowding", "alone_s"),
+    [(2, 2, 1.25, 1.25, 0.8), (2, 3, 1.25, 1.5, 0.8), (3, 2, 1.25, 1.25, 0.8), (2, 2, 0.9, 1.0, 1.0), (2, 2, 9.0, 2.0, 0.5)],
+)
+def test_what_ranks_measure_together_they_would_do_alone_in_less(
+    n_ranks: int, cores: int, found: float, crowding: float, alone_s: float
+) -> None:
+    """The last rank has measured alone as well; what cannot be is the noise of a machine."""
+    reports = [measured([cost(i)], last=i == 2) for i in range(3)][-n_ranks:]
+    reports[0] = msgspec.structs.replace(reports[0], costs=tuple(cost(i) for i in range(4 - n_ranks)))
+    reports[-1] = msgspec.structs.replace(reports[-1], crowding=found)
+    of = merge(MODEL, reports, ranks_per_node=8, nodes_per_host=1, cores=cores, model_name="toy")
+    assert of.cluster.crowding == pytest.approx(crowding)
+    assert [x.forward_s for x in of.layers] == pytest.approx([alone_s] * 3)
+    assert [x.optimizer_s for x in of.layers] == pytest.approx([0.5 * alone_s] * 3)
+
+
 def test_micro_batches_may_be_cut_if_no_rank_knows_why_not() -> None:
     reports = [measured([cost(0), cost(1)]), measured([cost(2)], last=True)]
     free, drawing, silent = "", "layer 2 draws random numbers", reports[1].uncut

@@ -146,6 +146,18 @@ def test_three_ranks_on_two_cores_take_half_as_long_again() -> None:
     assert simulate(first_plan(of, "3x1", 3), of).step_s == pytest.approx(TURN * 3 / 2)
 
 
+@pytest.mark.parametrize(
+    ("n_ranks", "cores", "slower"), [(1, 2, 1.0), (2, 2, 1.2), (3, 2, 1.2 * 3 / 2), (2, 3, 1.1), (2, 1, 2.0)]
+)
+def test_cores_that_compute_at_the_same_time_slow_each_other_down(n_ranks: int, cores: int, slower: float) -> None:
+    """The more do the more, on one host; `crowding` is what they all take over what one takes alone."""
+    of = profile(1, n_ranks, cores=cores)
+    of = msgspec.structs.replace(of, cluster=msgspec.structs.replace(of.cluster, crowding=1.2))
+    timeline = simulate(first_plan(of, f"{n_ranks}x1", n_ranks), of)
+    assert timeline.step_s == pytest.approx(TURN * slower)
+    assert timeline.crowded == pytest.approx(slower / max(1.0, n_ranks / cores))
+
+
 def test_a_rank_speeds_up_when_others_are_done() -> None:
     """One core: F of 1, 1 and B of 2, 2 with two micro-batches against one: all share until the short one is done."""
     of = profile(1, 3, cores=1)

@@ -13,7 +13,8 @@ from launcher.joblog.events import Body, Event, GenerationStarted, ProfileRefine
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.planner import Planner
-from odyssey.messages import OpTimes, Result
+from odyssey.messages import OpTime, OpTimes, Result
+from tests import planning
 from tests.launcher.coordinator.talk import make_plan, model, profile
 
 PLAN = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
@@ -64,10 +65,13 @@ def test_steps_of_the_plan_before_a_loss_say_nothing_of_the_one_after_it() -> No
     def committed(first: float, seconds: float, n: int) -> list[tuple[float, Body]]:
         return [(first + i * seconds, UnitCommitted(0, Result(i, "step", ()), 8, seconds)) for i in range(n)]
 
-    live_profile = after(*committed(0.0, 1.0, 9))
+    live_profile = after()
+    assert live_profile.profile is not None
+    live_profile.calibrate(PLAN, GenerationStarted(None, None, None, 0.01, 0.0, None))
+    for at, body in committed(0.0, 1.0, 9):
+        live_profile.watch(Event(at, 1, "test", body))
     for _ in range(20):
         live_profile.rescale(PLAN)
-    assert live_profile.profile is not None
     before = live_profile.profile.step_scale
     live_profile.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.1))
     live_profile.rescale(PLAN)
@@ -77,6 +81,18 @@ def test_steps_of_the_plan_before_a_loss_say_nothing_of_the_one_after_it() -> No
     for _ in range(20):
         live_profile.rescale(PLAN)
     assert live_profile.profile.step_scale == pytest.approx(10 * before)
+
+
+def test_ops_that_ranks_took_together_say_what_they_would_take_alone() -> None:
+    """Two ranks on two cores slow each other down by a fifth, and no longer when one of them is left."""
+    of = planning.profile(1, 2, cores=2)
+    live_profile = after()
+    live_profile.profile = of = msgspec.structs.replace(of, cluster=msgspec.structs.replace(of.cluster, crowding=1.2))
+    for layout, took_s in (("2x1", 1.2), ("1x1", 1.0)):
+        plan = planning.first_plan(of, layout, 2)
+        live_profile.calibrate(plan, GenerationStarted(None, None, None, 0.01, 0.0, None))
+        live_profile.refresh(OpTimes(1, (OpTime("F", 0, 1, 10, took_s),)))
+        assert live_profile.profile.layers[0].forward_s == pytest.approx(1.0)
 
 
 def test_a_layer_that_begins_to_draw_is_known_from_then_on() -> None:
