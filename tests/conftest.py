@@ -17,6 +17,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.examples import SHARE
 from tests.warm import popen
 
 KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_", "PYTEST_", "ODYSSEY_SOAK_", "ODYSSEY_REWRITE")
@@ -25,7 +26,7 @@ KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_", "PYTEST_",
 WORTH_WARMTH = 20
 _any = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 """No test depends on how busy the machine is."""
-hypothesis.settings.register_profile("same", _any, derandomize=True, database=None)
+hypothesis.settings.register_profile("same", _any, derandomize=True, database=None, max_examples=100 // SHARE)
 hypothesis.settings.register_profile("random", _any)
 hypothesis.settings.load_profile("same")  # `make soak` looks at other examples every time: --hypothesis-profile
 
@@ -54,6 +55,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         popen.templates.start()
         session.config.add_cleanup(popen.templates.close)
         subprocess.Popen = popen.Popen  # type: ignore[misc]
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what a test does to the processes of a job while they begin."""
+    monkeypatch.setattr(subprocess, "Popen", popen.Popen.__base__)
 
 
 def _set_variables(folder: Path) -> None:

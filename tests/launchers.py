@@ -210,7 +210,6 @@ class Scene:
             "XDG_STATE_HOME": str(self.state),
             "PROBES": str(self.probes_dir),
             "READY": str(self._ready_path),
-            "PYTHONDONTWRITEBYTECODE": "1",
             **(more or {}),
         }
 

@@ -81,6 +81,7 @@ def test_hosts_meet(
 def test_ranks_of_a_job_reach_each_other_by_ipv6(cluster: Callable[[int], Cluster]) -> None:
     """There are IPv4 addresses too, and nobody has given the hosts' names to anything."""
     its = cluster(2)
+    its.n_steps = 30
     its.train(drill="step=20 kill=1", max_restarts=1, **by_ipv6(its.hosts))
     assert [agent.end() for agent in its.agents.values()] == [0, 0], its.lines()
     assert "recovered in" in its.lines()

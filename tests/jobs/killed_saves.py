@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+import torch._dynamo  # which making an optimizer imports
 
 import odyssey
 from tests import models

@@ -21,6 +21,7 @@ from odyssey.errors import PlanError
 from odyssey.messages import Deframer, Result, frame
 from odyssey.zygote import protocol
 from perfmodel.profile import Profile
+from tests.examples import examples
 from tests.odyssey.any_value import values_of
 
 PACKED = [
@@ -36,7 +37,7 @@ PACKED = [
 ]
 SPOKEN = [Event, Profile, plan.Plan]
 lenient = settings(
-    max_examples=25,
+    max_examples=examples(25),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 

@@ -67,7 +67,7 @@ for step in job.steps(1_000_000):
 
 def is_zygote(process: psutil.Process) -> bool:
     try:
-        return any(part.endswith("zygote/server.py") for part in process.cmdline())
+        return "zygote/server.py" in " ".join(process.cmdline())
     except psutil.Error:
         return False
 

@@ -27,6 +27,7 @@ from odyssey_cli.command_line.parser import parse
 from odyssey_cli.command_line.request import read
 from odyssey_cli.command_line.torch_version import installed
 from tests import ROOT
+from tests.examples import examples
 
 SCRIPT = str(ROOT / "tests" / "models.py")
 """Any script that exists."""
@@ -220,7 +221,7 @@ def command_lines(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
     return [*argv, *draw(st.sampled_from([[], [], [], ["--"]])), script, *draw(REST)], environment
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(command_lines(), st.sampled_from([Command.TORCHRUN, Command.RUN]))
 def test_any_command_line_of_torchrun_means_what_it_means_there(
     line: tuple[list[str], dict[str, str]], command: Command
@@ -254,7 +255,7 @@ def is_refused_on_purpose(error: UsageError, config: Any) -> bool:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(command_lines(), st.booleans())
 def test_launch_appends_the_local_rank_as_torchs_does(line: tuple[list[str], dict[str, str]], use_env: bool) -> None:
     argv, environment = line

@@ -24,6 +24,7 @@ from perfmodel.catalog import load_job
 from perfmodel.costs import Costs
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile, scaled, write
+from tests.examples import examples
 from tests.launchers import Launcher, Scene, scene
 from tests.planning import first_plan
 
@@ -161,7 +162,7 @@ def test_the_ranks_of_a_host_share_its_interface(tmp_path: Path) -> None:
 
 
 @given(st.floats(0.01, 100))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_at_another_speed_everything_takes_as_many_times_longer(speed: float) -> None:
     profile = load_job("gpt3-medium-a100-32").profile
     plan = first_plan(profile, "8x4", 32)

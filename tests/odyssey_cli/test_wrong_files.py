@@ -18,6 +18,7 @@ from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey_cli.__main__ import main
 from tests import job_events
+from tests.examples import examples
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,7 +49,7 @@ CLUSTER = (
     "memory_bandwidth: 1.0e+11\nintra_host: {latency_s: 1.0e-5, bandwidth: 1.0e+10}\n"
     "inter_host: {latency_s: 1.0e-5, bandwidth: 1.0e+9}\nrecovery: {detect_s: 0.1, pause_s: 0.5}\n"
 )
-WITHIN = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+WITHIN = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from odyssey.schedule import Receive, Reduce, Send, program
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate
+from tests.examples import examples
 from tests.odyssey.test_schedule import plain, plans
 from tests.planning import first_plan, layer, order_of, profile
 
@@ -137,7 +138,7 @@ def dumb_step_s(plan: Plan, of: Profile, bytes_per_s: float) -> float:
     return max(*end.values(), *busy.values())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(plan=plans(), data=st.data())
 def test_any_plan_takes_what_a_dumb_simulation_layer_by_layer_takes(plan: Plan, data: st.DataObject) -> None:
     seconds, sizes = st.floats(0.1, 5.0), st.sampled_from([0, 5 * MB, 20 * MB, 30 * MB, 90 * MB])

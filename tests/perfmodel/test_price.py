@@ -17,6 +17,7 @@ from perfmodel.price import price
 from perfmodel.profile import Link, Recovery
 from perfmodel.timeline import simulate
 from perfmodel.transition import group_members, transition
+from tests.examples import examples
 from tests.odyssey.test_schedule import plans
 from tests.planning import break_even, first_plan, layer, order_of, profile
 from tests.strategies.test_split import plans as split_plans
@@ -105,7 +106,7 @@ def test_the_faster_step_wins_above_the_break_even_computed_by_hand() -> None:
     assert break_even(estimate(1, 10), estimate(2, 1)) == pytest.approx(19.0)
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(plan=st.one_of(plans(), split_plans(), split_plans().map(lambda plan: plan.under(Schedule()))))
 def test_a_price_is_to_the_bit_that_of_the_programs_also_where_alike_pipelines_were_priced_before(plan: Plan) -> None:
     rows = [

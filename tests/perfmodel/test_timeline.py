@@ -12,6 +12,7 @@ from odyssey.plan import Compute, Plan, Schedule
 from odyssey.schedule import Receive, Send, program
 from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate
+from tests.examples import examples
 from tests.odyssey.test_schedule import plain, plans
 from tests.planning import FREE, first_plan, layer, order_of, profile
 
@@ -60,7 +61,7 @@ def dumb_longest_path(plan: Plan, of: Profile) -> float:
 costs = st.floats(0.1, 5.0)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(plan=plans(), data=st.data())
 def test_any_plan_takes_the_longest_path_through_its_ops(plan: Plan, data: st.DataObject) -> None:
     rows = [layer(str(i), data.draw(costs), data.draw(costs), data.draw(costs)) for i in range(plan.n_layers)]
@@ -181,7 +182,7 @@ def test_hosts_do_not_share_cores_with_each_other() -> None:
     assert simulate(first_plan(of, "4x1", 4), of).step_s == pytest.approx(TURN)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(plan=plans(), data=st.data())
 def test_with_a_core_for_every_rank_sharing_changes_nothing(plan: Plan, data: st.DataObject) -> None:
     rows = [layer(str(i), data.draw(costs), data.draw(costs), output_bytes=10) for i in range(plan.n_layers)]
@@ -191,7 +192,7 @@ def test_with_a_core_for_every_rank_sharing_changes_nothing(plan: Plan, data: st
     assert simulate(plan, shared).step_s == pytest.approx(simulate(plan, alone).step_s)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(plan=plans(), cores=st.integers(1, 4))
 def test_shared_cores_do_all_the_work_and_no_faster_than_they_can(plan: Plan, cores: int) -> None:
     of = profile(plan.n_layers, plan.global_batch, plan.micro_batch, cores=cores)

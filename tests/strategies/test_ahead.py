@@ -22,6 +22,7 @@ from strategies.building.shapes import shapes_of
 from strategies.search import best, initial_plan, search
 from strategies.search.outlook import NODE_SHARE, closed_step_s
 from strategies.situation import Aim, Candidate, Objective
+from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, unsplit, without
 
 PAPER = Aim(Objective.PAPER)
@@ -49,7 +50,7 @@ def chosen_of(table: list[Candidate]) -> Plan:
 # -- what a plan leaves for the next loss ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     layout=st.sampled_from(["2x3", "3x2", "4x1", "3+2+1", "4+2", "1x5", "2x2"]),
     per_node=st.sampled_from([1, 2, 3, 1000]),

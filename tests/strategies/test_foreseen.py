@@ -22,6 +22,7 @@ from strategies.search import best, initial_plan, search
 from strategies.search.alike import Alike
 from strategies.search.foreseen import MOST_PAIRS, Kind, answer_for, key_of, losses, symmetries
 from strategies.situation import Situation
+from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, without
 
 LAYOUTS = ["2x3", "3x2", "4x1", "3+2+1", "2x2", "2+2+1", "1x4", "2x1", "3x1+2"]
@@ -122,7 +123,7 @@ def some_losses(whole: Situation) -> list[tuple[int, ...]]:
 # -- which are alike -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(wholes())
 def test_losses_of_one_class_are_alike(whole: Situation) -> None:
     alike = symmetries(whole)
@@ -137,7 +138,7 @@ def test_losses_of_one_class_are_alike(whole: Situation) -> None:
         assert {names.get(worker, worker) for worker in found} == set(lost)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(wholes(is_regular=True))
 def test_losses_that_are_alike_are_of_one_class_where_nodes_are_filled_in_turn(whole: Situation) -> None:
     alike = symmetries(whole)
@@ -146,7 +147,7 @@ def test_losses_that_are_alike_are_of_one_class_where_nodes_are_filled_in_turn(w
         assert keys == {alike.key(lost)}
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(wholes(), st.booleans())
 def test_classes_hold_every_loss_once(whole: Situation, may_respawn: bool) -> None:
     alike = symmetries(whole)
@@ -227,7 +228,7 @@ def test_names_that_leave_nodes_as_they_are_not_are_refused() -> None:
 # -- the plan for one is that for the others --------------------------------------------------------------------------------
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(wholes(), st.randoms(use_true_random=False), st.booleans())
 def test_a_renamed_table_is_one_for_the_other_loss(whole: Situation, draw: object, returns: bool) -> None:
     alike = symmetries(whole)
@@ -263,7 +264,7 @@ def test_a_renamed_table_is_one_for_the_other_loss(whole: Situation, draw: objec
     assert mine.estimate.objective == pytest.approx(direct.estimate.objective, rel=0.02)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(wholes(), st.data())
 def test_a_plan_under_other_names_is_the_same_plan(whole: Situation, data: st.DataObject) -> None:
     plan = whole.plan

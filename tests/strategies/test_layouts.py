@@ -22,6 +22,7 @@ from strategies.building.moves import moves
 from strategies.building.shapes import Shapes
 from strategies.building.worth import Worth
 from strategies.search import initial_plan, search
+from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, without
 
 costs = st.floats(0.05, 5.0)
@@ -164,7 +165,7 @@ def exhaustive_step_s(of: Profile, n_workers: int, n_micro_batches: int) -> floa
     return min(steps)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     seconds=st.lists(st.floats(0.3, 3.0), min_size=3, max_size=7),
     n_workers=st.integers(2, 6),

@@ -16,6 +16,7 @@ from perfmodel.moving import busiest_s, move_ends, moved_bytes, moves_s
 from perfmodel.profile import Link, Profile, Recovery
 from strategies.building.moves import improved, moves
 from strategies.situation import Situation
+from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation
 
 Needed = dict[int, Stage]
@@ -82,7 +83,7 @@ def simulated(plan: tuple[Move, ...], of: Profile) -> dict[int, float]:
 
 
 @given(transitions())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_what_is_missing_arrives_once_from_who_has_it_by_then(case: tuple[Situation, Needed]) -> None:
     state, needed = case
     first = moves(state, needed)
@@ -97,7 +98,7 @@ def test_what_is_missing_arrives_once_from_who_has_it_by_then(case: tuple[Situat
 
 
 @given(transitions())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_price_is_the_time_that_workers_take_who_follow_the_order(case: tuple[Situation, Needed]) -> None:
     state, needed = case
     plan, costs = moves(state, needed), Costs(state.profile, state.node_of)
@@ -105,7 +106,7 @@ def test_the_price_is_the_time_that_workers_take_who_follow_the_order(case: tupl
 
 
 @given(transitions())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_more_thought_never_costs_time_and_rounds_stay_near_the_bound(case: tuple[Situation, Needed]) -> None:
     """Three workers who each send to the next need three rounds, where each is busy for two: half as much again. No move is
     longer than the busiest is busy, so a list schedule is within twice the bound (Graham) but for what is passed on."""

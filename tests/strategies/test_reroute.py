@@ -22,6 +22,7 @@ from strategies import reroute
 from strategies.building.routing import cut
 from strategies.search import search
 from strategies.situation import Proposal, Situation
+from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, without
 
 FORWARD, BACKWARD = 1.0, 2.0
@@ -49,7 +50,7 @@ def test_three_pipelines_of_four_stages_reach_the_optimum_of_a_constraint_solver
     assert step_after(3, 4, 6, *lost) == pytest.approx(optimum)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     n_pipelines=st.integers(2, 4),
     n_stages=st.integers(1, 5),
@@ -114,7 +115,7 @@ def plans_with_losses(draw: st.DrawFn) -> tuple[Profile, Plan, list[list[int]]]:
     return of, plan, lots
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(plans_with_losses())
 def test_losses_of_any_stages_in_any_plans_run_everything_once_as_long_as_each_layer_has_a_holder(
     drawn: tuple[Profile, Plan, list[list[int]]],
@@ -134,7 +135,7 @@ def test_losses_of_any_stages_in_any_plans_run_everything_once_as_long_as_each_l
         assert set(plan.workers) == set(before.workers) - set(lot)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(plans_with_losses())
 def test_a_reroute_of_alike_pipelines_fits_where_the_plan_in_force_fits(
     drawn: tuple[Profile, Plan, list[list[int]]],
@@ -153,7 +154,7 @@ def test_a_reroute_of_alike_pipelines_fits_where_the_plan_in_force_fits(
         assert price(after, tight, seconds_to_change=1e9).peak_bytes <= peak
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(data=st.data())
 def test_random_losses_one_after_the_other_never_deadlock(data: st.DataObject) -> None:
     n_pipelines, n_stages = data.draw(st.integers(2, 4)), data.draw(st.integers(1, 4))

@@ -17,6 +17,7 @@ from perfmodel.reliability import ExpectedChange
 from strategies.search import answer, best, initial_plan, rescore, search
 from strategies.search.dryrun import fail_any, fail_ranks
 from strategies.situation import Aim, Candidate, Objective
+from tests.examples import examples
 from tests.planning import break_even, first_plan, layer, profile, situation, without
 
 LINK = Link(1e-5, 1e9)
@@ -222,7 +223,7 @@ def test_ranks_that_share_cores_are_priced_as_such() -> None:
     assert table[0].estimate is not None and table[0].estimate.step_s >= work / 2 - 1e-9
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_after_any_losses_that_leave_every_layer_a_holder_there_is_a_plan_that_runs(data: st.DataObject) -> None:
     of = job(data.draw(st.integers(3, 7)), 24, ties=((0, 2),), tie_bytes=(100,))

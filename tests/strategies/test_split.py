@@ -30,6 +30,7 @@ from strategies.building.compose import reductions
 from strategies.search import best, initial_plan, search
 from strategies.search.split import LADDER
 from strategies.situation import Aim, Objective
+from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, without
 
 PLENTY = 10**12
@@ -271,7 +272,7 @@ def most_in_flight(order: str) -> int:
     return max(order[:i].count("F") - order[:i].count("W") for i in range(len(order) + 1))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data(), shape=st.sampled_from([(2, 2), (2, 3), (3, 2)]), cap=st.sampled_from([1.0, 1.5, 2.0, None]))
 def test_it_is_near_the_best_of_all_orders_within_the_cap(
     data: st.DataObject, shape: tuple[int, int], cap: float | None

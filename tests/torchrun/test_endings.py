@@ -118,6 +118,7 @@ def test_a_second_ctrl_c_waits_for_nobody(scene: Scene) -> None:
     assert run.end() == 130
 
 
+@pytest.mark.usefixtures("cold")
 def test_when_the_launcher_is_told_to_end_before_any_rank_is_up(scene: Scene) -> None:
     run = scene.start(OURS, "--nproc-per-node=2", scene.write("train.py", FAMILY))
     zygote(scene)
@@ -125,6 +126,7 @@ def test_when_the_launcher_is_told_to_end_before_any_rank_is_up(scene: Scene) ->
     assert run.end() == 143
 
 
+@pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("is_early", [True, False], ids=["at the start", "with ranks"])
 def test_when_the_launcher_is_killed(scene: Scene, is_early: bool) -> None:
     run = scene.start(OURS, "--nproc-per-node=2", scene.write("train.py", FAMILY))
@@ -136,6 +138,7 @@ def test_when_the_launcher_is_killed(scene: Scene, is_early: bool) -> None:
     assert run.end() == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("is_early", [True, False], ids=["while it imports", "with ranks"])
 def test_a_killed_zygote_costs_nothing(scene: Scene, is_early: bool) -> None:
     os.mkfifo(scene.cwd / "go")
@@ -159,6 +162,7 @@ os.write(1, b"done\\n")
     os.close(go)
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_killed_zygote_does_not_hinder_a_restart(scene: Scene) -> None:
     run = scene.start(OURS, "--nproc-per-node=2", "--max-restarts=1", scene.write("train.py", FAMILY))
     first = family(scene)

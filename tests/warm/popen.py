@@ -43,7 +43,8 @@ MATTERS = (
     "TZ",
 )
 """How the variables begin that Python, torch or the libraries read when they begin."""
-LATER = "TORCH_NCCL_"
+LATER = ("TORCH_NCCL_", "TZ")
+"""Of these those that are read later, or that a fork takes over (start.py)."""
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _plain = subprocess.Popen
 _signature = inspect.signature(_plain._execute_child)  # type: ignore[attr-defined]

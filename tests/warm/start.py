@@ -8,6 +8,7 @@ import pickle
 import resource
 import signal
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,7 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(start.environment)
+    time.tzset()
     signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
 
 

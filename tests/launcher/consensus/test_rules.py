@@ -28,6 +28,7 @@ from launcher.consensus.messages import (
 )
 from launcher.consensus.node import MAX_TERMS_AHEAD, Node, NotLeading, ProtocolError
 from odyssey.codec import Malformed, Packed
+from tests.examples import examples
 
 HEARTBEAT_S, ELECTION_S = 1.0, 5.0
 
@@ -763,7 +764,7 @@ ANYTHING = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.one_of(st.tuples(st.integers(1, 9), ANYTHING), st.sampled_from([b"propose", b"tick", b"change"])), max_size=25)
 )

@@ -41,6 +41,7 @@ from launcher.joblog.events import (
 from odyssey.messages import Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
 from strategies.situation import Candidate
+from tests.examples import examples
 from tests.launcher.coordinator.talk import N_LAYERS, N_MICRO_BATCHES, Talk, answer_to, lacks_layers, model, profile
 
 
@@ -409,6 +410,6 @@ class ManyJobs(Job):
 
 _settings = settings(stateful_step_count=50, suppress_health_check=list(HealthCheck))
 TestRandomLives = Job.TestCase
-TestRandomLives.settings = settings(_settings, max_examples=200)
+TestRandomLives.settings = settings(_settings, max_examples=examples(200))
 TestManyRandomLives = pytest.mark.soak(ManyJobs.TestCase)
-TestManyRandomLives.settings = settings(_settings, max_examples=3000)
+TestManyRandomLives.settings = settings(_settings, max_examples=examples(3000))

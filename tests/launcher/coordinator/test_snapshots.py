@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from launcher.coordinator.state import packed, unpacked
 from odyssey.codec import Malformed
+from tests.examples import examples
 from tests.launcher.coordinator.test_machine import Job
 
 
@@ -22,7 +23,7 @@ class Packing(Job):
 
 
 TestPackedLives = Packing.TestCase
-TestPackedLives.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck), max_examples=60)
+TestPackedLives.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck), max_examples=examples(60))
 
 
 @pytest.mark.parametrize("data", [b"", b"j", b"p\xc1", b"j\x81\xa5world\x01", b"x\x80"])

@@ -14,6 +14,7 @@ from hypothesis.stateful import precondition, rule
 from launcher.coordinator.actions import Action, End, EndRanks, Kill, SetDeadline
 from launcher.coordinator.state import Status
 from launcher.joblog.events import Tick
+from tests.examples import examples
 from tests.launcher.coordinator.test_machine import Job
 
 AT_WORK = (Status.MEASURING, Status.PLANNING, Status.PAUSING, Status.MOVING, Status.RUNNING, Status.FINISHING)
@@ -48,4 +49,4 @@ class SlowJob(Job):
 
 
 TestSlowRanks = SlowJob.TestCase
-TestSlowRanks.settings = settings(max_examples=100, stateful_step_count=50, suppress_health_check=list(HealthCheck))
+TestSlowRanks.settings = settings(max_examples=examples(100), stateful_step_count=50, suppress_health_check=list(HealthCheck))

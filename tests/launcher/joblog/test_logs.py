@@ -113,6 +113,7 @@ class Reader:
     def __init__(self) -> None:
         self.loop = Loop(lambda: 0.0)
         self.console = Console(self.loop, lambda: None, never)
+        self.console.start()
         self._read_end, self.fd = os.pipe()
 
     def lines(self, prefix: bytes) -> Lines:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from odyssey.errors import JobError, OdysseyError
 from odyssey.messages import Go, Pause, Position, Prepare, Result
 from odyssey.runtime.phase import NEXT_ACTIVITY, NEXT_COMMUNICATION, Activity, Communication, Phase
+from tests.examples import examples
 
 PHASES = [Phase(1, activity, communication) for activity in Activity for communication in Communication]
 
@@ -205,7 +206,7 @@ class Rank(RuleBasedStateMachine):
         assert phase.running(self.generation + 1).has_work
 
 
-Rank.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
+Rank.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=60)
 test_a_rank_under_any_order_of_things = Rank.TestCase
 
 

@@ -25,6 +25,7 @@ from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import Change, Kind, Trace
 from perfmodel.profile import Recovery, write
 from tests import job_events
+from tests.examples import examples
 from tests.launcher.coordinator.talk import Talk
 from tests.planning import layer, profile
 
@@ -198,7 +199,7 @@ def test_bamboo_computes_twice_and_forms_its_pipelines_anew() -> None:
 POLICIES = [policy.name for policy in named(())]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     policy=st.sampled_from(POLICIES),
     generator=st.sampled_from(sorted(GENERATORS)),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from odyssey.errors import UsageError
 from odyssey_cli.replay.generators import GENERATORS, SHAPE, Failures
 from odyssey_cli.replay.traces import Change, Kind, Trace, at_once, parse, read
+from tests.examples import examples
 
 FOLDER = Path(__file__).parent / "traces"
 GOOD = [path.read_bytes() for path in sorted(FOLDER.glob("*.[jc]s*"))] + [
@@ -172,13 +173,13 @@ def check(data: bytes) -> None:
     assert sum(map(len, at_once(trace.changes))) == len(trace.changes)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.one_of(st.binary(max_size=60), st.text(alphabet='0123456789,.-e\n"[]{}: addremovlst', max_size=60).map(str.encode)))
 def test_any_bytes_are_a_trace_or_one_error(data: bytes) -> None:
     check(data)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data())
 def test_any_change_of_a_good_trace_is_a_trace_or_one_error(data: st.DataObject) -> None:
     good = data.draw(st.sampled_from(GOOD))

@@ -19,6 +19,7 @@ from odyssey_cli.slurm.address import first_host
 from odyssey_cli.slurm.hostlist import hosts
 from odyssey_cli.slurm.step import PORTS, Step, step_of
 from tests import ROOT
+from tests.examples import examples
 
 SCRIPT = str(ROOT / "tests" / "models.py")
 TASK = {
@@ -176,7 +177,7 @@ def test_what_cannot_be_understood_is_told_by_its_name(name: str, value: str) ->
 
 
 @given(st.integers(1, 1 << 31), st.integers(0, 65), st.integers(0, 130), st.integers(0, 130), st.integers(0, 50))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_neighbours_among_jobs_and_steps_meet_at_different_ports(job: int, apart: int, a: int, b: int, restarts: int) -> None:
     def port(job: int, step: int) -> int:
         return the_step(SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step), SLURM_RESTART_COUNT=str(restarts)).port
