@@ -1,4 +1,4 @@
-"""An agent of a test: `python -c COMMAND ROOT N MODULE ARGUMENTS` is `python -m MODULE ARGUMENTS`, and has its zygote."""
+"""An agent of a test: `python -c COMMAND ROOT N MODULE ARGUMENTS` is `python -m MODULE ARGUMENTS`, and has a template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.warm.start import GIVEN
 
 
 def run(template: int, module: str, *arguments: str) -> None:
-    """`template`: of which the zygote is a fork."""
+    """`template`: which one it has a fork of."""
     number, pid = map(int, os.environ.pop(GIVEN).split())
     popen.templates.sockets[template] = given = socket.socket(fileno=number)
     popen.templates.variables = popen.zygote_variables(os.environ)

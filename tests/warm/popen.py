@@ -51,7 +51,7 @@ _signature = inspect.signature(_plain._execute_child)  # type: ignore[attr-defin
 
 
 class Templates:
-    """The templates of this process, or in an agent the one zygote that it has been given."""
+    """The templates of this process, or in an agent the one that it has been given."""
 
     def __init__(self) -> None:
         self.sockets: dict[int, socket.socket] = {}
@@ -136,8 +136,6 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
         self.pid = send(templates.sockets[index], start, [*streams, *passed])
         set_subreaper(before)
         self._child_created = True
-        if templates.process is None:  # in an agent, which has had one
-            templates.sockets.pop(index).close()
         self._close_pipe_fds(*(given[name] for name in _PIPES))
 
     @staticmethod

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 GIVEN = "ODYSSEY_TESTS_ZYGOTE"
-"""The socket and the pid of the zygote to come that an agent has been given, and which of the templates it is a fork of."""
+"""The socket and the pid of the template that an agent has been given."""
 IMPORTS = (
     ("torch", "torch.distributed", "odyssey.link", "odyssey.zygote.entry"),
     ("torch._dynamo",),

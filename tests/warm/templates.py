@@ -2,7 +2,7 @@
 
 The first imports torch; each further one is a fork of it that has imported more (`IMPORTS`). A fork that is asked for is made
 twice, so that the middle one's end hands it to who asked, a child subreaper. What is to be an agent has first a fork of its
-own, its zygote to come, and then executes its program.
+own, a template for its zygotes, and then executes its program.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ def _serve(numbers: list[int]) -> Start | None:
         os.close(other)
     sock = socket.socket(fileno=number)
     sock.sendall(b"!")
+    return _fork(sock)
+
+
+def _fork(sock: socket.socket) -> Start | None:
+    """What is asked for, until nobody is left who could ask. As `_serve`."""
     while (asked := receive(sock)) is not None:
         middle = os.fork()
         if middle == 0:
@@ -71,25 +76,19 @@ def _born(sock: socket.socket, start: Start, descriptors: list[int]) -> Start | 
         become(start, descriptors)
         return start
     ours, theirs = socket.socketpair()
-    zygote = os.fork()
-    if zygote == 0:
+    agent, template = os.getpid(), os.fork()
+    if template == 0:
         ours.close()
         sock.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        asked = receive(theirs)
-        if asked is None:
-            os._exit(0)
-        if asked[0].new_session:
-            os.setsid()
-        _tell(theirs)
-        become(*asked)
-        return asked[0]
+        server._die_with_parent()
+        return _fork(theirs) if os.getppid() == agent else None
     theirs.close()
     _tell(sock)
     target = max(start.targets) + 1
     become(replace(start, targets=(*start.targets, target)), [*descriptors, ours.fileno()])
-    return os.execvpe(start.argv[0], start.argv, {**start.environment, GIVEN: f"{target} {zygote}"})
+    return os.execvpe(start.argv[0], start.argv, {**start.environment, GIVEN: f"{target} {template}"})
 
 
 def _tell(sock: socket.socket) -> None:
