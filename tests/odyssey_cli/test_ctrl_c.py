@@ -122,6 +122,7 @@ STUBBORNLY = ("--nproc-per-node=2", "--shutdown-timeout=10000")
 # -- start-up ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("cold")
 def test_ranks_that_are_still_to_come_are_not_waited_for(scene: Scene) -> None:
     """The zygote is stopped, so they would never come."""
     run = scene.start(OURS, *STUBBORNLY, scene.write("train.py", STUBBORN))
