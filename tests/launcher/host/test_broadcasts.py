@@ -72,6 +72,7 @@ def all_got(scene: Scene, number: signal.Signals) -> bool:
     return sorted(scene.hear(2)) == [f"0 {number.name}", f"1 {number.name}"]
 
 
+@pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize(
     "order", ["agent first", *(pytest.param(order, marks=pytest.mark.soak) for order in ("agent last", "any"))]
 )
