@@ -142,6 +142,7 @@ class Processes:
         process.socket = ours
         self._loop.watch(ours.fileno(), lambda mask: self._on_rank(process, mask))
         descriptors = [*streams.descriptors, theirs.fileno()]
+        self._ends.rank_starts()
         self.spawner.start_rank(process, variables, descriptors)
         self.waits.look()
         theirs.close()
@@ -151,7 +152,6 @@ class Processes:
         process.pid = pid
         self._living[pid] = process
         self._orphans.add(pid)
-        self._ends.rank_starts()
         if not self._is_ending:
             assignment = process.assignment
             self._news.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
