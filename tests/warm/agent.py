@@ -20,6 +20,7 @@ def run(template: int, module: str, *arguments: str) -> None:
     popen.templates.sockets[template] = given = socket.socket(fileno=number)
     popen.templates.variables = popen.zygote_variables(os.environ)
     given.set_inheritable(False)
+    popen.hide(pid)
     subprocess.Popen = popen.Popen  # type: ignore[misc]
 
     def give_back() -> None:

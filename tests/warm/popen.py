@@ -70,7 +70,7 @@ class Templates:
             theirs.close()
             ours.recv(1)
             self.sockets[i] = ours
-        _hide(self.process.pid)
+        hide(self.process.pid)
 
     def close(self) -> None:
         for sock in self.sockets.values():
@@ -83,8 +83,8 @@ class Templates:
 templates = Templates()
 
 
-def _hide(pid: int) -> None:
-    """An agent in this process ends all that is below it when its job is over: not what other tests need yet."""
+def hide(pid: int) -> None:
+    """An agent in this process ends all that is below it when its job is over: not what is needed after that."""
     everybody = orphans.family
 
     def family() -> orphans.Family:

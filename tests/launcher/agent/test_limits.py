@@ -25,8 +25,13 @@ _CAPABILITIES = "-all,+dac_override"
 AT_FIRST = """
 import os, psutil, resource, signal, time
 agent = psutil.Process(os.getppid())
+def is_zygote(process):
+    try:
+        return 'zygote' in ' '.join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 def zygotes():
-    return {child for child in agent.children() if 'zygote' in ' '.join(child.cmdline())}
+    return {child for child in agent.children() if is_zygote(child)}
 first = zygotes()
 """
 TAKES_THE_LAST_PROCESS = """
