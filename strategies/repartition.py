@@ -17,7 +17,8 @@ from odyssey.plan import Plan
 from perfmodel.costs import has_halves
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.layouts import EXHAUSTIVE_WORKERS, layouts
+from strategies.building.effort import FEW_WORKERS, MANY_WORKERS, WORTH
+from strategies.building.layouts import layouts
 from strategies.building.shapes import Shapes, shapes_of
 from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
@@ -27,12 +28,6 @@ SUMMARY = "The survivors regroup in pipelines that may differ in length, split b
 N_RENEWED, N_RENEWED_OF_FEW, N_RENEWED_OF_MANY = 6, 3, 2
 """Layouts that are priced exactly: fewer of few workers, each of which is placed in many ways, and for more than
 `MANY_WORKERS`."""
-MANY_WORKERS = 1024
-MUCH_SLOWER = 1.02
-"""For so many, layouts that take so many times as long as the best one by closed form are not realised: the moves of a large
-one are tens of thousands."""
-NEARLY = 1.01
-"""A split in force is kept if its slowest stage takes at most this many times the best one's."""
 
 
 def propose(situation: Situation) -> list[Proposal]:
@@ -50,11 +45,12 @@ def propose(situation: Situation) -> list[Proposal]:
     def is_safe(lengths: Sequence[int]) -> bool:
         return len(lengths) >= n_holders
 
-    few, many = len(situation.alive) <= EXHAUSTIVE_WORKERS, len(situation.alive) > MANY_WORKERS
+    few, many = len(situation.alive) <= FEW_WORKERS, len(situation.alive) > MANY_WORKERS
     n_renewed = N_RENEWED_OF_MANY if many else N_RENEWED_OF_FEW if few else N_RENEWED
     found = layouts(shapes, len(situation.alive), n_renewed, also=is_safe, rooms=tuple(worth.rooms.values()))
     renewals = [(draft, _closed_s(shapes, draft)) for draft in (_renew(situation, plan, shapes, its) for its in found)]
-    enough_s = min((MUCH_SLOWER * its_s for _, its_s in renewals), default=math.inf) if many else math.inf
+    # What is slower by closed form is not realised of many workers: the moves of a large layout are tens of thousands.
+    enough_s = min((its_s / WORTH for _, its_s in renewals), default=math.inf) if many else math.inf
     for renewed, its_s in renewals:
         is_safer = all(len(draft) < n_holders <= len(renewed) for draft in drafts)
         if few or is_safer or (its_s < repaired_s and its_s <= enough_s):
@@ -182,7 +178,7 @@ def _renew(situation: Situation, plan: Plan, shapes: Shapes, lengths: Sequence[i
         best = shapes.of(n_stages)
         assert best is not None
         old = kept[n_stages].pop() if kept.get(n_stages) else None
-        if old is not None and shapes.shape(old.ranges).bottleneck_s <= NEARLY * best.bottleneck_s:
+        if old is not None and WORTH * shapes.shape(old.ranges).bottleneck_s <= best.bottleneck_s:
             draft.append((old.ranges, _workers(old, alive)))
         else:
             draft.append((best.ranges, [None] * n_stages))

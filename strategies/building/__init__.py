@@ -1,5 +1,6 @@
 """What strategies are made of, below all of them: no strategy imports another.
 
+effort.py       how thoroughly all of this is done
 closed_form.py  the time of a pipeline, and of many that share a batch
 hosts.py        stages over hosts
 buckets.py      reductions of layers

@@ -10,11 +10,9 @@ from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction, Route, Schedule, StateFrom, move_runs
 from odyssey.plan_proof import prove
 from perfmodel.costs import Costs
+from strategies.building.effort import MANY_WORKERS
 from strategies.building.moves import moves
 from strategies.situation import Situation
-
-MOST_SINGLE = 200
-"""Up to this many workers without an exact place they are assigned one by one, which is quicker than by classes."""
 
 Slot = tuple[int, int, int | None]
 """Layers `[first, stop)` of a stage, and the worker that should have it if it holds them all."""
@@ -161,13 +159,13 @@ def lacking_bytes(sums: Sequence[int], layers: Span, span: Span) -> int:
 def _transported(cost: Sequence[Sequence[int]], rows: Sequence[int], columns: Sequence[int]) -> list[list[int]]:
     """How many of each row go to each column at the least cost: all of a row, at most what a column has.
 
-    Few in all: the Hungarian method on single ones. Else the linear program, whose vertices are whole numbers.
+    Not many in all: the Hungarian method on single ones, which is quicker. Else the linear program, whose vertices are whole.
     """
     if len(columns) == 1:
         return [[n] for n in rows]
     import numpy
 
-    if sum(columns) <= MOST_SINGLE:
+    if sum(columns) <= MANY_WORKERS:
         from scipy.optimize import linear_sum_assignment
 
         row_of, column_of = (numpy.repeat(numpy.arange(len(sizes)), sizes) for sizes in (rows, columns))

@@ -20,6 +20,7 @@ from perfmodel.cells import joined
 from perfmodel.costs import Costs, has_halves
 from perfmodel.memory import Memory
 from perfmodel.profile import Profile
+from strategies.building.effort import WORTH
 from strategies.building.ordering import Ordered, order
 
 CAP = 2.0
@@ -30,8 +31,6 @@ first way only if that is not `CLOSE` to what no order can beat."""
 CLOSE = 1.1
 MOST_TASKS = 20_000
 """Beyond this many the first way is taken as it is: it takes a second to find, and most of the job is in it already."""
-WORTH = 0.99
-"""A later way is taken only if it is faster than this part of an earlier one: it keeps more, or splits less."""
 MOST_KNOWN = 256
 """Orders that are remembered for a profile."""
 

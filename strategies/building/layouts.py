@@ -13,17 +13,14 @@ from itertools import islice, zip_longest
 
 from perfmodel.costs import has_halves
 from strategies.building.closed_form import Shape, distribute
+from strategies.building.effort import FEW_WORKERS, MANY_WORKERS
 from strategies.building.hosts import Hosts, apart, cut_every, pipelines_together, room_of, stages_together
 from strategies.building.shapes import Shapes
 
 MANY = 4000
 """Beyond this many pairs of lengths only neighbouring lengths are tried."""
-EXHAUSTIVE_WORKERS = 10
-"""Up to this many workers every partition is tried."""
 N_OVER_HOSTS = 50
 """Layouts of more workers, the best as if all were on one host, that are ranked as they lie over hosts."""
-MOST_OVER_HOSTS = 256
-"""For more workers all layouts are ranked as if they were on one host."""
 N_IN_HALVES = 100
 """Layouts, the best without, that are ranked with backwards in halves as well."""
 N_LOOKED_AT = 500
@@ -48,13 +45,13 @@ def layouts(
     n_micro_batches = shapes.n_micro_batches
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
     candidates = [c for c in _lengths(usable, n_workers, n_micro_batches) if len(c) >= min_pipelines]
-    scored = _scored(shapes, n_workers, candidates, rooms if n_workers <= MOST_OVER_HOSTS else ())
+    scored = _scored(shapes, n_workers, candidates, rooms if n_workers <= MANY_WORKERS else ())
     rankings = [[lengths for *_, lengths in scored]]
     if has_halves(shapes.profile):
         rankings.append(sorted(rankings[0][:N_IN_HALVES], key=lambda lengths: shapes.in_halves_s(shapes.count(lengths))))
 
     def kind(lengths: tuple[int, ...]) -> object:
-        if n_workers > EXHAUSTIVE_WORKERS:
+        if n_workers > FEW_WORKERS:
             return Counter(lengths).most_common(1)[0][0]
         return lengths if rooms else frozenset(lengths)
 
@@ -75,7 +72,7 @@ def _scored(
     """Layouts behind their seconds by closed form, with and without what cores allow, best first."""
     over_hosts, least_s = len(rooms) > 1, _cores_s(shapes, n_workers)
     scored = []
-    if not over_hosts or n_workers > EXHAUSTIVE_WORKERS:
+    if not over_hosts or n_workers > FEW_WORKERS:
         for lengths in candidates:
             seconds = shapes.closed_s(shapes.count(lengths))
             scored.append((max(seconds, least_s), seconds, lengths))
@@ -93,7 +90,7 @@ def _scored(
 def _on_hosts_s(shapes: Shapes, lengths: tuple[int, ...], rooms: Sequence[int]) -> float:
     """Closed form of a step, by the better way to lay these pipelines over hosts."""
     room = max(rooms)
-    if sum(rooms) > EXHAUSTIVE_WORKERS:
+    if sum(rooms) > FEW_WORKERS:
         return min(
             shapes.closed_s(pipelines, n_hosts)
             for pipelines, n_hosts in (_pipelines_whole(shapes, lengths, rooms), _stages_whole(shapes, lengths, room))
@@ -182,7 +179,7 @@ def _quick_s(shapes: Shapes, n_workers: int, form: Callable[[Shape], Shape]) -> 
 
 
 def _lengths(usable: Sequence[int], n_workers: int, n_micro_batches: int) -> Iterator[tuple[int, ...]]:
-    if n_workers <= EXHAUSTIVE_WORKERS:
+    if n_workers <= FEW_WORKERS:
         for n in range(1, n_workers + 1):
             yield from _partitions(n, n, set(usable), n_micro_batches)
         return

@@ -17,10 +17,9 @@ from odyssey.pipelines import Stage
 from odyssey.plan import Move
 from perfmodel.costs import Costs
 from perfmodel.moving import Resource, add, move_ends, occupied
+from strategies.building.effort import WORTH
 from strategies.situation import Situation
 
-GOOD_ENOUGH = 1.01
-"""Times the bound. An order so near to it is not improved further."""
 MOST_PLACED = 5000
 """More moves stay in the order in which their sources were chosen, until a plan with them is about to be taken."""
 MOST_ORDERED = 1500
@@ -60,7 +59,7 @@ def improved(first: tuple[Move, ...], situation: Situation) -> tuple[Move, ...]:
     relieved = _Order(sources.relieved(first), costs)
     if relieved.bound_s < order.bound_s * (1 - 1e-9):
         order = relieved
-    if end_s <= GOOD_ENOUGH * order.bound_s:
+    if WORTH * end_s <= order.bound_s:
         return first
     other, other_s = order.best()
     return other if other_s < end_s else first
@@ -278,7 +277,7 @@ class _Order:
             last_s = max(ends.values())
             if last_s < end_s:
                 best, end_s = order, last_s
-            if end_s <= GOOD_ENOUGH * self.bound_s:
+            if WORTH * end_s <= self.bound_s:
                 break
             for worker, one_s in ends.items():
                 if one_s == last_s:

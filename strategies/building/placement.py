@@ -19,15 +19,13 @@ from itertools import combinations, islice, pairwise, permutations, product
 
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import Slot, assign, fewest_bytes
+from strategies.building.effort import FEW_WORKERS, MANY_WORKERS
 from strategies.building.hosts import Hosts, pipelines_together, stages_together
-from strategies.building.layouts import EXHAUSTIVE_WORKERS
 from strategies.building.worth import Kind, Pattern, Placed, Worth
 from strategies.situation import NODE_PRICE
 
 MOST_WEIGHED, MOST_WEIGHED_AT_START = 32, 256
 """For more workers, after a loss and for a first plan, only the fewest bytes count, and among equals the hosts."""
-MOST_REGROUPED = 256
-"""For more workers only the fewest bytes count."""
 N_STEPS, N_STEPS_OF_MANY = 4000, 2000
 """Small steps that are tried, divided by the number of workers: for few workers, and for more."""
 FEW_HOSTS = 3
@@ -49,7 +47,7 @@ def place(worth: Worth, ranges: Sequence[Ranges], slots: Sequence[Slot]) -> list
     n_workers = len(worth.host)
     rows = tuple(ranges)
     least = _least(worth, rows, slots)
-    few = n_workers <= EXHAUSTIVE_WORKERS
+    few = n_workers <= FEW_WORKERS
     most_weighed = MOST_WEIGHED if worth.situation.plan is not None else MOST_WEIGHED_AT_START
     if n_workers > most_weighed or not (few or worth.rooms or worth.nodes_matter):
         return [least]
@@ -77,7 +75,7 @@ def _least(worth: Worth, rows: Rows, slots: Sequence[Slot]) -> Placed:
     """What moves the fewest bytes."""
     least = Placed(rows, _rows(rows, assign(worth.situation, slots, sorted(worth.host))))
     is_late = worth.situation.plan is not None
-    return _regrouped(worth, least) if is_late and worth.rooms and len(worth.host) <= MOST_REGROUPED else least
+    return _regrouped(worth, least) if is_late and worth.rooms and len(worth.host) <= MANY_WORKERS else least
 
 
 def _beginnings(worth: Worth, rows: Rows, least: Placed) -> list[Placed]:
@@ -140,7 +138,7 @@ def _hosts(worth: Worth, least: Placed) -> list[Hosts]:
     kept = _kept(worth, least) if worth.situation.plan is not None else {}
     together = pipelines_together(lengths, worth.rooms, kept)
     found = [together, [row[::-1] for row in together]]
-    few = len(worth.rooms) <= FEW_HOSTS and len(worth.host) <= EXHAUSTIVE_WORKERS
+    few = len(worth.rooms) <= FEW_HOSTS and len(worth.host) <= FEW_WORKERS
     for order in permutations(worth.rooms) if few else [tuple(worth.rooms)]:
         rooms = {host: worth.rooms[host] for host in order}
         found += (stages_together(lengths, rooms, 1 << i) for i in range((len(rooms) - 1).bit_length()))
@@ -242,7 +240,7 @@ def _step(worth: Worth, placed: Placed, n_steps: int, found: dict[Kind, Placed])
 def _steps(worth: Worth, placed: Placed) -> Iterator[_Swap | _Idle | _Shift]:
     """Layers that go on to the next stage, if workers are not many; then all others for few, else those that move a worker
     whose place costs something."""
-    few = len(worth.host) <= EXHAUSTIVE_WORKERS
+    few = len(worth.host) <= FEW_WORKERS
     if len(worth.host) <= MOST_WEIGHED:
         yield from _shifts(placed)
     places = [(p, s) for p, row in enumerate(placed.workers) for s in range(len(row))]

@@ -23,6 +23,7 @@ from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
 from strategies.building.compose import compose
+from strategies.building.effort import WORTH
 from strategies.building.exchange import ordered
 from strategies.building.ordering import Ordered, without_worker
 from strategies.situation import Proposal, Situation
@@ -35,8 +36,6 @@ ALIKE_TURNS = 2.0
 """Hosts that differ by less than so many micro-batches have as much to do: it counts which joins fewer pipelines."""
 WIDER = 1.5
 """So many times the hosts are tried next."""
-WORTH = 0.995
-"""More hosts are taken only if that is faster than this part of the time with fewer."""
 
 
 def routed(

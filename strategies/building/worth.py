@@ -17,8 +17,8 @@ from itertools import accumulate, pairwise
 from odyssey import kernel
 from strategies.building.closed_form import Ranges, Shape, distribute
 from strategies.building.compose import Span, lacking_bytes, span_of
+from strategies.building.effort import FEW_WORKERS
 from strategies.building.hosts import apart, rooms_of
-from strategies.building.layouts import EXHAUSTIVE_WORKERS
 from strategies.building.shapes import Shapes
 from strategies.situation import NODE_PRICE, Objective, Situation
 
@@ -57,7 +57,7 @@ class Worth:
         self.rooms = rooms_of(situation.profile.cluster, self.host.values())
         """Host -> its survivors, most first; empty where it makes no difference on which they are."""
         self._move_bytes = [0, *accumulate(costs.move_bytes)]
-        self.is_exact = len(alive) <= EXHAUSTIVE_WORKERS and situation.profile.cluster.cores is None
+        self.is_exact = len(alive) <= FEW_WORKERS and situation.profile.cluster.cores is None
         self._tails: dict[tuple[Ranges, tuple[bool, ...]], list[list[float]]] = {}
         self._receives: dict[tuple[int, Span], float] = {}
         self._shares: dict[tuple[Shape, ...], list[int]] = {}

@@ -13,7 +13,8 @@ from odyssey.errors import UsageError
 from odyssey.layout import parse_layout
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.layouts import EXHAUSTIVE_WORKERS, layouts
+from strategies.building.effort import FEW_WORKERS
+from strategies.building.layouts import layouts
 from strategies.building.shapes import Shapes, shapes_of
 from strategies.building.worth import Worth
 from strategies.situation import Candidate, Proposal, Situation
@@ -58,7 +59,7 @@ def propose(situation: Situation, lengths: tuple[int, ...] | None) -> list[Propo
             return _n_nodes(situation, shapes, row) > max(1, situation.aim.n_nodes)
 
         rooms = tuple(worth.rooms.values())
-        n_priced = N_PRICED_OF_FEW if n_workers <= EXHAUSTIVE_WORKERS else N_PRICED
+        n_priced = N_PRICED_OF_FEW if n_workers <= FEW_WORKERS else N_PRICED
         chosen = layouts(shapes, n_workers, n_priced, at_least, is_safe, rooms)
         chosen = chosen or layouts(shapes, n_workers, n_priced, rooms=rooms)
     else:

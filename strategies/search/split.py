@@ -16,14 +16,13 @@ from perfmodel.costs import Costs, has_halves
 from perfmodel.objective import objective
 from perfmodel.work import work_of
 from strategies.building.closed_form import Shape
+from strategies.building.effort import WORTH
 from strategies.building.hosts import apart
 from strategies.building.shapes import Shapes, shapes_of
 from strategies.situation import Candidate, Proposal, Situation
 
 LADDER = (None, 2.0, 1.5, 1.25, 1.0)
 """Caps in multiples of the activations that 1F1B keeps; None: all memory that is left."""
-WORTH = 0.99
-"""More memory is taken only for less than this part of the step time."""
 MOST_ORDERED, MOST_ORDERED_AT_START = 50_000, 1_000_000
 """Computations that are put in order after a loss, and for a first plan, before only the likeliest plan of each strategy is
 still tried, and only at `FEW` rungs: some 50 ms while a job stands still, a second before it begins."""

@@ -18,15 +18,12 @@ from odyssey.plan import Plan
 from odyssey.plan_proof import prove
 from perfmodel.costs import Costs
 from strategies.building.closed_form import Shape, distribute
+from strategies.building.effort import MANY_WORKERS, WORTH
 from strategies.building.shapes import Shapes, shapes_of
 from strategies.situation import Candidate, Proposal, Situation
 
-WORTH = 0.99
-"""Micro-batches are cut only for less than this part of the step time: what a small one costs beside its samples is a guess."""
 N_TRIED = 3
-"""So many plans of each strategy are tried."""
-MANY_WORKERS = 256
-"""Beyond so many only the best one is."""
+"""So many plans of each strategy are tried; of `MANY_WORKERS` only the best one."""
 
 
 def uneven(

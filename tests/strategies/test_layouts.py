@@ -256,7 +256,7 @@ def test_survivors_go_where_the_fewest_bytes_move(most_single: int, data: st.Dat
         return [[w, *rest] for w in left for rest in every([x for x in left if x != w], n - 1)] if n else [[]]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compose, "MOST_SINGLE", most_single)
+        patched.setattr(compose, "MANY_WORKERS", most_single)
         got = assign(state, [(a, b, None) for a, b in wants], list(range(n_workers)))
     assert len(set(got)) == len(wants)
     assert lacking(got) == min(lacking(workers) for workers in every(list(range(n_workers)), len(wants)))
