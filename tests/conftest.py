@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -58,9 +59,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture
-def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+def cold() -> Iterator[None]:
     """For what a test does to the processes of a job while they begin."""
-    monkeypatch.setattr(subprocess, "Popen", popen.Popen.__base__)
+    with popen.cold():
+        yield
 
 
 def _set_variables(folder: Path) -> None:

@@ -242,7 +242,7 @@ def test_simulated_ranks_join_go_and_pause():
 
 def test_a_step_costs_agents_a_message_a_rank_and_a_few_an_agent(tmp_path, monkeypatch):
     monkeypatch.setattr(simulated_agents, "STEP_S", 0.1)
-    n, n_ranks_each, n_steps = 3, 8, 10
+    n, n_ranks_each = 3, 8
     with simulated_agents.simulated(n, n_ranks_each, tmp_path, free_port()) as its:
 
         def sent():
@@ -250,11 +250,11 @@ def test_a_step_costs_agents_a_message_a_rank_and_a_few_an_agent(tmp_path, monke
 
         its.until(lambda: its.have_joined and its.step >= 5)
         before, step = sent(), its.step
-        its.until(lambda: its.step >= step + n_steps)
-        found = sent() - before
+        its.until(lambda: its.step >= step + 10 and {"Committed", "AppendEntries", "Appended"} <= {*(sent() - before)})
+        found, n_steps = sent() - before, its.step - step
     ours = {kind: found[kind] / n_steps for kind in ("Committed", "AppendEntries", "Appended", "FromRank", "other")}
-    assert 0 < ours["Committed"] <= 2 * n * n_ranks_each  # on a busy machine some of the steps before
-    assert 0 < ours["AppendEntries"] <= 4 * n and 0 < ours["Appended"] <= 4 * n
+    assert ours["Committed"] <= 2 * n * n_ranks_each  # on a busy machine some of the steps before
+    assert ours["AppendEntries"] <= 4 * n and ours["Appended"] <= 4 * n
     assert ours["FromRank"] + ours["other"] <= n
 
 

@@ -14,7 +14,7 @@ from tests.agent_runs import TRAIN
 from tests.hosts.network import Hosts, Impossible
 from tests.launcher.cluster.test_agents import Agent
 
-JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--pause", "0.03")
+JOB = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule")
 
 
 class Cluster:
@@ -26,7 +26,8 @@ class Cluster:
         self.agents: dict[int, Agent] = {}
         self.out = folder / "out.pt"
         self.n_steps = 100
-        """Of a Job: enough for hosts to come back before its end."""
+        self.pause_s = 0.03
+        """Of a Job, and after each step: enough for hosts to come back before its end."""
 
     def start(self, i: int, script: str, *arguments: str, **options: object) -> Agent:
         """The agent of host i. The endpoint is on h1."""
@@ -36,7 +37,8 @@ class Cluster:
         return self.agents[i]
 
     def start_training(self, i: int, **options: object) -> None:
-        self.start(i, TRAIN, *JOB, "--steps", str(self.n_steps), "--out", str(self.out), **options)
+        steps = ("--steps", str(self.n_steps), "--pause", str(self.pause_s))
+        self.start(i, TRAIN, *JOB, *steps, "--out", str(self.out), **options)
 
     def train(self, **options: object) -> None:
         """A Job of two ranks on each host."""

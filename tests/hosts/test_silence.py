@@ -25,7 +25,7 @@ def _goes_on(its: Cluster) -> None:
 def test_most_hosts_stand_still_for_a_while(cluster: Callable[[int], Cluster]) -> None:
     """The leading one can decide nothing meanwhile, so it forgets nobody."""
     its = cluster(3)
-    its.n_steps = 40
+    its.n_steps = 25
     its.train(detect="2s", layout="6x1")
     for i in (2, 3):
         its.hosts.freeze(i)
@@ -38,7 +38,7 @@ def test_most_hosts_stand_still_for_a_while(cluster: Callable[[int], Cluster]) -
 
 def test_all_hosts_stand_still_for_a_while(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
-    its.n_steps = 40
+    its.n_steps = 25
     its.train(detect="2s")
     for i in its.hosts.numbers:
         its.hosts.freeze(i)
@@ -50,7 +50,7 @@ def test_all_hosts_stand_still_for_a_while(cluster: Callable[[int], Cluster]) ->
 
 def test_the_network_is_out_for_a_while(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
-    its.n_steps = 40
+    its.n_steps = 25
     its.train(detect="2s", layout="6x1")
     for i in its.hosts.numbers:
         its.hosts.cut(i)

@@ -17,7 +17,7 @@ GIVEN = {"nnodes": "1:3", "nproc_per_node": 2, "layout": "3x2", "detect": "2s"}
 def test_an_agent_that_is_started_again_at_the_endpoint_joins_the_job_that_lives(cluster: Callable[[int], Cluster]) -> None:
     """It would be enough for a job of its own, and nobody leads the first one yet when it comes."""
     its = cluster(3)
-    its.n_steps = 120
+    its.n_steps, its.pause_s = 40, 0.15
     its.train(**GIVEN)
     first = its.agents[1]
     its.hosts.crash(1)
@@ -53,7 +53,7 @@ def test_of_two_jobs_that_meet_the_younger_one_ends(cluster: Callable[[int], Clu
 
 def test_a_leading_agent_that_was_cut_off_joins_again_as_a_member(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
-    its.n_steps = 120
+    its.n_steps, its.pause_s = 40, 0.15
     its.train(**GIVEN)
     its.hosts.cut(1)
     for i in (2, 3):

@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ COMMAND = (
     "del sys.path[0]; templates.run([*map(int, sys.argv[2:])], at_start)"
 )
 """The templates' (templates.py). `at_start` as the zygote takes it: before anything is imported for its own use."""
-AGENT = "import sys; sys.path[0] = sys.argv[1]; from tests.warm import agent; agent.run(int(sys.argv[2]), *sys.argv[3:])"
-"""An agent's (agent.py)."""
+AGENT = (
+    "import sys; sys.path[0] = sys.argv[1]; from tests.warm import programs; programs.execute(int(sys.argv[2]), *sys.argv[3:])"
+)
+"""An agent's (programs.py) where another program becomes it."""
+PLANNER = "launcher.planning.precompute"
 MATTERS = (
     "PYTHON",
     "LD_",
@@ -100,13 +104,25 @@ def zygote_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def begins_alike(environment: Mapping[str, str]) -> bool:
-    """Whether Python and torch begin with this environment as they have in the templates."""
+    """Whether Python and torch begin with this environment as they have in the templates; a host's only rank would have all
+    processors, and has one here."""
 
     def that_matters(variables: Mapping[str, str]) -> dict[str, str]:
         names = [name for name in variables if name.startswith(MATTERS) and not name.startswith(LATER)]
-        return {name: variables[name] for name in names}
+        return {"OMP_NUM_THREADS": "1"} | {name: variables[name] for name in names}
 
     return that_matters(environment) == that_matters(templates.variables)
+
+
+@contextmanager
+def cold() -> Iterator[None]:
+    """What is started meanwhile starts as it always does."""
+    before = subprocess.Popen
+    subprocess.Popen = _plain  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = before  # type: ignore[misc]
 
 
 class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
@@ -118,7 +134,7 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
         if found is None:
             super()._execute_child(*arguments)
             return
-        index, argv, environment = found
+        index, argv, environment, is_agent = found
         streams = [
             given["p2cread"] if given["p2cread"] != -1 else 0,
             given["c2pwrite"] if given["c2pwrite"] != -1 else 1,
@@ -130,6 +146,7 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
             environment,
             os.path.abspath(os.fspath(given["cwd"]) if given["cwd"] is not None else os.getcwd()),
             new_session=given["start_new_session"],
+            has_template=is_agent,
             targets=(0, 1, 2, *passed),
         )
         before = set_subreaper(True)
@@ -139,8 +156,8 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
         self._close_pipe_fds(*(given[name] for name in _PIPES))
 
     @staticmethod
-    def _template(given: Mapping[str, Any]) -> tuple[int, Sequence[str], Mapping[str, str]] | None:
-        """Which, the command line and the environment; None for a process that starts as always."""
+    def _template(given: Mapping[str, Any]) -> tuple[int, Sequence[str], Mapping[str, str], bool] | None:
+        """Which, the command line, the environment, whether this is an agent; None for a process that starts as always."""
         argv = given["args"]
         environment = dict(os.environ if given["env"] is None else given["env"])
         if not isinstance(argv, list | tuple) or given["executable"] not in (None, argv[0]) or sys.executable not in argv:
@@ -149,14 +166,21 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
             return None
         if len(argv) == 4 and argv[0] == sys.executable and argv[2] == SERVER and begins_alike(environment):
             index = _index({*environment.get("ODYSSEY_ZYGOTE_IMPORTS", "").split(), "odyssey.zygote.entry"})
-            return (index, argv, environment) if index in templates.sockets else None
+            most = max((i for i in templates.sockets if index is not None and i <= index), default=None)  # it imports the rest
+            return None if most is None else (most, argv, environment, False)
+        if not begins_alike(zygote_variables(environment)):
+            return None
+        if len(argv) == 3 and argv[:2] == [sys.executable, "-c"] and PLANNER in argv[2]:
+            return min(templates.sockets), argv, environment, False
         k = argv.index(sys.executable)
         on_host, command = argv[:k], argv[k + 1 :]  # of a network of their own, for some (tests/hosts)
         if templates.process is not None and command[:1] == ["-m"] and " ".join(command[1:3]).startswith(AGENTS):
-            if on_host[:1] not in ([], ["nsenter"]) or not begins_alike(zygote_variables(environment)):
+            if on_host and on_host[0] != "nsenter":
                 return None
             index = _guess(command[2:], given["cwd"])
-            return index, [*on_host, sys.executable, "-c", AGENT, str(ROOT), str(index), *command[1:]], environment
+            if on_host:
+                argv = [*on_host, sys.executable, "-c", AGENT, str(ROOT), str(index), *command[1:]]
+            return index, argv, environment, True
         return None
 
 

@@ -20,6 +20,15 @@ IMPORTS = (
     ("odyssey.job",),
 )
 """What each template has imported beside what the one before it has."""
+PROGRAMS = (
+    "odyssey_cli.run",
+    "odyssey_cli.display.render",
+    "launcher.agent.agent",
+    "launcher.planning.precompute",
+    "strategies.search",
+    "tests.warm.programs",
+)
+"""What agents and planners import."""
 LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 _N_DESCRIPTORS = 64
@@ -28,13 +37,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Start:
-    """`parent`: whose child it is to be. `targets`: the number of each descriptor that goes with this."""
+    """`parent`: whose child it is to be. `has_template`: for what it will start. `targets`: the number of each descriptor that
+    goes with this."""
 
     parent: int
     argv: Sequence[str]
     environment: Mapping[str, str]
     cwd: str
     new_session: bool
+    has_template: bool
     targets: Sequence[int]
     umask: int
     limits: Sequence[tuple[int, tuple[int, int]]]
@@ -43,7 +54,15 @@ class Start:
     processors: Sequence[int]
 
 
-def here(argv: Sequence[str], environment: Mapping[str, str], cwd: str, *, new_session: bool, targets: Sequence[int]) -> Start:
+def here(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: str,
+    *,
+    new_session: bool,
+    has_template: bool,
+    targets: Sequence[int],
+) -> Start:
     """A start as a child of this process, which inherits what children do."""
     umask = os.umask(0o077)
     os.umask(umask)
@@ -54,6 +73,7 @@ def here(argv: Sequence[str], environment: Mapping[str, str], cwd: str, *, new_s
         dict(environment),
         cwd,
         new_session,
+        has_template,
         targets,
         umask,
         [(limit, resource.getrlimit(limit)) for limit in LIMITS],

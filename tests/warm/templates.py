@@ -1,8 +1,9 @@
-"""Processes that have imported what zygotes import, and become them: `python -u -c COMMAND ROOT FD FD FD`, a socket for each.
+"""Processes that have imported what a job's do, and become them: `python -u -c COMMAND ROOT FD FD FD`, a socket for each.
 
-The first imports torch; each further one is a fork of it that has imported more (`IMPORTS`). A fork that is asked for is made
-twice, so that the middle one's end hands it to who asked, a child subreaper. What is to be an agent has first a fork of its
-own, a template for its zygotes, and then executes its program.
+The first imports torch; each further one is a fork of it that has imported more (`IMPORTS`), and all know the programs of
+agents and planners as well, which what becomes a zygote forgets. A fork that is asked for is made twice, so that the middle
+one's end hands it to who asked, a child subreaper. What is to be an agent has first a fork of its own, a template for its
+zygotes and planner.
 """
 
 from __future__ import annotations
@@ -13,68 +14,96 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import setproctitle
 
+from odyssey.text import as_unicode
 from odyssey.zygote import server
 from odyssey.zygote.protocol import SERVER
-from tests.warm.start import GIVEN, IMPORTS, Start, become, receive
+from tests.warm import ending
+from tests.warm.start import GIVEN, IMPORTS, PROGRAMS, Start, become, receive
 
 
 def run(numbers: list[int], at_start: Collection[str]) -> None:
-    """The whole process; in a zygote, and in the ranks that are forks of it, to their end."""
-    start = _serve(numbers)
-    if start is not None:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-            del sys.modules[name]
-        setproctitle.setproctitle(" ".join(start.argv))
-        server.main(int(start.argv[-1]), at_start, server.hold_signals())
-
-
-def _serve(numbers: list[int]) -> Start | None:
-    """In what becomes a zygote: what it is. None in a template that is not needed any more."""
+    """The whole process; in what it becomes a fork of, to the end of that."""
     setproctitle.getproctitle()
     server.hold_signals()
+    ending.ends_at_once()
     for modules, number in zip(IMPORTS, numbers, strict=True):
-        for name in modules:
-            importlib.import_module(name)
-        gc.collect()
-        gc.freeze()
+        _import(modules)
         if number == numbers[-1] or os.fork() != 0:
             break
     for other in set(numbers) - {number}:
         os.close(other)
+    ours, finders = frozenset(sys.modules), list(sys.meta_path)
+    _import(PROGRAMS)
+    importlib.import_module("strategies.search").warm_up()
+    gc.collect()
+    gc.freeze()
     sock = socket.socket(fileno=number)
     sock.sendall(b"!")
-    return _fork(sock)
+    argv = _fork(sock, numbers.index(number))
+    if argv is None:
+        os._exit(0)
+    if SERVER not in argv:
+        ending.run(lambda: _programs().run(argv))
+        return
+    _forget([name for name in sys.modules if name.partition(".")[0] == "tests" or (name not in ours and _is_ours(name))])
+    sys.meta_path[:] = finders
+    setproctitle.setproctitle(as_unicode(" ".join(argv)))
+    ending.run(lambda: server.main(int(argv[-1]), at_start, server.hold_signals()))
 
 
-def _fork(sock: socket.socket) -> Start | None:
-    """What is asked for, until nobody is left who could ask. As `_serve`."""
+def _programs() -> Any:
+    """They are among `PROGRAMS`."""
+    return sys.modules["tests.warm.programs"]
+
+
+def _import(modules: Iterable[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[0] in ("launcher", "odyssey", "odyssey_cli", "perfmodel", "strategies")
+
+
+def _forget(modules: Iterable[str]) -> None:
+    for name in modules:
+        package, _, its = name.rpartition(".")
+        module = sys.modules.pop(name)
+        if vars(sys.modules.get(package, sys)).get(its) is module:
+            delattr(sys.modules[package], its)
+
+
+def _fork(sock: socket.socket, index: int) -> Sequence[str] | None:
+    """In what has been asked for: its command line. None in a template that nobody is left to ask. `index`: of `IMPORTS`."""
     while (asked := receive(sock)) is not None:
         middle = os.fork()
         if middle == 0:
             if os.fork() != 0:
                 os._exit(0)
-            return _born(sock, *asked)
+            return _born(sock, index, *asked)
         os.waitpid(middle, 0)
         for descriptor in asked[1]:
             os.close(descriptor)
     return None
 
 
-def _born(sock: socket.socket, start: Start, descriptors: list[int]) -> Start | None:
-    """Who asked is told as soon as this process is its child."""
+def _born(sock: socket.socket, index: int, start: Start, descriptors: list[int]) -> Sequence[str] | None:
+    """Who asked is told as soon as this process is its child. As `_fork`."""
     while os.getppid() != start.parent:
         time.sleep(0.0005)
     if start.new_session:
         os.setsid()
-    if SERVER in start.argv:
+    if not start.has_template:
         _tell(sock)
+        sock.detach()  # `become` closes it
         become(start, descriptors)
-        return start
+        return start.argv
     ours, theirs = socket.socketpair()
     agent, template = os.getpid(), os.fork()
     if template == 0:
@@ -83,11 +112,15 @@ def _born(sock: socket.socket, start: Start, descriptors: list[int]) -> Start | 
         for descriptor in descriptors:
             os.close(descriptor)
         server._die_with_parent()
-        return _fork(theirs) if os.getppid() == agent else None
+        return _fork(theirs, index) if os.getppid() == agent else None
     theirs.close()
     _tell(sock)
+    sock.detach()
     target = max(start.targets) + 1
-    become(replace(start, targets=(*start.targets, target)), [*descriptors, ours.fileno()])
+    become(replace(start, targets=(*start.targets, target)), [*descriptors, ours.detach()])
+    if start.argv[0] == sys.executable:
+        _programs().has_template(index, socket.socket(fileno=target), template)
+        return start.argv
     return os.execvpe(start.argv[0], start.argv, {**start.environment, GIVEN: f"{target} {template}"})
 
 

@@ -20,7 +20,7 @@ from tests.launcher.cluster.test_agents import Agent, start
 
 __all__ = ["start"]
 pytestmark = pytest.mark.timeout(240)
-N_STEPS = 60
+N_STEPS = 25
 EXACT = ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule"]
 GIVEN = {"script": TRAIN, "nnodes": "1:5", "layout": "5x1", "detect": "2s", "rdzv_conf": "last_call_timeout=100"}
 
@@ -36,7 +36,7 @@ def assert_exact(out: Path) -> None:
 def test_a_member_is_lost_with_the_leading_agent(start: Callable[..., Agent], tmp_path: Path) -> None:
     """The others' ranks find their connections closed while the one that leads next still waits for that member."""
     out = tmp_path / "out.pt"
-    steps = ["--steps", str(N_STEPS), "--pause", "0.05", "--out", str(out)]
+    steps = ["--steps", str(N_STEPS), "--pause", "0.12", "--out", str(out)]
     steps += EXACT
     first = start(*steps, **GIVEN)
     first.until(lambda line: "leading at" in line)

@@ -16,13 +16,15 @@ from launcher.options import RunOptions
 from odyssey.zygote.protocol import ForkAhead
 from tests.agent_runs import Ran, nothing_left  # noqa: F401
 from tests.odyssey.zygote.test_zygote import PROBE, Forks, as_python
+from tests.warm import popen
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
 def forks() -> Iterator[Forks]:
-    made = Forks()
+    with popen.cold():
+        made = Forks()
     made.others = {its.pid for its in psutil.Process().children()}
     yield made
     left = have_ahead(made, 2)

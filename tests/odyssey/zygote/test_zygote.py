@@ -20,6 +20,7 @@ from launcher.host.orphans import end_descendants
 from launcher.processes import rank_process
 from odyssey.messages import Deframer, Failed, Report
 from odyssey.zygote import protocol, services
+from tests.warm import popen
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -73,7 +74,8 @@ class Forks:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    made = Forks()
+    with popen.cold():
+        made = Forks()
     yield made
     made.close()
     end_descendants()  # what the scripts left behind came to this process
