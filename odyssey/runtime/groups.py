@@ -100,7 +100,7 @@ class Groups:
         self._requests: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"odyssey-wait-{generation}", daemon=True)
-        _living.difference_update([groups for groups in _living if not groups._thread.is_alive()])
+        _living.difference_update([groups for groups in list(_living) if not groups._thread.is_alive()])
         self._thread.start()
         _living.add(self)
 
@@ -215,7 +215,7 @@ class Groups:
         interpreter must meet none that is still being built, and destroy none that still waits."""
         self.release()
         began = time.monotonic()
-        over = [groups for groups in _living if groups._cut is not None]
+        over = [groups for groups in list(_living) if groups._cut is not None]
         for groups in over:
             groups.release()
         while left := [groups for groups in over if groups._is_coming_back(time.monotonic() - began)]:
