@@ -62,6 +62,7 @@ class Templates:
         """By what the template has imported (`IMPORTS`)."""
         self.variables: dict[str, str] = {}
         self.process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
 
     def start(self) -> None:
         """Have them ready."""
@@ -75,6 +76,11 @@ class Templates:
             ours.recv(1)
             self.sockets[i] = ours
         hide(self.process.pid)
+
+    @property
+    def are_ours(self) -> bool:
+        """Not in a fork of the process that has them: whose child it would be is looked at."""
+        return bool(self.sockets) and self._owner == os.getpid()
 
     def close(self) -> None:
         for sock in self.sockets.values():
@@ -130,7 +136,7 @@ class Popen(_plain):  # type: ignore[type-arg, valid-type, misc]
 
     def _execute_child(self, *arguments: Any) -> None:
         given = _signature.bind(self, *arguments).arguments
-        found = None if not templates.sockets or given["preexec_fn"] or given["shell"] else self._template(given)
+        found = None if not templates.are_ours or given["preexec_fn"] or given["shell"] else self._template(given)
         if found is None:
             super()._execute_child(*arguments)
             return
