@@ -15,6 +15,8 @@ TORCH ?= torch==2.13.0
 
 BIN := .venv/bin
 READY := .venv/.ready
+# In place of the shell, whose child pytest would be: it ends with `make` itself, whatever ends that.
+TESTS := $(BIN)/python -m pytest --ends-with-parent
 CLIENTS := .venv/.clients
 SOLVER := .venv/.solver
 TORCHFT := .venv/.torchft
@@ -26,18 +28,18 @@ demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	exec $(TESTS) --limit 3600 -n 3 --dist worksteal $(ARGS)
 
 soak: $(READY) $(CLIENTS)
-	$(BIN)/python -m pytest -m "soak or hypothesis" --cold --hypothesis-profile random --timeout 1800 $(ARGS)
+	exec $(TESTS) --limit 14400 -m "soak or hypothesis" --cold --hypothesis-profile random --timeout 1800 $(ARGS)
 
 gpu-test: $(READY)
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+	exec $(TESTS) --limit 3600 -m gpu $(ARGS)
 
 # Where it cannot be installed the tests are skipped, and say why.
 slurm-test: $(READY)
 	-@timeout 300 tests/slurm/slurm.sh install
-	$(BIN)/python -m pytest -m slurm -rs -n 0 --timeout 300 tests/slurm $(ARGS)
+	exec $(TESTS) --limit 3600 -m slurm -rs -n 0 --timeout 300 tests/slurm $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +17,10 @@ import hypothesis
 import pytest
 
 from tests.examples import SHARE
+from tests.supervised import NETWORKS, supervise
 from tests.warm import popen
 
-KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_", "PYTEST_", "ODYSSEY_SOAK_", "ODYSSEY_REWRITE")
+KEPT = (NETWORKS, "PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_", "PYTEST_", "ODYSSEY_SOAK_", "ODYSSEY_REWRITE")
 """How the variables begin that tests, and what they start, have from outside: where programs are, and what tests are told."""
 
 WORTH_WARMTH = 20
@@ -33,9 +32,7 @@ hypothesis.settings.load_profile("same")  # `make soak` looks at other examples 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="odyssey-tests-", dir="/tmp"))  # short: paths of sockets may have 107 characters
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    _set_variables(folder)
+    _set_variables(_own_folder(config))
     _set_signals()
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -46,8 +43,24 @@ def pytest_configure(config: pytest.Config) -> None:
             os.close(nothing)
 
 
+def _own_folder(config: pytest.Config) -> Path:
+    """Gone when all tests have ended, as are all processes that they started (supervised.py)."""
+    workerinput: dict[str, str] | None = getattr(config, "workerinput", None)
+    if workerinput is not None:
+        folder = Path(os.environ["TMPDIR"]).parent / workerinput["workerid"]  # short: sockets lie in it
+        folder.mkdir()
+        return folder
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.suspend_global_capture(in_=True)  # the supervisor writes to the terminal
+    folder = supervise("tests", limit_s=config.getoption("--limit"), ends_with_parent=config.getoption("--ends-with-parent"))
+    capture.resume_global_capture()
+    return folder
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cold", action="store_true", help="start every process as users do (tests/warm)")
+    parser.addoption("--limit", type=float, metavar="SECONDS", help="for all tests together")
+    parser.addoption("--ends-with-parent", action="store_true", help="with the process that has started pytest")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tests.supervised import NETWORKS, base36
+
 
 class Impossible(Exception):
     """Namespaces cannot be made here."""
@@ -41,7 +43,7 @@ class Hosts:
         Impossible."""
         self.numbers = range(1, n + 1)
         self._network = network
-        self._prefix = f"od{os.getpid() % 100_000}"
+        self._prefix = os.environ[NETWORKS] + base36(os.getpid())
         self._bridges = [f"{self._prefix}b", f"{self._prefix}p"]
         """The one all are on at first, and the other side of a partition."""
         self._folder = folder

@@ -1,0 +1,114 @@
+"""A run of tests or benchmarks leaves nothing, whatever ends it and whichever of its processes is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import ROOT
+
+PATIENCE_S = 60.0
+RUN = """
+import os, signal, subprocess, sys, time
+from tests.supervised import supervise
+
+limit_s = float(sys.argv[2]) if sys.argv[2] else None
+folder = supervise("trial", limit_s=limit_s, ends_with_parent=sys.argv[3] == "with parent")
+sleep = [sys.executable, "-S", "-c", "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); "
+         "signal.pause()"]
+alone = subprocess.Popen(sleep, start_new_session=True, env={})
+# An orphan in a session of its own, which nobody has waited for.
+middle = "import os, subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True, env={}, " \
+         "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+orphan = subprocess.run([sys.executable, "-c", middle, *sleep], capture_output=True, text=True, check=True).stdout
+print(os.getpid(), os.getppid(), alone.pid, int(orphan), folder, flush=True)
+match sys.argv[1]:
+    case "end":
+        sys.exit(3)
+    case "wait":
+        signal.pause()
+    case "deaf":
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signal.pause()
+"""
+
+
+class Started:
+    """`through`: what starts it, and waits for it."""
+
+    def __init__(self, how: str, limit_s: str = "", parent: str = "", through: tuple[str, ...] = ()) -> None:
+        self.front = subprocess.Popen(
+            [*through, sys.executable, "-c", RUN, how, limit_s, parent], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert self.front.stdout is not None
+        *pids, folder = self.front.stdout.readline().split()
+        self.folder = Path(folder)
+        self.run, self.supervisor, self.alone, self.orphan = (psutil.Process(int(pid)) for pid in pids)
+
+    def leaves_nothing(self) -> None:
+        below = [self.run, self.supervisor, self.alone, self.orphan]
+        _, left = psutil.wait_procs(below, PATIENCE_S)
+        assert not left
+        assert not self.folder.exists()
+
+    def clear(self) -> None:
+        self.front.kill()
+        self.front.communicate(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def started(request: pytest.FixtureRequest) -> Iterator[Started]:
+    its = Started(*request.param) if isinstance(request.param, tuple) else Started(request.param)
+    yield its
+    its.clear()
+
+
+@pytest.mark.parametrize("started", ["end"], indirect=True)
+def test_it_exits_as_the_run_does_when_nothing_is_left(started: Started) -> None:
+    assert started.front.wait(PATIENCE_S) == 3
+
+    started.leaves_nothing()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("started", ["wait"], indirect=True)
+def test_a_signal_reaches_the_run(started: Started, number: signal.Signals) -> None:
+    started.front.send_signal(number)
+
+    code = started.front.wait(PATIENCE_S)
+
+    assert code == 128 + number  # Python ends so by SIGINT, too
+    started.leaves_nothing()
+
+
+@pytest.mark.parametrize("whom", ["front", "run"])
+@pytest.mark.parametrize("started", ["deaf"], indirect=True)
+def test_a_kill_of_either_process_ends_all(started: Started, whom: str) -> None:
+    os.kill(started.front.pid if whom == "front" else started.run.pid, signal.SIGKILL)
+
+    assert started.front.wait(PATIENCE_S) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    started.leaves_nothing()
+
+
+@pytest.mark.parametrize("started", [("wait", "", "with parent", ("sh", "-c", '"$@"; true', "sh"))], indirect=True)
+def test_it_ends_with_what_started_it_where_that_is_asked_for(started: Started) -> None:
+    started.front.kill()  # the shell alone
+
+    started.leaves_nothing()
+
+
+@pytest.mark.parametrize("started", [("wait", "0.5")], indirect=True)
+def test_a_limit_ends_it_with_a_word(started: Started) -> None:
+    assert started.front.wait(PATIENCE_S) == 124
+
+    assert started.front.stderr is not None
+    assert "trial: not done after" in started.front.stderr.read()
+    started.leaves_nothing()
