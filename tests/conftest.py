@@ -50,11 +50,7 @@ def _own_folder(config: pytest.Config) -> Path:
         folder = Path(os.environ["TMPDIR"]).parent / workerinput["workerid"]  # short: sockets lie in it
         folder.mkdir()
         return folder
-    capture = config.pluginmanager.getplugin("capturemanager")
-    capture.suspend_global_capture(in_=True)  # the supervisor writes to the terminal
-    folder = supervise("tests", limit_s=config.getoption("--limit"), ends_with_parent=config.getoption("--ends-with-parent"))
-    capture.resume_global_capture()
-    return folder
+    return supervise("tests", limit_s=config.getoption("--limit"), ends_with_parent=config.getoption("--ends-with-parent"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 import odyssey
 from launcher.host import proc
+from launcher.host.handle import Handle
 from odyssey.codec import Json, Malformed, for_people
 from odyssey.zygote.protocol import STACKS_FILE, STACKS_SIGNAL
 
@@ -226,15 +227,13 @@ class Reading:
 
     def _ask(self, pids: Mapping[int, int], limit_s: float) -> dict[int, Stack]:
         """Have the ranks write it themselves; those that are not prepared for it are not asked, it would end them."""
+        handles = {rank: Handle.of(pid) for rank, pid in pids.items()}  # before its file is seen, which proves whose it is
         files = {rank: file for rank, pid in pids.items() if (file := _own_file(pid)) is not None}
         written: dict[int, str] = {}
         before = {rank: file.stat().st_size for rank, file in files.items()}
         stacks: dict[int, Stack] = {}
         for rank in files:
-            try:
-                os.kill(pids[rank], STACKS_SIGNAL)
-            except ProcessLookupError:
-                pass  # as it ends now; said below
+            handles[rank].kill(STACKS_SIGNAL)
         deadline = time.monotonic() + limit_s
         while files and not self._is_cancelled.wait(_LOOK_S):
             for rank, file in list(files.items()):

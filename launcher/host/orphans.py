@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from launcher.host import proc
+from launcher.host.handle import Handle
 
 TRACKER = b"multiprocessing.resource_tracker"
 TRACKER_S = 2.0
@@ -23,19 +24,10 @@ VARIABLE = "ODYSSEY_JOB"
 """In the environment of whatever a rank starts: tells a job's processes from all others."""
 
 
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """SIGKILL or another signal, if it is still there, and ours: what a rank has started by `sudo` is not."""
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
-
-
 class Family(NamedTuple):
     """All processes of this host at one moment."""
 
-    sessions: dict[int, int]
-    """Process -> its session; without zombies."""
+    stats: dict[int, proc.Stat]
     children: dict[int, list[int]]
 
     def below(self, pid: int) -> Iterator[int]:
@@ -44,25 +36,38 @@ class Family(NamedTuple):
             yield child
             yield from self.below(child)
 
+    def handle(self, pid: int) -> Handle:
+        return Handle(pid, self.stats[pid].started_s)
+
+    def sessions_of(self, leaders: Collection[Handle]) -> set[int]:
+        """Those that they led and that somebody is still in. Until then no other process can get the number."""
+        used = {stat.session for stat in self.stats.values()}
+        return {leader.pid for leader in leaders if leader.pid in used and not self._is_anothers(leader)}
+
+    def _is_anothers(self, leader: Handle) -> bool:
+        return leader.pid in self.stats and self.stats[leader.pid].started_s != leader.started_s
+
 
 def family() -> Family:
     """As they are now."""
     found = Family({}, {})
     for pid, stat in proc.processes():
         found.children.setdefault(stat.parent, []).append(pid)
-        if not stat.is_over:
-            found.sessions[pid] = stat.session
+        found.stats[pid] = stat
     return found
 
 
-def end_orphans(leaders: Container[int], marker: str) -> None:
-    """End what ranks that are gone have left: in the sessions that they led, and in others if `marker` is given."""
+def end_orphans(leaders: Collection[Handle], marker: str = "") -> set[int]:
+    """End what ranks that are gone have left: in the sessions that they led, and in others if `marker` is given. Answers the
+    sessions in which somebody was found."""
     now = family()
+    sessions = now.sessions_of(leaders)
     for orphan in now.children.get(os.getpid(), ()):
-        if orphan in now.sessions and (now.sessions[orphan] in leaders or (marker and _has_marker(orphan, marker))):
+        if now.stats[orphan].session in sessions or (marker and _has_marker(orphan, marker)):
             for pid in (orphan, *now.below(orphan)):
                 if not _is_tracker(pid):
-                    kill(pid)
+                    now.handle(pid).kill()
+    return sessions
 
 
 def end_descendants() -> None:
@@ -72,7 +77,7 @@ def end_descendants() -> None:
         is_late = time.monotonic() > deadline
         rest = [pid for pid in below if is_late or not _is_tracker(pid)]
         for pid in rest:
-            kill(pid)
+            now.handle(pid).kill()
         for pid in now.children[os.getpid()]:
             _wait(pid, os.WNOHANG)
         if is_late and time.monotonic() > deadline + STUCK_S:
@@ -98,8 +103,10 @@ def _is_tracker(pid: int) -> bool:
 # -- when the agent itself is killed -----------------------------------------------------------------------------------
 
 
-_FORGET = b"forget "
+_SEEN = "signal "
 """To the reaper: this signal, which waits at it, has been seen. Another one may have come since."""
+_LEADS, _EMPTY = "session ", "empty "
+"""A rank leads this session, and when it was started; nobody is in it any more."""
 
 
 class Reaper:
@@ -113,37 +120,42 @@ class Reaper:
         """The value of VARIABLE for this agent's ranks."""
         read_end, self._pipe = os.pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._pid = os.fork()
-        if self._pid == 0:
+        pid = os.fork()
+        if pid == 0:
             try:
                 _reaper(read_end, self.marker)
             finally:
                 os._exit(0)
+        self._handle = Handle.of(pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(read_end)
 
-    def add(self, rank_pid: int) -> None:
-        """A rank is there, and leads a session."""
-        self._write(b"%d\n" % rank_pid)
+    def add(self, rank: Handle) -> None:
+        """It is there, and leads a session."""
+        self._write(f"{_LEADS}{rank.pid} {rank.started_s!r}")
+
+    def forget(self, session: int) -> None:
+        """A rank that is gone led it, and nobody is left in it: the number may be another's from now on."""
+        self._write(f"{_EMPTY}{session}")
 
     def witnessed(self) -> frozenset[int]:
         """Signals that were sent to it since it was last asked: to all processes below the agent, ranks as well."""
-        found = proc.pending(self._pid)
+        found = proc.pending(self._handle.pid) if self._handle.is_there else frozenset()
         for number in found:
-            self._write(_FORGET + b"%d\n" % number)
+            self._write(f"{_SEEN}{number}")
         return found
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, line: str) -> None:
         try:
-            os.write(self._pipe, data)
+            os.write(self._pipe, line.encode() + b"\n")
         except BrokenPipeError:
             pass  # the reaper was killed
 
     def close(self) -> None:
         """All is ended."""
-        kill(self._pid)
+        self._handle.kill()
         os.close(self._pipe)
-        _wait(self._pid)
+        _wait(self._handle.pid)
 
 
 def _reaper(pipe: int, marker: str) -> None:
@@ -155,21 +167,37 @@ def _reaper(pipe: int, marker: str) -> None:
     os.dup2(pipe, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     rest = b""
-    ranks: set[int] = set()
+    leaders: dict[int, Handle] = {}
     while data := os.read(3, 1 << 12):  # ended by the agent's end, or by `close`
         *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(_FORGET):
-                while signal.sigtimedwait({int(line.removeprefix(_FORGET))}, 0) is not None:
+        for line in map(bytes.decode, lines):
+            if line.startswith(_SEEN):
+                while signal.sigtimedwait({int(line.removeprefix(_SEEN))}, 0) is not None:
                     pass
+            elif line.startswith(_EMPTY):
+                leaders.pop(int(line.removeprefix(_EMPTY)), None)
             else:
-                ranks.add(int(line))
+                pid, started_s = line.removeprefix(_LEADS).split()
+                leaders[int(pid)] = Handle(int(pid), float(started_s))
     began = time.monotonic()
-    while left := [pid for pid, session in family().sessions.items() if session in ranks or _has_marker(pid, marker)]:
+    while left := _left(leaders, marker):
         passed_s = time.monotonic() - began
         if passed_s > STUCK_S:
             return
-        due = [pid for pid in left if passed_s > TRACKER_S or not _is_tracker(pid)]
-        for pid in due:
-            kill(pid)
+        for process in left:
+            if passed_s > TRACKER_S or not _is_tracker(process.pid):
+                process.kill()
         time.sleep(0.01 if passed_s < TRACKER_S else 0.2)
+
+
+def _left(leaders: dict[int, Handle], marker: str) -> list[Handle]:
+    """Processes in their sessions, and those with the marker. A session that is found empty is forgotten."""
+    now = family()
+    sessions = now.sessions_of(leaders.values())
+    for session in leaders.keys() - sessions:
+        del leaders[session]
+    return [
+        now.handle(pid)
+        for pid, stat in now.stats.items()
+        if not stat.is_over and (stat.session in sessions or _has_marker(pid, marker))
+    ]

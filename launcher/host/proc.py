@@ -65,6 +65,12 @@ def stat(pid: int) -> Stat | None:
     return found if found is not None and not found.is_over else None
 
 
+def started_s(pid: int) -> float | None:
+    """When a process was started, after boot, one that is over too; None if it is waited for."""
+    found = _stat(pid)
+    return found.started_s if found is not None else None
+
+
 def vitals(pid: int | None) -> Vitals | None:
     """None if there is no such process, or it is over."""
     found = stat(pid) if pid is not None else None

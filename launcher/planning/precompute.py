@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from launcher.host.handle import Handle
 from launcher.host.send_buffer import SendBuffer
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import Deframer, frame
@@ -78,16 +79,17 @@ class Process:
             f"sys.path[:] = {path!r}; "
             f"from launcher.planning.precompute import main; main({theirs.fileno()}, {os.getpid()})"
         )
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-c", program],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._process.returncode = 0  # the agent waits for its children itself
+        process.returncode = 0  # the agent waits for its children itself
         theirs.close()
-        self.pid = self._process.pid
+        self.pid = process.pid
+        self._handle = Handle.of(process.pid)
         self._unsent = SendBuffer()
         self._deframer = Deframer(Answer)
 
@@ -113,6 +115,9 @@ class Process:
             return list(self._deframer.feed(data))
         except Malformed:
             raise EOFError from None
+
+    def kill(self) -> None:
+        self._handle.kill()
 
     def close(self) -> None:
         self.socket.close()

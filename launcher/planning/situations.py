@@ -11,7 +11,6 @@ from launcher.coordinator.actions import Propose
 from launcher.coordinator.state import World
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop
-from launcher.host.orphans import kill
 from launcher.joblog.events import Proposed
 from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
@@ -159,7 +158,7 @@ class PlanSearch:
 
     def _is_late(self, what: str) -> None:
         assert self._process is not None
-        kill(self._process.pid)
+        self._process.kill()
         self.close()  # the next Go, or the next look at real costs, starts another one
 
     def _found_ahead(self, ask: Propose, profile: Profile, expected: ExpectedChange, started: float) -> list[Candidate]:

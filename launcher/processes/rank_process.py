@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,9 +19,10 @@ import msgspec
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.failures.exit_status import KilledBy
 from launcher.host import limits
+from launcher.host.handle import Handle
 from launcher.host.kernel import die_with_parent
 from launcher.host.loop import Loop
-from launcher.host.orphans import kill
+from launcher.host.orphans import end_orphans
 from launcher.host.send_buffer import SendBuffer
 from launcher.options import Entry, RunOptions
 from launcher.output.streams import RankStreams
@@ -35,12 +35,12 @@ from odyssey.zygote.protocol import ForkRank, ForkStore, ForkTimers
 
 
 class RankProcess:
-    """One process of a rank, from the request for it until it is reaped. `pid` is None until it exists."""
+    """One process of a rank, from the request for it until it is reaped. `handle` is None until it exists."""
 
     def __init__(self, assignment: RankAssignment) -> None:
         self.assignment = assignment
         self.rank = assignment.rank
-        self.pid: int | None = None
+        self.handle: Handle | None = None
         self.socket: socket.socket | None = None
         self.deframer = Deframer(Report)
         self.streams: RankStreams | None = None
@@ -53,6 +53,10 @@ class RankProcess:
         self.slot_lost = False
         self._unsent = SendBuffer()
 
+    @property
+    def pid(self) -> int | None:
+        return self.handle.pid if self.handle is not None else None
+
     def send(self, data: bytes, loop: Loop, on_ready: Callable[[int], None]) -> None:
         """Send now, or, if the rank reads too slowly, when it does. A rank whose socket is gone is reported by its exit."""
         self._unsent.add(data)
@@ -63,18 +67,14 @@ class RankProcess:
             self._unsent.flush_and_watch(self.socket, loop, on_ready)
 
     def kill(self) -> None:
-        """SIGKILL to the rank, only while it is not reaped: its id may be another's afterwards. What it leaves: orphans.py."""
-        if self.pid is not None:
-            kill(self.pid)
+        """SIGKILL to the rank. What it leaves: orphans.py."""
+        if self.handle is not None:
+            self.handle.kill()
 
     def signal(self, number: int) -> None:
-        """To the rank and what it has started in its process group. Only while it is not reaped."""
-        if self.pid is None:
-            return
-        try:
-            os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            kill(self.pid, number)  # it leads no group, or not yet
+        """To the rank and what it has started in its process group."""
+        if self.handle is not None:
+            self.handle.kill_group(number)
 
 
 def check(options: RunOptions) -> None:
@@ -178,7 +178,7 @@ class Zygote:
             variables["OPENBLAS_NUM_THREADS"] = "1"  # else importing numpy starts threads, and forks are not safe
             variables["ODYSSEY_ZYGOTE_VARIABLES"] = "OPENBLAS_NUM_THREADS"
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-u", protocol.SERVER, str(theirs.fileno())],
                 env=variables,
                 stdin=subprocess.DEVNULL,
@@ -192,7 +192,9 @@ class Zygote:
             raise limits.error_of(f"cannot start {sys.executable}", error) from None
         finally:
             theirs.close()
-        self.pid = self._process.pid
+        process.returncode = 0  # the agent waits for its children itself
+        self.pid = process.pid
+        self._handle = Handle.of(process.pid)
         self.socket = ours
         self._decoder = Packed(protocol.Answer)
 
@@ -214,22 +216,16 @@ class Zygote:
         return answer
 
     def kill(self) -> None:
-        """SIGKILL to it and to the middle processes of its forks, which are in its session. Its end of file follows."""
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of them have ended
+        """SIGKILL to it and to the middle processes of its forks, which are in its group. Its end of file follows."""
+        if self._handle.is_there:
+            self._handle.kill_group()
+        else:
+            end_orphans({self._handle})
 
     def close(self) -> None:
         """The end of file ends it; SIGKILL, in case that it still imports."""
         self.socket.close()
-        if self._process.returncode is None:
-            kill(self.pid)
-        self.reaped()
-
-    def reaped(self) -> None:
-        """The agent waits for its children itself."""
-        self._process.returncode = 0
+        self._handle.kill()
 
 
 def script_of(options: RunOptions) -> str:

@@ -19,8 +19,9 @@ from launcher.failures.diagnostics import diagnostics, read_error_file
 from launcher.failures.exit_status import Ends, KilledBy, how
 from launcher.health.waits import Waits
 from launcher.host import limits
+from launcher.host.handle import Handle
 from launcher.host.loop import Loop
-from launcher.host.orphans import VARIABLE, end_descendants, kill
+from launcher.host.orphans import VARIABLE, end_descendants
 from launcher.host.proc import Vitals, vitals
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankExited, RankLost, RankStarted, StoreLost
 from launcher.joblog.news import News
@@ -38,9 +39,6 @@ from launcher.processes.store import StoreAddress, listen
 from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
-
-ORPHANS_S = 1.0
-"""From the end of a rank to the search for what it has left: a recovery comes first."""
 
 
 class Processes:
@@ -75,8 +73,10 @@ class Processes:
         self._living: dict[int, RankProcess] = {}
         """By pid, all that are not reaped yet."""
         self._shutdown = Shutdown(loop, options.shutdown_timeout_s, self._living)
-        self._orphans = OrphansOfRanks()
-        self._stillness = Stillness(folder.mark_held, lambda: list(self._living))
+        self._orphans = OrphansOfRanks(loop, lambda: bool(self._living))
+        self._stillness = Stillness(
+            folder.mark_held, lambda: [rank.handle for rank in self._living.values() if rank.handle is not None]
+        )
         self._is_ending = False
         self._ends = Ends()
 
@@ -98,14 +98,14 @@ class Processes:
 
     def renew_store(self) -> None:
         """Another process with a fresh store, at the same address. What used the old one is gone, and what it started goes."""
-        self._end_orphans()
+        self._orphans.end()
         self.store.renew()
 
-    def _started(self, process: RankProcess | None, pid: int) -> None:
+    def _started(self, process: RankProcess | None, handle: Handle) -> None:
         if process is None:
-            self.store.is_there(pid)
+            self.store.is_there(handle)
         else:
-            self._is_there(process, pid)
+            self._is_there(process, handle)
 
     # -- ranks begin ---------------------------------------------------------------------------------------------------
 
@@ -148,10 +148,10 @@ class Processes:
         theirs.close()
         streams.close_theirs()
 
-    def _is_there(self, process: RankProcess, pid: int) -> None:
-        process.pid = pid
+    def _is_there(self, process: RankProcess, handle: Handle) -> None:
+        process.handle, pid = handle, handle.pid
         self._living[pid] = process
-        self._orphans.add(pid)
+        self._orphans.add(handle)
         if not self._is_ending:
             assignment = process.assignment
             self._news.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
@@ -261,10 +261,11 @@ class Processes:
 
     def drill(self, rank: int, number: int) -> None:
         """Kill or stop a rank on purpose: what follows is as if it had happened by itself."""
-        if (pid := self.pid_here(rank)) is not None:
+        process = self.ranks.get(rank)
+        if process is not None and process.handle is not None and process.pid in self._living:
             if number == signal.SIGKILL:
-                self.ranks[rank].killed_by = KilledBy.DRILL
-            kill(pid, number)
+                process.killed_by = KilledBy.DRILL
+            process.handle.kill(number)
 
     def terminate(self, ranks: tuple[int, ...], number: int = signal.SIGTERM) -> None:
         """SIGTERM (or another signal), and SIGKILL to what is left after the time-out."""
@@ -293,8 +294,9 @@ class Processes:
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on to every rank itself: what a rank has started may not expect it, and would end."""
-        for pid in self._living:
-            kill(pid, number)
+        for process in self._living.values():
+            if process.handle is not None:
+                process.handle.kill(number)
 
     def hold(self, is_held: bool) -> None:
         """Have all ranks stand still, or go on: those too that come meanwhile. What was stopped by others stays so."""
@@ -302,7 +304,7 @@ class Processes:
 
     def is_held(self, rank: int) -> bool:
         """It stands still by our doing."""
-        return self.ranks[rank].pid in self._stillness
+        return self.ranks[rank].handle in self._stillness
 
     @property
     def have_ended(self) -> bool:
@@ -343,10 +345,9 @@ class Processes:
             self.spawner.reaped(pid, status)
 
     def _rank_ended(self, process: RankProcess, status: int) -> None:
-        assert process.pid is not None
+        assert process.handle is not None
         process.signal(signal.SIGTERM)  # to its process group, at once; what does not end of it is searched for
-        self._orphans.of(process.pid)
-        self._loop.later(ORPHANS_S, self._end_orphans)
+        self._orphans.of(process.handle)
         if process.streams is not None:
             process.streams.drain()  # the log, the terminal and the last words come before the news
         self._read_reports(process)  # what it said last counts, above all a result
@@ -365,9 +366,6 @@ class Processes:
         if process.streams is not None:
             process.streams.drain()
         self._close_rank(process)
-
-    def _end_orphans(self) -> None:
-        self._orphans.end(are_any_ranks_left=bool(self._living))
 
     def _diagnostics(self, process: RankProcess, status: int) -> Diagnostics:
         """What a lost rank has left. Of an exception that it has told itself, and of SIGKILL, there is no more to learn."""

@@ -1,6 +1,6 @@
 """Starts the processes of ranks and of the store: forks of the zygote where that is faithful (fork_rules.py), or plain spawns.
 
-    start_rank, start_store ─► zygote (or a plain spawn) ─► `started(process, pid)`
+    start_rank, start_store ─► zygote (or a plain spawn) ─► `started(process, handle)`
 
 What was asked for and is not there yet is remembered here with its descriptors, so that the loss of the zygote costs
 time and nothing else: another one serves it. One that is stopped or does not answer is as good as lost. Once ranks have told
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from launcher.health.waits import Wait
 from launcher.host import limits
+from launcher.host.handle import Handle
 from launcher.host.loop import Loop
 from launcher.options import RunOptions
 from launcher.processes import environment, fork_rules, rank_process
@@ -69,7 +70,7 @@ class _Pending:
 
 
 class Spawner:
-    """`started(process, pid)`: this one is there, None for the store; also called from within `start_rank`.
+    """`started(process, handle)`: this one is there, None for the store; also called from within `start_rank`.
 
     `not_started(process, why)`: no process of a rank is to be had. `gone(pid, status)`: it had ended by the time its start was
     known. `say`: for people.
@@ -82,7 +83,7 @@ class Spawner:
         n_ranks: int,
         *,
         say: Callable[[str], None],
-        started: Callable[[RankProcess | None, int], None],
+        started: Callable[[RankProcess | None, Handle], None],
         not_started: Callable[[RankProcess, OdysseyError], None],
         gone: Callable[[int, int], None],
     ) -> None:
@@ -160,9 +161,9 @@ class Spawner:
     def reaped(self, pid: int, status: int) -> None:
         """A child has ended that is no rank's and not the store: the zygote, or one whose start is still to be told."""
         if self._present is not None and pid == self._present.zygote.pid:
-            self._present.zygote.reaped()
+            pass  # its end of file is what counts
         elif self._timers is not None and pid == self._timers.pid:
-            self._timers.pid = None
+            self._timers.handle = None
             self._loop.later(SERVICE_PAUSE_S, self._renew_timers)
         elif self._pending.asked:
             self._pending.unclaimed[pid] = status
@@ -291,13 +292,15 @@ class Spawner:
         if asked is None:
             return  # nobody has asked for it
         asked.close()
+        status = self._pending.unclaimed.pop(pid, None)
+        process = Handle.of(pid) if status is None else Handle(pid, None)
         match asked.request:
             case ForkRank() | ForkStore():
-                self._started(asked.process, pid)
+                self._started(asked.process, process)
             case ForkTimers() if self._timers is not None:
-                self._timers.pid = pid
-        if pid in self._pending.unclaimed:
-            self._gone(pid, self._pending.unclaimed.pop(pid))
+                self._timers.handle = process
+        if status is not None:
+            self._gone(pid, status)
         if not self._pending.asked:
             self._pending.unclaimed.clear()
             if self._better is not None:

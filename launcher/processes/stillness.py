@@ -9,18 +9,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable
 
-from launcher.host.orphans import kill
+from launcher.host.handle import Handle
 from launcher.host.proc import vitals
 
 
 class Stillness:
-    """`mark(is_held)`: for who looks from outside; `living()`: pids of the agent's ranks."""
+    """`mark(is_held)`: for who looks from outside; `living()`: the agent's ranks."""
 
-    def __init__(self, mark: Callable[[bool], None], living: Callable[[], Iterable[int]]) -> None:
+    def __init__(self, mark: Callable[[bool], None], living: Callable[[], Iterable[Handle]]) -> None:
         self._mark = mark
         self._living = living
         self._is_on = False
-        self._held: set[int] = set()
+        self._held: set[Handle] = set()
 
     def hold(self, is_on: bool) -> None:
         """Have all ranks stand still, or go on."""
@@ -30,8 +30,8 @@ class Stillness:
         if is_on:
             self._hold_all()
             return
-        for pid in self._held.intersection(self._living()):
-            kill(pid, signal.SIGCONT)
+        for rank in self._held.intersection(self._living()):
+            rank.kill(signal.SIGCONT)
         self._held.clear()
 
     def has_come(self) -> None:
@@ -40,13 +40,13 @@ class Stillness:
             self._hold_all()
 
     def _hold_all(self) -> None:
-        for pid in self._living():
-            if pid in self._held or ((seen := vitals(pid)) is not None and not seen.is_stopped):
-                kill(pid, signal.SIGSTOP)
-                self._held.add(pid)
+        for rank in self._living():
+            if rank in self._held or ((seen := vitals(rank.pid)) is not None and not seen.is_stopped):
+                rank.kill(signal.SIGSTOP)
+                self._held.add(rank)
 
-    def __contains__(self, pid: int | None) -> bool:
-        return pid in self._held
+    def __contains__(self, rank: Handle | None) -> bool:
+        return rank in self._held
 
     def close(self) -> None:
         """No rank is left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from launcher.health.waits import Waits
-from launcher.host.orphans import kill
+from launcher.host.handle import Handle
 from launcher.processes.spawner import Spawner
 from launcher.processes.store import StoreAddress, n_waiting
 
@@ -18,7 +18,7 @@ class StoreProcess:
         self._listener = listener
         self._spawner = spawner
         self._waits = waits
-        self.pid: int | None = None
+        self._handle: Handle | None = None
         """None where another agent serves it, and before it is there."""
         self._n_coming = 0
         """Asked for, and not there yet: only the newest is to serve, as two would each have some of the ranks."""
@@ -32,30 +32,34 @@ class StoreProcess:
             self._spawner.start_store(self.address.host, self.address.port, self._listener.fileno())
             self._waits.look()
 
-    def is_there(self, pid: int) -> None:
+    @property
+    def pid(self) -> int | None:
+        return self._handle.pid if self._handle is not None else None
+
+    def is_there(self, process: Handle) -> None:
         """One that was asked for."""
         self._n_coming -= 1
         if self._n_coming:
-            kill(pid)
+            process.kill()
         else:
-            self.pid = pid
+            self._handle = process
 
     def renew(self) -> None:
         """Another process, with a fresh store."""
         self._why = ""
         self.kill()
-        self.pid = None
+        self._handle = None
         self.start()
 
     def end(self, what: str) -> None:
         """It serves nobody: `what` was seen of it. Its end follows, and another one."""
-        if self.pid is not None:
+        if self._handle is not None:
             self._why = what
-            kill(self.pid)
+            self._handle.kill()
 
     def ended(self) -> str:
         """Another one takes its place. Answers why it was ended; empty if it ended by itself."""
-        self.pid = None
+        self._handle = None
         self.start()
         why, self._why = self._why, ""
         return why
@@ -67,8 +71,8 @@ class StoreProcess:
             self._listener.close()
 
     def kill(self) -> None:
-        if self.pid is not None:
-            kill(self.pid)
+        if self._handle is not None:
+            self._handle.kill()
 
     @property
     def is_asked(self) -> bool:

@@ -16,6 +16,7 @@ import pytest
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health import life, waits
 from launcher.health.waits import Waits
+from launcher.host.handle import Handle
 from launcher.host.kernel import set_subreaper
 from launcher.host.loop import Loop
 from launcher.host.orphans import end_descendants
@@ -53,6 +54,8 @@ class Starts:
         self.loop = Loop(time.monotonic)
         self.said: list[str] = []
         self.ranks: list[tuple[int, int]] = []
+        self.handles: list[Handle] = []
+        self.gone: list[tuple[int, int]] = []
         """Rank and pid, as they came."""
         self.stores: list[int] = []
         self.sockets: list[socket.socket] = []
@@ -73,14 +76,16 @@ class Starts:
     def _not_started(self, process: RankProcess, why: OdysseyError) -> None:
         raise why
 
-    def _started(self, process: RankProcess | None, pid: int) -> None:
+    def _started(self, process: RankProcess | None, handle: Handle) -> None:
         if process is None:
-            self.stores.append(pid)
+            self.stores.append(handle.pid)
         else:
-            self.ranks.append((process.rank, pid))
+            self.ranks.append((process.rank, handle.pid))
+            self.handles.append(handle)
 
     def _gone(self, pid: int, status: int) -> None:
-        raise AssertionError("nothing is reaped here before it is known")
+        """It was reaped before it was known."""
+        self.gone.append((pid, status))
 
     @property
     def zygote(self) -> int:
@@ -287,6 +292,22 @@ def test_what_has_been_asked_for_is_not_to_come_after_the_end(starts: Callable[.
     it.forks.end()
     it.until(lambda: not it.forks.awaits_ranks)
     assert it.ranks == []
+    it.sockets.pop().close()
+
+
+def test_nobody_is_signalled_for_a_rank_that_was_reaped_before_it_was_known(starts: Callable[..., Starts]) -> None:
+    """Its number may be another's by then."""
+    it = starts("pass")
+    it.ready()
+    it.start(0)
+    rank = os.waitid(os.P_ALL, 0, os.WEXITED)
+    assert rank is not None and rank.si_pid != it.zygote
+    it.forks.reaped(rank.si_pid, rank.si_status)
+
+    it.until(lambda: it.ranks)
+
+    assert it.handles == [Handle(rank.si_pid, None)]
+    assert it.gone == [(rank.si_pid, 0)]
     it.sockets.pop().close()
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+from collections.abc import Iterator
 
 import pytest
 
 from launcher.health.waits import Waits
-from launcher.processes import store_process
+from launcher.host.handle import Handle
 from launcher.processes.store import StoreAddress
 from launcher.processes.store_process import StoreProcess
 from tests.fake_loop import FakeLoop
@@ -21,24 +24,41 @@ class Spawner:
         self.n_asked += 1
 
 
-def test_of_two_that_come_the_newest_serves_and_the_other_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+class Sleeper:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(["sleep", "1000"])
+        self.handle = Handle.of(self.process.pid)
+
+    def is_killed(self) -> bool:
+        return self.process.wait(60) == -signal.SIGKILL
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[Sleeper]]:
+    made = [Sleeper() for _ in range(3)]
+    yield made
+    for each in made:
+        each.process.kill()
+        each.process.wait(60)
+
+
+def test_of_two_that_come_the_newest_serves_and_the_other_is_ended(sleepers: list[Sleeper]) -> None:
     """Both would take connections, and ranks at one would wait for those at the other."""
-    killed: list[int] = []
-    monkeypatch.setattr(store_process, "kill", killed.append)
+    first, second, third = sleepers
     spawner, loop = Spawner(), FakeLoop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         waits = Waits(loop, lambda text: None)
         store = StoreProcess(StoreAddress("127.0.0.1", 1), listener, spawner, waits)  # type: ignore[arg-type]
         store.start()
         store.renew()
-        assert spawner.n_asked == 2 and not killed
-        store.is_there(11)
-        assert killed == [11] and store.pid is None
-        store.is_there(12)
-        assert killed == [11] and store.pid == 12
+        assert spawner.n_asked == 2
+        store.is_there(first.handle)
+        assert first.is_killed() and store.pid is None
+        store.is_there(second.handle)
+        assert second.process.poll() is None and store.pid == second.process.pid
         store.renew()
-        assert killed == [11, 12] and store.pid is None
-        store.is_there(13)
-        assert store.pid == 13
+        assert second.is_killed() and store.pid is None
+        store.is_there(third.handle)
+        assert third.process.poll() is None and store.pid == third.process.pid
         waits.close()
     loop.close()

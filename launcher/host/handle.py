@@ -1,0 +1,58 @@
+"""A process that may be signalled, and no other one that has come to have its number.
+
+Numbers come round within the hour on a small machine. Only this file sends signals, and proves first whose number it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import NamedTuple, Self
+
+from launcher.host import proc
+
+
+class Handle(NamedTuple):
+    """`started_s`: after boot; None if it has been waited for already, so that nobody has a claim to its number."""
+
+    pid: int
+    started_s: float | None
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Of a process that cannot have been waited for yet: a child's number is its own until then."""
+        return cls(pid, proc.started_s(pid))
+
+    @property
+    def is_there(self) -> bool:
+        """It has not been waited for yet, though it may have ended."""
+        return self.started_s is not None and proc.started_s(self.pid) == self.started_s
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """SIGKILL or another signal, if it is still there, and ours: what a rank has started by `sudo` is not."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        except OSError:  # an old kernel, or no descriptor is left
+            descriptor = -1
+        try:
+            if self.is_there:  # so the descriptor is this process's
+                if descriptor == -1:
+                    os.kill(self.pid, number)
+                else:
+                    signal.pidfd_send_signal(descriptor, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+        finally:
+            if descriptor != -1:
+                os.close(descriptor)
+
+    def kill_group(self, number: int = signal.SIGKILL) -> None:
+        """To all processes of the group that it leads, and to itself where it leads none. Only its parent may call this, who
+        has not waited for it: a group keeps its number as long."""
+        try:
+            if self.is_there:
+                os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            self.kill(number)
