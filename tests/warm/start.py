@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 GIVEN = "ODYSSEY_TESTS_ZYGOTE"
 """The socket and the pid of the template that an agent has been given."""
@@ -97,7 +98,10 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
     os.closerange(0, above)
     for i, target in enumerate(start.targets):
         os.dup2(above + i, target)
-    os.closerange(above, above + len(descriptors))
+    kept = sorted(start.targets)
+    for low, high in pairwise([-1, *kept, os.sysconf("SC_OPEN_MAX")]):
+        if low + 1 < high:  # Python takes an empty range from 0 on for all that there are
+            os.closerange(low + 1, high)
     for limit, values in start.limits:
         resource.setrlimit(limit, values)
     for number in start.ignored:
@@ -118,9 +122,10 @@ def _join(name: str, parent: int) -> None:
         os.close(its)
 
 
-def send(sock: socket.socket, start: Start, descriptors: Sequence[int]) -> int:
-    """Answers the pid."""
+def send(sock: socket.socket, start: Start, descriptors: Sequence[int], limit_s: float = 60.0) -> int:
+    """Answers the pid. Raises EOFError, BrokenPipeError if the template is gone, TimeoutError if it does not answer."""
     data = pickle.dumps(start)
+    sock.settimeout(limit_s)
     socket.send_fds(sock, [len(data).to_bytes(8, "little")], list(descriptors))
     sock.sendall(data)
     return int.from_bytes(_exactly(sock, 8), "little")

@@ -20,6 +20,7 @@ from typing import Any
 
 import setproctitle
 
+from launcher.host.kernel import die_with_parent
 from odyssey.text import as_unicode
 from odyssey.zygote import server
 from odyssey.zygote.protocol import SERVER
@@ -84,19 +85,21 @@ def _fork(sock: socket.socket, index: int) -> Sequence[str] | None:
     while (asked := receive(sock)) is not None:
         middle = os.fork()
         if middle == 0:
+            middle = os.getpid()
             if os.fork() != 0:
                 os._exit(0)
-            return _born(sock, index, *asked)
+            return _born(sock, index, middle, *asked)
         os.waitpid(middle, 0)
         for descriptor in asked[1]:
             os.close(descriptor)
     return None
 
 
-def _born(sock: socket.socket, index: int, start: Start, descriptors: list[int]) -> Sequence[str] | None:
-    """Who asked is told as soon as this process is its child. As `_fork`."""
-    while os.getppid() != start.parent:
+def _born(sock: socket.socket, index: int, middle: int, start: Start, descriptors: list[int]) -> Sequence[str] | None:
+    """Who asked is told as soon as this process is its child, with which it ends. As `_fork`."""
+    while os.getppid() == middle:  # until the kernel has torn the middle process down; it cannot hang
         time.sleep(0.0005)
+    die_with_parent(start.parent)  # at once if that one has ended meanwhile: nobody would end this process
     if start.new_session:
         os.setsid()
     if not start.has_template:
@@ -111,8 +114,8 @@ def _born(sock: socket.socket, index: int, start: Start, descriptors: list[int])
         sock.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        server._die_with_parent()
-        return _fork(theirs, index) if os.getppid() == agent else None
+        die_with_parent(agent)
+        return _fork(theirs, index)
     theirs.close()
     _tell(sock)
     sock.detach()
