@@ -6,6 +6,7 @@ file modes, and a home, a temporary folder and a registry of jobs of its own.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
 import signal
@@ -24,6 +25,8 @@ KEPT = (NETWORKS, "PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_", 
 """How the variables begin that tests, and what they start, have from outside: where programs are, and what tests are told."""
 
 WORTH_WARMTH = 20
+TEARDOWN_S = 300.0
+_stderr = pytest.StashKey[int]()
 _any = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 """No test depends on how busy the machine is."""
 hypothesis.settings.register_profile("same", _any, derandomize=True, database=None, max_examples=100 // SHARE)
@@ -33,6 +36,7 @@ hypothesis.settings.load_profile("same")  # `make soak` looks at other examples 
 
 def pytest_configure(config: pytest.Config) -> None:
     _set_variables(_own_folder(config))
+    config.stash[_stderr] = os.dup(2)  # as it is outside of tests
     _set_signals()
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -56,6 +60,7 @@ def _own_folder(config: pytest.Config) -> Path:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cold", action="store_true", help="start every process as users do (tests/warm)")
     parser.addoption("--limit", type=float, metavar="SECONDS", help="for all tests together")
+    parser.addoption("--teardown-limit", type=float, metavar="SECONDS", default=TEARDOWN_S, help="for that of one test")
     parser.addoption("--ends-with-parent", action="store_true", help="with the process that has started pytest")
 
 
@@ -65,6 +70,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         popen.templates.start()
         session.config.add_cleanup(popen.templates.close)
         subprocess.Popen = popen.Popen  # type: ignore[misc]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test's limit strikes once. Where a teardown waits for ever after it, this process says where, and ends."""
+    limit_s = item.config.getoption("--teardown-limit")
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=item.config.stash[_stderr])
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

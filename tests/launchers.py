@@ -28,7 +28,7 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from launcher.host.kernel import set_subreaper
+from tests.descendants import Descendants, describe
 from tests.torchrun import record
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
@@ -191,7 +191,7 @@ class Scene:
         self.heard: list[str] = []
         """All that was."""
         self._shm = _shared_memory()
-        self._before = psutil.Process().children(recursive=True)
+        self._below = Descendants()
 
     # -- before ----------------------------------------------------------------------------------------------------------
 
@@ -253,11 +253,7 @@ class Scene:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of this scene's launchers, their ranks, and whatever these started, orphans too."""
-        return [process for process in self._descendants() if _is_alive(process)]
-
-    def _descendants(self) -> list[psutil.Process]:
-        """All that came below this process since the scene began, zombies included: it is the parent of orphans."""
-        return [process for process in psutil.Process().children(recursive=True) if process not in self._before]
+        return self._below.living()
 
     # -- after -----------------------------------------------------------------------------------------------------------
 
@@ -283,8 +279,8 @@ class Scene:
         running = [run.story() for run in self.runs if run.process.poll() is None]
         assert not running, f"still running: {running}"
         if any(run.process.returncode == -signal.SIGKILL for run in self.runs):
-            psutil.wait_procs(self._descendants(), timeout=10)
-        left = [_describe(process) for process in self._descendants()]
+            self._below.wait(10)
+        left = [describe(process) for process in self._below.all()]
         assert not left, f"{left} left by {[run.story() for run in self.runs]}"
         files = sorted(self.tmp.rglob("*"))
         assert not files, f"{files} left in the temporary folder"
@@ -295,22 +291,16 @@ class Scene:
 
     def clear(self) -> None:
         """End what is left, whoever left it."""
-        while left := self._descendants():
-            for process in left:
-                try:
-                    process.kill()
-                except psutil.NoSuchProcess:
-                    pass
-            psutil.wait_procs(left, timeout=10)
-        for run in self.runs:
-            run.process.wait()
         os.close(self._ready)
+        self._below.end()
+        self._below.close()
+        for run in self.runs:
+            run.process.wait(PATIENCE_S)
 
 
 @contextmanager
 def scene_in(folder: Path) -> Iterator[Scene]:
     """A scene in a new folder. Afterwards no process of it is left, and nothing at all where only ours were launched."""
-    was_subreaper = set_subreaper(True)
     scene = Scene(folder)
     try:
         yield scene
@@ -318,7 +308,6 @@ def scene_in(folder: Path) -> Iterator[Scene]:
             scene.assert_nothing_left()
     finally:
         scene.clear()
-        set_subreaper(was_subreaper)
 
 
 def free_port() -> int:
@@ -351,17 +340,3 @@ def _mapped() -> set[str]:
         except (psutil.Error, OSError):
             continue  # it is gone, or another user's
     return names
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _describe(process: psutil.Process) -> str:
-    try:
-        return f"{process.pid} {process.status()} {' '.join(process.cmdline())}"
-    except psutil.Error:
-        return f"{process.pid}"

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -112,3 +112,94 @@ def test_a_limit_ends_it_with_a_word(started: Started) -> None:
     assert started.front.stderr is not None
     assert "trial: not done after" in started.front.stderr.read()
     started.leaves_nothing()
+
+
+# -- pytest itself -----------------------------------------------------------------------------------------------------
+
+HANGS = """
+import os, signal, subprocess, sys
+import pytest
+
+@pytest.fixture
+def stuck():
+    yield
+    while True:
+        signal.pause()
+
+def test_hangs(stuck):
+    sleep = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
+    child = subprocess.Popen(sleep, start_new_session=True, env={})
+    with open(os.environ["PYTEST_TOLD"], "w") as told:
+        told.write(f"{child.pid} {os.getpid()}\\n")
+    signal.pause()
+"""
+
+
+class Inner:
+    """A run of pytest that hangs in its only test, and would then in the teardown."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        (folder / "test_hangs.py").write_text(HANGS)
+        (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+        told = folder / "told"
+        os.mkfifo(told)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "tests.conftest",
+            "--rootdir",
+            str(folder),
+            *options,
+            str(folder),
+        ]
+        self.front = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_TOLD": str(told)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        child, run = map(int, told.read_text().split())
+        self.child, self.run = psutil.Process(child), psutil.Process(run)
+
+    def leaves_nothing(self) -> tuple[str, str]:
+        """Answers what was said."""
+        said = self.front.communicate(timeout=PATIENCE_S)
+        _, left = psutil.wait_procs([self.child, self.run], PATIENCE_S)
+        assert not left
+        return said
+
+
+@pytest.fixture
+def inner(tmp_path: Path) -> Iterator[Callable[..., Inner]]:
+    made: list[Inner] = []
+
+    def start(*options: str) -> Inner:
+        made.append(Inner(tmp_path, *options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.front.kill()
+        one.front.communicate(timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "with workers"])
+def test_what_a_test_started_ends_when_pytest_is_killed(
+    inner: Callable[..., Inner], options: tuple[str, ...], number: signal.Signals
+) -> None:
+    one = inner(*options)
+
+    one.front.send_signal(number)
+
+    one.leaves_nothing()
+
+
+def test_a_teardown_that_waits_for_ever_ends_with_the_place_where_it_does(inner: Callable[..., Inner]) -> None:
+    one = inner("--timeout", "1", "--teardown-limit", "1")
+
+    _, said = one.leaves_nothing()
+
+    assert one.front.returncode != 0
+    assert 'test_hangs.py", line 9 in stuck' in said

@@ -65,10 +65,7 @@ class Cluster:
     def close(self) -> None:
         self.hosts.close()
         for agent in self.agents.values():
-            agent.process.kill()
-            agent.end()
-            assert agent.process.stdout is not None
-            agent.process.stdout.close()
+            agent.close()
 
 
 @pytest.fixture

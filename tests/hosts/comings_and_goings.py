@@ -226,7 +226,7 @@ class Episode:
         """No process and no host is left, however it went."""
         self.hosts.close()
         for its in self._all():
-            its.process.wait()
+            its.process.wait(self._silence_s)
 
     def broken(self, what: str) -> Broken:
         kept = KEPT / f"{self.folder.parent.name}-{self.folder.name}"

@@ -9,9 +9,11 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tests.descendants import END_S
 from tests.supervised import NETWORKS, base36
 
 
@@ -20,7 +22,7 @@ class Impossible(Exception):
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=END_S)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
     return done.stdout
 
@@ -28,7 +30,7 @@ def _run(*command: str) -> str:
 def _try(*command: str) -> None:
     """Raises Impossible where this may not be done at all."""
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=END_S)
     except FileNotFoundError as error:
         raise Impossible(str(error)) from None
     except subprocess.CalledProcessError as error:
@@ -154,17 +156,21 @@ class Hosts:
             except ProcessLookupError:
                 continue
 
+    def _end(self, i: int) -> None:
+        """What runs there. Fails for what SIGKILL does not end."""
+        deadline = time.monotonic() + END_S
+        while pids := self.pids(i):
+            assert time.monotonic() < deadline, f"SIGKILL does not end {pids}"
+            self._signal(i, signal.SIGKILL)
+
     def close(self) -> None:
         """All that runs there, and the hosts themselves, are gone; also if they were made in part only."""
-        made = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout.split()
+        made = subprocess.run(
+            ["ip", "netns", "list"], check=False, capture_output=True, text=True, timeout=END_S
+        ).stdout.split()
         for i in self.numbers:
             if self._name(i) in made:
-                while pids := self.pids(i):
-                    for pid in pids:
-                        try:
-                            os.kill(pid, signal.SIGKILL)
-                        except ProcessLookupError:
-                            continue
+                self._end(i)
                 _run("ip", "netns", "del", self._name(i))
         for link in (*map(self._cable, self.numbers), *self._bridges):
-            subprocess.run(["ip", "link", "del", link], check=False, capture_output=True)
+            subprocess.run(["ip", "link", "del", link], check=False, capture_output=True, timeout=END_S)

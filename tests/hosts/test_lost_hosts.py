@@ -48,7 +48,7 @@ def test_a_host_that_loses_its_power_is_recovered_from(cluster: Callable[[int], 
 def test_a_host_that_is_cut_off_for_a_while_only_stands_still(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(2)
     its.n_steps = 25
-    its.train(detect="4s")
+    its.train(detect="10s")
     its.hosts.cut(2)
     its.agents[2].until(lambda line: "is silent: the ranks here stand still" in line)
     its.hosts.heal(2)

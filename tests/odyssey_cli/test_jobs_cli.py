@@ -107,7 +107,7 @@ class Launched:
             everything = psutil.Process(self.process.pid).children(recursive=True)
             self.process.kill()
             psutil.wait_procs(everything, timeout=30)
-        self.process.wait()
+        self.process.wait(30)
 
 
 def _reads(pid: int, file: Path) -> bool:

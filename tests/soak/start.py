@@ -17,6 +17,7 @@ from typing import Any
 from launcher.joblog import reader
 from launcher.joblog.events import Event
 from tests import ROOT
+from tests.descendants import END_S, Descendants, describe
 from tests.launchers import free_port
 from tests.soak import strangers
 from tests.soak.case import Case, logs_of
@@ -25,8 +26,6 @@ LIMIT_S = 150.0
 """Longer than anything that the agent waits for, but a script that is slow."""
 GRACE_S = 20.0
 """For what a killed agent has left to end: its reaper sees to that."""
-MARKER = "ODYSSEY_SOAK_JOB"
-"""In the environment of every process of a job."""
 
 
 class Broken(Exception):
@@ -51,6 +50,7 @@ class Start:
         """As a whole."""
         self._agents: list[subprocess.Popen[bytes]] = []
         self._helpers: list[subprocess.Popen[bytes]] = []
+        self._below = Descendants()
         self._port = free_port() if case.agents is not None else 0
         self._came_true = self._own_faults()
         """Before this start."""
@@ -85,12 +85,12 @@ class Start:
                 self._start_agent()
             self._watch(time.monotonic() + patience_s)
         except TimeoutError:
-            _write_stacks(self.folder)
+            self._write_stacks()
             what = [each["struck"] for each in self.struck]
             raise Broken("hang", f"it has not ended after {patience_s:g} s, after {what}") from None
         finally:
             left = self._end_all()
-            self.codes = {i: agent.wait() for i, agent in enumerate(self._agents)}
+            self._below.close()
             os.close(self._read_end)
             self.struck += [each for name, each in self._own_faults().items() if name not in self._came_true]
         for i in set(range(len(self._agents))) - self.hit - set(self.ended):
@@ -110,7 +110,6 @@ class Start:
         own = {
             "OMP_NUM_THREADS": "1",
             "ODYSSEY_SECRET": "known to all agents of the soak",
-            MARKER: str(self.folder),
             "TMPDIR": str(self.folder / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch"),
         }
@@ -170,17 +169,28 @@ class Start:
 
     def _end_all(self) -> list[str]:
         """What has been struck may be gone by itself, soon. SIGKILL to whatever is left then; says what it was."""
-        for i in set(range(len(self._agents))) if self.is_killed else self.hit:
-            self._agents[i].kill()  # it stands still, or waits for a job that is over
-            self._agents[i].wait()
+        left = []
+        for i, agent in enumerate(self._agents):
+            if i not in self.hit and not self.is_killed and agent.poll() is None:
+                left.append(f"agent {i}")
+            agent.kill()  # if it was struck, it stands still, or waits for a job that is over
+            self.codes[i] = agent.wait(END_S)
         for helper in self._helpers:
             helper.kill()
-            helper.wait()
+            helper.wait(END_S)
         os.close(self._write_end)
-        deadline = time.monotonic() + (GRACE_S if self.hit or self.is_killed else 0.0)
-        while _processes_of(self.folder) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return _end_all(self.folder)
+        self._below.wait(GRACE_S if self.hit or self.is_killed else 0.0)
+        return left + self._below.end()
+
+    def _write_stacks(self) -> None:
+        """Where everybody stands, for whoever looks into a hang."""
+        py_spy = Path(sys.executable).with_name("py-spy")
+        with (self.folder / "stacks.txt").open("wb") as file:
+            for process in self._below.living():
+                file.write(f"\n==== {describe(process)}\n".encode())
+                file.flush()
+                command = [py_spy, "dump", "--nonblocking", "--pid", str(process.pid)]
+                subprocess.run(command, stdout=file, stderr=file, check=False, timeout=20)
 
     def _own_faults(self) -> dict[str, dict[str, Any]]:
         """The script's own that have come true, by the file that says so."""
@@ -194,43 +204,3 @@ class Start:
             if path.exists() and (victim := path.read_text()):
                 found[path.name] = {"struck": point.label, "rank": int(victim), "agent": None, "innocent": False}
         return found
-
-
-def _processes_of(folder: Path) -> list[int]:
-    """Everything that runs, or stands still, with the job's mark."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                variables = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if f"{MARKER}={folder}".encode() in variables:
-                found.append(int(name))
-    return found
-
-
-def _end_all(folder: Path) -> list[str]:
-    """SIGKILL to whatever the job has left; says what it was."""
-    left = []
-    while pids := _processes_of(folder):
-        for pid in pids:
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                os.kill(pid, signal.SIGKILL)
-            except (OSError, ProcessLookupError):
-                continue
-            left.append(f"{pid} {command[:80]}")
-    return left
-
-
-def _write_stacks(folder: Path) -> None:
-    """Where everybody stands, for whoever looks into a hang."""
-    py_spy = Path(sys.executable).with_name("py-spy")
-    with (folder / "stacks.txt").open("wb") as file:
-        for pid in _processes_of(folder):
-            file.write(f"\n==== {pid}\n".encode())
-            file.flush()
-            subprocess.run(
-                [py_spy, "dump", "--nonblocking", "--pid", str(pid)], stdout=file, stderr=file, check=False, timeout=20
-            )

@@ -17,6 +17,7 @@ from launcher.host.kernel import set_subreaper
 from launcher.processes.environment import for_zygote
 from odyssey.zygote.protocol import SERVER
 from tests import ROOT
+from tests.descendants import END_S
 from tests.warm.start import IMPORTS, here, send
 
 AGENTS = ("odyssey_cli run", "odyssey_cli.torchrun", "odyssey_cli.launch")
@@ -87,7 +88,11 @@ class Templates:
             sock.close()
         self.sockets.clear()
         if self.process is not None:
-            self.process.wait()
+            try:
+                self.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(END_S)
 
 
 templates = Templates()

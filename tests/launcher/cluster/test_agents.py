@@ -16,10 +16,10 @@ import pytest
 
 from tests import ROOT
 from tests.agent_runs import TRAIN
-from tests.launchers import free_port
+from tests.descendants import Descendants
+from tests.launchers import PATIENCE_S, free_port
 
 pytestmark = pytest.mark.timeout(120)
-MARK = "ODYSSEY_TEST_AGENTS"
 
 MEETS = """
 import os, signal, sys, time
@@ -45,7 +45,7 @@ class Agent:
         self.process = subprocess.Popen(
             on([sys.executable, "-m", "odyssey_cli", "run", *arguments]),
             cwd=ROOT,
-            env={**os.environ, MARK: str(os.getpid()), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -67,6 +67,13 @@ class Agent:
         self.lines += list(self.process.stdout)
         return self.process.wait()
 
+    def close(self) -> None:
+        """When all that it started has ended, so that nobody can write any more."""
+        self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.lines += list(self.process.stdout)
+        self.process.stdout.close()
+
     def assignments(self, attempt: int = 0) -> set[str]:
         start = f"SEAT {attempt} "
         return {line[len(start) :].strip() for line in self.lines if line.startswith(start)}
@@ -76,6 +83,7 @@ class Agent:
 def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """Starts agents; afterwards no process of any of them is left."""
     agents: list[Agent] = []
+    below = Descendants()
     script = tmp_path / "script.py"
     script.write_text(MEETS)
     port = free_port()
@@ -97,20 +105,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     yield begin
     for agent in agents:
         agent.process.kill()
-        agent.process.wait()
-        if agent.process.stdout is not None:
-            agent.process.stdout.read()  # ends when the last process that could write to it has
-            agent.process.stdout.close()
-    # an agent's reaper writes nowhere, and ends last
-    _, left = psutil.wait_procs([p for p in psutil.process_iter() if _is_ours(p)], timeout=30)
+        agent.process.wait(PATIENCE_S)
+    below.wait(PATIENCE_S)  # an agent's reaper ends last
+    left = below.end()
+    below.close()
+    for agent in agents:
+        agent.close()
     assert not left, left
-
-
-def _is_ours(process: psutil.Process) -> bool:
-    try:
-        return process.environ().get(MARK) == str(os.getpid())  # not of another run of these tests
-    except psutil.Error:
-        return False
 
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
