@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gpt
+import torch
 
 import odyssey
 from odyssey import buckets
@@ -11,10 +12,21 @@ from odyssey import buckets
 def main() -> None:
     options = gpt.parse_arguments()
     buckets.BUCKET_BYTES = options.bucket_bytes
+    n_applied = n_marked = 0
+
+    def make_optimizer(params) -> torch.optim.Optimizer:
+        optimizer = gpt.make_optimizer(params)
+        optimizer.register_step_post_hook(count)
+        return optimizer
+
+    def count(*_: object) -> None:
+        nonlocal n_applied
+        n_applied += 1
+
     job = odyssey.Job(
         layers=lambda: gpt.build_layers(options),
         loss=gpt.loss_fn,
-        optimizer=gpt.make_optimizer,
+        optimizer=make_optimizer,
         data=gpt.make_data(options),
         global_batch=options.global_batch,
         micro_batch=options.micro_batch,
@@ -22,7 +34,9 @@ def main() -> None:
     )
     marks = gpt.open_marks(options.marks)
     for step in job.steps(options.steps):
-        gpt.mark(marks, step.index)
+        if n_applied > n_marked:  # a rank that comes back is told the result of the last step, which it has not trained
+            gpt.mark(marks, step.index)
+        n_marked = n_applied
 
 
 if __name__ == "__main__":
