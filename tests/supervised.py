@@ -41,7 +41,8 @@ def supervise(name: str, *, limit_s: float | None = None, ends_with_parent: bool
     `limit_s`: after it the run is told to end, and killed if it does not. `ends_with_parent`: `make` is killed by a process
     number, and what it runs is to end with it.
     """
-    folder = Path(tempfile.mkdtemp(prefix=f"odyssey-{name}-", dir="/tmp"))  # short: paths of sockets may have 107 characters
+    # Short, as paths of sockets may have 107 characters; whose it is can be told by its name.
+    folder = Path(tempfile.mkdtemp(prefix=f"odyssey-{name}-{base36(os.getpid())}-", dir="/tmp"))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     parent = os.getppid()
