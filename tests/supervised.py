@@ -28,6 +28,8 @@ from launcher.host.orphans import end_descendants
 NETWORKS = "ODYSSEY_TESTS_NETWORKS"
 """In the environment of a run: how the names of its network namespaces and their links begin."""
 PASSED_ON = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+SHARED = Path("/dev/shm")
+"""Of files in memory: a folder of the same name there as that of the run is gone after it, too."""
 LAST_WORDS_S = 30.0
 """From SIGINT at its limit until a run is killed: pytest says what has failed until then."""
 TOO_LONG = 124
@@ -137,7 +139,8 @@ class _Supervisor:
             self._send(signal.SIGKILL)
         end_descendants()
         _remove_networks(_prefix(os.getpid()))
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._folder, SHARED / self._folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
         if is_late:
             return TOO_LONG
         return _exit_code(self._status) if self._status is not None else 128 + signal.SIGKILL
