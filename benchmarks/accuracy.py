@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -18,7 +19,9 @@ import msgspec
 from rich.console import Console
 
 from benchmarks import joblog, report, trial
+from benchmarks.kept import Kept
 from benchmarks.report import Cell
+from benchmarks.run import run
 from odyssey.plan import Transition
 
 N_STEPS = 16
@@ -97,9 +100,8 @@ class Sample(msgspec.Struct, frozen=True):
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("accuracy")
     console = Console(stderr=True)
-    generator = random.Random(options.seed)
     console.print(f"seed {options.seed}")
     samples: list[Sample] = []
 
@@ -110,13 +112,15 @@ def main() -> None:
             console.print(f"{each.model:22} {each.strategy:12} {each.plan:14} step {text}", highlight=False)
 
     jobs = list(REAL)
-    generator.shuffle(jobs)
+    random.Random(options.seed).shuffle(jobs)
     for job in jobs[: options.jobs]:
+        key = f"{job.script.name} {job.layout} {job.strategy}"
+        generator = random.Random(f"{options.seed} {key}")
         try:
-            add(measure(job, generator))
+            add(kept.once(key, list[Sample], partial(measure, job, generator)))
         except trial.TrialError as error:
             console.print(f"{job.script.name} {job.layout} {job.strategy}: {error}", style="red", markup=False)
-    report.publish(report.Report("accuracy", ABOUT, machine, summarise(samples), rows(samples)), options.results)
+    kept.publish(ABOUT, summarise(samples), rows(samples), options.results)
 
 
 def measure(job: Real, generator: random.Random) -> list[Sample]:
@@ -280,4 +284,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,22 +9,28 @@ import argparse
 import math
 import os
 import selectors
+import signal
 import socket
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks import report
-from benchmarks.report import Cell
+from benchmarks.kept import Kept
+from benchmarks.report import Cell, Row
+from benchmarks.run import run
 from benchmarks.simulated_agents import STEP_S, Agents, simulated
 from tests.launchers import free_port
 
 SIZES = 4, 8, 16, 32, 64
 N_RANKS_EACH = 8
 N_STEPS = 40
+BARE_S = 120.0
+"""For the bare connections, which take less than one."""
 N_QUIET_STEPS = 20
 """In which nobody is behind, before any is counted: all processes of this machine share its cores."""
 MESSAGES = "Committed", "AppendEntries", "Appended", "heartbeat", "beat"
@@ -39,12 +45,12 @@ ABOUT = (
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("agents")
     console = Console(stderr=True)
     rows: list[dict[str, Cell]] = []
     summary: dict[str, float] = {}
     for n in options.sizes:
-        row = measure(n)
+        row = kept.once(str(n), Row, partial(measure, n))
         console.print(row, highlight=False)
         rows.append(row)
         summary[f"agent_cpu_ms_a_step_{n}"] = float(row["leader ms"] or 0)
@@ -58,7 +64,7 @@ def main() -> None:
         f"start_s_{n}x{N_RANKS_EACH}": float(most["start s"] or 0),
         f"start_over_bare_{n}x{N_RANKS_EACH}": float(most["start s"] or 0) / float(most["bare s"] or 1),
     }
-    report.publish(report.Report("agents", ABOUT, machine, summary, rows), options.results)
+    kept.publish(ABOUT, summary, rows, options.results)
 
 
 def measure(n: int) -> dict[str, Cell]:
@@ -98,27 +104,38 @@ def bare_s(n_processes: int, n_links: int) -> float:
     """As many forked processes connect to this one so often, and each connection hears an echo."""
     each = -(-n_links // n_processes)
     began = time.monotonic()
+    pids: list[int] = []
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as server, selectors.DefaultSelector() as selector:
-        pids = [_connects(server.getsockname(), each) for _ in range(n_processes)]
-        selector.register(server, selectors.EVENT_READ)
-        left = n_processes * each
-        while left:
-            for key, _ in selector.select():
-                if key.fileobj is server:
-                    selector.register(server.accept()[0], selectors.EVENT_READ)
-                    continue
-                connection = key.fileobj
-                assert isinstance(connection, socket.socket)
-                if data := connection.recv(64):
-                    connection.sendall(data)
-                else:
-                    selector.unregister(connection)
-                    connection.close()
-                    left -= 1
-        took_s = time.monotonic() - began
-    for pid in pids:
-        os.waitpid(pid, 0)
-    return took_s
+        try:
+            pids.extend(_connects(server.getsockname(), each) for _ in range(n_processes))
+            selector.register(server, selectors.EVENT_READ)
+            _echo(server, selector, n_processes * each)
+            return time.monotonic() - began
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _echo(server: socket.socket, selector: selectors.BaseSelector, left: int) -> None:
+    """Until so many connections have come and gone. Raises TimeoutError."""
+    deadline = time.monotonic() + BARE_S
+    while left:
+        ready = selector.select(max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError(f"{left} of the bare connections have not come and gone after {BARE_S:g} s")
+        for key, _ in ready:
+            if key.fileobj is server:
+                selector.register(server.accept()[0], selectors.EVENT_READ)
+                continue
+            connection = key.fileobj
+            assert isinstance(connection, socket.socket)
+            if data := connection.recv(64):
+                connection.sendall(data)
+            else:
+                selector.unregister(connection)
+                connection.close()
+                left -= 1
 
 
 def _connects(address: tuple[str, int], n: int) -> int:
@@ -144,4 +161,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

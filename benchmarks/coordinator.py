@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.report import Cell
+from benchmarks.run import run
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.joblog.events import (
@@ -140,4 +141,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

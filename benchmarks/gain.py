@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -15,8 +16,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from benchmarks import report
-from benchmarks.rehearsal import OP_S, SECONDS_TO_CHANGE, STEP_S
+from benchmarks.apart import Unfinished, apart
+from benchmarks.kept import Kept
+from benchmarks.rehearsal import LIMIT_S, OP_S, SECONDS_TO_CHANGE, STEP_S
 from benchmarks.report import Cell
+from benchmarks.run import run
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source
@@ -44,12 +48,16 @@ CASES = (Case("gpt3-3.35b-a100-32", "4x8", 12), Case("gpt3-medium-a100-32", "8x4
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("gain")
     rows: list[dict[str, Cell]] = []
     gains: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="odyssey-gain-") as folder:
         for case in CASES:
-            found = _rehearsed(case, Path(folder))
+            measure = partial(apart, partial(_rehearsed, case, Path(folder)), 2 * LIMIT_S)
+            try:
+                found = kept.once(case.job, tuple[list[Generation], list[Generation]], measure)
+            except Unfinished as error:
+                raise SystemExit(f"{case.job}: {error}") from None
             for plain, split in zip(*found, strict=True):
                 if plain.step_s is None or split.step_s is None:
                     raise SystemExit(f"{case.job}: a generation without steps")
@@ -72,7 +80,7 @@ def main() -> None:
         "split_gain_32_predicted": median(predicted_gains),
         "split_gain_32_worst": min(measured_gains),
     }
-    report.publish(report.Report("gain", ABOUT, machine, summary, rows), options.results)
+    kept.publish(ABOUT, summary, rows, options.results)
 
 
 def _rehearsed(case: Case, folder: Path) -> tuple[list[Generation], list[Generation]]:
@@ -108,4 +116,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -11,10 +11,13 @@ import math
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.report import Cell
+from benchmarks.kept import Kept
+from benchmarks.report import Cell, Row
+from benchmarks.run import run
 from odyssey.errors import StateLost
 from odyssey.plan import Plan
 from odyssey_cli.planning import source
@@ -209,14 +212,14 @@ class Life:
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("horizon")
     rows = [
-        row(*case, interval_s, options.seeds, returns=returns)
+        kept.once(f"{case} {returns} {interval_s}", Row, partial(row, *case, interval_s, options.seeds, returns=returns))
         for case in CASES
         for returns in (False, True)
         for interval_s in INTERVALS_S
     ]
-    report.publish(report.Report("horizon", ABOUT, machine, summarise(rows), rows), options.results)
+    kept.publish(ABOUT, summarise(rows), rows, options.results)
 
 
 def row(name: str, n_nodes: int, per_node: int, interval_s: float, n_seeds: int, *, returns: bool) -> dict[str, Cell]:
@@ -279,4 +282,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

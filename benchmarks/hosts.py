@@ -15,13 +15,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 
 from benchmarks import report
-from benchmarks.report import Cell
+from benchmarks.kept import Kept
+from benchmarks.report import Cell, Row
+from benchmarks.run import run
 from benchmarks.trial import ROOT, TrialError
 from launcher.joblog import reader
 from launcher.joblog.events import AgentLost, Body, Event, GenerationStarted, LeaderChanged, UnitCommitted
@@ -57,13 +60,14 @@ WAYS: dict[str, Callable[[Hosts, int], None]] = {
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("hosts")
     console = Console(stderr=True)
     rows: list[dict[str, Cell]] = []
     for repeat in range(options.repeats):
         for way in WAYS:
             for who, host in (("member", MEMBER), ("leader", LEADER)):
-                row: dict[str, Cell] = {"way": way, "who": who, "repeat": repeat, **measure(way, host)}
+                found = kept.once(f"{repeat} {way} {who}", Row, partial(measure, way, host))
+                row: dict[str, Cell] = {"way": way, "who": who, "repeat": repeat, **found}
                 rows.append(row)
                 console.print(row, highlight=False)
 
@@ -79,7 +83,7 @@ def main() -> None:
         "transition_s": median(of("member", "transition s")),
         "transition_after_leader_s": median(of("leader", "transition s")),
     }
-    report.publish(report.Report("hosts", ABOUT, machine, summary, rows), options.results)
+    kept.publish(ABOUT, summary, rows, options.results)
 
 
 def measure(way: str, host: int) -> dict[str, Cell]:
@@ -119,8 +123,12 @@ def _wait_for(folder: Path, condition: Callable[[list[Event]], bool], *hosts: in
 
 @contextlib.contextmanager
 def _job(folder: Path) -> Iterator[tuple[Hosts, Path]]:
-    hosts = Hosts(N_HOSTS, folder, 200 + os.getpid() % 50)
-    agents = []
+    """Raises SystemExit where there can be none."""
+    try:
+        hosts = Hosts(N_HOSTS, folder, 200 + os.getpid() % 50)
+    except Impossible as error:
+        raise SystemExit(f"hosts of namespaces cannot be made here: {error}") from None
+    agents: list[subprocess.Popen[bytes]] = []
     try:
         for i in hosts.numbers:
             flags = {"nnodes": f"1:{N_HOSTS}", "rdzv-backend": "c10d", "rdzv-endpoint": "h1:29400", "layout": f"{N_HOSTS}x1"}
@@ -138,7 +146,8 @@ def _job(folder: Path) -> Iterator[tuple[Hosts, Path]]:
     finally:
         hosts.close()
         for agent in agents:
-            agent.wait()
+            agent.kill()  # of one whose host was not there yet
+            agent.wait(PATIENCE_S)
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -150,7 +159,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Impossible as error:
-        raise SystemExit(f"hosts of namespaces cannot be made here: {error}") from None
+    run(main)

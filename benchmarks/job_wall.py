@@ -20,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -27,7 +28,9 @@ import msgspec
 from rich.console import Console
 
 from benchmarks import report, trial
+from benchmarks.kept import Kept
 from benchmarks.report import Cell
+from benchmarks.run import run
 
 N_RANKS = 8
 N_TO_MEASURE = 40
@@ -39,50 +42,58 @@ ABOUT = (
     "from the start of the launcher to its end, over that of the same steps without losses on plain torch.distributed in the "
     "same round. Redone: steps that a rank had finished, and that were done again. torchrun restarts all ranks from a "
     "checkpoint in memory that is written after every step. torchft goes on with fewer samples a step while a rank is away; "
-    "the others train the whole global batch in each."
+    "the others train the whole global batch in each. Without a wall time: it did not come to its end, and is in no figure."
 )
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """One job, from its launcher's start to its end."""
+    """One job, from its launcher's start to its end. `wall_s`: None where it was given up."""
 
     case: str
-    wall_s: float
+    wall_s: float | None
     n_losses: int
     n_redone: int
 
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("job_wall")
     console = Console(stderr=True)
     generator = random.Random(options.seed)
     has_torchft = importlib.util.find_spec("torchft") is not None
     if not has_torchft:
         console.print("torchft is not installed here (make .venv/.torchft), and is left out")
-    n_steps = _n_steps(options.seconds)
+    n_steps = kept.once("steps", int, lambda: _n_steps(options.seconds))
     rows: list[dict[str, Cell]] = []
     for round in range(options.rounds):
         moments = [(k + generator.random()) * options.every for k in range(int(LIMIT_FACTOR * options.seconds / options.every))]
         cases = ["plain", "odyssey", "torchrun", *(["torchft"] if has_torchft else [])]
         generator.shuffle(cases)
-        ran = {case: _measured(case, n_steps, moments, random.Random(options.seed + round), options.seconds) for case in cases}
+        ran: dict[str, Ran] = {}
+        for case in cases:
+            victims = random.Random(options.seed + round)
+            ran[case] = kept.once(f"{round} {case}", Ran, partial(_measured, case, n_steps, moments, victims, options.seconds))
+        plain_s = ran["plain"].wall_s
         for case, its in ran.items():
-            ratio = its.wall_s / ran["plain"].wall_s
+            ratio = its.wall_s / plain_s if its.wall_s is not None and plain_s is not None else None
             rows.append({"round": round, "case": case, "steps": n_steps, "losses": its.n_losses, "wall s": its.wall_s})
             rows[-1] |= {"over plain": ratio, "redone": its.n_redone}
-            console.print(f"{case:10} {its.wall_s:.1f} s, {its.n_losses} losses, {ratio:.3f} of plain", highlight=False)
-    report.publish(report.Report("job_wall", ABOUT, machine, summarise(rows), rows), options.results)
+            console.print(" ".join(f"{name}={report.number(cell)}" for name, cell in rows[-1].items()), highlight=False)
+    kept.publish(ABOUT, summarise(rows), rows, options.results)
 
 
 def summarise(rows: Sequence[dict[str, Cell]]) -> dict[str, float]:
-    """The headline numbers: ours without a name, the others' with theirs."""
+    """The headline numbers: ours without a name, the others' with theirs; of jobs that have come to their end."""
     summary: dict[str, float] = {}
-    for case in sorted({str(row["case"]) for row in rows} - {"plain"}):
-        its = [row for row in rows if row["case"] == case]
+    for case in sorted({str(row["case"]) for row in rows}):
         name = "" if case == "odyssey" else f"_{case}"
-        summary[f"job_wall_ratio{name}"] = median(float(row["over plain"] or 0) for row in its)
-        summary[f"lost_progress{name}"] = sum(int(row["redone"] or 0) for row in its)
+        given_up = sum(row["wall s"] is None for row in rows if row["case"] == case)
+        if given_up:
+            summary[f"job_wall_given_up{name}"] = given_up
+        its = [row for row in rows if row["case"] == case and row["over plain"] is not None]
+        if its and case != "plain":
+            summary[f"job_wall_ratio{name}"] = median(float(row["over plain"] or 0) for row in its)
+            summary[f"lost_progress{name}"] = sum(int(row["redone"] or 0) for row in its)
     return summary
 
 
@@ -94,18 +105,26 @@ def _n_steps(seconds: float) -> int:
 
 
 def _measured(case: str, n_steps: int, moments: Sequence[float], generator: random.Random, seconds: float) -> Ran:
-    """`moments`: of the losses, in seconds after the first step. Raises TrialError if the job does not come to its end."""
+    """`moments`: of the losses, in seconds after the first step."""
     n_losses = 0
     with trial.new_folder() as name, LAUNCHERS[case](Path(name), n_steps) as job:
-        job.wait_for_step(0)
-        began = time.monotonic()
-        for moment in () if case == "plain" else moments:
-            if job.ends_before(began + moment):
-                break
-            job.wait_until(lambda: bool(job.living_ranks()), "a rank to lose")
-            job.kill_now(generator)
-            n_losses += 1
-        job.wait_for_end(LIMIT_FACTOR * seconds)
+
+        def left_s() -> float:
+            return max(0.0, job.started_at + LIMIT_FACTOR * seconds - time.monotonic())
+
+        try:
+            job.wait_for_step(0, left_s())
+            began = time.monotonic()
+            for moment in () if case == "plain" else moments:
+                if job.ends_before(min(began + moment, time.monotonic() + left_s())):
+                    break
+                job.wait_until(lambda: bool(job.living_ranks()), "a rank to lose", left_s())
+                job.kill_now(generator)
+                n_losses += 1
+            job.wait_for_end(left_s())
+        except trial.TrialError as error:
+            print(f"{case}: {error}", file=sys.stderr, flush=True)
+            return Ran(case, None, n_losses, _n_redone(job.marks()))
         return Ran(case, time.monotonic() - job.started_at, n_losses, _n_redone(job.marks()))
 
 
@@ -155,4 +174,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -8,11 +8,11 @@ same for a script without imports: what is left then is the launcher's own. And 
 from __future__ import annotations
 
 import argparse
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -20,12 +20,16 @@ import msgspec
 from rich.console import Console
 
 from benchmarks import report, trial
+from benchmarks.kept import Kept
 from benchmarks.report import Cell
+from benchmarks.run import run
 
 LAUNCHERS = ("odyssey", "torchrun")
 SCRIPTS = {"imports torch": "imports_torch.py", "imports nothing": "idle.py"}
 MANY = 8
 """From so many ranks on, a run takes long and varies little: half the pairs."""
+HELP_S = 60.0
+"""For a help that takes less than one."""
 SETTLE_S = 2.0
 """From the last rank's first line to the weighing: what a launcher still does after the start counts as well."""
 ABOUT = (
@@ -53,21 +57,21 @@ class Help(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("launch")
     console = Console(stderr=True)
-    helps = [measure_help() for _ in range(options.pairs)]
+    helps = kept.once("help", list[Help], lambda: [measure_help() for _ in range(options.pairs)])
     starts: list[Start] = []
     for script, ranks in (("imports torch", options.ranks), ("imports nothing", options.bare_ranks)):
         for n_ranks in ranks:
             n_pairs = options.pairs if n_ranks < MANY else max(1, options.pairs // 2)
             for i in range(n_pairs):
                 for launcher in LAUNCHERS if i % 2 == 0 else LAUNCHERS[::-1]:
-                    start = measure(launcher, script, n_ranks)
+                    key = f"{script}, {n_ranks}, {i}, {launcher}"
+                    start = kept.once(key, Start, partial(measure, launcher, script, n_ranks))
                     starts.append(start)
                     console.print(f"{launcher:10} {n_ranks:2} ranks  {script:16} {start.seconds:.3f} s", highlight=False)
-    report.publish(report.Report("launch", ABOUT, machine, summarise(starts, helps), rows(starts)), options.results)
+    kept.publish(ABOUT, summarise(starts, helps), rows(starts), options.results)
 
 
 def measure(launcher: str, script: str, n_ranks: int) -> Start:
@@ -88,7 +92,7 @@ def measure_help() -> Help:
 
 def _wall_s(arguments: list[str]) -> float:
     started = time.monotonic()
-    subprocess.run([sys.executable, *arguments], cwd=trial.ROOT, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, *arguments], cwd=trial.ROOT, stdout=subprocess.DEVNULL, check=True, timeout=HELP_S)
     return time.monotonic() - started
 
 
@@ -147,4 +151,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +19,9 @@ import numpy
 from scipy.optimize import linprog
 
 from benchmarks import report
-from benchmarks.report import Cell
+from benchmarks.kept import Kept
+from benchmarks.report import Cell, Row
+from benchmarks.run import run
 from odyssey.pipelines import Stage
 from odyssey.plan import Move
 from perfmodel.catalog import load_job
@@ -41,9 +44,10 @@ ABOUT = (
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
-    rows = [row for seed in range(options.cases) if (row := measure(seed)) is not None]
-    report.publish(report.Report("moves", ABOUT, machine, summary(rows), rows), options.results)
+    kept = Kept("moves")
+    found = [kept.once(str(seed), Row | None, partial(measure, seed)) for seed in range(options.cases)]
+    rows = [row for row in found if row is not None]
+    kept.publish(ABOUT, summary(rows), rows, options.results)
 
 
 def summary(rows: Sequence[dict[str, Cell]]) -> dict[str, float]:
@@ -154,4 +158,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -13,13 +13,16 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, combinations, combinations_with_replacement, groupby, islice, pairwise, permutations, product
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks import report
+from benchmarks.kept import Kept
 from benchmarks.plan_cases import SEED, Judge, Ranges, found_by_search, large_job, plan_of, small_job, worth
-from benchmarks.report import Cell
+from benchmarks.report import Cell, Row
+from benchmarks.run import run
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction
 from perfmodel.costs import Costs
@@ -321,13 +324,17 @@ def summary(rows: Sequence[dict[str, Cell]]) -> dict[str, float]:
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("optimality")
     warm_up()
-    rows: list[dict[str, Cell]] = []
-    for kind, n in N_SMALL.items():
-        rows += [row for number in range(options.small or n) if (row := measure_small(kind, number)) is not None]
-    rows += [row for number in range(N_LARGE if options.large is None else options.large) if (row := measure_large(number))]
-    report.publish(report.Report("optimality", ABOUT, machine, summary(rows), rows), options.results)
+    found = [
+        kept.once(f"{kind} {number}", Row | None, partial(measure_small, kind, number))
+        for kind, n in N_SMALL.items()
+        for number in range(options.small or n)
+    ]
+    n_large = N_LARGE if options.large is None else options.large
+    found += [kept.once(f"large {number}", Row | None, partial(measure_large, number)) for number in range(n_large)]
+    rows = [row for row in found if row is not None]
+    kept.publish(ABOUT, summary(rows), rows, options.results)
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -340,4 +347,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

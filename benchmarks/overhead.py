@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,9 @@ from statistics import median
 from rich.console import Console
 
 from benchmarks import joblog, report, trial
-from benchmarks.report import Cell
+from benchmarks.kept import Kept
+from benchmarks.report import Cell, Row
+from benchmarks.run import run
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import LayerWork, Plan, Schedule, StateFrom, Work
 from odyssey.plan_proof import prove
@@ -65,21 +68,28 @@ FORMS = {
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("overhead")
     console = Console(stderr=True)
     rows: list[dict[str, Cell]] = []
     for pair in range(options.pairs):
         for name in options.forms:
-            form = FORMS[name]
-            plan, seconds = plan_of(form), {}
-            arguments = ["--steps", str(options.steps), "--bucket-bytes", str(form.bucket_bytes), *SIZES]
-            for measure in (measure_odyssey, measure_plain) if pair % 2 == 0 else (measure_plain, measure_odyssey):
-                seconds[measure] = measure(plan, arguments)
-            ours, plain = seconds[measure_odyssey], seconds[measure_plain]
-            rows.append({"form": name, "pair": pair, "odyssey s": ours, "plain s": plain, "ratio": ours / plain})
-            console.print(f"{name}: odyssey {ours:.4f} s, plain {plain:.4f} s, ratio {ours / plain:.3f}", highlight=False)
-    summary = {FORMS[name].metric: median(row["ratio"] for row in rows if row["form"] == name) for name in options.forms}
-    report.publish(report.Report("overhead", ABOUT, machine, summary, rows), options.results)
+            row = kept.once(f"{name} {pair}", Row, partial(measure, name, pair, options.steps))
+            rows.append(row)
+            console.print(" ".join(f"{key}={report.number(cell)}" for key, cell in row.items()), highlight=False)
+    ratios = {name: [float(row["ratio"] or 0) for row in rows if row["form"] == name] for name in options.forms}
+    summary = {FORMS[name].metric: median(its) for name, its in ratios.items()}
+    kept.publish(ABOUT, summary, rows, options.results)
+
+
+def measure(name: str, pair: int, n_steps: int) -> dict[str, Cell]:
+    """A pair of runs right after each other."""
+    form = FORMS[name]
+    plan, seconds = plan_of(form), {}
+    arguments = ["--steps", str(n_steps), "--bucket-bytes", str(form.bucket_bytes), *SIZES]
+    for measured in (measure_odyssey, measure_plain) if pair % 2 == 0 else (measure_plain, measure_odyssey):
+        seconds[measured] = measured(plan, arguments)
+    ours, plain = seconds[measure_odyssey], seconds[measure_plain]
+    return {"form": name, "pair": pair, "odyssey s": ours, "plain s": plain, "ratio": ours / plain}
 
 
 def plan_of(form: Form) -> Plan:
@@ -141,4 +151,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks import paper_rehearsal, report
+from benchmarks.kept import Kept
 from benchmarks.report import Cell
+from benchmarks.run import run
 from odyssey_cli.planning import source
 from odyssey_cli.replay.ask import Answer, ask
 from odyssey_cli.replay.generators import Failures, exponential
@@ -54,7 +57,7 @@ def main() -> None:
 
 
 def _replay(models: Sequence[str], seed: int, results: Path) -> None:
-    machine = report.this_machine()
+    kept = Kept("paper")
     rows: list[dict[str, Cell]] = []
     answers: list[tuple[str, Answer]] = []
     for model in models:
@@ -63,10 +66,11 @@ def _replay(models: Sequence[str], seed: int, results: Path) -> None:
                 ("falling", falling(interval_h * HOUR_S, seed)),
                 ("returning", returning(interval_h * HOUR_S, seed)),
             ):
-                answers.append((name, _answer(model, trace)))
+                key = f"{model} {name} {interval_h}"
+                answers.append((name, kept.once(key, Answer, partial(_answer, model, trace))))
                 rows.append(row(model, name, interval, answers[-1][1].outcomes))
                 print(f"{model}, {name}, every {interval_h:g} h", flush=True)
-    report.publish(report.Report("paper", ABOUT, machine, summarise(answers), rows), results)
+    kept.publish(ABOUT, summarise(answers), rows, results)
 
 
 def falling(interval_s: float, seed: int) -> Trace:
@@ -132,4 +136,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

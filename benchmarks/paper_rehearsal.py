@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import report
-from benchmarks.report import Cell
+from benchmarks.apart import Unfinished, apart
+from benchmarks.kept import Kept
+from benchmarks.report import Cell, Row
 from launcher.joblog import reader
 from launcher.joblog.events import Event, GenerationStarted, RankLost, UnitCommitted
 from odyssey_cli.planning import source
@@ -41,6 +43,8 @@ SEED = 6
 MODELS = ("gpt3-medium-a100-32", "gpt3-6.7b-a100-32")
 """The smallest and the largest."""
 NEVER_S = 1e9
+LIMIT_S = 900.0
+"""For one rehearsal and its replay, which take two minutes."""
 ABOUT = (
     "The same comparison by rehearsal: one process a rank, real losses, ops and links that take the profile's time. 16 steps, "
     "ranks lost with their slots at exponential distances of 4 steps in the mean (--mtbf compressed so far; the job is "
@@ -59,7 +63,7 @@ class Lived(NamedTuple):
     lost: tuple[tuple[float, int], ...]
 
 
-def measure(n_workers: int) -> tuple[dict[str, float], list[dict[str, Cell]]]:
+def measure(kept: Kept, n_workers: int) -> tuple[dict[str, float], list[dict[str, Cell]]]:
     """The summary and the rows."""
     rows: list[dict[str, Cell]] = []
     useful: dict[str, list[float]] = {name: [] for name in POLICIES}
@@ -68,10 +72,11 @@ def measure(n_workers: int) -> tuple[dict[str, float], list[dict[str, Cell]]]:
         for model in MODELS:
             found = source.find(model).resized(n_workers, 1)
             for asked, stands_for in POLICIES.items():
-                one, events, speed = _rehearsed(found, asked, Path(folder) / model / asked)
-                if one.code != 0:
-                    raise SystemExit(f"{model}, {asked}: the rehearsal ended with exit code {one.code}")
-                rows.append(_row(found, one, lived(events, speed), speed, stands_for))
+                its = partial(_measured, found, asked, stands_for, Path(folder) / model / asked)
+                try:
+                    rows.append(kept.once(f"{model} {asked}", Row, partial(apart, its, LIMIT_S)))
+                except Unfinished as error:
+                    raise SystemExit(f"{model}, {asked}: {error}") from None
                 rehearsed, replayed = rows[-1]["rehearsed"], rows[-1]["replayed"]
                 assert isinstance(rehearsed, float) and isinstance(replayed, float)
                 useful[asked].append(rehearsed)
@@ -83,6 +88,14 @@ def measure(n_workers: int) -> tuple[dict[str, float], list[dict[str, Cell]]]:
         summary[f"rehearsed_over_{stands_for}_best"], summary[f"rehearsed_over_{stands_for}_worst"] = max(ratios), min(ratios)
     summary["replayed_over_rehearsed_most_off"] = max(off)
     return summary, rows
+
+
+def _measured(found: Source, asked: str, stands_for: str, folder: Path) -> dict[str, Cell]:
+    """Raises SystemExit if the rehearsal does not come to its end."""
+    one, events, speed = _rehearsed(found, asked, folder)
+    if one.code != 0:
+        raise SystemExit(f"{found.name}, {asked}: the rehearsal ended with exit code {one.code}")
+    return _row(found, one, lived(events, speed), speed, stands_for)
 
 
 def _rehearsed(found: Source, asked: str, folder: Path) -> tuple[Rehearsal, list[Event], float]:
@@ -154,6 +167,6 @@ def _between_steps_s(outcome: Outcome) -> float:
 
 def publish(n_workers: int, results: Path) -> None:
     """Measure and write."""
-    machine = report.this_machine()
-    summary, rows = measure(n_workers)
-    report.publish(report.Report("paper-rehearsal", ABOUT, machine, summary, rows), results)
+    kept = Kept("paper-rehearsal")
+    summary, rows = measure(kept, n_workers)
+    kept.publish(ABOUT, summary, rows, results)

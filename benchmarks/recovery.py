@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +23,9 @@ from rich.console import Console
 
 import strategies
 from benchmarks import joblog, report, trial
+from benchmarks.kept import Kept
 from benchmarks.report import Cell
+from benchmarks.run import run
 
 STRATEGIES = ("auto", *strategies.names())
 N_STEPS_BEFORE, N_STEPS_AFTER = 12, 8
@@ -72,7 +75,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("recovery")
     console = Console(stderr=True)
     generator = random.Random(options.seed)
     console.print(f"seed {options.seed}")
@@ -83,15 +86,16 @@ def main() -> None:
             round_cases = cases * (i < options.kills) + ["torchrun"] * (i < options.torchrun_kills)
             generator.shuffle(round_cases)
             for case in round_cases:
+                key = f"{n_ranks} {i} {case}"
+                kills = random.Random(f"{options.seed} {key}")
                 try:
-                    recovery = measure(case, n_ranks, generator)
+                    recovery = kept.once(key, Recovery, partial(measure, case, n_ranks, kills))
                 except trial.TrialError as error:
                     console.print(f"{case}, {n_ranks} ranks: {error}", style="red", markup=False)
                     continue
                 recoveries.append(recovery)
                 console.print(f"{case:20} {n_ranks} ranks  {recovery.strategy:12} {recovery.raw_s:.3f} s", highlight=False)
-    found = report.Report("recovery", ABOUT, machine, summarise(recoveries), rows(recoveries))
-    report.publish(found, options.results)
+    kept.publish(ABOUT, summarise(recoveries), rows(recoveries), options.results)
 
 
 def measure(case: str, n_ranks: int, generator: random.Random) -> Recovery:
@@ -223,4 +227,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -12,13 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
+import msgspec
+
 import strategies
 from benchmarks import report
+from benchmarks.apart import Unfinished, apart
+from benchmarks.kept import Kept
 from benchmarks.report import Cell
+from benchmarks.run import run
 from launcher.joblog import reader
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
@@ -30,6 +36,8 @@ STEP_S, OP_S = 0.8, 1.2e-3
 """What a step is to take here at least, and for each of its computations with its messages, as all ranks share two cores: the
 speed of a rehearsal is set by it, so that half of their time is left over."""
 N_STEPS = 10
+LIMIT_S = 600.0
+"""For one job, rehearsed or real: most take a minute."""
 N_REAL = 3
 """Real jobs, as the speed of shared machines changes from one minute to the next."""
 SECONDS_TO_CHANGE = 6 * 3600.0
@@ -67,9 +75,16 @@ CASES = (
 )
 
 
+class Ran(msgspec.Struct, frozen=True):
+    """A rehearsal. `agent_share`: the launcher's processor time over its length."""
+
+    rehearsal: Rehearsal
+    agent_share: float
+
+
 def main() -> None:
     options = _arguments()
-    machine = report.this_machine()
+    kept = Kept("rehearsal")
     rows: list[dict[str, Cell]] = []
     steps: list[float] = []
     transitions: list[float] = []
@@ -80,13 +95,22 @@ def main() -> None:
     asked = every if options.strategies is None else tuple(options.strategies)
     with tempfile.TemporaryDirectory(prefix="odyssey-rehearsal-") as folder:
         for case in CASES[: options.cases]:
-            found = _rehearsed(case, asked, Path(folder), rows, agent_share)
+            found = _rehearsed(kept, case, asked, Path(folder), rows, agent_share)
             for one in found:
                 steps += [_off(g.step_s, g.predicted_step_s) for g in one.generations if g.step_s is not None]
                 transitions += [_off(g.transition_s, g.predicted_transition_s) for g in one.generations if g.transition]
             if (verdict := _is_right(found)) is not None:
                 right.append(verdict)
-        real = [_real_against_rehearsed(Path(folder) / str(i), rows) for i in range(N_REAL if options.real else 0)]
+        real = []
+        for i in range(N_REAL if options.real else 0):
+            try:
+                steps_s = kept.once(f"real {i}", tuple[float, float], partial(_real_and_rehearsed_s, Path(folder) / str(i)))
+            except Unfinished as error:
+                print(f"a real job: {error}", file=sys.stderr, flush=True)
+                continue
+            shown = dict.fromkeys(rows[0]) | {"model": "train_gpt.py, real", "ranks": 2, "layout": "1x2"}
+            rows.append(shown | {"step s": steps_s[0], "rehearsed s": steps_s[1]})
+            real.append(steps_s[1] / steps_s[0])
     summary = {
         "rehearsed_cases": float(len(transitions)),
         "rehearsed_step_median_error": median(steps),
@@ -97,21 +121,29 @@ def main() -> None:
         summary["rehearsed_over_real_2"] = median(real)
     if 32 in agent_share:
         summary["rehearsal_agent_share_32"] = median(agent_share[32])
-    report.publish(report.Report("rehearsal", ABOUT, machine, summary, rows), options.results)
+    kept.publish(ABOUT, summary, rows, options.results)
 
 
 def _rehearsed(
-    case: Case, asked: tuple[str, ...], folder: Path, rows: list[dict[str, Cell]], agent_share: dict[int, list[float]]
+    kept: Kept,
+    case: Case,
+    asked: tuple[str, ...],
+    folder: Path,
+    rows: list[dict[str, Cell]],
+    agent_share: dict[int, list[float]],
 ) -> list[Rehearsal]:
     """A job for each strategy that has a plan for this loss, and for the model's own choice."""
     n_ranks = case.shape[0] * case.shape[1]
     found = []
     for strategy in asked:
-        began, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
-        one = rehearsed(case, strategy, (case.drill,), N_STEPS, folder)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        cpu_s = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
-        agent_share.setdefault(n_ranks, []).append(cpu_s / (time.monotonic() - began))
+        measure = partial(_watched, case, strategy, folder)
+        try:
+            ran = kept.once(f"{case} {strategy}", Ran, partial(apart, measure, LIMIT_S))
+        except Unfinished as error:
+            print(f"{case}, {strategy}: {error}", file=sys.stderr, flush=True)
+            continue
+        agent_share.setdefault(n_ranks, []).append(ran.agent_share)
+        one = ran.rehearsal
         after = one.generations[-1]
         if one.code or (strategy not in ("auto", after.strategy)):
             continue  # it has no plan for this loss, and another one stood in
@@ -119,6 +151,15 @@ def _rehearsed(
         for generation in one.generations:
             rows.append(_row(case, n_ranks, strategy, generation))
     return found
+
+
+def _watched(case: Case, strategy: str, folder: Path) -> Ran:
+    """One job, of which this process is the launcher."""
+    began, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    one = rehearsed(case, strategy, (case.drill,), N_STEPS, folder)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
+    return Ran(one, cpu_s / (time.monotonic() - began))
 
 
 def rehearsed(case: Case, strategy: str, drills: tuple[str, ...], n_steps: int, folder: Path) -> Rehearsal:
@@ -132,7 +173,7 @@ def rehearsed(case: Case, strategy: str, drills: tuple[str, ...], n_steps: int, 
     wanted = Wanted(case.layout, (strategy,), drills, n_steps, speed, SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder)
     (one,) = rehearse(of, wanted, display=False)
     if one.code > SIGNALS:
-        raise SystemExit(one.code)  # and all of this with it
+        raise SystemExit(one.code)
     return one
 
 
@@ -171,21 +212,23 @@ def _off(found: float | None, expected: float) -> float:
     return abs(found / expected - 1)
 
 
-def _real_against_rehearsed(folder: Path, rows: list[dict[str, Cell]]) -> float:
-    """Median step of a real job of two ranks, and the same rehearsed at the profile that it ended with."""
+def _real_and_rehearsed_s(folder: Path) -> tuple[float, float]:
+    """Median step of a real job of two ranks, and the same rehearsed at the profile that it ended with. Raises Unfinished."""
     script = Path(__file__).parents[1] / "examples" / "train_gpt.py"
     command = [sys.executable, "-m", "odyssey_cli", "run", "--no-display", "--nodes", "2", "--layout", "1x2"]
     logs = folder / "real"
-    subprocess.run([*command, "--log-dir", str(logs), str(script), "--steps", "60"], check=True, stdout=subprocess.DEVNULL)
+    command += ["--log-dir", str(logs), str(script), "--steps", "60"]
+    try:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    except subprocess.SubprocessError as error:
+        raise Unfinished(str(error)) from None
     (job,) = logs.iterdir()
     (real,) = generations(reader.events(job / reader.NAME), 1.0)
     wanted = Wanted("1x2", ("auto",), ("step=100000 kill=0",), 40, 1.0, None, 0.0, {}, 0, 0, folder)
-    (one,) = rehearse(source.of_job(job), wanted, display=False)
+    (one,) = apart(lambda: rehearse(source.of_job(job), wanted, display=False), LIMIT_S)
     rehearsed_s = one.generations[0].step_s
     assert rehearsed_s is not None and real.step_s is not None
-    shown = dict.fromkeys(rows[0]) | {"model": "train_gpt.py, real", "ranks": 2, "layout": "1x2"}
-    rows.append(shown | {"step s": real.step_s, "rehearsed s": rehearsed_s})
-    return rehearsed_s / real.step_s
+    return real.step_s, rehearsed_s
 
 
 def _arguments() -> argparse.Namespace:
@@ -199,4 +242,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

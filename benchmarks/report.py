@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +18,14 @@ from rich.table import Table
 
 from odyssey.codec import Json, to_json
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 Cell = str | int | float | None
+Row = dict[str, Cell]
+UNKNOWN = "unknown"
+GIT_S = 60.0
+"""For git to answer."""
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -39,15 +45,22 @@ class Machine(msgspec.Struct, frozen=True):
     commit: str
     load_before: float
 
+    @property
+    def is_at_a_commit(self) -> bool:
+        """Whether the same can be measured again."""
+        return self.commit != UNKNOWN and not self.commit.endswith("+")
+
 
 class Report(msgspec.Struct, frozen=True):
-    """`about`: a paragraph for the reader of the numbers. `rows` have the same columns each."""
+    """`about`: a paragraph for the reader of the numbers. `rows` have the same columns each. `arguments`: of the command line
+    that measured it."""
 
     name: str
     about: str
     machine: Machine
     summary: dict[str, float]
     rows: list[dict[str, Cell]]
+    arguments: tuple[str, ...] = ()
 
 
 def this_machine() -> Machine:
@@ -60,7 +73,7 @@ def this_machine() -> Machine:
         python=platform.python_version(),
         torch=version("torch"),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        commit=_commit(),
+        commit=commit_of(ROOT),
         load_before=round(os.getloadavg()[0], 2),
     )
 
@@ -74,7 +87,7 @@ def publish(report: Report, folder: Path = RESULTS) -> Path:
     console.print(rows)
     for metric, value in report.summary.items():
         console.print(f"{metric} = {number(value)}")
-    path = write(report, folder)
+    path = write(msgspec.structs.replace(report, arguments=tuple(sys.argv[1:])), folder)
     console.print(f"written to {path}", style="dim")
     return path
 
@@ -124,12 +137,12 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _commit() -> str:
-    root = Path(__file__).parents[1]
+def commit_of(root: Path) -> str:
+    """Of the repository in this folder, as `Machine` has it."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False, timeout=GIT_S)
         return done.stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs")
-    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
+    return (git("rev-parse", "--short", "HEAD") or UNKNOWN) + ("+" if changed else "")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import signal
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -23,7 +22,9 @@ import msgspec
 from rich.console import Console
 
 from benchmarks import report, trial
+from benchmarks.kept import Kept
 from benchmarks.report import Cell
+from benchmarks.run import run
 
 LAUNCHERS = ("odyssey", "torchrun")
 SCRIPTS = {"DDP": "ddp_gpt.py", "DDP, heavy imports": "heavy_imports.py"}
@@ -63,18 +64,20 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("restart")
     console = Console(stderr=True)
-    generator = random.Random(options.seed)
     console.print(f"seed {options.seed}")
     restarts: list[Restart] = []
     notes: list[str] = []
 
-    def one_job(launcher: str, script: str, n_ranks: int, waits: Sequence[float]) -> None:
+    def kills(key: str) -> random.Random:
+        return random.Random(f"{options.seed} {key}")
+
+    def one_job(launcher: str, script: str, n_ranks: int, waits: Sequence[float], i: int = 0) -> None:
+        key = f"{n_ranks} {i} {script}, {launcher}"
         try:
-            for restart in measure(launcher, script, n_ranks, waits, generator):
+            for restart in kept.once(key, list[Restart], lambda: measure(launcher, script, n_ranks, waits, kills(key))):
                 restarts.append(restart)
                 console.print(
                     f"{launcher:10} {n_ranks} ranks  {script:18} {restart.when:5}  "
@@ -89,19 +92,20 @@ def main() -> None:
         waits = [0.0] + [options.late_after] * (2 if n_ranks <= 4 else 1)
         for i in range(options.jobs):
             for launcher in LAUNCHERS if i % 2 == 0 else LAUNCHERS[::-1]:
-                one_job(launcher, "DDP", n_ranks, waits)
+                one_job(launcher, "DDP", n_ranks, waits, i)
     missing = [name for name in ("transformers", "lightning") if find_spec(name) is None]
     if missing:
         notes.append(f"Heavy imports were not measured: {' and '.join(missing)} are not installed (the extra `clients`).")
     else:
         for launcher in LAUNCHERS:
             one_job(launcher, "DDP, heavy imports", options.heavy_ranks, [options.heavy_after, options.late_after])
-    notes.append(_without_the_switch())
-    undisturbed, resumed = last_loss((), generator), last_loss(KILL_AT_STEPS, generator)
+    notes.append(kept.once("without the switch", str, _without_the_switch))
+    undisturbed = kept.once("undisturbed", float, lambda: last_loss((), kills("undisturbed")))
+    resumed = kept.once("resumed", float, lambda: last_loss(KILL_AT_STEPS, kills("resumed")))
     notes.append(f"Loss of step {N_STEPS - 1} under `odyssey run`: {undisturbed!r} undisturbed, {resumed!r} after two kills.")
     summary = summarise(restarts) | {"resumed_loss_error": abs(resumed / undisturbed - 1)}
     about = " ".join((ABOUT, *notes))
-    report.publish(report.Report("restart", about, machine, summary, rows(restarts)), options.results)
+    kept.publish(about, summary, rows(restarts), options.results)
     console.print("\n".join(notes), highlight=False, markup=False)
     if summary["resumed_loss_error"] > LOSS_TOLERANCE:
         raise SystemExit("the resumed job did not train as the undisturbed one")
@@ -245,4 +249,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -11,6 +11,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +19,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import report
-from benchmarks.report import Cell
+from benchmarks.kept import Kept
+from benchmarks.report import Cell, Row
+from benchmarks.run import run
 from benchmarks.schedule_cases import KINDS, Case, drawn, kept, orders_of, plan_of, played, priced
 
 try:
@@ -39,13 +42,13 @@ ABOUT = (
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("schedules")
     console = Console(stderr=True)
     rows = []
     for seed in range(options.cases):
-        rows.append(row := measure(seed, options.seconds))
+        rows.append(row := kept.once(str(seed), Row, partial(measure, seed, options.seconds)))
         console.print(" ".join(f"{name}={report.number(cell)}" for name, cell in row.items()), highlight=False)
-    report.publish(report.Report("schedules", ABOUT, machine, summary(rows), rows), options.results)
+    kept.publish(ABOUT, summary(rows), rows, options.results)
 
 
 def summary(rows: Sequence[dict[str, Cell]]) -> dict[str, float]:
@@ -238,4 +241,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -11,15 +11,18 @@ from __future__ import annotations
 import argparse
 import gc
 import math
-import multiprocessing
 import resource
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from benchmarks import report
-from benchmarks.report import Cell
+from benchmarks.apart import apart
+from benchmarks.kept import Kept
+from benchmarks.report import Cell, Row
+from benchmarks.run import run
 from odyssey.errors import StateLost
 from odyssey.plan import encode
 from perfmodel.catalog import load_job
@@ -30,6 +33,8 @@ from strategies.situation import Situation
 SIZES = (8, 64, 256, 1024, 4096, 16384)
 RANKS_PER_NODE = 8
 D_S = 6 * 3600.0
+LIMIT_S = 300.0
+"""For one search and the layout before it, which take seconds."""
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -51,19 +56,19 @@ ABOUT = (
 
 def main() -> None:
     options = _parse_arguments()
-    machine = report.this_machine()
+    kept = Kept("search")
     warm_up()
     rows: list[dict[str, Cell]] = []
     seconds: dict[tuple[str, int, int], float] = {}
     for name in CONFIGS:
         for n_workers in options.sizes:
             for n_lost in (1, 8):
-                with multiprocessing.get_context("fork").Pool(1) as fresh:
-                    row = fresh.apply(measure, (name, n_workers, n_lost))
+                fresh = partial(apart, partial(measure, name, n_workers, n_lost), LIMIT_S)
+                row = kept.once(f"{name} {n_workers} {n_lost}", Row | None, fresh)
                 if row is not None:
                     rows.append(row)
                     seconds[name, n_workers, n_lost] = float(row["cpu s"] or 0.0)
-    report.publish(report.Report("search", ABOUT, machine, summary(rows, seconds), rows), options.results)
+    kept.publish(ABOUT, summary(rows, seconds), rows, options.results)
 
 
 def summary(rows: list[dict[str, Cell]], seconds: dict[tuple[str, int, int], float]) -> dict[str, float]:
@@ -148,4 +153,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

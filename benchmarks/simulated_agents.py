@@ -58,6 +58,8 @@ STEP_S = 0.25
 """Every so often all ranks have committed the next unit."""
 KEY = b"k" * 32
 DETECT_S = 5.0
+SAY_S = 60
+"""For an agent to read what a rank says."""
 
 
 class Agents:
@@ -234,7 +236,8 @@ class Agents:
         """No process is left."""
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        for pid in self.pids:
+            os.waitpid(pid, 0)  # SIGKILL ends the wait
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
@@ -246,6 +249,7 @@ class _Rank:
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
         self.connection = connection
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SAY_S, 0))
         self.unread = bytearray()
         self.plan: Plan | None = None
         self.generation = 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.figures import HEADLINES, LEAST, MEANINGS, MOST
+from benchmarks.run import run
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 DETAILS = PAGE.with_suffix("")
@@ -38,7 +39,11 @@ def problem(commit: str, repository: Path = PAGE.parents[1]) -> str | None:
     if commit.endswith("+"):
         return f"it was measured with files that differed from commit {commit[:-1]}"
     known = subprocess.run(
-        ["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=repository, capture_output=True, check=False
+        ["git", "merge-base", "--is-ancestor", commit, "HEAD"],
+        cwd=repository,
+        capture_output=True,
+        check=False,
+        timeout=report.GIT_S,
     )
     return None if known.returncode == 0 else f"it was measured at commit {commit}, which is not in the history"
 
@@ -101,4 +106,4 @@ def _machine(machine: report.Machine) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

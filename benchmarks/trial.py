@@ -22,6 +22,7 @@ from types import TracebackType
 import msgspec
 import psutil
 
+from benchmarks.run import MEMORY
 from launcher.joblog import reader
 from launcher.joblog.events import Event
 from odyssey.plan import Plan, encode
@@ -90,7 +91,7 @@ class Trial:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(10)
         self._output.close()
         for child in self._known.values():
             try:
@@ -232,9 +233,8 @@ def peak_bytes(pid: int) -> int:
 
 
 def new_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for one trial, in memory where the system offers that."""
-    shared = Path("/dev/shm")
-    return tempfile.TemporaryDirectory(prefix="odyssey-bench-", dir=shared if shared.is_dir() else None)
+    """A folder for one trial, in memory where the system offers that. It ends with the benchmark, however that ends."""
+    return tempfile.TemporaryDirectory(prefix="odyssey-bench-", dir=os.environ[MEMORY])
 
 
 def odyssey(folder: Path, n_ranks: int, flags: Sequence[str], arguments: Sequence[str]) -> Trial:
