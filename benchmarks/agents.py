@@ -56,14 +56,15 @@ def main() -> None:
         summary[f"agent_cpu_ms_a_step_{n}"] = float(row["leader ms"] or 0)
     least, most = rows[0], rows[-1]
     n = int(most["agents"] or 0)
-    growth = math.log(float(most["leader ms"] or 0) / float(least["leader ms"] or 1)) / math.log(n / int(least["agents"] or 1))
     summary |= {
-        "agent_cpu_growth": growth,
         f"member_cpu_ms_a_step_{n}": float(most["member ms"] or 0),
         f"messages_a_step_{n}": float(most["messages"] or 0),
         f"start_s_{n}x{N_RANKS_EACH}": float(most["start s"] or 0),
         f"start_over_bare_{n}x{N_RANKS_EACH}": float(most["start s"] or 0) / float(most["bare s"] or 1),
     }
+    if len(rows) > 1:
+        more = float(most["leader ms"] or 0) / float(least["leader ms"] or 1)
+        summary["agent_cpu_growth"] = math.log(more) / math.log(n / int(least["agents"] or 1))
     kept.publish(ABOUT, summary, rows, options.results)
 
 
