@@ -29,14 +29,14 @@ def apart(measure: Callable[[], T], limit_s: float) -> T:
     try:
         if not wait([ours, ended], limit_s):
             raise Unfinished(f"not done after {limit_s:g} s")
-        if ours.poll():
-            answer: T = ours.recv()
-            process.join(GRACE_S)
-            return answer
+        if not ours.poll():
+            raise EOFError
+        answer: T = ours.recv()
         process.join(GRACE_S)
-        raise Unfinished(f"it ended with {process.exitcode}")
+        return answer
     except EOFError:
-        raise Unfinished("it was killed while it answered") from None
+        process.join(GRACE_S)
+        raise Unfinished(f"it ended with {process.exitcode}") from None
     finally:
         os.close(ended)
         ours.close()

@@ -1,0 +1,1 @@
+"""How benchmarks run: what they leave, what they keep, and what `python -m benchmarks` makes of those that fail."""
