@@ -4,7 +4,7 @@
 #   make test      everything but the long tests
 #   make soak      the long tests: a thousand random faults in random jobs, of one agent and several (half an hour and more)
 #   make lint      ruff and mypy
-#   make bench     the benchmarks, written to docs/benchmarks.md
+#   make bench     the benchmarks, written to docs/benchmarks.md (2.6 hours on two cores; the same again goes on where it stopped)
 #   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs, docs/change.svg
 #   make gpu-test  the tests that need a GPU
 #   make slurm-test  those with a real SLURM, which it installs where it can (Debian, root)
@@ -15,7 +15,7 @@ TORCH ?= torch==2.13.0
 
 BIN := .venv/bin
 READY := .venv/.ready
-# In place of the shell, whose child pytest would be: it ends with `make` itself, whatever ends that.
+# `exec`, so that it is the child of `make` itself and no shell's: it ends with `make`, whatever ends that.
 TESTS := $(BIN)/python -m pytest --ends-with-parent
 CLIENTS := .venv/.clients
 SOLVER := .venv/.solver
@@ -51,7 +51,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 bench: $(READY) $(SOLVER) $(TORCHFT)
-	$(BIN)/python -m benchmarks
+	exec $(BIN)/python -m benchmarks --ends-with-parent
 
 picture: $(READY)
 	$(BIN)/odyssey rehearse gpt3-medium-a100-32 --layout 4x8 --drill 'step=8 lose=13' --steps 24 --no-display \
