@@ -38,7 +38,7 @@ LIMITS_S = {
     "gain": 1200.0,
     "paper": 2400.0,
     "search": 1200.0,
-    "horizon": 3600.0,
+    "horizon": 4800.0,
     "optimality": 2400.0,
     "moves": 600.0,
     "schedules": 3000.0,

@@ -48,6 +48,7 @@ def supervise(name: str, *, limit_s: float | None = None, ends_with_parent: bool
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     parent = os.getppid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who inherits that it is ignored is not told of any end
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON | {signal.SIGCHLD})
     ours, theirs = os.pipe()
     supervisor = os.fork()
