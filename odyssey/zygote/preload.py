@@ -14,6 +14,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from odyssey import own_process
@@ -31,7 +32,7 @@ def tell_at_first_step() -> None:
     """Report Stepped when the script's first optimizer step is done. Costs nothing after that."""
     if "torch.optim.optimizer" not in sys.modules:
         return
-    known = frozenset(sys.modules)
+    n_known = len(sys.modules)
     torch = sys.modules["torch"]
     hooks = sys.modules["torch.optim.optimizer"]
     pid = os.getpid()
@@ -48,22 +49,27 @@ def tell_at_first_step() -> None:
 
             link = connect()
             if link is not None:
-                link.report(Stepped(tuple(installed(known))))
+                link.report(Stepped(tuple(installed(n_known))))
 
     handles = [hooks.register_optimizer_step_post_hook(tell)]
 
 
-def installed(known: Collection[str]) -> Iterator[str]:
-    """Imported modules but `known` ones, in the order of their import, that came with Python or were installed for it."""
+def installed(n_known: int) -> Iterator[str]:
+    """Modules imported after the first `n_known`, in the order of their import, that came with Python or were installed for it.
+
+    Those before are not looked at: to hold thousands for a moment writes to pages that a fork has from the zygote, and copies
+    them.
+    """
     import site
     import sysconfig
 
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {*site.getsitepackages(), site.getusersitepackages()}
     prefixes = tuple(folder + os.sep for folder in folders)
-    for name, module in list(sys.modules.items()):
+    new = list(islice(reversed(sys.modules.items()), max(0, len(sys.modules) - n_known)))
+    for name, module in reversed(new):
         spec = getattr(module, "__spec__", None)
-        if name in known or name.partition(".")[0] == "odyssey" or getattr(spec, "name", None) != name:
+        if name.partition(".")[0] == "odyssey" or getattr(spec, "name", None) != name:
             continue
         origin = getattr(spec, "origin", None)
         if origin in ("built-in", "frozen") or (isinstance(origin, str) and origin.startswith(prefixes)):

@@ -270,10 +270,10 @@ def _run_rank(request: ForkRank, descriptors: list[int], mask: Mask) -> None:
     variables = {**request.environment, os.fsencode(request.fd_variable): b"%d" % descriptors[3]}
     entry.become(request.cwd, variables, descriptors[:3])
     preload.repair()
-    preload.tell_at_first_step()
-    for name in [name for name in sys.modules if name.startswith("odyssey.zygote")]:
-        del sys.modules[name]
+    for name in vars(sys.modules.pop("odyssey.zygote")):
+        sys.modules.pop(f"odyssey.zygote.{name}", None)
     sys.modules.pop("odyssey.text", None)
     for name in ("zygote", "text"):
         vars(sys.modules["odyssey"]).pop(name, None)
+    preload.tell_at_first_step()
     entry.run(request.entry, os.fsdecode(request.script), [os.fsdecode(argument) for argument in request.arguments], mask)

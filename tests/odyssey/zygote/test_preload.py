@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import wave
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,6 +111,21 @@ def test_the_first_zygote_reads_no_variable_of_a_rank() -> None:
     code = f"from odyssey.zygote import preload; print(preload.import_all({names}, {sorted(of_ranks(RunOptions('x')))}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "{}\n"
+
+
+class Untouchable:
+    def __getattribute__(self, name: str) -> object:
+        raise AssertionError("it is looked at")
+
+
+def test_only_what_is_new_is_looked_at_when_a_rank_tells_what_it_has_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was there belongs to the zygote: a look copies its pages."""
+    modules = {"known": Untouchable(), "json": json, "mine": sys.modules[__name__], "wave": wave}
+    monkeypatch.setattr(preload, "sys", SimpleNamespace(modules=modules))
+    assert [*preload.installed(1)] == ["json", "wave"]
+    del modules["known"]
+    assert [*preload.installed(1)] == ["wave"]
+    assert [*preload.installed(4)] == []
 
 
 SCRIPT = """
