@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from launcher.health.waits import Wait
 from launcher.host import limits
 from launcher.host.handle import Handle
-from launcher.host.loop import Loop
+from launcher.host.loop import Loop, Timer
 from launcher.options import RunOptions
 from launcher.processes import environment, fork_rules, rank_process
 from launcher.processes.fork_rules import Ruling, Rulings
@@ -28,6 +28,8 @@ from odyssey.zygote.protocol import Fork, ForkAhead, Forked, ForkRank, ForkStore
 
 FORK_IDLE_S = 10.0
 """A zygote that was asked for a process has nothing to wait for."""
+AHEAD_PAUSE_S = 0.5
+"""From the first rank's first step to the forks of the next start: the other ranks are still at theirs."""
 SERVICE_PAUSE_S = 1.0
 """Before what watches timers is started again: it ends itself when it has ended a rank."""
 
@@ -96,6 +98,7 @@ class Spawner:
         self._rulings = Rulings(options.verbose, say)
         self._pending = _Pending()
         self._timers: TimerWatch | None = None
+        self._ahead_timer: Timer | None = None
         self._present: _Present | None = None
         self._better: Zygote | None = None
         """It takes over when the present one has answered what it was asked."""
@@ -129,12 +132,13 @@ class Spawner:
             return
         if len(modules) >= WORTH_LEARNING and not self._warm.modules:
             self._warm.begin(modules)
-        elif not self._warm.is_busy:
-            self._fork_ahead()
+        elif not self._warm.is_busy and self._ahead_timer is None:
+            self._ahead_timer = self._loop.later(AHEAD_PAUSE_S, self._fork_ahead)
 
     def _fork_ahead(self) -> None:
-        """A rank for each that is here, of what the present zygote has imported."""
-        if self._present is not None and self._present.is_ready:
+        """A rank for each that is here, and a store, of what the present zygote has imported."""
+        self._ahead_timer = None
+        if self._present is not None and self._present.is_ready and not self._is_ending:
             try:
                 self._present.zygote.request(ForkAhead(self._n_ranks, os.getpid()), [])
             except OSError:
@@ -142,6 +146,9 @@ class Spawner:
 
     def start_rank(self, process: RankProcess, variables: dict[str, str], descriptors: list[int]) -> None:
         """`descriptors`: its stdin, stdout and stderr, and its socket to the agent; the caller may close them afterwards."""
+        if self._ahead_timer is not None:  # this start comes before it, and its ranks tell of their first steps in their turn
+            self._ahead_timer.cancel()
+            self._ahead_timer = None
         arguments = rank_process.arguments_for(self._options, process.assignment)
         number = self._pending.next_number()
         request = rank_process.fork_rank(self._options, number, process.assignment, arguments, variables)

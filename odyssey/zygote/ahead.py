@@ -1,4 +1,4 @@
-"""Forks ahead: processes that are there before a rank is asked for, and become it when it is.
+"""Forks ahead: processes that are there before a rank or the store is asked for, and become it when it is.
 
 The zygote has each made as it makes any fork, so that it is the agent's child from the beginning, and passes on to one of them
 what it is asked. One that is gone, stopped or not there yet is passed over. The zygote's end is theirs.
@@ -22,7 +22,7 @@ class Wait(NamedTuple):
 
 
 class Ahead:
-    """The zygote's ends."""
+    """The zygote's ends, of those that are to become the same."""
 
     def __init__(self) -> None:
         self._waiting: list[socket.socket] = []
@@ -37,7 +37,7 @@ class Ahead:
         return asked
 
     def take(self, request: bytes, descriptors: Collection[int]) -> int | None:
-        """Pass the request on. The pid of who is that rank now; None if nobody waits."""
+        """Pass the request on. The pid of who serves it now; None if nobody waits."""
         while self._waiting:
             with self._waiting.pop(0) as sock:
                 try:
@@ -57,7 +57,7 @@ class Ahead:
 
 
 def wait(fd: int) -> tuple[bytes, list[int]]:
-    """In such a fork: the request for a rank. Ends this process if none comes any more."""
+    """In such a fork: the request. Ends this process if none comes any more."""
     with socket.socket(fileno=fd) as sock:
         try:
             sock.send(os.getpid().to_bytes(8, "little"))

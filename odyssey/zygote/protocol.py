@@ -80,9 +80,9 @@ class Import(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkAhead(msgspec.Struct, frozen=True, tag=True):
-    """Have so many forks wait to become ranks: a fork takes some 20 ms, in which a rank that is started again has not begun."""
+    """Have so many forks wait to become ranks, and one the store: a fork takes some 20 ms, in which a start has not begun."""
 
-    n: int
+    n_ranks: int
     agent: int
 
 

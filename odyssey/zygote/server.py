@@ -128,20 +128,22 @@ def _serve(
     if not _is_ready(control, started, error, {}, shadow()):
         return None, []
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the middle processes
-    ahead = Ahead()
+    ahead = {ForkRank: Ahead(), ForkStore: Ahead()}
     while batch := _receive_batch(control):
         forks: list[tuple[Fork | Wait, list[int]]] = []
         for request, descriptors in batch:
             match request:
                 case Import():
-                    ahead.close()
+                    for waiting in ahead.values():
+                        waiting.close()
                     started = time.monotonic()
                     left_out = _import_more(request, mask)
                     if not _is_ready(control, started, "", left_out, shadow()):
                         return None, []
                 case ForkAhead():
-                    forks += ahead.more(min(request.n, MAX_BATCH), request.agent)
-                case ForkRank() if pid := ahead.take(_encoder.encode(request), descriptors):
+                    forks += ahead[ForkRank].more(min(request.n_ranks, MAX_BATCH), request.agent)
+                    forks += ahead[ForkStore].more(1, request.agent)
+                case ForkRank() | ForkStore() if pid := ahead[type(request)].take(_encoder.encode(request), descriptors):
                     _tell(control, Forked(request.number, pid))
                 case _:
                     forks.append((request, descriptors))
@@ -150,16 +152,17 @@ def _serve(
             os.close(descriptor)
         if mine is not None:
             control.close()
-            ahead.close()
-            return _rank_of(mine[1][0]) if isinstance(mine[0], Wait) else (mine[0], mine[1])
+            for waiting in ahead.values():
+                waiting.close()
+            return _wait(mine[1][0]) if isinstance(mine[0], Wait) else (mine[0], mine[1])
     return None, []
 
 
-def _rank_of(fd: int) -> tuple[Fork, list[int]]:
+def _wait(fd: int) -> tuple[Fork, list[int]]:
     """In a fork ahead: what it is now."""
     packet, descriptors = wait(fd)
     request = _requests.decode(packet)
-    assert isinstance(request, ForkRank)
+    assert isinstance(request, ForkRank | ForkStore)
     return request, descriptors
 
 

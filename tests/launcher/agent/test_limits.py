@@ -35,7 +35,7 @@ def zygotes():
 first = zygotes()
 """
 TAKES_THE_LAST_PROCESS = """
-            while 'AHEAD' in os.environ and len(zygotes() - first) < 2:
+            while 'AHEAD' in os.environ and len(zygotes() - first) < 3:  # one for the store
                 time.sleep(0.01)
             if os.environ.get('AHEAD') == 'killed':
                 for process in zygotes() - first:

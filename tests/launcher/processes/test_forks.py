@@ -26,7 +26,7 @@ from launcher.processes import environment, fork_rules, rank_process, spawner
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.spawner import Spawner
 from odyssey.errors import OdysseyError, UsageError
-from odyssey.zygote.protocol import Imported
+from odyssey.zygote.protocol import ForkAhead, Imported
 
 pytestmark = pytest.mark.timeout(120)
 STOPS_FIRST_FORK = """
@@ -248,6 +248,33 @@ def test_what_is_stopped_while_it_forks_is_replaced_and_each_rank_comes_once(
     assert it.output(6) == [f"{rank} {rank}\n" for rank in range(6)]
     assert (tmp_path / "flag").exists()
     assert it.said == ["the zygote has used no processor for 1 s; another one is started"]
+
+
+def test_forks_wait_for_the_next_start_only_when_all_ranks_have_had_time_for_their_first_step(
+    starts: Callable[..., Starts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = starts()
+    it.ready()
+    assert it.forks._present is not None
+    asked: list[object] = []
+    monkeypatch.setattr(it.forks._present.zygote, "request", lambda request, descriptors: asked.append(request))
+    for _ in range(2):
+        it.forks.prepare(())
+    assert not asked
+    it.until(lambda: asked)
+    assert asked == [ForkAhead(2, os.getpid())]
+
+
+def test_no_fork_is_made_for_the_next_start_while_this_one_begins(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.forks.prepare(())
+    timer = it.forks._ahead_timer
+    assert timer is not None and timer.call is not None
+    it.start(0)
+    assert timer.call is None
+    it.forks.prepare(())
+    assert it.forks._ahead_timer not in (None, timer)
+    assert it.output(1) == ["0 0\n"]
 
 
 @pytest.mark.usefixtures("soon")

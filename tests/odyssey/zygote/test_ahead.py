@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.host.orphans import end_descendants
 from launcher.joblog.events import RankStarted
 from launcher.options import RunOptions
-from odyssey.zygote.protocol import ForkAhead
+from odyssey.zygote.protocol import ForkAhead, Forked, ForkStore
 from tests.agent_runs import Ran, nothing_left  # noqa: F401
 from tests.odyssey.zygote.test_zygote import PROBE, Forks, as_python
 from tests.warm import popen
@@ -23,22 +25,26 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def forks() -> Iterator[Forks]:
+    """The one that is to become the store waits already."""
     with popen.cold():
         made = Forks()
     made.others = {its.pid for its in psutil.Process().children()}
+    made.others |= {its.pid for its in have_ahead(made, 0, also=1)}
     yield made
     left = have_ahead(made, 2)
     made.close()
     assert [os.waitpid(its.pid, 0)[1] for its in left] == [0, 0], "their end is the zygote's"
+    end_descendants()  # the fork for the store, or another one
 
 
 def _waiting(forks: Forks) -> list[psutil.Process]:
     return [its for its in psutil.Process().children() if its.pid not in forks.others]
 
 
-def have_ahead(forks: Forks, n: int) -> list[psutil.Process]:
+def have_ahead(forks: Forks, n: int, *, also: int = 0) -> list[psutil.Process]:
+    """`also`: for the store."""
     forks.zygote.request(ForkAhead(n, os.getpid()), [])
-    while len(found := [its for its in _waiting(forks) if its.status() == psutil.STATUS_SLEEPING]) != n:
+    while len(found := [its for its in _waiting(forks) if its.status() == psutil.STATUS_SLEEPING]) != n + also:
         time.sleep(0.005)
     return found
 
@@ -51,6 +57,23 @@ def test_a_fork_ahead_behaves_as_python_does(forks: Forks, tmp_path: Path) -> No
         assert forks.run("app.py", "x", cwd=tmp_path)[:3] == expected
         assert (forks.pid in before) is is_ahead
     assert not _waiting(forks)
+
+
+def test_the_store_is_served_by_a_fork_that_waited_for_it(forks: Forks) -> None:
+    from torch.distributed import TCPStore
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        forks.zygote.request(ForkStore(1, "127.0.0.1", port, os.getpid()), [listener.fileno()])
+        answer = forks.zygote.answer()
+        assert isinstance(answer, Forked)
+        client = TCPStore("127.0.0.1", port, is_master=False)
+        client.set("key", b"value")
+        assert client.get("key") == b"value"
+    os.kill(answer.pid, signal.SIGKILL)
+    os.waitpid(answer.pid, 0)
+    assert answer.pid in forks.others
+    forks.others |= {its.pid for its in have_ahead(forks, 0, also=1)}
 
 
 def test_there_are_no_more_than_asked_for(forks: Forks, tmp_path: Path) -> None:
@@ -88,7 +111,7 @@ optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
 for _ in range(3):
     optimizer.step()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    while len(there() - before) < 2:
+    while len(there() - before) < 3:  # one for the store
         time.sleep(0.01)
     print(*there() - before, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -107,7 +130,7 @@ def test_ranks_that_start_again_were_there_before(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_nobody_waits_for_ranks_that_will_not_start_again(tmp_path: Path) -> None:
-    script = SCRIPT.replace("while len(there() - before) < 2:", "for _ in range(100):").replace("SIGKILL", "SIGTERM")
+    script = SCRIPT.replace("while len(there() - before) < 3:", "for _ in range(100):").replace("SIGKILL", "SIGTERM")
     (tmp_path / "script.py").write_text(script)
     ran = Ran(RunOptions(str(tmp_path / "script.py"), n_nodes=2, capture_output=True, log_dir=tmp_path / "logs"))
     assert ran.code == 1 and ran.text().strip() == ""
