@@ -16,15 +16,17 @@ from odyssey.zygote.protocol import receive, send
 
 
 class Wait(NamedTuple):
-    """What such a fork is asked for. Descriptor: its end of the socket to the zygote."""
+    """What such a fork is asked for. Descriptor: its end of the socket to the zygote. `heap_bytes`: see heap.py."""
 
     agent: int
+    heap_bytes: int
 
 
 class Ahead:
     """The zygote's ends, of those that are to become the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, heap_bytes: int) -> None:
+        self._heap_bytes = heap_bytes
         self._waiting: list[socket.socket] = []
 
     def more(self, n: int, agent: int) -> list[tuple[Wait, list[int]]]:
@@ -33,7 +35,7 @@ class Ahead:
         for _ in range(n - len(self._waiting)):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._waiting.append(ours)
-            asked.append((Wait(agent), [theirs.detach()]))
+            asked.append((Wait(agent, self._heap_bytes), [theirs.detach()]))
         return asked
 
     def take(self, request: bytes, descriptors: Collection[int]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import time
@@ -74,6 +75,23 @@ def test_the_store_is_served_by_a_fork_that_waited_for_it(forks: Forks) -> None:
     os.waitpid(answer.pid, 0)
     assert answer.pid in forks.others
     forks.others |= {its.pid for its in have_ahead(forks, 0, also=1)}
+
+
+ALLOCATES = """
+import mmap, resource
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+before = faults()
+block = b"x" * (16 << 20)
+print((faults() - before) * mmap.PAGESIZE < 4 << 20)
+"""
+
+
+@pytest.mark.skipif(tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="Linux has the advice from 5.14 on")
+def test_the_memory_that_a_rank_allocates_first_is_its_own_before_it_begins(forks: Forks, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(ALLOCATES)
+    have_ahead(forks, 1)
+    assert forks.run("app.py", cwd=tmp_path)[:3] == (0, b"True\n", b"")
 
 
 def test_there_are_no_more_than_asked_for(forks: Forks, tmp_path: Path) -> None:
