@@ -39,14 +39,6 @@ class Family(NamedTuple):
     def handle(self, pid: int) -> Handle:
         return Handle(pid, self.stats[pid].started_s)
 
-    def sessions_of(self, leaders: Collection[Handle]) -> set[int]:
-        """Those that they led and that somebody is still in. Until then no other process can get the number."""
-        used = {stat.session for stat in self.stats.values()}
-        return {leader.pid for leader in leaders if leader.pid in used and not self._is_anothers(leader)}
-
-    def _is_anothers(self, leader: Handle) -> bool:
-        return leader.pid in self.stats and self.stats[leader.pid].started_s != leader.started_s
-
 
 def family() -> Family:
     """As they are now."""
@@ -57,17 +49,36 @@ def family() -> Family:
     return found
 
 
-def end_orphans(leaders: Collection[Handle], marker: str = "") -> set[int]:
-    """End what ranks that are gone have left: in the sessions that they led, and in others if `marker` is given. Answers the
-    sessions in which somebody was found."""
+def sessions_of(leaders: Collection[Handle]) -> set[int]:
+    """Those that they led, but for numbers that are another's by now."""
+    return {leader.pid for leader in leaders if proc.started_s(leader.pid) in (None, leader.started_s)}
+
+
+def used_sessions(leaders: Collection[Handle]) -> set[int]:
+    """Those that they led and that somebody is still in. As long as that is so no other process can get the number."""
+    return sessions_of(leaders) & {stat.session for stat in family().stats.values()}
+
+
+def end_orphans(leaders: Collection[Handle], marker: str = "") -> None:
+    """End what ranks that are gone have left: in the sessions that they led, and in others if `marker` is given.
+
+    Ranks that start again wait for it, and hosts have thousands of processes: only where there is an orphan are all looked at.
+    """
+    # Nothing goes from the kernel's list meanwhile, as nobody else waits for these. A kernel may have been built without it.
+    mine = proc.children(os.getpid()) or family().children.get(os.getpid(), [])
+    sessions = sessions_of(leaders)
+    if not (orphans := [pid for pid in mine if _is_left(pid, sessions, marker)]):
+        return
     now = family()
-    sessions = now.sessions_of(leaders)
-    for orphan in now.children.get(os.getpid(), ()):
-        if now.stats[orphan].session in sessions or (marker and _has_marker(orphan, marker)):
-            for pid in (orphan, *now.below(orphan)):
-                if not _is_tracker(pid):
-                    now.handle(pid).kill()
-    return sessions
+    for orphan in orphans:
+        for pid in (orphan, *now.below(orphan)):
+            if pid in now.stats and not _is_tracker(pid):
+                now.handle(pid).kill()
+
+
+def _is_left(pid: int, sessions: Collection[int], marker: str) -> bool:
+    its = proc.stat(pid)
+    return its is not None and (its.session in sessions or (marker != "" and _has_marker(pid, marker)))
 
 
 def end_descendants() -> None:
@@ -192,10 +203,10 @@ def _reaper(pipe: int, marker: str) -> None:
 
 def _left(leaders: dict[int, Handle], marker: str) -> list[Handle]:
     """Processes in their sessions, and those with the marker. A session that is found empty is forgotten."""
-    now = family()
-    sessions = now.sessions_of(leaders.values())
+    sessions = used_sessions(leaders.values())
     for session in leaders.keys() - sessions:
         del leaders[session]
+    now = family()
     return [
         now.handle(pid)
         for pid, stat in now.stats.items()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from launcher.host.handle import Handle
 from launcher.host.loop import Loop, Timer
-from launcher.host.orphans import Reaper, end_orphans
+from launcher.host.orphans import Reaper, end_orphans, used_sessions
 
 FIRST_S = 1.0
 """From the end of a rank to the search for what it has left: a recovery comes first."""
@@ -55,26 +55,26 @@ class OrphansOfRanks:
             self._search_in(FIRST_S)
 
     def end(self) -> None:
-        """What those have left that are gone, now. A process in another session may be any rank's: while one lives it is left.
-        Somebody who was found in their sessions may be there still, so there is another search."""
-        if self._search is not None:
-            self._search.cancel()
-            self._search = None
-        if not self._leaders:
-            return
-        found = end_orphans(self._leaders.values(), "" if self._are_any_left() else self.marker)
-        for session in self._leaders.keys() - found:
-            del self._leaders[session]
-            if self._reaper is not None:
-                self._reaper.forget(session)
+        """What those have left that are gone. A process in another session may be any rank's: while one lives it is left."""
         if self._leaders:
-            self._search_in(min(2 * self._pause_s, LAST_S))
+            end_orphans(self._leaders.values(), "" if self._are_any_left() else self.marker)
 
     def _search_in(self, pause_s: float) -> None:
         if self._search is not None:
             self._search.cancel()
         self._pause_s = pause_s
-        self._search = self._loop.later(pause_s, self.end)
+        self._search = self._loop.later(pause_s, self.search)
+
+    def search(self) -> None:
+        """End what they have left, and forget those whose sessions nobody is in any more. The others are searched again."""
+        self._search = None
+        self.end()
+        for session in self._leaders.keys() - used_sessions(self._leaders.values()):
+            del self._leaders[session]
+            if self._reaper is not None:
+                self._reaper.forget(session)
+        if self._leaders:
+            self._search_in(min(2 * self._pause_s, LAST_S))
 
     def close(self) -> None:
         """All is ended."""

@@ -110,7 +110,7 @@ if (agent := os.fork()) == 0:
     rank.kill()
     rank.wait()
     orphans.of(handle)
-    orphans.end()
+    orphans.search()
     (reaper,) = psutil.Process().children()
     os.write(theirs, f"{rank.pid} {reaper.pid}".encode())
     signal.pause()
