@@ -294,6 +294,17 @@ def test_page_sets_figures_against_their_aims_and_peers():
     assert "| `launch_ratio_16` | - | ≤ 0.11 | torchrun: 1 |" in text
 
 
+def test_what_nobody_can_measure_again_as_it_was_is_marked():
+    reports = [report.Report(name, "About.", MACHINE, {f"{metric}": 0.1}, []) for name, metric in
+               (("recovery", "kill_to_step_s_8"), ("launch", "launch_ratio_16"))]  # fmt: skip
+    text = summary.page(reports, {"launch"})
+    assert "| `launch_ratio_16` | 0.1 † |" in text and summary.LEGEND in text
+    assert "| `kill_to_step_s_8` | 0.1 | ≤ 0.25 |" in text
+    assert summary.LEGEND not in summary.page(reports)
+    why = "it was measured at commit 1234567, which is not in the history"
+    assert f"To be measured again: {why}." in summary.details(reports[1], why)
+
+
 def test_every_figure_that_is_told_is_explained():
     told = {metric: beside for figures in summary.HEADLINES.values() for metric, beside in figures.items()}
     beside = {metric for text in told.values() for metric in re.findall(r"{(\w+)}", text)}
