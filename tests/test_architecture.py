@@ -218,6 +218,22 @@ def test_a_rooms_docstring_names_every_file_in_it(package: str) -> None:
     assert unnamed == []
 
 
+def test_only_handles_send_signals() -> None:
+    """By its number alone nobody is signalled: it may be another process's by then. A process may end itself, or be asked
+    whether it may be signalled."""
+    senders = {"os.kill", "os.killpg", "signal.pidfd_send_signal"}
+    allowed = {"launcher/host/handle.py", "odyssey_cli/jobs/stop.py", "odyssey/link.py", "odyssey_cli/jobs/find.py"}
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for package in MAY_IMPORT
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in senders
+    }
+
+    assert found == allowed
+
+
 def test_no_strategy_imports_another() -> None:
     """What two of them need lies in strategies/building; nor do they know of the search, or of who the others are."""
     may_import = {
