@@ -1,7 +1,7 @@
 """A process that may be signalled, and no other one that has come to have its number.
 
-Numbers come round within the hour on a small machine. Of the launcher only this file sends signals, and proves first whose number
-it is.
+Numbers come round within the hour on a small machine. Of the launcher only this file sends signals, and it proves first whose
+number it is.
 """
 
 from __future__ import annotations

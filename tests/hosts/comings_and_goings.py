@@ -147,8 +147,8 @@ class Episode:
                     found.began_with = [i for i in found.began_with if i != _host(agent.host)]
                 case LeaderChanged(agent=agent):
                     found.leader = _host(agent.host)
-                    if self.holds_state:  # others come anew: a Job has no ranks of theirs
-                        found.members = list(found.began_with)
+                    if self.holds_state:  # others come anew, but for the one that leads: a Job has no ranks of theirs
+                        found.members = list(dict.fromkeys((*found.began_with, found.leader)))
         return found
 
     def steps(self) -> int:

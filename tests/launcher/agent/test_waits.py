@@ -55,9 +55,13 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses_of(ran)
 
 
-def arguments() -> tuple[str, ...]:
+SLOWLY_S = 0.3
+"""Between two steps, where a test looks at the sockets of all processes while the agent waits: up to a second."""
+
+
+def arguments(pause_s: float = 0.05) -> tuple[str, ...]:
     """Between two steps there is time for what a test does at one."""
-    return ("--steps", str(N_STEPS), "--dtype", "float64", "--pause", "0.05")
+    return ("--steps", str(N_STEPS), "--dtype", "float64", "--pause", str(pause_s))
 
 
 def losses_of(ran: Ran) -> list[float]:
@@ -65,8 +69,14 @@ def losses_of(ran: Ran) -> list[float]:
     return [found[step] for step in range(N_STEPS)]
 
 
-def run(tmp_path: Path, on_event: Callable[[Event, Ran], None] | None = None, script: str = TRAIN, **rest: Any) -> Ran:
-    ran = Ran(RunOptions(script, arguments(), log_dir=tmp_path / "logs", capture_output=True, **rest), on_event)
+def run(
+    tmp_path: Path,
+    on_event: Callable[[Event, Ran], None] | None = None,
+    script: str = TRAIN,
+    pause_s: float = 0.05,
+    **rest: Any,
+) -> Ran:
+    ran = Ran(RunOptions(script, arguments(pause_s), log_dir=tmp_path / "logs", capture_output=True, **rest), on_event)
     ran.assert_replays()
     return ran
 
@@ -213,7 +223,8 @@ def test_a_stopped_zygote_is_replaced_when_a_rank_is_to_be_spawned(tmp_path: Pat
             stop(pid)
 
     stops = Once(is_step(3), stop_zygotes)
-    ran = run(tmp_path, stops, n_nodes=2, layout="2x1", strategy="respawn", max_restarts=1, drills=("step=5 kill=1",))
+    rest = {"n_nodes": 2, "layout": "2x1", "strategy": "respawn", "max_restarts": 1, "drills": ("step=5 kill=1",)}
+    ran = run(tmp_path, stops, pause_s=SLOWLY_S, **rest)
     assert stops.is_done
     assert_exact(ran, losses)
     assert len(ran.all(RankStarted)) == 3 and [lost.cause.kind for lost in ran.all(RankLost)] == ["drill"]
@@ -227,7 +238,7 @@ def test_a_stopped_zygote_store_and_rank_at_once_end_exactly(tmp_path: Path, los
             stop(pid)
 
     stops = Once(is_step(3), stop_all)
-    ran = run(tmp_path, stops, n_nodes=2, layout="2x1", strategy="respawn", max_restarts=1)
+    ran = run(tmp_path, stops, pause_s=SLOWLY_S, n_nodes=2, layout="2x1", strategy="respawn", max_restarts=1)
     assert stops.is_done
     assert_exact(ran, losses)
     assert [lost.cause.kind for lost in ran.all(RankLost)] == ["hang"] and len(ran.all(RankStarted)) == 3
@@ -253,7 +264,7 @@ def test_helpers_that_are_stopped_and_continued_are_not_lost(tmp_path: Path, los
         continues(event, ran)
 
     drills = ("step=9 kill=1",)
-    ran = run(tmp_path, both, n_nodes=2, layout="2x1", strategy="respawn", max_restarts=1, drills=drills)
+    ran = run(tmp_path, both, pause_s=SLOWLY_S, n_nodes=2, layout="2x1", strategy="respawn", max_restarts=1, drills=drills)
     assert stops.is_done and continues.is_done
     assert_exact(ran, losses)
     assert ran.all(StoreLost) == [] and not any("zygote was" in note.text for note in ran.all(Note))
@@ -269,9 +280,10 @@ def test_a_stopped_planner_is_replaced(tmp_path: Path, losses: list[float]) -> N
         for each in (stops, *finds):
             each(event, ran)
 
-    given = (*arguments()[:-1], "0.5")
     drills = ("step=10 kill=1",)
-    ran = Ran(RunOptions(TRAIN, given, log_dir=tmp_path, capture_output=True, n_nodes=3, layout="3x1", drills=drills), watch)
+    ran = Ran(
+        RunOptions(TRAIN, arguments(0.5), log_dir=tmp_path, capture_output=True, n_nodes=3, layout="3x1", drills=drills), watch
+    )
     assert_exact(ran, losses)
     first, second = planners
     assert first != second
