@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.soak import soak
+from tests.supervised import supervise
 
 
 def main() -> int:
@@ -18,6 +19,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=1, help="jobs that run beside each other")
     parser.add_argument("--folder", type=Path, help="for the folders of the jobs; those of failed ones are kept")
     options = parser.parse_args()
+    supervise("soak")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="odyssey-soak-"))
     os.environ |= {"XDG_STATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
     total = soak.soak(options.seed, options.faults, folder, options.at_once)
