@@ -96,7 +96,6 @@ def forks() -> Iterator[Forks]:
     finally:
         made.socket.close()  # which ends it
         os.waitpid(made.pid, 0)
-        made.reaped()
         set_subreaper(was_subreaper)
 
 

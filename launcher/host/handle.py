@@ -12,6 +12,9 @@ from typing import NamedTuple, Self
 
 from launcher.host import proc
 
+_UNSEEN = -1.0
+"""Started at some time: of a child of which /proc cannot be asked, as no descriptor is left, or it is hidden."""
+
 
 class Handle(NamedTuple):
     """`started_s`: after boot; None if it has been waited for already, so that nobody has a claim to its number."""
@@ -22,12 +25,18 @@ class Handle(NamedTuple):
     @classmethod
     def of(cls, pid: int) -> Self:
         """Of a process that cannot have been waited for yet: a child's number is its own until then."""
-        return cls(pid, proc.started_s(pid))
+        started_s = proc.started_s(pid)
+        return cls(pid, _UNSEEN if started_s is None and _is_child(pid) else started_s)
 
     @property
     def is_there(self) -> bool:
         """It has not been waited for yet, though it may have ended."""
-        return self.started_s is not None and proc.started_s(self.pid) == self.started_s
+        if self.started_s is None:
+            return False
+        found = proc.started_s(self.pid)
+        if found is None or self.started_s == _UNSEEN:
+            return _is_child(self.pid)
+        return found == self.started_s
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """SIGKILL or another signal, if it is still there, and ours: what a rank has started by `sudo` is not."""
@@ -35,14 +44,15 @@ class Handle(NamedTuple):
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return
-        except OSError:  # an old kernel, or no descriptor is left
+        except (OSError, AttributeError):  # an old kernel, or a Python built for one; or no descriptor is left
             descriptor = -1
         try:
-            if self.is_there:  # so the descriptor is this process's
-                if descriptor == -1:
-                    os.kill(self.pid, number)
-                else:
-                    signal.pidfd_send_signal(descriptor, number)
+            if not self.is_there:
+                return
+            if descriptor == -1:
+                os.kill(self.pid, number)
+            else:  # it is this process's
+                signal.pidfd_send_signal(descriptor, number)
         except (ProcessLookupError, PermissionError):
             pass
         finally:
@@ -57,3 +67,12 @@ class Handle(NamedTuple):
                 os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             self.kill(number)
+
+
+def _is_child(pid: int) -> bool:
+    """Of this process, and not waited for: to tell that takes no descriptor."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -56,8 +56,11 @@ class OrphansOfRanks:
 
     def end(self) -> None:
         """What those have left that are gone. A process in another session may be any rank's: while one lives it is left."""
-        if self._leaders:
-            end_orphans(self._leaders.values(), "" if self._are_any_left() else self.marker)
+        try:
+            if self._leaders:
+                end_orphans(self._leaders.values(), "" if self._are_any_left() else self.marker)
+        except OSError:
+            pass  # no descriptor is left to look with: there is another search
 
     def _search_in(self, pause_s: float) -> None:
         if self._search is not None:
@@ -69,7 +72,11 @@ class OrphansOfRanks:
         """End what they have left, and forget those whose sessions nobody is in any more. The others are searched again."""
         self._search = None
         self.end()
-        for session in self._leaders.keys() - used_sessions(self._leaders.values()):
+        try:
+            empty = self._leaders.keys() - used_sessions(self._leaders.values())
+        except OSError:
+            empty = set()  # as above
+        for session in empty:
             del self._leaders[session]
             if self._reaper is not None:
                 self._reaper.forget(session)

@@ -23,6 +23,7 @@ from launcher.processes.fork_rules import Ruling, Rulings
 from launcher.processes.rank_process import RankProcess, Zygote
 from launcher.processes.services import TimerWatch
 from launcher.processes.warm_zygote import IMPORT_IDLE_S, WORTH_LEARNING, WarmZygote
+from odyssey.control_group import allowance
 from odyssey.errors import OdysseyError
 from odyssey.zygote.protocol import Fork, ForkAhead, Forked, ForkRank, ForkStore, ForkTimers, Imported, NotForked
 
@@ -30,6 +31,8 @@ FORK_IDLE_S = 10.0
 """A zygote that was asked for a process has nothing to wait for."""
 AHEAD_PAUSE_S = 0.5
 """From the first rank's first step to the forks of the next start: the other ranks are still at theirs."""
+HEAP_BYTES, HEAP_SPARE = 31 << 20, 4
+"""Of a rank that waits (odyssey/zygote/heap.py), where the control group has so many times as much free for all of them."""
 SERVICE_PAUSE_S = 1.0
 """Before what watches timers is started again: it ends itself when it has ended a rank."""
 
@@ -137,18 +140,21 @@ class Spawner:
 
     def _fork_ahead(self) -> None:
         """A rank for each that is here, and a store, of what the present zygote has imported."""
-        self._ahead_timer = None
-        if self._present is not None and self._present.is_ready and not self._is_ending:
+        self._forget_ahead()
+        if self._present is not None and self._present.is_ready and not (self._is_ending or self._warm.is_busy):
             try:
-                self._present.zygote.request(ForkAhead(self._n_ranks, os.getpid()), [])
+                self._present.zygote.request(ForkAhead(self._n_ranks, os.getpid(), _heap_bytes(self._n_ranks)), [])
             except OSError:
                 pass  # the zygote is gone: the next start forks as the first one did
 
-    def start_rank(self, process: RankProcess, variables: dict[str, str], descriptors: list[int]) -> None:
-        """`descriptors`: its stdin, stdout and stderr, and its socket to the agent; the caller may close them afterwards."""
-        if self._ahead_timer is not None:  # this start comes before it, and its ranks tell of their first steps in their turn
+    def _forget_ahead(self) -> None:
+        if self._ahead_timer is not None:
             self._ahead_timer.cancel()
             self._ahead_timer = None
+
+    def start_rank(self, process: RankProcess, variables: dict[str, str], descriptors: list[int]) -> None:
+        """`descriptors`: its stdin, stdout and stderr, and its socket to the agent; the caller may close them afterwards."""
+        self._forget_ahead()  # this start comes before it, and its ranks tell of their first steps in their turn
         arguments = rank_process.arguments_for(self._options, process.assignment)
         number = self._pending.next_number()
         request = rank_process.fork_rank(self._options, number, process.assignment, arguments, variables)
@@ -348,3 +354,9 @@ class Spawner:
                 self._rulings.of_zygote(Ruling("no-other", error.what, True))
         for one in asked:
             self._ask(one)
+
+
+def _heap_bytes(n_ranks: int) -> int:
+    """Who waits takes no memory that those may need who train."""
+    free = allowance().free_bytes
+    return HEAP_BYTES if free is None or free > HEAP_SPARE * n_ranks * HEAP_BYTES else 0

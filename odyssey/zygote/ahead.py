@@ -25,17 +25,16 @@ class Wait(NamedTuple):
 class Ahead:
     """The zygote's ends, of those that are to become the same."""
 
-    def __init__(self, heap_bytes: int) -> None:
-        self._heap_bytes = heap_bytes
+    def __init__(self) -> None:
         self._waiting: list[socket.socket] = []
 
-    def more(self, n: int, agent: int) -> list[tuple[Wait, list[int]]]:
+    def more(self, n: int, agent: int, heap_bytes: int) -> list[tuple[Wait, list[int]]]:
         """What is to be forked so that there are `n`."""
         asked = []
         for _ in range(n - len(self._waiting)):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._waiting.append(ours)
-            asked.append((Wait(agent, self._heap_bytes), [theirs.detach()]))
+            asked.append((Wait(agent, heap_bytes), [theirs.detach()]))
         return asked
 
     def take(self, request: bytes, descriptors: Collection[int]) -> int | None:

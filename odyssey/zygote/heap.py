@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 
+_BLOCK_BYTES = 64 << 10
+"""Less than what glibc gives pages of its own: to free one such block lets it keep more memory for good (mallopt(3),
+M_MMAP_THRESHOLD), which no other process of the script would."""
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
@@ -18,17 +21,14 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def touch(n_bytes: int) -> None:
-    """Have so much free memory at the top of the heap, for malloc to give away. Nothing happens where there is none.
+    """Have so much free memory in the heap, for malloc to give away. Nothing happens where there is none.
 
-    A block of this size has pages of its own at first, which go with it; once one is freed glibc keeps what is smaller on the
-    heap, and twice as much of it when it is free (mallopt(3), M_MMAP_THRESHOLD). So it does where a script frees such a tensor.
-    Linux has known the advice since 5.14.
+    Linux has known the advice since 5.14; before, the pages are handed out as always.
     """
-    if not n_bytes:
-        return
-    _libc.free(_libc.malloc(n_bytes))
-    block = _libc.malloc(n_bytes)
-    if block:
-        start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
-        _libc.madvise(start, (block + n_bytes - start) // mmap.PAGESIZE * mmap.PAGESIZE, _MADV_POPULATE_WRITE)
+    blocks = [block for _ in range(n_bytes // _BLOCK_BYTES) if (block := _libc.malloc(_BLOCK_BYTES))]
+    if blocks:
+        blocks.pop()  # stays in use: what is below it is not the end of the heap, which would be given back
+    for block in blocks:
+        _libc.madvise(block // mmap.PAGESIZE * mmap.PAGESIZE, _BLOCK_BYTES, _MADV_POPULATE_WRITE)
+    for block in blocks:
         _libc.free(block)

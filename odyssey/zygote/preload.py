@@ -66,7 +66,10 @@ def installed(n_known: int) -> Iterator[str]:
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {*site.getsitepackages(), site.getusersitepackages()}
     prefixes = tuple(folder + os.sep for folder in folders)
-    new = list(islice(reversed(sys.modules.items()), max(0, len(sys.modules) - n_known)))
+    try:
+        new = list(islice(reversed(sys.modules.items()), max(0, len(sys.modules) - n_known)))
+    except RuntimeError:  # another thread imports something
+        new = list(sys.modules.items())[: n_known - 1 : -1]
     for name, module in reversed(new):
         spec = getattr(module, "__spec__", None)
         if name.partition(".")[0] == "odyssey" or getattr(spec, "name", None) != name:

@@ -80,10 +80,12 @@ class Import(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkAhead(msgspec.Struct, frozen=True, tag=True):
-    """Have so many forks wait to become ranks, and one the store: a fork takes some 20 ms, in which a start has not begun."""
+    """Have so many forks wait to become ranks, and one the store: a fork takes some 20 ms, in which a start has not begun.
+    `heap_bytes`: of free memory for each rank, see heap.py."""
 
     n_ranks: int
     agent: int
+    heap_bytes: int
 
 
 Fork = ForkRank | ForkStore | ForkTimers

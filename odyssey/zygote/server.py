@@ -62,8 +62,6 @@ from odyssey.zygote.protocol import (
 from odyssey.zygote.services import run_store, run_timers
 from odyssey.zygote.shadow import find_shadow
 
-HEAP_BYTES = 31 << 20
-"""Of a rank that waits. From 32 MiB on glibc gives each block pages of its own."""
 MAX_BATCH = 32
 """Requests that are served by one middle process: it holds their descriptors, of which it may have 1024."""
 _PR_SET_PDEATHSIG = 1
@@ -130,7 +128,7 @@ def _serve(
     if not _is_ready(control, started, error, {}, shadow()):
         return None, []
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the middle processes
-    ahead = {ForkRank: Ahead(HEAP_BYTES), ForkStore: Ahead(0)}
+    ahead = {ForkRank: Ahead(), ForkStore: Ahead()}
     while batch := _receive_batch(control):
         forks: list[tuple[Fork | Wait, list[int]]] = []
         for request, descriptors in batch:
@@ -143,8 +141,8 @@ def _serve(
                     if not _is_ready(control, started, "", left_out, shadow()):
                         return None, []
                 case ForkAhead():
-                    forks += ahead[ForkRank].more(min(request.n_ranks, MAX_BATCH), request.agent)
-                    forks += ahead[ForkStore].more(1, request.agent)
+                    forks += ahead[ForkRank].more(min(request.n_ranks, MAX_BATCH), request.agent, request.heap_bytes)
+                    forks += ahead[ForkStore].more(1, request.agent, 0)
                 case ForkRank() | ForkStore() if pid := ahead[type(request)].take(_encoder.encode(request), descriptors):
                     _tell(control, Forked(request.number, pid))
                 case _:

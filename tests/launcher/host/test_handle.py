@@ -82,6 +82,42 @@ print(handle.is_there, stranger.wait())
     assert inside(program) == "False -15\n"
 
 
+@pytest.mark.parametrize(
+    "hindrance",
+    [
+        "del os.pidfd_open",
+        "signal.pidfd_send_signal = None; os.pidfd_open = lambda pid: os.open('/no/such/call', os.O_RDONLY)",
+        "taken = [*opened()]",
+    ],
+    ids=["a Python without the call", "a kernel without it", "no descriptor left"],
+)
+def test_a_child_is_signalled_also_where_little_can_be_asked(hindrance: str) -> None:
+    program = f"""
+def opened():
+    while True:
+        try:
+            yield os.open("/dev/null", os.O_RDONLY)
+        except OSError:
+            return
+
+children = [subprocess.Popen(SLEEPS, start_new_session=True) for _ in range(2)]
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+{hindrance}
+handles = [Handle.of(child.pid) for child in children]
+assert all(handle.is_there for handle in handles)
+handles[0].kill()
+handles[1].kill_group()
+codes = [child.wait() for child in children]
+print(*codes, any(handle.is_there for handle in handles))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINNING + program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+
+    assert (done.stdout, done.stderr) == ("-9 -9 False\n", "")
+
+
 def test_a_handle_of_a_child_that_has_ended_reaches_its_group() -> None:
     program = """
 child = subprocess.Popen([*ENDS, *SLEEPS], start_new_session=True, stdout=subprocess.PIPE, text=True)

@@ -25,6 +25,7 @@ from launcher.options import Entry, RunOptions
 from launcher.processes import environment, fork_rules, rank_process, spawner
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.spawner import Spawner
+from odyssey.control_group import Allowance
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.zygote.protocol import ForkAhead, Imported
 
@@ -262,7 +263,7 @@ def test_forks_wait_for_the_next_start_only_when_all_ranks_have_had_time_for_the
         it.forks.prepare(())
     assert not asked
     it.until(lambda: asked)
-    assert asked == [ForkAhead(2, os.getpid())]
+    assert asked == [ForkAhead(2, os.getpid(), spawner.HEAP_BYTES)]
 
 
 def test_no_fork_is_made_for_the_next_start_while_this_one_begins(starts: Callable[..., Starts]) -> None:
@@ -275,6 +276,23 @@ def test_no_fork_is_made_for_the_next_start_while_this_one_begins(starts: Callab
     it.forks.prepare(())
     assert it.forks._ahead_timer not in (None, timer)
     assert it.output(1) == ["0 0\n"]
+
+
+def test_forks_that_are_made_at_once_are_not_made_again_a_moment_later(starts: Callable[..., Starts]) -> None:
+    it = starts()
+    it.ready()
+    it.forks.prepare(())
+    timer = it.forks._ahead_timer
+    it.forks._fork_ahead()  # as a better zygote has it done
+    assert timer is not None and timer.call is None and it.forks._ahead_timer is None
+
+
+@pytest.mark.parametrize(("free_bytes", "expected"), [(None, 31 << 20), (1 << 30, 31 << 20), (200 << 20, 0)])
+def test_who_waits_takes_no_memory_that_others_may_need(
+    free_bytes: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawner, "allowance", lambda: Allowance(free_bytes=free_bytes))
+    assert spawner._heap_bytes(2) == expected
 
 
 @pytest.mark.usefixtures("soon")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import signal
@@ -47,7 +48,7 @@ def _waiting(forks: Forks) -> list[psutil.Process]:
 
 def have_ahead(forks: Forks, n: int, *, also: int = 0) -> list[psutil.Process]:
     """`also`: for the store."""
-    forks.zygote.request(ForkAhead(n, os.getpid()), [])
+    forks.zygote.request(ForkAhead(n, os.getpid(), 31 << 20), [])
     while len(found := [its for its in _waiting(forks) if _receives(its)]) != n + also:
         time.sleep(0.005)
     return found
@@ -93,6 +94,17 @@ before = faults()
 block = b"x" * (16 << 20)
 print((faults() - before) * mmap.PAGESIZE < 4 << 20)
 """
+ALLOCATES_MORE = """
+import ctypes
+NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+before = libc.mallinfo2().hblks
+blocks = [b"x" * (20 << 20) for _ in range(3)]
+print(libc.mallinfo2().hblks - before)
+"""
 
 
 @pytest.mark.skipif(tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="Linux has the advice from 5.14 on")
@@ -108,6 +120,14 @@ def test_there_are_no_more_than_asked_for(forks: Forks, tmp_path: Path) -> None:
     forks.run("app.py", cwd=tmp_path)
     assert len({*have_ahead(forks, 2)} & {*first}) == 1
     assert len(_waiting(forks)) == 2
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc tells what it has given out from 2.33 on")
+def test_what_is_large_is_given_back_as_in_any_process(forks: Forks, tmp_path: Path) -> None:
+    """The kernel gave it pages of its own: all blocks but the one that the memory made ready has room for."""
+    (tmp_path / "app.py").write_text(ALLOCATES_MORE)
+    have_ahead(forks, 1)
+    assert forks.run("app.py", cwd=tmp_path)[:3] == (0, b"2\n", b"")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
