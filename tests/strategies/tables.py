@@ -83,7 +83,9 @@ def tables(seed: int) -> list[list[Candidate]]:
             break
         plan = chosen.plan
         everyone = sorted({*plan.workers, *plan.idle})
-        alive = [worker for worker in everyone if worker not in draw.sample(everyone, draw.choice((1, 1, 2)))]
+        alive = [
+            worker for worker in everyone if worker not in draw.sample(everyone, min(draw.choice((1, 1, 2)), len(everyone)))
+        ]
         try:
             found.append(search(situation(of, plan, alive, aim=aim)))
         except StateLost:
