@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from launcher.agent.start import run
 from launcher.coordinator.replay import replay
 from launcher.joblog.events import Event
 from launcher.options import RunOptions
+from odyssey import own_process
 from tests import ROOT
 
 TRAIN = str(ROOT / "tests" / "jobs" / "train.py")
@@ -58,9 +58,14 @@ class Ran:
 def nothing_left() -> Iterator[None]:
     """No child and no descriptor remains that was not there before."""
     children = set(psutil.Process().children(recursive=True))
-    descriptors = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     yield
     left = set(psutil.Process().children(recursive=True)) - children
     assert not left, left
-    more = set(os.listdir("/proc/self/fd")) - descriptors
-    assert not more, [os.readlink(f"/proc/self/fd/{number}") for number in more if os.path.lexists(f"/proc/self/fd/{number}")]
+    more = {number: name for number, name in descriptors().items() if number not in before}
+    assert not more, more
+
+
+def descriptors() -> dict[int, str]:
+    """What this process has open, but for listings of that: another thread of it may be at one."""
+    return {number: name for number, name in own_process.descriptors() if not name.endswith("/fd")}
