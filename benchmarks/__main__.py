@@ -47,7 +47,7 @@ LIMITS_S = {
 """What each takes on two cores, about three times; time enough for all launchers of job_wall to be given up, and for no case of
 schedules to be proved. The last one is run whichever others are."""
 RESULTS = {"paper": ("paper", "paper-rehearsal")}
-"""Of which others have one by their own name."""
+"""A benchmark that is not here has one result, of its own name."""
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL."""
 

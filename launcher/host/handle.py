@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from launcher.host import proc
 
 _UNSEEN = -1.0
-"""Started at some time: of a child of which /proc cannot be asked, as no descriptor is left, or it is hidden."""
+"""It stands for a start that /proc cannot be asked for, as no descriptor is left, or the child is hidden."""
 
 
 class Handle(NamedTuple):
@@ -24,7 +24,7 @@ class Handle(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Of a process that cannot have been waited for yet: a child's number is its own until then."""
+        """The process must not have been waited for: a child's number is its own until then."""
         started_s = proc.started_s(pid)
         return cls(pid, _UNSEEN if started_s is None and _is_child(pid) else started_s)
 
@@ -70,7 +70,7 @@ class Handle(NamedTuple):
 
 
 def _is_child(pid: int) -> bool:
-    """Of this process, and not waited for: to tell that takes no descriptor."""
+    """Whether this process is its parent, and has not waited for it: to tell that takes no descriptor."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -32,7 +32,8 @@ FORK_IDLE_S = 10.0
 AHEAD_PAUSE_S = 0.5
 """From the first rank's first step to the forks of the next start: the other ranks are still at theirs."""
 HEAP_BYTES, HEAP_SPARE = 31 << 20, 4
-"""Of a rank that waits (odyssey/zygote/heap.py), where the control group has so many times as much free for all of them."""
+"""A rank that waits has so much memory ready (odyssey/zygote/heap.py), if the control group has so many times as much free
+for all that wait."""
 SERVICE_PAUSE_S = 1.0
 """Before what watches timers is started again: it ends itself when it has ended a rank."""
 
@@ -357,6 +358,6 @@ class Spawner:
 
 
 def _heap_bytes(n_ranks: int) -> int:
-    """Who waits takes no memory that those may need who train."""
+    """Ranks that wait take no memory that those which train may need."""
     free = allowance().free_bytes
     return HEAP_BYTES if free is None or free > HEAP_SPARE * n_ranks * HEAP_BYTES else 0
