@@ -49,7 +49,7 @@ class Kept:
         arguments = sys.argv[1:] if arguments is None else arguments
         now = Begun(machine or report.this_machine(), _boot(), tuple(arguments))
         self._file: BinaryIO | None = None
-        """Of this run alone, whoever else begins anew meanwhile."""
+        """It is this run's alone, whoever else begins anew meanwhile."""
         if now.machine.is_at_a_commit:
             now = self._go_on(now)
         self.machine = now.machine

@@ -138,7 +138,7 @@ def _cpu_model() -> str:
 
 
 def commit_of(root: Path) -> str:
-    """Of the repository in this folder, as `Machine` has it."""
+    """The one that the repository in this folder is at, as `Machine` has it."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False, timeout=GIT_S)

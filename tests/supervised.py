@@ -29,7 +29,7 @@ NETWORKS = "ODYSSEY_TESTS_NETWORKS"
 """In the environment of a run: how the names of its network namespaces and their links begin."""
 PASSED_ON = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 SHARED = Path("/dev/shm")
-"""Of files in memory: a folder of the same name there as that of the run is gone after it, too."""
+"""Files in memory lie there: a folder of the same name as that of the run is gone after it, too."""
 LAST_WORDS_S = 30.0
 """From SIGINT at its limit until a run is killed: pytest says what has failed until then."""
 TOO_LONG = 124

@@ -15,7 +15,7 @@ LAST_S = 64.0
 
 
 class OrphansOfRanks:
-    """Of one agent's ranks. `are_any_left`: whether ranks live."""
+    """They are those of one agent's ranks. `are_any_left`: whether ranks live."""
 
     def __init__(self, loop: Loop, are_any_left: Callable[[], bool]) -> None:
         self._loop = loop
