@@ -14,6 +14,7 @@ from functools import partial
 from launcher.agent.coordination import Coordination
 from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.quorum import Quorum
+from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, State, Status
 from launcher.health.waits import Wait
 from launcher.host.proc import Vitals
@@ -52,15 +53,17 @@ class Awaited:
             yield Wait("the store", why, pid, self._store.end, idle_s, quiet=True)
 
     def _ranks(self, state: State) -> Iterator[Wait]:
-        alive = state.world.alive
+        ranks = state.world.ranks
         match state.status:
             case Status.STARTING | Status.MOVING:
                 is_job = isinstance(state, JobState)
-                yield from self._each(alive - state.joined, "no odyssey.Job is built there yet", is_job, quiet=not is_job)
+                yield from self._each(
+                    ranks.of(RankState.STARTING), "no odyssey.Job is built there yet", is_job, quiet=not is_job
+                )
             case Status.FINISHING:
-                assert isinstance(state, JobState)
-                yield from self._each(alive & state.finished, "the script has ended, the process has not", True)
-                yield from self._each(alive - state.finished, "the script has not ended", True, quiet=True)
+                ended = ranks.among(RankState.FINISHED, RankState.AHEAD)
+                yield from self._each(ended, "the script has ended, the process has not", True)
+                yield from self._each(ranks.alive - ended, "the script has not ended", True, quiet=True)
             case Status.ENDING | Status.ENDED:
                 yield from self._each(range(state.world.n_ranks), "told to end", False)
 

@@ -8,6 +8,7 @@ from launcher.cluster.wire import WhichJob
 from launcher.coordinator import machine
 from launcher.coordinator.actions import Action
 from launcher.coordinator.rank_assignment import RankAssignment, assignments, assignments_on_one_host
+from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, PlainState, State, Status, packed, unpacked
 from launcher.failures.root_cause import RankEnd, root
 from launcher.joblog.events import AgentInfo, Event
@@ -76,7 +77,12 @@ class Coordination:
     def plain_ranks(self) -> list[int]:
         """The living ranks without a Job, where they do not end anyway."""
         state = self.state
-        return [] if state.status is Status.RESTARTING else sorted(state.world.alive - state.joined)
+        return [] if state.status is Status.RESTARTING else sorted(state.world.ranks.of(RankState.STARTING))
+
+    @property
+    def joined(self) -> set[int]:
+        """The living ranks with a Job that has not ended."""
+        return self.state.world.ranks.among(RankState.JOINED, RankState.MEMBER, RankState.FAILING)
 
     # -- units, plans, the end -----------------------------------------------------------------------------------------
 

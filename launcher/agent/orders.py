@@ -25,7 +25,7 @@ class Orders:
 
     def ping(self, number: int) -> frozenset[int]:
         """Ask all ranks that take part where they are. Answers whom."""
-        joined = self._coordination.state.joined
+        joined = self._coordination.joined
         ranks = frozenset(
             process.rank
             for process in self._cluster.processes()

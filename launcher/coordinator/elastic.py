@@ -19,6 +19,7 @@ from typing import Any
 from launcher.coordinator.actions import EndRanks, Record, RenewStore, SetDeadline, Spawn
 from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.rank_assignment import in_order
+from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp, made_progress
 from launcher.coordinator.state import PlainState, Status
 from launcher.failures.root_cause import Kind, end_after, is_from_outside, root
@@ -52,7 +53,7 @@ def _rank_lost(plain: PlainState, body: RankLost) -> Actions:
     world = plain.world
     if body.rank not in world.alive or body.cause.kind is CauseKind.AGENT:
         return ()
-    world.alive.discard(body.rank)
+    world.ranks.enter(body.rank, RankState.ABSENT)
     if body.slot_lost:
         world.slots_lost.add(body.rank)
     _note_end(plain, body)
@@ -68,8 +69,7 @@ def _rank_exited(plain: PlainState, body: RankExited) -> Actions:
     world = plain.world
     if body.rank not in world.alive:
         return ()
-    world.alive.discard(body.rank)
-    world.exited.add(body.rank)
+    world.ranks.enter(body.rank, RankState.EXITED)
     _note_end(plain, body)
     if plain.status is Status.RESTARTING:
         return _if_all_gone(plain)
@@ -168,9 +168,8 @@ def _start(plain: PlainState) -> Actions:
     lost_agent = any(end.kind is Kind.AGENT for end in world.ends.values())
     cause = root(world.ends)
     world.seat(world.agents)
-    world.alive = set(range(world.n_ranks))
+    world.ranks.start_all(world.n_ranks)
     plain.never_there = set(world.alive) if lost_agent and (cause is None or cause.kind is Kind.AGENT) else set()
-    world.exited.clear()
     world.ends.clear()
     world.generation += 1
     world.attempt += 1
@@ -231,7 +230,7 @@ def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
     homes = world.homes
     its = sorted(rank for rank in world.alive if homes.get(rank) == number)
     for rank in its:
-        world.alive.discard(rank)
+        world.ranks.enter(rank, RankState.ABSENT)
         _note_end(plain, RankLost(rank, Cause(CauseKind.AGENT, f"agent {number} was lost"), True))
     if plain.status is Status.RESTARTING:
         return _if_all_gone(plain)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from launcher.coordinator import rank_failure, transition
 from launcher.coordinator.actions import Kill, Record, SendOrder, SetDeadline
 from launcher.coordinator.decision import Actions, end
+from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp, Restart
 from launcher.coordinator.state import JobState, Status
 from launcher.failures.root_cause import RankEnd
@@ -23,23 +24,23 @@ ASK_AGAIN_S = 3.0
 
 def finished(job: JobState, body: RankFinished) -> Actions:
     """A rank is at its script's end."""
-    if body.rank not in job.world.alive:
+    ranks, rank = job.ranks, body.rank
+    if ranks.state(rank) not in (RankState.JOINED, RankState.MEMBER, RankState.FINISHED, RankState.AHEAD):
         return ()
     interrupted = job.status in (Status.PAUSING, Status.PLANNING, Status.MOVING) and job.plan is not None
     was_moving = job.status is Status.MOVING
     job.status, job.next_plan = Status.FINISHING, None
-    job.finished.add(body.rank)
-    # Who was spawned for a generation that will not run has nothing to join any more.
-    unwanted = sorted(job.recovery.arriving - {body.rank})
-    for rank in unwanted:
-        transition.forget(job, rank)
-    job.recovery.arriving.clear()
+    if ranks.state(rank) in (RankState.JOINED, RankState.MEMBER):
+        ranks.enter(rank, RankState.FINISHED)
+    # Who is to join has nothing to join any more.
+    unwanted = sorted(ranks.among(RankState.STARTING, RankState.JOINED)) if job.plan is not None else []
+    ranks.enter_all(unwanted, RankState.ABSENT)
     pauses: Actions = ()
     if interrupted:
-        job.stranded = set(job.joined)
+        job.stranded = job.members
     if interrupted and was_moving:  # the others are on their way to meet it, and would wait for it in C++
         job.world.generation += 1
-        pauses = tuple(SendOrder(rank, Pause(job.world.generation)) for rank in sorted(job.joined - job.finished))
+        pauses = tuple(SendOrder(rank, Pause(job.world.generation)) for rank in sorted(job.members))
     return *pauses, SetDeadline(None), *(Kill(rank, None) for rank in unwanted), *release_stranded(job)
 
 
@@ -48,13 +49,12 @@ def release_stranded(job: JobState) -> Actions:
 
     A rank says that its script is at its end before anybody can know its exit code: only with that it is sure.
     """
-    exited, alive = job.world.exited, job.world.alive
     if not job.stranded:
         return ()
-    if not job.next_models and job.finished.isdisjoint(exited) and not job.finished.isdisjoint(alive):
+    if not job.ranks.is_any(RankState.AHEAD, RankState.DONE) and job.ranks.is_any(RankState.FINISHED, RankState.FAILING):
         return ()
     order = Finish(job.world.generation, job.results)
-    ranks = sorted((job.stranded & job.joined) - job.finished)
+    ranks = sorted(job.stranded & job.members)
     job.stranded.clear()
     return tuple(SendOrder(rank, order) for rank in ranks)
 
@@ -69,12 +69,12 @@ def exited_early(job: JobState, rank: int) -> Actions:
     if not job.world.first_failure:
         what = f"{ranks_text([rank])} ended with exit code 0 before its last step"
         job.world.first_failure = f"{what}, while others still train"
-        said = () if communicates else [job.recovery.paused[other] for other in job.joined & job.recovery.paused.keys()]
+        said = () if communicates else job.ranks.paused.values()
         job.status, job.next_plan = Status.FINISHING, None
         told = Record(Note(what)), SetDeadline(None)
         if any(_trains(job, paused) for paused in said):
             return *told, *_failed(job)
-    if communicates and not (job.plan is not None and job.joined <= set(job.plan.idle)):
+    if communicates and not (job.plan is not None and job.members <= set(job.plan.idle)):
         return told
     return *told, *ask_whether_they_train(job)
 
@@ -82,7 +82,7 @@ def exited_early(job: JobState, rank: int) -> Actions:
 def ask_whether_they_train(job: JobState) -> Actions:
     """By a Pause: who is in a unit says so, who is in the script's own code may be on its way to its end."""
     job.world.generation += 1
-    orders = (SendOrder(rank, Pause(job.world.generation)) for rank in sorted(job.joined - job.finished))
+    orders = (SendOrder(rank, Pause(job.world.generation)) for rank in sorted(job.members))
     return *orders, SetDeadline(ASK_AGAIN_S)
 
 
@@ -93,7 +93,7 @@ def ask_again(job: JobState, body: Tick) -> Actions:
 
 def paused(job: JobState, body: RankPaused) -> Actions:
     """The answer to that; or to a Pause of before, from a rank that is to be released."""
-    if not job.world.first_failure or body.rank not in job.joined:
+    if not job.world.first_failure or not job.ranks.is_member(body.rank):
         return ()
     if _trains(job, body):
         return _failed(job)
@@ -130,7 +130,7 @@ def _is_final(job: JobState, position: Position) -> bool:
 
 
 def _judged(job: JobState) -> tuple[RankEnd, Restart | GiveUp]:
-    exit = RankEnd(min(job.world.exited - job.finished), job.world.now, Cause(CauseKind.EXIT, "exit code 0", 0))
+    exit = RankEnd(min(job.ranks.of(RankState.EXITED)), job.world.now, Cause(CauseKind.EXIT, "exit code 0", 0))
     return exit, rank_failure.judge(job, exit)
 
 
@@ -141,8 +141,7 @@ def _failed(job: JobState) -> Actions:
     reason, job.world.first_failure = job.world.first_failure, ""
     if isinstance(decision, GiveUp):
         return end(job, 1, f"{reason}; {decision.why}" if decision.why else reason, decision.help)
+    job.ranks.enter(rank, RankState.LOST)
     told = rank_failure.forgive(job, rank, decision)
-    job.world.exited.discard(rank)
-    job.recovery.lost.add(rank)
     job.recovery.loss_at = job.world.now
     return *told, *transition.pause(job, reason)

@@ -14,6 +14,7 @@ from typing import Any
 from launcher.coordinator import finish, gate, next_job, rank_failure, transition
 from launcher.coordinator.actions import EndRanks, Kill, Record, SendOrder, Spawn
 from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
+from launcher.coordinator.ranks import ENDED_WELL, RankState
 from launcher.coordinator.restart_policy import GiveUp, after_progress
 from launcher.coordinator.state import JobState, Status, with_result
 from launcher.failures.root_cause import end_after
@@ -50,29 +51,44 @@ _SAME_MODEL = "all ranks must build the same model: check what depends on the ra
 
 
 def _joined(job: JobState, body: RankJoined) -> Actions:
-    if body.rank not in job.world.alive:
+    ranks, rank = job.ranks, body.rank
+    if rank not in ranks.alive:
         return ()
     if body.job != job.number:
         next_job.made(job, body)
         return *finish.release_stranded(job), *_if_all_made_next(job)
-    job.models[body.rank] = body.model
+    if ranks.state(rank) is RankState.STARTING:
+        ranks.enter(rank, RankState.JOINED)
+    ranks[rank].model = body.model
     if job.status is Status.STARTING:
         return _if_all_joined(job)
-    if (difference := gate.model_difference(job.models)) is not None:
+    if (difference := _difference_from_members(job, body)) is not None:
         return end(job, 1, difference, _SAME_MODEL)
     if job.status is Status.PAUSING:
-        return (SendOrder(body.rank, Pause(job.world.generation)),)
+        ranks.enter_all({rank} & ranks.of(RankState.JOINED), RankState.MEMBER)
+        return (SendOrder(rank, Pause(job.world.generation)),)
     if job.status is Status.MOVING and job.next_plan is not None and body.rank in job.next_plan.spawned:
         return transition.if_spawned_joined(job)
     return ()
 
 
+def _difference_from_members(job: JobState, body: RankJoined) -> str | None:
+    """Those there are have been compared with each other."""
+    of_one = {rank: job.ranks[rank].model for rank in sorted(job.ranks.of(RankState.MEMBER) - {body.rank})[:1]}
+    return gate.model_difference({body.rank: body.model} | {rank: model for rank, model in of_one.items() if model is not None})
+
+
 def _if_all_joined(job: JobState) -> Actions:
-    if not job.models or not job.all_have_joined:
+    ranks = job.ranks
+    if ranks.is_any(RankState.STARTING, RankState.FAILING):
         return ()
-    if (difference := gate.model_difference(job.models)) is not None:
+    ranks.enter_all(ranks.of(RankState.JOINED), RankState.MEMBER)
+    models = ranks.models
+    if not models:
+        return ()
+    if (difference := gate.model_difference(models)) is not None:
         return end(job, 1, difference, _SAME_MODEL)
-    if (given := gate.difference_at_start(job.models)) is not None:
+    if (given := gate.difference_at_start(models)) is not None:
         return end(job, 1, *given)
     job.recovery.joined_after_s = job.world.now - job.world.started_at
     return transition.measure(job) if job.profile is None else _check_profile(job)
@@ -89,7 +105,7 @@ def _check_profile(job: JobState) -> Actions:
 
     assert job.profile is not None
     try:
-        check_model(job.profile, job.models[min(job.models)])
+        check_model(job.profile, job.model)
     except ProfileError as error:
         return end(job, 1, error.what, error.help)
     job.world.generation += 1
@@ -119,14 +135,15 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     if rank not in world.alive:
         return ()
     _note_end(job, body)
-    transition.forget(job, rank)
+    has_failed = job.ranks.state(rank) is RankState.FAILING
+    job.ranks.end(rank)
     if job.status is Status.ENDING:
         return if_failed_and_gone(job)
     how = f"{ranks_text([rank])} was lost ({body.cause.text})"
     if body.cause.kind is CauseKind.NOT_STARTED:
         how = world.ends[rank].reason
     told: Actions = ()
-    if body.cause.kind is CauseKind.EXIT or rank in job.failing:
+    if body.cause.kind is CauseKind.EXIT or has_failed:
         how = world.ends[rank].reason
         decision = rank_failure.judge(job, world.ends[rank])
         if isinstance(decision, GiveUp):
@@ -134,28 +151,26 @@ def _lost(job: JobState, body: RankLost) -> Actions:
         told = rank_failure.forgive(job, rank, decision)
     if job.status is Status.FINISHING:
         return *told, *_lost_while_finishing(job, rank)
-    job.recovery.lost.add(rank)
     job.recovery.n_redone = 0
     if job.recovery.loss_at is None:
         job.recovery.loss_at = world.now
     if job.status is Status.STARTING:
         answer = _lost_before_all_joined(job, rank, body.cause, how)
     else:
-        again = _started_again(job, rank)
-        answer = *again, *transition.pause(job, how)
-        job.recovery.lost -= {rank} if again else set()
+        lost = job.lost
+        answer = *_started_again(job, rank), *transition.pause(job, how, lost)
     return *told, *answer, *next_job.not_started_again(job, rank)
 
 
 def _lost_before_all_joined(job: JobState, rank: int, cause: Cause, how: str) -> Actions:
     """Nothing has been communicated yet: spawn it again if that is allowed, else start without it."""
     world = job.world
-    job.recovery.lost.clear()
     job.recovery.loss_at = None
     if cause.kind is CauseKind.NOT_STARTED:
         return end(job, 1, how)
     if job.may_start_again(rank):
         return Record(Note(f"{how} before the job began; it is started again")), *_start_again(job, rank)
+    job.ranks.enter(rank, RankState.ABSENT)
     if not world.alive:
         return end(job, 1, f"{how}, the last one")
     return Record(Note(f"{how} before the job began; it starts without")), *_if_all_joined(job)
@@ -170,7 +185,7 @@ def _started_again(job: JobState, rank: int) -> Actions:
 
 def _start_again(job: JobState, rank: int) -> Actions:
     rank_failure.count_respawn(job, (rank,))
-    job.world.alive.add(rank)
+    job.ranks.enter(rank, RankState.STARTING)
     return (Spawn(rank),)
 
 
@@ -188,7 +203,8 @@ def _failed(job: JobState, body: RankFailed) -> Actions:
     if body.is_final or isinstance(decision, GiveUp):
         why, help = (decision.why, decision.help) if isinstance(decision, GiveUp) and not body.is_final else ("", "")
         return fail(job, job.world.ends[body.rank].reason, why, help)
-    job.failing.add(body.rank)
+    if job.ranks.state(body.rank) is not RankState.FAILING:
+        job.ranks.enter(body.rank, RankState.FAILING)
     return (EndRanks((body.rank,)),)
 
 
@@ -228,7 +244,7 @@ def _leader_changed(job: JobState, body: LeaderChanged) -> Actions:
             if world.first_failure:
                 return note, *finish.ask_whether_they_train(job)
             world.generation += 1
-            job.stranded = set(job.joined)
+            job.stranded = job.members
             return note, *finish.release_stranded(job)
     _clock_from_now(job)
     return note, *transition.pause(job, "the leading agent was not heard")
@@ -247,7 +263,8 @@ def _committed(job: JobState, body: UnitCommitted) -> Actions:
         job.world.restarts.past = after_progress(job.world.restarts.past)
     idle = job.plan.idle if job.plan is not None else ()
     order = Follow(job.world.generation, body.result)
-    orders = tuple(SendOrder(rank, order) for rank in sorted(idle) if rank in job.joined)
+    following = set(idle) & job.members if idle else ()
+    orders = tuple(SendOrder(rank, order) for rank in sorted(following))
     return *orders, *finish.made_without(job)
 
 
@@ -255,7 +272,7 @@ def _lost_while_finishing(job: JobState, rank: int) -> Actions:
     """No new plan: who has ended cannot take part. What is final is final, so the job has its result without this rank."""
     note = Record(Note(f"{ranks_text([rank])} was lost while the ranks were ending their scripts"))
     job.world.generation += 1
-    job.stranded = set(job.joined)
+    job.stranded = job.members
     if not job.world.alive:
         return note, *_end_finished(job)
     return note, *finish.release_stranded(job), *_if_all_made_next(job)
@@ -265,21 +282,22 @@ def _exited(job: JobState, body: RankExited) -> Actions:
     world, rank = job.world, body.rank
     if rank not in world.alive:
         return ()
-    nobody_has_joined = not job.models
-    transition.forget(job, rank)
-    world.exited.add(rank)
+    ranks = job.ranks
+    nobody_has_joined = len(ranks.of(RankState.STARTING)) == len(world.alive)
+    has_finished = ranks.state(rank) in (RankState.FINISHED, RankState.AHEAD)
+    ranks.enter(rank, RankState.DONE if has_finished else RankState.EXITED)
     _note_end(job, body)
     if job.status is Status.ENDING:
         return if_failed_and_gone(job)
     if not world.alive:
         return _end_finished(job)
-    if rank in job.finished:
+    if has_finished:
         return *finish.release_stranded(job), *_if_all_made_next(job)
     return () if nobody_has_joined else finish.exited_early(job, rank)
 
 
 def _end_finished(job: JobState) -> Actions:
-    if job.world.exited or job.finished:
+    if job.ranks.is_any(*ENDED_WELL):
         return end(job, 0, "all ranks have ended their scripts")
     return end(job, 1, "no rank is left")
 
@@ -293,7 +311,7 @@ def _paused_for_long_enough(job: JobState, body: Tick) -> Actions:
 
 def _not_joined_in_time(job: JobState, body: Tick) -> Actions:
     text = f"was not there within {transition.join_limit_s(job):.0f} s"
-    return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(job.world.alive - job.joined))
+    return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(job.ranks.of(RankState.STARTING)))
 
 
 def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:

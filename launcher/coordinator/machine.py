@@ -70,7 +70,7 @@ def _started(state: State, body: JobStarted) -> Actions:
     world = state.world
     world.started = body
     world.seat(body.agents)
-    world.alive = set(range(world.n_ranks))
+    world.ranks.start_all(world.n_ranks)
     world.started_at = world.now
     world.restarts.policy = Policy(
         body.max_restarts, body.never_retry, body.restart_limit, body.restart_backoff_s, body.retries_same_failure
@@ -82,6 +82,7 @@ def _started(state: State, body: JobStarted) -> Actions:
 
 def _stopped(state: State, body: StopRequested) -> Actions:
     if state.status is Status.ENDING and isinstance(state, JobState):
-        state.world.alive.clear()  # it is over: whoever presses Ctrl-C now does not want to wait for the ranks
+        for rank in sorted(state.world.alive):  # it is over: whoever presses Ctrl-C now does not want to wait for the ranks
+            state.ranks.end(rank)
         return if_failed_and_gone(state)
     return end(state, body.code, body.reason, body.help)

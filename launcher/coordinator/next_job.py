@@ -10,6 +10,7 @@ from dataclasses import fields
 
 from launcher.coordinator.actions import Record
 from launcher.coordinator.decision import Actions
+from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status
 from launcher.joblog.events import Note, RankJoined
 from launcher.joblog.wording import ranks_text
@@ -17,27 +18,34 @@ from launcher.joblog.wording import ranks_text
 
 def made(job: JobState, body: RankJoined) -> None:
     """A rank has made its next Job."""
+    if job.ranks.state(body.rank) not in (RankState.MEMBER, RankState.FINISHED, RankState.AHEAD):
+        return
     job.status, job.next_plan = Status.FINISHING, None
-    job.finished.add(body.rank)
-    job.next_models[body.rank] = body.model
+    if job.ranks.state(body.rank) is not RankState.AHEAD:
+        job.ranks.enter(body.rank, RankState.AHEAD)
+    job.ranks[body.rank].model = body.model
 
 
 def problem(job: JobState) -> str:
     """Why the next Job can never begin; empty if it can."""
-    if job.next_models and job.world.exited:
-        return f"{ranks_text(job.world.exited)} ended the script where {ranks_text(job.next_models)} made another Job"
+    ahead, ended = job.ranks.of(RankState.AHEAD), job.ranks.among(RankState.EXITED, RankState.DONE)
+    if ahead and ended:
+        return f"{ranks_text(ended)} ended the script where {ranks_text(ahead)} made another Job"
     return ""
 
 
 def begin_if_all_made_it(job: JobState) -> bool:
     """Whether all living ranks have made the next Job; then it is the one that `job` is about."""
-    world, made = job.world, job.next_models
-    if not made or len(made) < len(world.alive) or not world.alive <= made.keys():
+    world, ranks = job.world, job.ranks
+    if not world.alive or len(ranks.of(RankState.AHEAD)) < len(world.alive):
         return False
     world.generation += 1
     world.ends = {}
     world.started_at = world.now
-    following = JobState(world, number=job.number + 1, models={rank: made[rank] for rank in sorted(world.alive)})
+    ranks.enter_all(ranks.of(RankState.AHEAD), RankState.MEMBER)
+    ranks.enter_all(ranks.among(RankState.LOST, RankState.GONE, RankState.DONE, RankState.EXITED), RankState.ABSENT)
+    ranks.forget_answers()
+    following = JobState(world, number=job.number + 1)
     following.recovery.joined_after_s = job.recovery.joined_after_s
     for field in fields(JobState):
         setattr(job, field.name, getattr(following, field.name))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from launcher.coordinator.actions import Record
 from launcher.coordinator.decision import Actions
+from launcher.coordinator.ranks import ENDED_WELL, RankState
 from launcher.coordinator.restart_policy import GiveUp, Restart
 from launcher.coordinator.state import JobState, Status
 from launcher.failures.root_cause import RankEnd
@@ -21,18 +22,18 @@ def judge(job: JobState, end: RankEnd) -> Restart | GiveUp:
     """What comes of the failure: a first answer when the script has raised, the last one when the rank's process has ended."""
     world, rank = job.world, end.rank
     decision = world.restarts.judge(world.now, {rank: end}, end, had_progress=False)
-    others_have_ended = bool((job.finished | world.exited) - {rank})
-    nobody_is_left = others_have_ended or not job.joined - {rank}
+    others_have_ended = bool(job.ranks.among(*ENDED_WELL) - {rank})
+    nobody_is_left = others_have_ended or not job.ranks.among(RankState.JOINED, RankState.MEMBER, RankState.FAILING) - {rank}
     return GiveUp("") if nobody_is_left and isinstance(decision, Restart) else decision
 
 
 def forgive(job: JobState, rank: int, decision: Restart) -> Actions:
-    """Count it as a restart, and go on as after any loss of a rank."""
+    """Count it as a restart, and go on as after any loss of a rank, which has ended."""
     restarts = job.world.restarts
     restarts.take(decision)
-    job.failing.discard(rank)
-    job.forgiven.add(rank)
-    job.finished.discard(rank)
+    if job.ranks.state(rank) is RankState.GONE:
+        job.ranks.enter(rank, RankState.LOST)
+    job.ranks[rank].is_counted = True
     job.stranded.clear()
     if job.status is Status.FINISHING:
         job.status = Status.RUNNING
@@ -41,8 +42,6 @@ def forgive(job: JobState, rank: int, decision: Restart) -> Actions:
 
 
 def count_respawn(job: JobState, ranks: Iterable[int]) -> None:
-    """These ranks are started again: one restart, unless their failures have been counted already."""
-    ranks = set(ranks)
-    if ranks - job.forgiven:
+    """These ranks are to be started again: one restart, unless their failures have been counted already."""
+    if any(not job.ranks[rank].is_counted for rank in ranks):
         job.world.restarts.take_respawn(job.world.now)
-    job.forgiven -= ranks

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from launcher.coordinator.rank_assignment import homes
+from launcher.coordinator.ranks import Ranks, RankState
 from launcher.coordinator.restart_policy import Restarts
 from launcher.failures.root_cause import RankEnd
-from launcher.joblog.events import AgentInfo, JobStarted, RankPaused, RankReady
+from launcher.joblog.events import AgentInfo, JobStarted
 from odyssey import messages
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import ModelSpec, Position, Result, position_after
@@ -55,17 +56,16 @@ class Losses:
 class World:
     """Who is there, and what has become of the others: the same for every script.
 
-    `started`: the log's first event. `alive`: ranks with a process. `slots_lost`: ranks for which nothing can be started
-    again. `exited`: with exit code 0. `ends`: that ranks have come to in this attempt, or since the last generation that ran.
+    `started`: the log's first event. `ranks`: each in one state. `slots_lost`: ranks for which nothing can be started again.
+    `ends`: that ranks have come to in this attempt, or since the last generation that ran.
     `agents`: where there are several, all that are there; `seated`: those through whom the ranks are numbered, in that order,
     whether they are still there or not. `attempt`: how often all ranks of a plain script have been started again;
     `last_failure`: why. `first_failure`: what was noticed first, and ends the attempt or the job. `now`: of the newest event.
     """
 
     started: JobStarted | None = None
-    alive: set[int] = field(default_factory=set)
+    ranks: Ranks = field(default_factory=Ranks)
     slots_lost: set[int] = field(default_factory=set)
-    exited: set[int] = field(default_factory=set)
     ends: dict[int, RankEnd] = field(default_factory=dict)
     agents: tuple[AgentInfo, ...] = ()
     seated: tuple[AgentInfo, ...] = ()
@@ -77,6 +77,11 @@ class World:
     losses: Losses = field(default_factory=Losses)
     started_at: float = 0.0
     now: float = 0.0
+
+    @property
+    def alive(self) -> Set[int]:
+        """Ranks with a process."""
+        return self.ranks.alive
 
     def seat(self, agents: tuple[AgentInfo, ...]) -> None:
         """Number the ranks through these."""
@@ -134,27 +139,16 @@ class PlainState:
     missed: str = ""
     never_there: set[int] = field(default_factory=set)
 
-    @property
-    def joined(self) -> Set[int]:
-        """Nobody, or it would be a Job's."""
-        return frozenset()
-
 
 @dataclass(slots=True)
 class Recovery:
     """From a change to the generation that runs again.
 
-    `lost`: gone since the generation in `plan` (the last that ran) began. `arriving`: living ranks that were spawned and have
-    taken part in nothing yet. `paused`, `ready`: what the ranks of this generation have answered. Event times: of the first
-    `loss_at`, when all were paused, when the plan was chosen, and when the last of the ranks that were spawned had joined.
-    `joined_after_s`: what the first start of all ranks took. `n_redone`: generations that have ended without a loss since a
-    unit was final.
+    Event times: of the first `loss_at`, when all were paused, when the plan was chosen, and when the last of the ranks that
+    were spawned had joined. `joined_after_s`: what the first start of all ranks took. `n_redone`: generations that have ended
+    without a loss since a unit was final.
     """
 
-    lost: set[int] = field(default_factory=set)
-    arriving: set[int] = field(default_factory=set)
-    paused: dict[int, RankPaused] = field(default_factory=dict)
-    ready: dict[int, RankReady] = field(default_factory=dict)
     loss_at: float | None = None
     paused_at: float = 0.0
     chosen_at: float = 0.0
@@ -167,43 +161,45 @@ class Recovery:
 class JobState:
     """A script's Job. `number`: which one of those that it builds one after the other, counted from 1.
 
-    `models`: what each living rank that has joined was given; `next_models`: what ranks were given that have made the next Job
-    already, see next_job.py. `plan`: of the last generation that ran; `next_plan`: of the one that is to. `results`: the units
-    before the first committed step, and those since the last one, itself included. `finished`: ranks whose script has ended
-    in good order. `failing`: living ranks whose script has failed, whose end is awaited. `forgiven`: of the lost, those whose
-    failure has been counted as a restart. `stranded`: ranks that can go on only when it is sure that others have ended their
-    scripts well. `last_words`: why a failure is not got over, and what to do.
+    `plan`: of the last generation that ran; `next_plan`: of the one that is to. `results`: the units before the first committed
+    step, and those since the last one, itself included. `stranded`: ranks that are owed a Finish when it is sure that others
+    have ended their scripts well. `last_words`: why a failure is not got over, and what to do.
     """
 
     world: World
     status: Status = Status.STARTING
     number: int = 1
-    models: dict[int, ModelSpec] = field(default_factory=dict)
-    next_models: dict[int, ModelSpec] = field(default_factory=dict)
     profile: Profile | None = None
     plan: Plan | None = None
     next_plan: Plan | None = None
     results: tuple[Result, ...] = ()
-    finished: set[int] = field(default_factory=set)
-    failing: set[int] = field(default_factory=set)
-    forgiven: set[int] = field(default_factory=set)
     stranded: set[int] = field(default_factory=set)
     last_words: tuple[str, str] = ("", "")
     recovery: Recovery = field(default_factory=Recovery)
 
     @property
-    def joined(self) -> Set[int]:
-        """Living ranks that have built the Job."""
-        return self.models.keys()
+    def ranks(self) -> Ranks:
+        return self.world.ranks
 
     @property
-    def all_have_joined(self) -> bool:
-        return len(self.models) == len(self.world.alive)
+    def model(self) -> ModelSpec:
+        """What the first of the members was given, and the others alike. Raises ValueError if there is none."""
+        model = self.ranks[min(self.members)].model
+        if model is None:
+            raise ValueError("a member that has not joined")
+        return model
 
     @property
     def members(self) -> set[int]:
-        """Living ranks that the generation in force, or the start, counts on."""
-        return self.world.alive - self.recovery.arriving
+        """Ranks that the generation in force, or the one to come, counts on: one that fails, too, until it has ended."""
+        return self.ranks.among(RankState.MEMBER, RankState.FAILING)
+
+    @property
+    def lost(self) -> set[int]:
+        """Ranks that the plan in force counts on and that are no members."""
+        starting = self.ranks.among(RankState.STARTING, RankState.JOINED)
+        in_plan = {*self.plan.workers, *self.plan.idle} if self.plan is not None and starting else set()
+        return {*self.ranks.of(RankState.LOST), *(starting & in_plan)}
 
     @property
     def may_respawn(self) -> bool:
@@ -212,7 +208,7 @@ class JobState:
 
     def may_start_again(self, rank: int) -> bool:
         """Whether a rank that is lost may have a new process."""
-        is_counted = rank in self.forgiven and self.number == 1
+        is_counted = self.ranks[rank].is_counted and self.number == 1
         return rank not in self.world.slots_lost and (is_counted or self.may_respawn)
 
     @property

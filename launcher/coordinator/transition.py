@@ -8,11 +8,13 @@ is sound is chosen; all ranks build its groups and move states; when they agree 
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import partial
 
 from launcher.coordinator import gate, rank_failure
 from launcher.coordinator.actions import Action, Kill, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
 from launcher.coordinator.decision import Actions, end
+from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status
 from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed, RankPaused, RankReady
 from launcher.joblog.wording import ranks_text
@@ -37,19 +39,24 @@ _REPORT = "this is a bug of Odyssey or of the machine: please report it with the
 # -- pause -------------------------------------------------------------------------------------------------------------
 
 
-def pause(job: JobState, reason: str) -> Actions:
-    """Begin a new generation: everybody out of communication. Plans and answers of the one before are void."""
-    world, recovery = job.world, job.recovery
+def pause(job: JobState, reason: str, lost: Set[int] | None = None) -> Actions:
+    """Begin a new generation: everybody out of communication. Plans and answers of the one before are void.
+
+    `lost`: to be told; those who are lost now if nothing is given.
+    """
+    world, ranks = job.world, job.ranks
     job.status, job.next_plan = Status.PAUSING, None
     world.generation += 1
-    recovery.paused, recovery.ready = {}, {}
-    decision = Record(Pausing(tuple(sorted(recovery.lost)), reason))
-    if not job.joined and job.plan is None and world.alive:
+    ranks.forget_answers()
+    decision = Record(Pausing(tuple(sorted(job.lost if lost is None else lost)), reason))
+    ranks.enter_all(ranks.of(RankState.JOINED), RankState.MEMBER)
+    members = job.members
+    if not members and job.plan is None and world.alive:
         return decision, *_wait_as_at_first(job)
-    if not job.joined:
+    if not members:
         return decision, *end(job, 1, f"{reason}, the last one")
     order = Pause(world.generation)
-    return *(SendOrder(rank, order) for rank in sorted(job.joined)), decision, SetDeadline(None)
+    return *(SendOrder(rank, order) for rank in sorted(members)), decision, SetDeadline(None)
 
 
 def redo(job: JobState, reason: str) -> Actions:
@@ -64,18 +71,15 @@ def redo(job: JobState, reason: str) -> Actions:
 
 
 def rank_paused(job: JobState, body: RankPaused) -> Actions:
-    recovery = job.recovery
-    if body.rank not in job.joined:
+    recovery, ranks = job.recovery, job.ranks
+    if not ranks.is_member(body.rank):
         return ()
-    recovery.paused[body.rank] = body
-    if len(recovery.paused) < len(job.joined):
+    ranks.answer_paused(body)
+    if not ranks.have_all_paused():
         return ()
-    if job.plan is None and not job.all_have_joined:
+    if job.plan is None and ranks.of(RankState.STARTING):
         return _wait_as_at_first(job)
-    # Whoever has joined and answered is as good as a survivor: what it has received is the state that the others stand at.
     recovery.paused_at = job.world.now
-    recovery.arriving -= job.joined
-    recovery.lost -= job.joined
     if job.recovery.n_redone > AT_ONCE:
         return (SetDeadline(min(2.0 ** (job.recovery.n_redone - AT_ONCE - 1), MAX_PAUSE_S)),)
     return go_on(job)
@@ -83,7 +87,7 @@ def rank_paused(job: JobState, body: RankPaused) -> Actions:
 
 def go_on(job: JobState) -> Actions:
     """All have paused."""
-    if len(job.recovery.paused) < len(job.joined):
+    if not job.ranks.have_all_paused():
         return ()
     if job.plan is None and job.profile is None:
         return measure(job)
@@ -92,18 +96,17 @@ def go_on(job: JobState) -> Actions:
 
 def _wait_as_at_first(job: JobState) -> Actions:
     """Nothing has been trained, and ranks are to join that have started again: what a plan had spawned is one of the first."""
-    job.status, recovery = Status.STARTING, job.recovery
-    recovery.lost.clear()
-    recovery.arriving.clear()
-    recovery.paused, recovery.loss_at = {}, None
+    job.status, job.recovery.loss_at = Status.STARTING, None
+    job.ranks.enter_all(job.ranks.of(RankState.LOST), RankState.ABSENT)
+    job.ranks.forget_answers()
     return (SetDeadline(None),)
 
 
 def measure(job: JobState) -> Actions:
     """One chain over as many ranks as there are layers at most, in even parts: every layer is measured once."""
     job.status = Status.MEASURING
-    n_layers = len(job.models[min(job.models)].layers)
-    workers = sorted(job.joined)[:n_layers]
+    n_layers = len(job.model.layers)
+    workers = sorted(job.members)[:n_layers]
     cuts = [n_layers * i // len(workers) for i in range(len(workers) + 1)]
     chain = tuple(Stage(worker, cuts[i], cuts[i + 1]) for i, worker in enumerate(workers))
     return SetDeadline(None), StartMeasure(job.world.generation, chain)
@@ -120,7 +123,8 @@ def propose(job: JobState) -> Actions:
     if job.plan is None:
         recovery.chosen_at = job.world.now
         return SetDeadline(None), Propose(job.world.generation, 0, None, members, (), (), {}, untrained=True)
-    survivors = {rank: recovery.paused[rank] for rank in members}
+    paused = job.ranks.paused
+    survivors = {rank: paused[rank] for rank in members}
     if (problem := gate.roll_forward_problem(survivors, job.results)) is not None:
         return end(job, 1, f"the survivors cannot go on exactly: {problem}", "restart the job from its last checkpoint")
     ask = Propose(
@@ -128,7 +132,7 @@ def propose(job: JobState) -> Actions:
         step=gate.final_position(survivors, job.results)[0],
         plan=job.plan,
         alive=members,
-        lost=tuple(sorted(recovery.lost)),
+        lost=tuple(sorted(job.lost)),
         respawnable=_respawnable(job),
         held={rank: frozenset(report.held) for rank, report in survivors.items()},
         untrained=not job.results,
@@ -139,9 +143,7 @@ def propose(job: JobState) -> Actions:
 def _respawnable(job: JobState) -> tuple[int, ...]:
     """Of the lost: who may be started again, or has been already."""
     world = job.world
-    return tuple(
-        rank for rank in sorted(job.recovery.lost - world.slots_lost) if rank in world.alive or job.may_start_again(rank)
-    )
+    return tuple(rank for rank in sorted(job.lost - world.slots_lost) if rank in world.alive or job.may_start_again(rank))
 
 
 def proposed(job: JobState, body: Proposed) -> Actions:
@@ -164,7 +166,7 @@ def proposed(job: JobState, body: Proposed) -> Actions:
 
 def _check(job: JobState, plan: Plan) -> None:
     """It is a plan for now, of ranks that are there or may be spawned, and of states that they hold. Raises PlanError."""
-    paused, generation = job.recovery.paused, job.world.generation
+    paused, generation, members = job.ranks.paused, job.world.generation, job.members
     step = gate.final_position(paused, job.results)[0]
     if (plan.generation, plan.step) != (generation, step):
         raise PlanError(f"it is for step {plan.step} of generation {plan.generation}, now is {step} of {generation}")
@@ -173,36 +175,27 @@ def _check(job: JobState, plan: Plan) -> None:
             raise PlanError("it begins anew, and units are final")
         prove(plan)
     else:
-        prove(plan, {rank: frozenset(paused[rank].held) for rank in job.members if rank in paused})
-    if unknown := set(plan.workers) - job.members - set(plan.spawned):
+        prove(plan, {rank: frozenset(paused[rank].held) for rank in members if rank in paused})
+    if unknown := set(plan.workers) - members - set(plan.spawned):
         raise PlanError(f"worker {min(unknown)} is lost")
-    if foreign := {rank for rank in plan.spawned if rank not in job.recovery.lost or rank in job.world.slots_lost}:
+    if foreign := set(plan.spawned) - (job.lost - job.world.slots_lost):
         raise PlanError(f"worker {min(foreign)} cannot be spawned")
 
 
 def _take(job: JobState, plan: Plan, reason: str) -> Actions:
-    world, recovery = job.world, job.recovery
+    recovery, ranks = job.recovery, job.ranks
     job.next_plan = plan
     if plan.state_from is StateFrom.SCRIPT:
         job.plan = None
-    job.status, recovery.chosen_at = Status.MOVING, world.now
-    new = tuple(rank for rank in plan.spawned if rank not in world.alive)
-    unwanted = tuple(sorted(recovery.arriving - set(plan.spawned)))
-    world.alive.update(new)
-    recovery.arriving.update(new)
-    for rank in unwanted:
-        forget(job, rank)
+    job.status, recovery.chosen_at = Status.MOVING, job.world.now
+    new = tuple(rank for rank in plan.spawned if rank not in ranks.alive)
+    unwanted = sorted(ranks.among(RankState.STARTING, RankState.JOINED) - set(plan.spawned))
     rank_failure.count_respawn(job, new)
+    ranks.enter_all(new, RankState.STARTING)
+    ranks.enter_all(unwanted, RankState.LOST)
     spawns: Actions = tuple(Spawn(rank) for rank in new)
     kills: Actions = tuple(Kill(rank, None) for rank in unwanted)
     return *spawns, *if_spawned_joined(job), *kills, Record(PlanChosen(plan, reason, job.results))
-
-
-def forget(job: JobState, rank: int) -> None:
-    """A rank lives no more, as far as the job is concerned."""
-    job.world.alive.discard(rank)
-    job.recovery.arriving.discard(rank)
-    job.models.pop(rank, None)
 
 
 # -- move, gate, go ----------------------------------------------------------------------------------------------------
@@ -210,14 +203,15 @@ def forget(job: JobState, rank: int) -> None:
 
 def if_spawned_joined(job: JobState) -> Actions:
     """Prepare everybody at once: who waits for a rank that still starts would only wait in C++."""
-    plan, recovery = job.next_plan, job.recovery
+    plan, ranks = job.next_plan, job.ranks
     assert plan is not None
-    if not job.all_have_joined:
+    if not ranks.of(RankState.STARTING).isdisjoint(plan.spawned):
         return (SetDeadline(join_limit_s(job)),)
-    recovery.joined_at = job.world.now
+    ranks.enter_all(ranks.of(RankState.JOINED) & set(plan.spawned), RankState.MEMBER)
+    job.recovery.joined_at = job.world.now
     boundaries = job.profile.boundaries if job.profile is not None else ()
     order = Prepare(job.world.generation, plan, job.results, boundaries)
-    return *(SendOrder(rank, order) for rank in sorted(job.world.alive)), SetDeadline(None)
+    return *(SendOrder(rank, order) for rank in sorted(job.members)), SetDeadline(None)
 
 
 def join_limit_s(job: JobState) -> float:
@@ -226,34 +220,33 @@ def join_limit_s(job: JobState) -> float:
 
 
 def rank_ready(job: JobState, body: RankReady) -> Actions:
-    world, recovery, plan = job.world, job.recovery, job.next_plan
-    if body.rank not in job.joined:
+    world, ranks, plan = job.world, job.ranks, job.next_plan
+    if not ranks.is_member(body.rank):
         return ()
-    recovery.ready[body.rank] = body
-    if len(recovery.ready) < len(world.alive):
+    ranks.answer_ready(body)
+    if not ranks.are_all_ready():
         return ()
     assert plan is not None
-    held_before = {rank: report.held for rank, report in recovery.paused.items()}
-    if (problem := gate.gate_problem(plan, recovery.ready, job.end, held_before)) is not None:
+    held_before = {rank: report.held for rank, report in ranks.paused.items()}
+    if (problem := gate.gate_problem(plan, ranks.ready, job.end, held_before)) is not None:
         help = _REPORT if job.plan is not None else f"{_ALIKE}; if they do, {_REPORT}"
         return end(job, 1, f"the ranks do not agree before generation {world.generation}: {problem}", help)
     started = _generation_started(job, plan)
     job.status, job.plan, job.next_plan = Status.RUNNING, plan, None
-    job.forgiven.clear()
     world.ends.clear()
-    recovery.arriving.clear()
-    recovery.lost.clear()
-    recovery.paused, recovery.ready, recovery.loss_at = {}, {}, None
+    ranks.enter_all(ranks.of(RankState.LOST), RankState.ABSENT)
+    ranks.forget_answers()
+    job.recovery.loss_at = None
     go = Go(world.generation)
-    return *(SendOrder(rank, go) for rank in sorted(world.alive)), Record(started), SetDeadline(None)
+    return *(SendOrder(rank, go) for rank in sorted(job.members)), Record(started), SetDeadline(None)
 
 
 def _generation_started(job: JobState, plan: Plan) -> GenerationStarted:
     """The rank that moved longest, or else built groups longest, tells both parts: those of two ranks may overlap."""
-    recovery, now = job.recovery, job.world.now
-    slowest = max(recovery.ready.values(), key=lambda report: (report.moves_s if plan.moves else 0.0, report.groups_s))
+    recovery, now, ready = job.recovery, job.world.now, job.ranks.ready.values()
+    slowest = max(ready, key=lambda report: (report.moves_s if plan.moves else 0.0, report.groups_s))
     groups_s, moves_s = slowest.groups_s, slowest.moves_s
-    proof_s = max(report.proof_s for report in recovery.ready.values())
+    proof_s = max(report.proof_s for report in ready)
     rest_s = max(0.0, now - recovery.joined_at - groups_s - moves_s)
     if recovery.loss_at is None:
         return GenerationStarted(None, None, None, groups_s, moves_s, None, rest_s=rest_s, proof_s=proof_s)

@@ -75,7 +75,7 @@ class Planner:
         state = self._state()
         if not self.live_profile.take(rank, report) or not isinstance(state, JobState) or state.status is not Status.MEASURING:
             return None
-        profile = self.live_profile.merge(state.models[min(state.models)])
+        profile = self.live_profile.merge(state.model)
         return Profiled(profile, self._now() - self.live_profile.since)
 
     def propose(self, ask: Propose) -> Proposed:

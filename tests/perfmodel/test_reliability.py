@@ -74,11 +74,12 @@ def test_survival_is_the_exponential_averaged_over_the_gamma_of_the_rate() -> No
 def after_losses(at_s: list[float], n_nodes: int, speed: float = 1.0) -> World:
     """What the coordinator knows of a job of one rank a node after losses at these times."""
     started = JobStarted("train.py", (), n_nodes, 1, 0, "auto", "auto", None, "0", 1, speed=speed)
-    world = World(started, alive=set(range(n_nodes)))
+    world = World(started)
+    world.ranks.start_all(n_nodes)
     for rank, time in enumerate(at_s):
         world.pass_time(time)
         world.count_loss()
-        world.alive.remove(rank)
+        world.ranks.end(rank)
     return world
 
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from launcher.coordinator.actions import Action, EndRanks, Kill, Propose, Record, SendOrder, Spawn
 from launcher.coordinator.machine import step
+from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.joblog.events import (
     AgentInfo,
@@ -43,6 +44,11 @@ from odyssey.plan import Plan
 from strategies.situation import Candidate
 from tests.examples import examples
 from tests.launcher.coordinator.talk import N_LAYERS, N_MICRO_BATCHES, Talk, answer_to, lacks_layers, model, profile
+
+
+def joined(state: State) -> set[int]:
+    """Living ranks with a Job that has not ended."""
+    return state.world.ranks.among(RankState.JOINED, RankState.MEMBER, RankState.FAILING)
 
 
 @dataclass
@@ -280,7 +286,7 @@ class Job(RuleBasedStateMachine):
 
     @rule(data=st.data(), slot=st.booleans())
     def a_rank_is_killed(self, data: st.DataObject, slot: bool) -> None:
-        if len(self.ranks) > 1 and self.talk.state.joined:
+        if len(self.ranks) > 1 and joined(self.talk.state):
             rank = data.draw(st.sampled_from(sorted(self.ranks)))
             if rank in self.talk.state.world.alive and self.talk.state.status is not Status.ENDED:
                 self.end(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), slot_lost=slot)
@@ -288,7 +294,7 @@ class Job(RuleBasedStateMachine):
     @rule(data=st.data(), raises=st.booleans(), error=st.sampled_from(["RuntimeError: CUDA", "OSError: disk"]))
     def the_script_fails_on_a_rank(self, data: st.DataObject, raises: bool, error: str) -> None:
         living = sorted(set(self.ranks) & self.talk.state.world.alive - self.failing)
-        if len(self.ranks) < 2 or not living or not self.talk.state.joined or self.talk.state.status is Status.ENDED:
+        if len(self.ranks) < 2 or not living or not joined(self.talk.state) or self.talk.state.status is Status.ENDED:
             return
         rank = data.draw(st.sampled_from(living))
         if raises:
@@ -363,7 +369,7 @@ class Job(RuleBasedStateMachine):
                 me.inbox.clear()
             me.outbox = deque(told for told in me.outbox if isinstance(told[1], RankJoined | UnitCommitted | RankFinished))
         self.feed(LeaderChanged(AgentInfo(7, "far", 1, 1)))
-        for rank in sorted(set(self.ranks) & self.talk.state.joined):
+        for rank in sorted(set(self.ranks) & joined(self.talk.state)):
             self.feed(RankJoined(rank, model()))
 
     # -- what must hold ------------------------------------------------------------------------------------------------

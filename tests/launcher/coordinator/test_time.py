@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from launcher.coordinator.actions import Action, End, EndRanks, Kill, SetDeadline
+from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import Status
 from launcher.joblog.events import Tick
 from tests.examples import examples
@@ -40,7 +41,7 @@ class SlowJob(Job):
         if self.deadline_s is None or self.talk.now < self.deadline_s:
             return
         self.deadline_s = None
-        awaited = state.world.alive - state.joined if state.status is Status.MOVING else set()
+        awaited = state.world.ranks.of(RankState.STARTING) if state.status is Status.MOVING else set()
         actions = self.talk.feed(Tick())
         hard = [action for action in actions if isinstance(action, Kill | End | EndRanks)]
         assert all(isinstance(action, Kill) and action.rank in awaited for action in hard), f"{seconds:g} s passed: {hard}"
