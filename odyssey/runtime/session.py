@@ -249,11 +249,19 @@ class Session:
     def _roll_forward(self, transaction: Transaction | None, results: Sequence[Result]) -> None:
         """Take over the unit at hand if it is among `results`: others passed its commit point, and we had contributed.
 
-        From then on the unit is done, whatever happens before the next generation runs.
+        From then on the unit is done, whatever happens before the next generation runs. An idle rank whose script has not begun
+        yet, as it was paused before it obeyed Go, has it replayed.
         """
         for result in results:
             if transaction is not None and self._control.phase.may_take(result):
                 self._take(transaction, result)
+            elif transaction is None and self._engine is not None and result.position == self.position:
+                self._join((*self._replay.results, result))
+
+    def _join(self, results: Sequence[Result]) -> None:
+        """The script will pass the units that others have run without this rank."""
+        self._replay = Replay(results)
+        self._control.change(lambda phase: phase.joined(position_after(results[-1])))
 
     def _stand_still(self, reason: str) -> None:
         """Communication has ended. If no Pause says why, the agent should know."""
@@ -319,8 +327,7 @@ class Session:
         if plan.state_from is StateFrom.SCRIPT and order.results:
             raise OdysseyError("the plan builds layers anew that have been trained", "please report this bug")
         if self._engine is None and order.results:
-            self._replay = Replay(order.results)
-            self._control.change(lambda phase: phase.joined(position_after(order.results[-1])))
+            self._join(order.results)
         else:
             self._roll_forward(transaction, order.results)
         started_s = time.monotonic()

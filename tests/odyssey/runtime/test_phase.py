@@ -373,3 +373,10 @@ def test_a_rank_without_work_takes_a_drain_for_a_pause(communication: Communicat
     idle = Phase(1, Activity.COMPUTING, communication, is_idle=True)
 
     assert idle.draining(2) == idle.paused(2)
+
+
+def test_a_script_that_ends_before_another_unit_answers_no_drain() -> None:
+    ended = Phase(1, Activity.IN_SCRIPT, Communication.RUNNING, (4, 0)).draining(2).over()
+
+    assert (ended.generation, ended.communication) == (1, Communication.RUNNING)
+    assert ended.paused(2).answered().generation == 2
