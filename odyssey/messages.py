@@ -150,6 +150,16 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
     generation: int
 
 
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Stop behind the next unit that becomes final, then answer Paused for `generation`, as to a Pause.
+
+    For ranks that run: to any other it says nothing, and one without work takes it for a Pause. All ranks that run stop behind
+    the same unit, even if only one of them has been told.
+    """
+
+    generation: int
+
+
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Take on `plan`: roll forward to the newest of `results`, build groups, move state, answer Ready.
 
@@ -205,7 +215,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
-Command = Measure | Pause | Prepare | Known | Go | Follow | Finish | Ping | Stop
+Command = Measure | Pause | Drain | Prepare | Known | Go | Follow | Finish | Ping | Stop
 
 # -- reports: rank -> agent --------------------------------------------------------------------------------------------
 
@@ -262,7 +272,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
 
 
 class Paused(msgspec.Struct, frozen=True, tag=True):
-    """Communication is aborted. `position` is the first unit that this rank has no result of.
+    """Nothing of this rank is in flight: it was aborted, or is done. `position` is the first unit that it has no result of.
 
     `phase`: `compute` (gradients of the unit are worth nothing), `contributed` (everything of the unit is done but its
     result), `between` (in the script's own code), `idle`. `held`: layers with full state.

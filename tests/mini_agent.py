@@ -24,6 +24,7 @@ from odyssey.messages import (
     Command,
     Committed,
     Deframer,
+    Drain,
     Finished,
     Follow,
     Go,
@@ -33,6 +34,8 @@ from odyssey.messages import (
     Offered,
     Pause,
     Paused,
+    Ping,
+    Pong,
     Prepare,
     Ready,
     Report,
@@ -109,7 +112,7 @@ class MiniAgent:
         self.results: tuple[Result, ...] = ()
         self.followers: tuple[int, ...] = ()
         """Idle ranks, which are told every result."""
-        self.generation = 0
+        self.generation = self.n_pings = 0
         self.plan: Plan | None = None
         self.processes: dict[int, psutil.Process] = {}
         self._forks = forks
@@ -125,7 +128,8 @@ class MiniAgent:
             self.spawn(rank)
 
     def spawn(self, rank: int) -> None:
-        """Start a process as `rank`, at the start or instead of one that was killed."""
+        """Start a process as `rank`: at the start, instead of one that was killed, or in addition."""
+        self._n_ranks = max(self._n_ranks, rank + 1)
         mine, its = socket.socketpair()
         environment = os.environ | {
             "RANK": str(rank),
@@ -173,7 +177,28 @@ class MiniAgent:
         """The next generation: nobody communicates any more."""
         self.generation += 1
         self.order(Pause(self.generation))
-        return self.wait(Paused, when=lambda report: report.generation == self.generation)
+        return self.paused()
+
+    def ask_to_drain(self, *ranks: int) -> None:
+        """The next generation, when the unit is final that comes next: `ranks`, by default all that have work, have heard of
+        it. Idle ones are paused. Paused is the caller's to wait for."""
+        assert self.plan is not None
+        self.generation += 1
+        ranks = ranks or self.plan.workers
+        self.order(Drain(self.generation), *ranks)
+        if self.plan.idle:
+            self.order(Pause(self.generation), *self.plan.idle)
+        self.ping(*ranks)
+
+    def paused(self, *ranks: int) -> dict[int, Paused]:
+        """What `ranks`, by default all, answer to what asked them to stop."""
+        return self.wait(Paused, *ranks, when=lambda report: report.generation == self.generation)
+
+    def ping(self, *ranks: int) -> dict[int, Pong]:
+        """Where `ranks` are. They have heard all that they were told before."""
+        self.n_pings += 1
+        self.order(Ping(self.n_pings), *ranks)
+        return self.wait(Pong, *ranks, when=lambda report: report.number == self.n_pings)
 
     def replan(self, strategy: str, paused: dict[int, Paused], respawnable: tuple[int, ...] = ()) -> Plan:
         """The best plan of `strategy` for the ranks that answered the pause."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from odyssey.link import AgentLink
-from odyssey.messages import Command, Known, Pause, Paused, Ping, Pong, Stop
+from odyssey.messages import Command, Drain, Known, Pause, Paused, Ping, Pong, Stop
 from odyssey.model.model import Model
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
@@ -49,7 +49,8 @@ class Control:
 
     @property
     def phase(self) -> Phase:
-        """As it is now. Between two steps of the script's thread, all that changes it is a Pause, and the answer to it."""
+        """As it is now. Between two steps of the script's thread, all that changes it is a Pause or a Drain, and the answer
+        to it."""
         return self._phase
 
     # -- the script's thread --------------------------------------------------------------------------------------------
@@ -94,20 +95,23 @@ class Control:
                     print(reason, file=sys.stderr, flush=True)
                 os._exit(exit_code)
             case Pause(generation=generation):
-                self._pause(generation)
+                self._hear(lambda phase: phase.paused(generation))
+                self._orders.put(order)
+            case Drain(generation=generation):
+                self._hear(lambda phase: phase.draining(generation))
                 self._orders.put(order)
             case Known() as known:
                 self._learn(known)
             case _:
                 self._orders.put(order)
 
-    def _pause(self, generation: int) -> None:
+    def _hear(self, step: Callable[[Phase], Phase]) -> None:
+        """Of a Pause or a Drain: what it ends is ended now."""
         with self._lock:
-            paused = self._phase.paused(generation)
-            if paused is not self._phase:
-                if self._groups is not None:
-                    self._groups.cut(f"paused for generation {generation}")
-                self._set(paused)
+            heard = step(self._phase)
+            if heard.generation != self._phase.generation and self._groups is not None:
+                self._groups.cut(f"paused for generation {heard.generation}")
+            self._set(heard)
 
     def _learn(self, known: Known) -> None:
         with self._lock:
@@ -139,7 +143,7 @@ class Control:
             self._answer()
 
     def _answer(self) -> None:
-        """Report Paused if a Pause is unanswered: the script's thread does nothing for the job meanwhile."""
+        """Report Paused if that is due: the script's thread does nothing for the job meanwhile."""
         phase = self._phase
         if phase.communication is Communication.CUT:
             self._phase = phase.answered()

@@ -1,11 +1,16 @@
 """Where a rank stands in the recovery protocol: one value, its two parts, and which step may follow which. Pure.
 
-The script's thread goes from unit to unit; what its generation is worth changes beside that, and the link's thread has one
-step of its own, `paused`, which may come at any moment. All others are the script's thread's. control.py keeps the value.
+The script's thread goes from unit to unit; what its generation is worth changes beside that, and the link's thread has two
+steps of its own, `paused` and `draining`, which may come at any moment. All others are the script's thread's. control.py keeps
+the value.
 
 A Pause that comes while the script's thread is in the script's own code is answered at once: it touches nothing of the job
 there. Anywhere else the answer waits until that thread has stopped. What was answered then stays true until the next
 generation is prepared: a rank that has told its position passes no commit point any more.
+
+A Drain asks for a stop behind the next unit that becomes final. It is kept until a commit point says that somebody has heard of
+it, which is a Pause for all then (session.py). It is for the generation that runs, or that this rank stands at the gate of: the
+agent says Go before, but the script's thread may obey it later. Whatever else ends that generation ends what was asked.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ class Communication(Enum):
     READY = "waits for the others at the gate"
     RUNNING = "units run"
     BROKEN = "ended without a Pause; the agent has been told"
-    CUT = "a Pause has come, which is to be answered"
+    CUT = "it has ended for a newer one, and the agent is to be told where this rank stands"
 
 
 A, C = Activity, Communication
@@ -71,6 +76,7 @@ class Phase:
     `kind`: of the unit at hand, and `values`: its result when it is DONE. `is_idle`: the plan has no work for this rank.
     `others_ended`: another rank has ended its script, nothing is run together any more. `abandoned`: kind of the unit at
     `position` that the script has left by an exception: it may only be begun again, so what the next unit is stays certain.
+    `drain`: the generation that a Drain asks to stop for; None if none does.
 
     Each method is one step. Those that an order leads to give the same Phase where the order is out of date.
     """
@@ -84,6 +90,7 @@ class Phase:
     is_idle: bool = False
     others_ended: bool = False
     abandoned: str = ""
+    drain: int | None = None
 
     @property
     def is_away(self) -> bool:
@@ -110,10 +117,18 @@ class Phase:
     # -- the link's thread ----------------------------------------------------------------------------------------------
 
     def paused(self, generation: int) -> Phase:
-        """A Pause has come: communication ends, for `generation` is the next."""
+        """A Pause has come, or the unit is final that a Drain was waiting for: communication ends, for `generation` is the
+        next."""
         if generation <= self.generation:
             return self
         return replace(self._communicating(C.CUT), generation=generation)
+
+    def draining(self, generation: int) -> Phase:
+        """A Drain has come. An idle rank has no part in commit points: it is a Pause to it."""
+        runs = self.communication in (C.READY, C.RUNNING)
+        if not runs or generation <= self.generation or self.drain is not None:
+            return self
+        return self.paused(generation) if self.is_idle else replace(self, drain=generation)
 
     # -- whoever answers --------------------------------------------------------------------------------------------------
 
@@ -220,7 +235,7 @@ class Phase:
     def _communicating(self, communication: Communication) -> Phase:
         if communication not in NEXT_COMMUNICATION[self.communication]:
             raise OdysseyError(f"from '{self.communication.value}' to '{communication.value}' in one step", _REPORT)
-        return replace(self, communication=communication)
+        return replace(self, communication=communication, drain=self.drain if communication is C.RUNNING else None)
 
 
 _REPORT = "please report this bug"

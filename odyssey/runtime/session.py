@@ -5,6 +5,10 @@ workers), and a local effect. A rank passes the commit point only if every rank 
 own part is complete. So after a loss either some rank has the unit's result, and then all others hold all they need to
 take it over (roll forward), or none has, and all redo the body under the next plan.
 
+The commit point also says whether any rank has heard of a Drain by then. If so, all stop behind this unit, each by the same
+number: nothing is in flight there, as every rank has waited for what it was sent before it contributed. The groups stay as they
+are until those of the next generation take their place, since another rank may not have its result yet.
+
 Where this rank stands is one value, a Phase (phase.py), and all that the link's thread has to do with it is in control.py.
 What is here beside, model, engine and replay, is the script's thread's alone.
 """
@@ -54,7 +58,7 @@ from odyssey.runtime.measure import measure
 from odyssey.runtime.phase import Activity, Phase
 from odyssey.runtime.proof import problem, ready
 from odyssey.runtime.replay import Replay
-from odyssey.runtime.transaction import N_VALUES, Transaction, Values
+from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction, Values
 from odyssey.runtime.transfer import move_layers
 
 OP_TIMES_EVERY_S = 0.5
@@ -175,7 +179,7 @@ class Session:
     def _try(self, transaction: Transaction, started_s: float) -> None:
         """Once through the unit, to its end or to that of the generation."""
         try:
-            values = self._transact(transaction)
+            values, drained_for = self._transact(transaction)
         except Cut as cut:
             if self._engine is not None:
                 self._engine.computation.interrupted()
@@ -187,10 +191,16 @@ class Session:
         result, done_s = Result(self.position, transaction.kind, values), time.monotonic()
         generation = self._engine.plan.generation if self._engine is not None else 0
         self._link.report(Committed(generation, result, transaction.n_samples, done_s - started_s, done_s))
+        if drained_for is not None:
+            # Before its effect, which may raise: nobody else goes on in this generation.
+            self._control.change(lambda phase: phase.paused(drained_for))
         self._take(transaction, result)
 
-    def _transact(self, transaction: Transaction) -> Values:
-        """Body and commit point. Raises Cut."""
+    def _transact(self, transaction: Transaction) -> tuple[Values, int | None]:
+        """Body and commit point: the result's values, and the generation that all stop for behind this unit, if they do.
+
+        Raises Cut.
+        """
         engine = self._engine
         assert engine is not None
         if transaction.kind != "step":
@@ -199,9 +209,11 @@ class Session:
             engine.now = (CALLS[transaction.kind], time.monotonic())
         values = transaction.body(engine)
         engine.groups.check()  # on a device, what a cut has ended looks like what has come to its end
-        if not self._control.change(Phase.contributed):
+        if (phase := self._control.change(Phase.contributed)) is None:
             raise Cut("paused in the script's own code")
-        return transaction.conclude(self._agree(COMMIT, values)[: len(values)])
+        heard = (0.0, 0.0) if phase.drain is None else (1.0, float(phase.drain))
+        n_heard, generations, *sums = self._agree(COMMIT, (*heard, *values))
+        return transaction.conclude(sums[: len(values)]), int(generations / n_heard) if n_heard else None
 
     def _agree(self, at: str, values: Sequence[float]) -> list[float]:
         """One tiny reduction over all workers: the sums of `values`. It is of one size wherever a rank is, and holds the unit
@@ -211,12 +223,13 @@ class Session:
         engine.now = (at, time.monotonic())
         groups = engine.groups
         n_members = len(groups.members)
-        padding = [0.0] * (N_VALUES - len(values))
+        n_summed = N_DRAIN + N_VALUES
+        padding = [0.0] * (n_summed - len(values))
         sums = torch.tensor([*values, *padding, *unit.code], dtype=torch.float64)
         if n_members > 1:
             # As long as it takes: another rank may be in the script's own code. Who hangs is the agent's to find.
             groups.wait(groups.all_reduce(sums, limit=NO_LIMIT).wait)
-        if sums[N_VALUES:].tolist() != [part * n_members for part in unit.code]:
+        if sums[n_summed:].tolist() != [part * n_members for part in unit.code]:
             units = torch.zeros((n_members, N_CODE), dtype=torch.float64)
             units[groups.members.index(self.rank)] = torch.tensor(unit.code)
             groups.wait(groups.all_reduce(units, limit=NO_LIMIT).wait)  # all are here
@@ -236,11 +249,19 @@ class Session:
     def _roll_forward(self, transaction: Transaction | None, results: Sequence[Result]) -> None:
         """Take over the unit at hand if it is among `results`: others passed its commit point, and we had contributed.
 
-        From then on the unit is done, whatever happens before the next generation runs.
+        From then on the unit is done, whatever happens before the next generation runs. An idle rank whose script has not begun
+        yet, as it was paused before it obeyed Go, has it replayed.
         """
         for result in results:
             if transaction is not None and self._control.phase.may_take(result):
                 self._take(transaction, result)
+            elif transaction is None and self._engine is not None and result.position == self.position:
+                self._join((*self._replay.results, result))
+
+    def _join(self, results: Sequence[Result]) -> None:
+        """The script will pass the units that others have run without this rank."""
+        self._replay = Replay(results)
+        self._control.change(lambda phase: phase.joined(position_after(results[-1])))
 
     def _stand_still(self, reason: str) -> None:
         """Communication has ended. If no Pause says why, the agent should know."""
@@ -306,8 +327,7 @@ class Session:
         if plan.state_from is StateFrom.SCRIPT and order.results:
             raise OdysseyError("the plan builds layers anew that have been trained", "please report this bug")
         if self._engine is None and order.results:
-            self._replay = Replay(order.results)
-            self._control.change(lambda phase: phase.joined(position_after(order.results[-1])))
+            self._join(order.results)
         else:
             self._roll_forward(transaction, order.results)
         started_s = time.monotonic()

@@ -9,6 +9,8 @@ from odyssey.runtime.engine import Engine
 
 N_VALUES = 2
 """The most values that a unit ends in."""
+N_DRAIN = 2
+"""What is summed before them: how many ranks have heard of a Drain, and the generations that they were told, all the same."""
 Values = tuple[float, ...]
 
 

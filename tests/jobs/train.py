@@ -11,6 +11,7 @@ import fcntl
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +35,19 @@ def main() -> None:
         die_in_reductions(*options.die)
     if options.lose_message is not None:
         lose_message(*options.lose_message)
+    for rank, number, what in options.at_commit:
+        disturb_commit(rank, int(number), what)
     dtype = getattr(torch, options.dtype)
     built = []
     losses: dict[int, float] = {}
+    loss = models.loss_for(options.model)
+    has_begun = False
+
+    def counted_loss(output, target):
+        if has_begun and torch.is_grad_enabled():
+            with options.count.open("ab", buffering=0) as file:
+                file.write(b".")
+        return loss(output, target)
 
     def build():
         built[:] = models.build_layers(options.model, n_blocks=options.blocks, dropout=options.dropout, dtype=dtype)
@@ -48,7 +59,7 @@ def main() -> None:
     data = models.data_for(options.model, options.samples, dtype)
     job = odyssey.Job(
         layers=build,
-        loss=models.loss_for(options.model),
+        loss=loss if options.count is None else counted_loss,
         optimizer=make_optimizer,
         data=SlowData(options, data, losses) if options.slow_how == "data" else data,
         global_batch=options.global_batch,
@@ -59,6 +70,7 @@ def main() -> None:
         autocast=torch.bfloat16 if options.autocast else None,
         independent_samples=options.independent_samples,
     )
+    has_begun = True
     kept = Kept()
     if options.keeps is not None:
         kept.__enter__()
@@ -120,6 +132,29 @@ def lose_message(rank, number):
         return send(self, tensor, worker, tag, way)
 
     Groups.send = counted
+
+
+def disturb_commit(rank, number, what):
+    """When all have come to the commit point of this number, `rank` stays there for ever, or loses its connection."""
+    if os.environ["RANK"] != rank:
+        return
+    all_reduce, n = Groups.all_reduce, [0]
+
+    def disturbed(self, tensor, group=None, limit=None):
+        work = all_reduce(self, tensor, group, limit)
+        n[0] += limit is not None
+        if limit is None or n[0] - 1 != number:
+            return work
+
+        def wait():
+            work.wait()
+            if what == "stay":
+                threading.Event().wait()  # ended by the test, which kills this process
+            raise RuntimeError("the connection is lost")
+
+        return SimpleNamespace(wait=wait)
+
+    Groups.all_reduce = disturbed
 
 
 def linger(options, step):
@@ -212,6 +247,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--bucket-bytes", type=int, default=0, help="of gradients that are reduced together; 0: as ever")
     parser.add_argument("--die", type=int, nargs=2, metavar=("RANK", "N"), help="that rank is killed before its reduction N")
     parser.add_argument("--lose-message", type=int, nargs=2, metavar=("RANK", "N"), help="which it sends between stages")
+    parser.add_argument("--at-commit", nargs=3, action="append", default=[], metavar=("RANK", "N", "stay|lose"))
+    parser.add_argument("--count", type=Path, help="a file that gets a byte for each loss of a micro-batch that is trained")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from odyssey.errors import JobError, OdysseyError
-from odyssey.messages import Go, Pause, Position, Prepare, Result
+from odyssey.messages import Drain, Go, Pause, Position, Prepare, Result
 from odyssey.runtime.phase import NEXT_ACTIVITY, NEXT_COMMUNICATION, Activity, Communication, Phase
 from tests.examples import examples
 
@@ -21,7 +21,9 @@ class Rank(RuleBasedStateMachine):
     """The link's thread, the script's thread, and an agent that knows no more than what it was told.
 
     `told`: where the agent believes this rank to be. `passed`: the newest unit that peers have the result of, which they
-    can have only if this rank has contributed. `buffers`: which gradient buffers there are; `full`: those with the unit.
+    can have only if this rank has contributed. `asked`: the generation of a Drain that is to be honoured, `contributed`:
+    what this rank told of it at the commit point, `drained_for`: what all learn there. `buffers`: which gradient buffers
+    there are; `full`: those with the unit.
     """
 
     def __init__(self) -> None:
@@ -33,6 +35,11 @@ class Rank(RuleBasedStateMachine):
         self.answers: list[int] = []
         self.is_prepared = self.has_ready = False
         self.passed: Result | None = None
+        self.runs = False
+        """Whether the agent has said Go in the newest generation."""
+        self.asked: int | None = None
+        self.contributed: int | None = None
+        self.drained_for: int | None = None
         self.buffers = self.full = 0
         self.step: str = "waits"
         """What the script's thread does next: `waits` for an order, `builds`, is in its `unit`, or in the `script`."""
@@ -51,14 +58,28 @@ class Rank(RuleBasedStateMachine):
             self.answers.append(self.phase.generation)
             self.phase = self.phase.answered()
             self.is_prepared = self.has_ready = False
+            self.asked = None
 
     # -- the agent and the link's thread ----------------------------------------------------------------------------------
 
     @rule()
     def a_peer_is_lost(self) -> None:
         self.generation += 1
+        self.runs, self.asked = False, None
         self.change(self.phase.paused(self.generation))
         self.queue.append((Pause, self.generation))
+
+    @rule()
+    @precondition(lambda self: self.runs)
+    def the_agent_asks_for_a_stop_between_units(self) -> None:
+        self.generation += 1
+        self.runs, self.asked = False, self.generation
+        self.change(self.phase.draining(self.generation))
+        self.queue.append((Drain, self.generation))
+
+    @rule(generation=st.integers(0, 3))
+    def a_drain_of_an_old_generation_changes_nothing(self, generation: int) -> None:
+        assert self.phase.draining(min(generation, self.phase.generation)) is self.phase
 
     @rule(old=st.integers(0, 3))
     def an_old_pause_changes_nothing(self, old: int) -> None:
@@ -74,25 +95,29 @@ class Rank(RuleBasedStateMachine):
     @precondition(lambda self: self.has_ready)
     def all_are_ready(self) -> None:
         self.queue.append((Go, self.generation))
-        self.has_ready = False
+        self.has_ready, self.runs = False, True
 
-    @rule()
+    @rule(others_heard=st.booleans())
     @precondition(lambda self: self.phase.activity is Activity.CONTRIBUTED and self.passed is None)
-    def a_peer_gets_the_result(self) -> None:
+    def a_peer_gets_the_result(self, others_heard: bool) -> None:
         if self.phase.communication is Communication.RUNNING:
             self.passed = Result(self.phase.position, "step", (1.0, 1.0))
+            self.drained_for = self.asked if others_heard else self.contributed
 
     # -- the script's thread ------------------------------------------------------------------------------------------------
 
-    @rule()
-    def all_goes_well(self) -> None:
-        """Until the script's thread is in a unit of a generation that runs, or about to call one."""
+    @rule(asked=st.booleans())
+    def all_goes_well(self, asked: bool) -> None:
+        """Until the script's thread is in a unit of a generation that runs, or about to call one. The agent may have asked for
+        a stop at once."""
         for _ in range(20):
             if self.step == "waits" and not self.queue and not self.is_prepared:
                 self.answer()
                 self.all_have_answered()
             elif self.step == "waits" and self.has_ready:
                 self.all_are_ready()
+                if asked:
+                    self.the_agent_asks_for_a_stop_between_units()
             if self.step == "waits":
                 self.the_script_takes_an_order()
             elif self.step == "builds":
@@ -112,7 +137,7 @@ class Rank(RuleBasedStateMachine):
                 self.take(self.passed)
             self.step = "builds"
         elif kind is Go and self.change(self.phase.running(generation)):
-            assert generation == self.generation or (Pause, self.generation) in self.queue
+            assert generation == self.generation or {(Pause, self.generation), (Drain, self.generation)} & {*self.queue}
             if self.phase.activity is Activity.STARTING or self.phase.activity is Activity.DONE:
                 self.leave()
             elif self.phase.has_work:
@@ -158,7 +183,7 @@ class Rank(RuleBasedStateMachine):
     @precondition(lambda self: self.step == "unit" and self.phase.activity is Activity.COMPUTING)
     def all_is_computed(self) -> None:
         if self.change(self.phase.contributed()):
-            self.full = self.buffers
+            self.full, self.contributed = self.buffers, self.phase.drain
         else:
             assert self.told is not None and self.told[0] == self.phase.generation
             self.step = "waits"
@@ -166,10 +191,17 @@ class Rank(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.step == "unit" and self.phase.activity is Activity.CONTRIBUTED)
     def the_result_comes(self) -> None:
-        result = self.passed or Result(self.phase.position, "step", (1.0, 1.0))
-        assert self.phase.may_take(result)
-        self.take(result)
+        if self.passed is None:
+            self.passed, self.drained_for = Result(self.phase.position, "step", (1.0, 1.0)), self.contributed
+        generation, position, drained_for = self.phase.generation, self.phase.position, self.drained_for
+        if drained_for is not None:
+            self.change(self.phase.paused(drained_for))
+        assert self.phase.may_take(self.passed)
+        self.take(self.passed)
         self.leave()
+        if drained_for is not None and drained_for > generation:
+            assert self.told == (drained_for, (position[0] + 1, 0), "between")
+            assert self.phase.communication is Communication.STOPPED
 
     def take(self, result: Result) -> None:
         if not self.phase.is_idle:
@@ -188,6 +220,12 @@ class Rank(RuleBasedStateMachine):
         assert self.answers == sorted(set(self.answers))
         if self.phase.is_away:
             assert self.phase.communication is not Communication.CUT, "nobody would answer"
+
+    @invariant()
+    def a_drain_is_honoured_or_overtaken(self) -> None:
+        """What was asked for is either kept, or the next generation that it was for has begun, or a loss is on its way."""
+        if self.asked is not None and self.phase.communication is not Communication.BROKEN:
+            assert self.phase.drain == self.asked or self.phase.generation >= self.asked
 
     @invariant()
     def what_was_told_stays_true_until_the_next_plan(self) -> None:
@@ -212,6 +250,7 @@ test_a_rank_under_any_order_of_things = Rank.TestCase
 
 STEPS = {
     "paused": lambda phase: phase.paused(2),
+    "draining": lambda phase: phase.draining(2),
     "answered": Phase.answered,
     "entered": lambda phase: phase.entered("step"),
     "acting": Phase.acting,
@@ -297,3 +336,47 @@ def test_a_result_is_not_taken_over_by_who_has_not_contributed() -> None:
     assert Phase(1, Activity.COMPUTING, Communication.STOPPED, (4, 0), "step", is_idle=True).may_take(result)
     assert Phase(1, Activity.CONTRIBUTED, Communication.STOPPED, (4, 0), "step").may_take(result)
     assert not Phase(1, Activity.CONTRIBUTED, Communication.STOPPED, (4, 1), "evaluate").may_take(result)
+
+
+def test_a_drain_that_comes_before_go_is_obeyed_holds_in_the_generation_that_runs() -> None:
+    running = Phase().preparing(3).rebuilt(False).ready().draining(4).running(3)
+
+    assert running.has_work
+    assert (running.generation, running.drain) == (3, 4)
+
+
+@pytest.mark.parametrize("communication", sorted({*Communication} - {Communication.READY, Communication.RUNNING}, key=str))
+def test_a_drain_says_nothing_to_who_does_not_run(communication: Communication) -> None:
+    phase = Phase(1, Activity.COMPUTING, communication)
+
+    assert phase.draining(2) is phase
+
+
+def test_whatever_ends_a_generation_ends_the_drain_that_was_asked_of_it() -> None:
+    draining = Phase(1, Activity.CONTRIBUTED, Communication.RUNNING, (4, 0), "step").draining(2)
+
+    assert draining.drain == 2
+    assert draining.paused(3).drain is draining.paused(2).drain is draining.broken().drain is None
+    assert draining.paused(3).paused(2) == draining.paused(3), (
+        "the unit that the Drain waited for is final, and a Pause has come"
+    )
+
+
+def test_the_first_drain_counts() -> None:
+    draining = Phase(1, Activity.IN_SCRIPT, Communication.RUNNING).draining(2)
+
+    assert draining.draining(2) is draining.draining(3) is draining
+
+
+@pytest.mark.parametrize("communication", [Communication.READY, Communication.RUNNING])
+def test_a_rank_without_work_takes_a_drain_for_a_pause(communication: Communication) -> None:
+    idle = Phase(1, Activity.COMPUTING, communication, is_idle=True)
+
+    assert idle.draining(2) == idle.paused(2)
+
+
+def test_a_script_that_ends_before_another_unit_answers_no_drain() -> None:
+    ended = Phase(1, Activity.IN_SCRIPT, Communication.RUNNING, (4, 0)).draining(2).over()
+
+    assert (ended.generation, ended.communication) == (1, Communication.RUNNING)
+    assert ended.paused(2).answered().generation == 2
