@@ -26,12 +26,13 @@ from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
 from perfmodel.reliability import ExpectedChange
 from perfmodel.spread import spread_of
+from perfmodel.transition import while_training
 from strategies import Moment
 from strategies.building.moves import improved
 from strategies.building.whole import exact
 from strategies.search import last_resort, unchanged
 from strategies.search.lengths import lengths_of
-from strategies.search.outlook import Ahead, closed_step_s, cost_s, holders, worth
+from strategies.search.outlook import Ahead, Growing, closed_step_s, cost_s, holders, worth
 from strategies.search.split import split
 from strategies.search.ties import are_as_good, worth_spread
 from strategies.search.uneven import uneven
@@ -236,21 +237,27 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
     candidates += cut
     changes += cut
     candidates += attempt_all("split", lambda: split(situation, situation.costs, changes, priced))
-    ahead = Ahead(situation, cache(partial(closed_step_s, situation)))
-    valued = [attempt(candidate.strategy, partial(_looked_ahead, situation, ahead, candidate)) for candidate in candidates]
+    step_of = cache(partial(closed_step_s, situation))
+    ahead = Ahead(situation, step_of)
+    growing = Growing(situation, ahead, step_of, candidates) if situation.arriving else None
+    valued = [attempt(its.strategy, partial(_looked_ahead, situation, ahead, growing, its)) for its in candidates]
     return _with_reasons(_with_better_moves(situation, valued), situation.aim)
 
 
-def _looked_ahead(situation: Situation, ahead: Ahead, candidate: Candidate) -> Candidate:
-    """With what its plan leaves for the next loss, and with the objective."""
+def _looked_ahead(situation: Situation, ahead: Ahead, growing: Growing | None, candidate: Candidate) -> Candidate:
+    """With what its plan leaves for the next loss, and for those who are on their way, and with the objective."""
     plan, estimate, aim = candidate.plan, candidate.estimate, situation.aim
     if plan is None or estimate is None:
         return candidate
     if aim.objective is Objective.AHEAD:
         candidate = ahead.with_outlook(candidate)
+        candidate = candidate if growing is None else growing.with_growth(candidate)
     else:
         candidate = replace(candidate, outlook=holders(situation, plan))
-    return _valued(candidate, estimate.transition, situation.change, aim)
+    parts = estimate.transition
+    if situation.is_running:  # to go on as before is no transition
+        parts = Transition() if candidate.strategy == unchanged.NAME else while_training(parts)
+    return _valued(candidate, parts, situation.change, aim)
 
 
 def _with_better_moves(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
@@ -346,19 +353,23 @@ def _rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, floa
 
 
 def _exposed(candidate: Candidate, aim: Aim) -> int:
-    """How many losses short a plan is of those that it has to survive."""
+    """How many losses short a plan is of those that it has to survive. One that is to grow soon need not survive them before, unless
+    somebody has asked for it: what a loss would cost is in its worth."""
     outlook = candidate.outlook
     if outlook is None:
         return 0
-    return max(0, aim.n_ranks + 1 - outlook.n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
+    n_holders = outlook.n_holders if outlook.growth is None or aim.survive is not None else outlook.growth.n_holders
+    return max(0, aim.n_ranks + 1 - n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
 
 
 def _weighed(candidate: Candidate, aim: Aim) -> float:
-    """The objective, less what a plan that survives the loss of any node may cost."""
+    """The objective, less what a plan that survives the loss of any node may cost, once it has grown."""
     estimate, outlook = candidate.estimate, candidate.outlook
     assert estimate is not None
-    on_one_node = aim.objective is Objective.AHEAD and outlook is not None and outlook.n_nodes == 1
-    return estimate.objective * (1 - NODE_PRICE if on_one_node else 1.0)
+    if aim.objective is not Objective.AHEAD or outlook is None:
+        return estimate.objective
+    n_nodes = outlook.n_nodes if outlook.growth is None else outlook.growth.n_nodes
+    return estimate.objective * (1 - NODE_PRICE if n_nodes == 1 else 1.0)
 
 
 def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Candidate:
@@ -373,6 +384,9 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Can
         reason = f"best objective: {mine.objective:.4g} samples/s, step {step}, transition {transition}"
         if outlook.next_losses:
             reason += f"; the next loss takes {_seconds(outlook.cost_s)}" + (f" and {ends}" if ends else "")
+        if (growth := outlook.growth) is not None:
+            who = "1 more worker is" if growth.n_workers == 1 else f"{growth.n_workers} more workers are"
+            reason += f"; {who} expected in {_seconds(growth.at_s)}, for steps of {_seconds(growth.step_s)}"
         if n_ties := sum(row.is_tie for row in rows):
             reason += f"; {n_ties} more {'is' if n_ties == 1 else 'are'} as good within the spread of prices"
         return replace(candidate, reason=reason)

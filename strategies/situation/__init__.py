@@ -182,16 +182,30 @@ class NextLoss(msgspec.Struct, frozen=True):
     is_own: bool = False
 
 
+class Growth(msgspec.Struct, frozen=True):
+    """What becomes of a plan when the `n_workers` that are on their way are taken in, `at_s` seconds after the change: a
+    transition of `pause_s`, and then steps of `step_s`; `n_holders`, `n_nodes` and `next_losses` as in Outlook."""
+
+    n_workers: int
+    at_s: float
+    pause_s: float
+    step_s: float
+    n_holders: int
+    n_nodes: int
+    next_losses: tuple[NextLoss, ...]
+
+
 class Outlook(msgspec.Struct, frozen=True):
     """What a plan leaves for the next loss. `n_holders`: ranks that hold a layer, of the layer that has fewest; `n_nodes`: the
     nodes that they are on. `next_losses`: their shares are 1 together; empty where nobody looks ahead. `cost_s`: seconds that
-    the next loss takes from training in the mean.
+    the next loss takes from training in the mean. `growth`: where workers are on their way that the plan has no work for.
     """
 
     n_holders: int
     n_nodes: int
     next_losses: tuple[NextLoss, ...] = ()
     cost_s: float = 0.0
+    growth: Growth | None = None
 
     @property
     def share_of_ends(self) -> float:
