@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from odyssey.plan import decode
 from odyssey_cli.__main__ import main
-from strategies.search import initial
+from strategies import initial
 from strategies.situation import Candidate, Proposal, Situation
 
 
@@ -20,11 +20,11 @@ def start_with(file: Path) -> None:
     """The only plan that is proposed at a start."""
     plan = decode(file.read_bytes())
 
-    def propose(situation: Situation, lengths: tuple[int, ...] | None) -> list[Proposal | Candidate]:
+    def start(situation: Situation) -> list[Proposal | Candidate]:
         own = replace(plan, generation=situation.generation, step=situation.step)
         return [Proposal(initial.NAME, own, f"from {file}")]
 
-    initial.propose = propose
+    initial.start = start
 
 
 if __name__ == "__main__":

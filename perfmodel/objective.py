@@ -16,11 +16,22 @@ Gamma(a, b) averaged over, the worth is B/t (b / (b + T + t/2))^a. What is negle
 `expected_rate` looks one loss further: the mean of the rate until the next loss and of the rate between that one and
 the one after it, over what may be lost next (`After`). Where that ends the job, a restart from a checkpoint and the steps made
 since that are to be redone pass before the first useful step, see perfmodel/checkpointing.py.
+
+`growing_rate` is that where workers arrive in A seconds and are taken in (`Grown`): at the end of the unit that is under way
+then a transition of U seconds begins, and steps take u seconds from there on. Where no loss comes before, the steps of t
+seconds end at E = A + t/2 in the mean over where in a unit A falls; at T + t at the earliest, the end of the first one; and
+where A is within the transition itself no step is made before it, so that E = T. By the sum above, cut in two,
+
+    r E[steps] = r (sum over k >= 1, T + k t <= E, of P(X > T + k t) + sum over k >= 1 of P(X > E + U + k u))
+               = 1/t (P(X > T + t/2) - P(X > E + t/2)) + 1/u P(X > E + U + u/2)
+
+to the same order. The loss after the next finds the job grown with probability P(X > E), and what may be lost then is another
+thing. Nobody has to be taken in: where the plan is worth more without, it stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from perfmodel.reliability import ExpectedChange
@@ -32,6 +43,15 @@ class After(NamedTuple):
     share: float
     step_s: float
     pause_s: float
+
+
+class Grown(NamedTuple):
+    """With workers that can be taken in after `at_s` seconds: the transition to that, a step, and what the next loss leaves."""
+
+    at_s: float
+    pause_s: float
+    step_s: float
+    afterwards: Sequence[After]
 
 
 def objective(global_batch: int, step_s: float, transition_s: float, seconds_to_change: float) -> float:
@@ -51,9 +71,34 @@ def expected_rate(
 ) -> float:
     """Expected useful samples per second up to the loss after the next. The shares of `afterwards` are 1 together."""
     until_next = useful_rate(global_batch, step_s, transition_s, change)
-    after_it = sum(
+    return (until_next + _rate_after(global_batch, change, afterwards)) / 2
+
+
+def growing_rate(
+    global_batch: int,
+    step_s: float,
+    transition_s: float,
+    change: ExpectedChange,
+    afterwards: Sequence[After],
+    grown: Grown,
+) -> float:
+    """The same where workers arrive, who are taken in if that is worth more than to go on without them."""
+    end_s = transition_s
+    if grown.at_s > transition_s:
+        end_s = max(transition_s + step_s, grown.at_s + step_s / 2)
+    before = useful_rate(global_batch, step_s, transition_s, change) - useful_rate(global_batch, step_s, end_s, change)
+    then = useful_rate(global_batch, grown.step_s, end_s + grown.pause_s, change)
+    is_grown = change.survival(end_s)
+    after_it = (1 - is_grown) * _rate_after(global_batch, change, afterwards)
+    after_it += is_grown * _rate_after(global_batch, change, grown.afterwards)
+    alone = expected_rate(global_batch, step_s, transition_s, change, afterwards)
+    return max((before + then + after_it) / 2, alone)
+
+
+def _rate_after(global_batch: int, change: ExpectedChange, afterwards: Iterable[After]) -> float:
+    """Between the next loss and the one after it."""
+    return sum(
         after.share * useful_rate(global_batch, after.step_s, after.pause_s, change)
         for after in afterwards
         if after.step_s < float("inf")
     )
-    return (until_next + after_it) / 2

@@ -1,11 +1,16 @@
 """The time from a loss to the first op of the next generation, part by part, at measured costs.
 
 detect + pause + search + spawn (if any) + groups + moves + warm-up + rest
+
+Of a change that nothing has forced, the time from the end of a unit: nobody has been lost or paused, and the search is done
+while the job trains.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+
+from msgspec.structs import replace
 
 from odyssey.plan import Plan, Transition
 from perfmodel.costs import Costs
@@ -25,6 +30,11 @@ def transition(plan: Plan, costs: Costs, search_s: float) -> Transition:
         warm_up_s=recovery.warm_up_s,
         rest_s=recovery.rest_s + recovery.proof_byte_s * proved_bytes(plan, costs),
     )
+
+
+def while_training(parts: Transition) -> Transition:
+    """What is left of a transition where the job trains until it begins."""
+    return replace(parts, detect_s=0.0, pause_s=0.0, search_s=0.0)
 
 
 def proved_bytes(plan: Plan, costs: Costs) -> int:

@@ -4,11 +4,17 @@ Every file here is a strategy, and to drop one in is all that it takes. It has a
 
     NAME                the name of the file
     SUMMARY             one sentence for `--help` and docs/strategies.md: what happens to the ranks and the lost one's work
-    propose(situation)  Plans, or the reason why there is none
+
+and one or more of these functions, each for its moment. They answer Plans, or the reason why there is none.
+
+    start(situation)    before the first step: there is no plan yet
+    propose(situation)  workers with work in the plan in force are lost, or leaving
+    grow(situation)     workers have come, and all that have work in the plan in force are there
 
 No strategy imports another. Beside them, from the top, each importing only from those below it:
 
-search      all strategies asked and priced, the best first; and what is no choice among strategies: how a job starts
+search      all strategies asked and priced, the best first; and what is no strategy: to go on as before, and what is made of
+            the plans that strategies propose
 (a file)    a strategy
 building    what strategies are made of
 situation   what a strategy is given and answers
@@ -19,47 +25,73 @@ May import `perfmodel`, `odyssey.plan` and its parts, `odyssey.schedule`, `odyss
 
 from __future__ import annotations
 
+import enum
 import pkgutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.machinery import FileFinder
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from odyssey.errors import OdysseyError, UsageError
 
 if TYPE_CHECKING:
-    from strategies.situation import Proposal, Situation
+    from strategies.situation import Candidate, Proposal, Situation
 
-__all__ = ["Strategy", "load", "load_all", "names"]
+__all__ = ["Moment", "Strategy", "load", "load_all", "names"]
 
 
 HELP = "docs/strategies.md says what a strategy consists of"
 
 
+class Moment(enum.StrEnum):
+    """When strategies are asked, by the name of the function that answers."""
+
+    START = "start"
+    PROPOSE = "propose"
+    GROW = "grow"
+
+
 @dataclass(frozen=True)
 class Strategy:
-    """What a file of this folder has."""
+    """What a file of this folder has. `answers`: the function for each moment that it has one for."""
 
     name: str
     summary: str
-    propose: Callable[[Situation], list[Proposal]]
+    answers: Mapping[Moment, Callable[[Situation], Iterable[Proposal | Candidate]]]
 
 
-def names() -> tuple[str, ...]:
-    """All strategies, by the alphabet. They are the names of files: nothing is imported."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg))
+def names(moment: Moment = Moment.PROPOSE) -> tuple[str, ...]:
+    """Those that are asked at this moment, by the alphabet; by default the values of `--strategy`.
+
+    Their files are read, and none is imported. One that defines none of the functions is in it: to load it says what is wrong.
+    """
+    found = []
+    for name, file in _files():
+        defined = set(re.findall(r"^def (\w+)\(", file.read_text(errors="replace"), re.MULTILINE))
+        if moment in defined or not defined.intersection(Moment):
+            found.append(name)
+    return tuple(sorted(found))
 
 
-def load(name: str) -> Strategy:
-    """Raises UsageError if there is no such strategy, OdysseyError if its file is not what a strategy has to be."""
-    if name not in names():
-        raise UsageError(f"unknown strategy {name!r}", f"one of {', '.join(names())}")
+def load(name: str, moment: Moment = Moment.PROPOSE) -> Strategy:
+    """Raises UsageError if no such strategy is asked then, OdysseyError if its file is not what a strategy has to be."""
+    if name not in (known := names(moment)):
+        raise UsageError(f"unknown strategy {name!r}", f"one of {', '.join(known)}")
     return _load(name)
 
 
 def load_all() -> list[Strategy]:
-    """All of them, in the order of `names`. Raises OdysseyError for the first file that is no strategy."""
-    return [_load(name) for name in names()]
+    """All files, by the alphabet. Raises OdysseyError for the first one that is no strategy."""
+    return [_load(name) for name in sorted(name for name, _ in _files())]
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    for module in pkgutil.iter_modules(__path__):
+        if not module.ispkg and isinstance(module.module_finder, FileFinder):
+            yield module.name, Path(module.module_finder.path) / f"{module.name}.py"
 
 
 def _load(name: str) -> Strategy:
@@ -71,12 +103,16 @@ def _load(name: str) -> Strategy:
         raise OdysseyError(f"strategy {name} cannot be loaded: {fault_text(error)}", HELP) from error
     has = vars(module)
     summary = has.get("SUMMARY")
+    answers = {moment: has[moment] for moment in Moment if moment in has}
+    functions = tuple((moment.value, callable(answer), "a function of a Situation") for moment, answer in answers.items())
     for attribute, is_right, expected in (
         ("NAME", has.get("NAME") == name, f"{name!r}, as the file is called"),
         ("SUMMARY", isinstance(summary, str) and summary.strip() and "\n" not in summary, "one sentence, a string"),
-        ("propose", callable(has.get("propose")), "a function from a Situation to a list of Proposals"),
+        *functions,
     ):
         if not is_right:
             found = f"got {has[attribute]!r}" if attribute in has else "it has none"
             raise OdysseyError(f"{module.__file__}: {attribute}: expected {expected}, {found}", HELP)
-    return Strategy(name, has["SUMMARY"], has["propose"])
+    if not answers:
+        raise OdysseyError(f"{module.__file__}: expected one or more functions of {', '.join(Moment)}, it has none", HELP)
+    return Strategy(name, has["SUMMARY"], answers)

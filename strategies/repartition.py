@@ -1,33 +1,23 @@
 """Repartition (Odyssey's dynamic parallelism, Oobleck): the survivors in pipelines of possibly unequal length.
 
-Two sources of layouts. *Repair*: pipelines that are whole stay as they are; idle workers take lost places, and a pipeline
-that is still short becomes a shorter one, borrows workers of longer ones, or merges with another (Oobleck), whatever is faster.
-*Renew*: the best few of all layouts for this many workers. In both, survivors go where links, moves and the loss of a node cost
-least (docs/placement.md), and splits in force are kept where they are nearly as good.
+Two sources of layouts (building/regrouping.py). *Repair*: pipelines that are whole stay as they are; idle workers, and those
+that have come, take lost places, and a pipeline that is still short becomes a shorter one, borrows workers of longer ones, or
+merges with another (Oobleck), whatever is faster. *Renew*: the best few of all layouts for this many workers. In both,
+survivors go where links, moves and the loss of a node cost least (docs/placement.md), and splits in force are kept where they
+are nearly as good.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Sequence
-
-from odyssey.pipelines import Pipeline
-from odyssey.plan import Plan
-from perfmodel.costs import has_halves
 from strategies.building.compose import n_micro_batches_of
-from strategies.building.draft import Draft, no_layout, realise
-from strategies.building.effort import FEW_WORKERS, MANY_WORKERS, WORTH
-from strategies.building.layouts import layouts
-from strategies.building.shapes import Shapes, shapes_of
+from strategies.building.draft import no_layout
+from strategies.building.regrouping import additions, in_force, n_without_place, regrouped, repairs
+from strategies.building.shapes import shapes_of
 from strategies.building.worth import Worth
 from strategies.situation import Proposal, Situation
 
 NAME = "repartition"
 SUMMARY = "The survivors regroup in pipelines that may differ in length, split by measured cost; few bytes are moved."
-N_RENEWED, N_RENEWED_OF_FEW, N_RENEWED_OF_MANY = 6, 3, 2
-"""Layouts that are priced exactly: fewer of few workers, each of which is placed in many ways, and for more than
-`MANY_WORKERS`."""
 
 
 def propose(situation: Situation) -> list[Proposal]:
@@ -35,151 +25,9 @@ def propose(situation: Situation) -> list[Proposal]:
     plan = situation.plan
     if plan is None:
         return []
-    n_micro_batches = n_micro_batches_of(situation)
-    shapes = shapes_of(situation.profile, n_micro_batches)
-    drafts = _repairs(situation, plan, shapes)
-    repaired_s = _closed_s(shapes, drafts[0]) if drafts else math.inf
-    n_holders = situation.aim.n_ranks + 1
-    worth = Worth(situation, shapes)
-
-    def is_safe(lengths: Sequence[int]) -> bool:
-        return len(lengths) >= n_holders
-
-    few, many = len(situation.alive) <= FEW_WORKERS, len(situation.alive) > MANY_WORKERS
-    n_renewed = N_RENEWED_OF_MANY if many else N_RENEWED_OF_FEW if few else N_RENEWED
-    found = layouts(shapes, len(situation.alive), n_renewed, also=is_safe, rooms=tuple(worth.rooms.values()))
-    renewals = [(draft, _closed_s(shapes, draft)) for draft in (_renew(situation, plan, shapes, its) for its in found)]
-    # What is slower by closed form is not realised of many workers: the moves of a large layout are tens of thousands.
-    enough_s = min((its_s / WORTH for _, its_s in renewals), default=math.inf) if many else math.inf
-    for renewed, its_s in renewals:
-        is_safer = all(len(draft) < n_holders <= len(renewed) for draft in drafts)
-        if few or is_safer or (its_s < repaired_s and its_s <= enough_s):
-            drafts.append(renewed)
-    if not drafts:
-        return [Proposal(NAME, None, no_layout(situation, len(situation.alive)))]
-    proposals = []
-    seen = set()
-    for draft in sorted(drafts, key=lambda draft: _closed_s(shapes, draft)):  # the best first: others are soon seen to be none
-        key = tuple(sorted(ranges for ranges, _ in draft))
-        if key not in seen:
-            seen.add(key)
-            proposals.append(realise(worth, NAME, draft))
-    return proposals
-
-
-def _closed_s(shapes: Shapes, draft: Draft) -> float:
-    """Step time by closed form, in halves where that is faster. A renewed layout moves more than a repaired one, so it must at
-    least be faster by this."""
-    whole = Counter(shapes.shape(ranges) for ranges, _ in draft)
-    if not has_halves(shapes.profile):
-        return shapes.closed_s(whole)
-    return min(shapes.closed_s(whole), shapes.in_halves_s(whole))
-
-
-def _workers(pipeline: Pipeline, alive: set[int]) -> list[int | None]:
-    return [stage.worker if stage.worker in alive else None for stage in pipeline.stages]
-
-
-# -- repair ------------------------------------------------------------------------------------------------------------
-
-
-def _repairs(situation: Situation, plan: Plan, shapes: Shapes) -> list[Draft]:
-    """Short pipelines become shorter; or borrow, or merge, where that is faster by closed form."""
-    alive = set(situation.alive)
-    ranges = [pipeline.ranges for pipeline in plan.pipelines]
-    workers = [_workers(pipeline, alive) for pipeline in plan.pipelines]
-    full = [len(row) for row in workers]
-    n_spare = len(alive) - sum(worker in alive for worker in plan.workers)
-    lengths = _filled(full, [n - row.count(None) for n, row in zip(full, workers, strict=True)], n_spare)
-
-    def draft(repaired: Sequence[int]) -> Draft:
-        return [
-            (ranges[p], workers[p]) if n == full[p] else (shapes.known(n).ranges, [None] * n)
-            for p, n in enumerate(repaired)
-            if n
-        ]
-
-    ways = [_shorter(full, lengths, shapes), _lent(full, lengths, shapes), _merged(full, lengths, shapes)]
-    first, *others = [draft(way) if way is not None and any(way) else None for way in ways]
-    least = math.inf if first is None else _closed_s(shapes, first)
-    better = [other for other in others if other is not None and _closed_s(shapes, other) < least]
-    return ([first] if first is not None else []) + better
-
-
-def _filled(full: Sequence[int], lengths: Sequence[int], n_spare: int) -> list[int]:
-    """Spare workers take lost places of pipelines, first of those that miss fewest."""
-    filled = list(lengths)
-    for p in sorted(range(len(full)), key=lambda p: full[p] - lengths[p]):
-        n = min(full[p] - filled[p], n_spare)
-        filled[p] += n
-        n_spare -= n
-    return filled
-
-
-def _homeless(full: Sequence[int], lengths: Sequence[int], shapes: Shapes) -> list[int]:
-    """Short pipelines for whose few workers there is no split, shortest first."""
-    short = [p for p, n in enumerate(lengths) if 0 < n < full[p] and shapes.of(n) is None]
-    return sorted(short, key=lambda p: lengths[p])
-
-
-def _shorter(full: Sequence[int], lengths: Sequence[int], shapes: Shapes) -> list[int]:
-    """Those that cannot be shorter are dissolved, and their workers take lost places of others or idle."""
-    left, wanted = list(lengths), list(full)
-    while homeless := _homeless(full, left, shapes):
-        n_spare = left[homeless[0]]
-        left[homeless[0]] = wanted[homeless[0]] = 0
-        left = _filled(wanted, left, n_spare)
-    return left
-
-
-def _lent(full: Sequence[int], lengths: Sequence[int], shapes: Shapes) -> list[int] | None:
-    """Those that cannot be shorter get workers of the longest that can be; None where nobody has to, or can."""
-    homeless, left = _homeless(full, lengths, shapes), list(lengths)
-    for p in homeless:
-        while shapes.of(left[p]) is None:
-            lenders = [q for q, n in enumerate(left) if n > left[p] + 1 and q not in homeless and shapes.of(n - 1) is not None]
-            if not lenders:
-                return None
-            left[max(lenders, key=lambda q: left[q])] -= 1
-            left[p] += 1
-    return left if homeless else None
-
-
-def _merged(full: Sequence[int], lengths: Sequence[int], shapes: Shapes) -> list[int] | None:
-    """Those that cannot be shorter, or else the shortest, join the shortest that can take them; None where nobody can."""
-    left = list(lengths)
-    short = _homeless(full, left, shapes)
-    if not short:
-        short = sorted((p for p, n in enumerate(left) if 0 < n < full[p]), key=lambda p: left[p])[:1]
-    for p in short:
-        if not 0 < left[p] < full[p]:
-            continue  # another one has joined it
-        hosts = [q for q, n in enumerate(left) if q != p and n and shapes.of(n + left[p]) is not None]
-        if not hosts:
-            return None
-        q = min(hosts, key=lambda q: left[q])
-        left[p], left[q] = 0, left[p] + left[q]
-    return left if short else None
-
-
-# -- renew -------------------------------------------------------------------------------------------------------------
-
-
-def _renew(situation: Situation, plan: Plan, shapes: Shapes, lengths: Sequence[int]) -> Draft:
-    """Pipelines of these lengths; those in force with such a length come first, with their splits where they are good."""
-    alive = set(situation.alive)
-    kept: dict[int, list[Pipeline]] = {}
-    for pipeline in plan.pipelines:
-        kept.setdefault(len(pipeline.stages), []).append(pipeline)
-    for pipelines in kept.values():
-        pipelines.sort(key=lambda pipeline: _workers(pipeline, alive).count(None), reverse=True)
-    draft: Draft = []
-    for n_stages in lengths:
-        best = shapes.of(n_stages)
-        assert best is not None
-        old = kept[n_stages].pop() if kept.get(n_stages) else None
-        if old is not None and WORTH * shapes.shape(old.ranges).bottleneck_s <= best.bottleneck_s:
-            draft.append((old.ranges, _workers(old, alive)))
-        else:
-            draft.append((best.ranges, [None] * n_stages))
-    return draft
+    shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
+    drafts = repairs(situation, shapes, in_force(situation, plan))
+    if drafts and situation.arrived:
+        drafts += additions(shapes, drafts[0], n_without_place(situation, drafts[0]))
+    found = regrouped(Worth(situation, shapes), NAME, plan, drafts)
+    return found or [Proposal(NAME, None, no_layout(situation, len(situation.alive)))]

@@ -25,16 +25,15 @@ def propose(situation: Situation) -> list[Proposal]:
         (p, s, stage.worker)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        if stage.worker is not None and stage.worker not in alive
+        if stage.worker is not None and stage.worker not in alive and stage.worker not in situation.leaving
     ]
     returning = [worker for _, _, worker in lost if worker in back]
     if not lost:
         return [Proposal(NAME, None, "no worker of the plan is lost")]
     if not returning:
         return [Proposal(NAME, None, _cannot_return([worker for _, _, worker in lost]))]
-    copies = {layer for worker in alive for layer in situation.held.get(worker, ())}
     for p, s, _ in lost:
-        if lacking := [layer for layer in plan.pipelines[p].stages[s].layers if layer not in copies]:
+        if lacking := [layer for layer in plan.pipelines[p].stages[s].layers if layer not in situation.holders]:
             return [Proposal(NAME, None, f"pipeline {p} stage {s} has no other holder of layer {lacking[0]}")]
     stages = [
         [

@@ -119,7 +119,8 @@ _THEIRS = Origin.TORCHRUN
 
 
 def _strategies() -> dict[str, str]:
-    return {strategy.name: strategy.summary for strategy in strategies.load_all()}
+    """Those that may be asked for."""
+    return {its.name: its.summary for its in strategies.load_all() if strategies.Moment.PROPOSE in its.answers}
 
 
 OPTIONS: tuple[Option, ...] = (

@@ -13,6 +13,7 @@ moves.py        who sends which layer to whom, and in which order
 worth.py        what it is worth which worker gets which layers
 placement.py    who gets them
 draft.py        from a layout to a Plan
+regrouping.py   layouts of all that are there, made of the plan in force
 routing.py      others do what a lost worker did
 exchange.py     their orders, worked out once for those that are alike
 ordering.py     explicit orders of pipelines that exchange micro-batches

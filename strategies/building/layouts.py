@@ -181,7 +181,7 @@ def _quick_s(shapes: Shapes, n_workers: int, form: Callable[[Shape], Shape]) -> 
 def _lengths(usable: Sequence[int], n_workers: int, n_micro_batches: int) -> Iterator[tuple[int, ...]]:
     if n_workers <= FEW_WORKERS:
         for n in range(1, n_workers + 1):
-            yield from _partitions(n, n, set(usable), n_micro_batches)
+            yield from partitions(n, n, set(usable), n_micro_batches)
         return
     n_pairs = sum(n_workers // y * i for i, y in enumerate(usable))
     for i, y in enumerate(usable):
@@ -198,7 +198,8 @@ def _lengths(usable: Sequence[int], n_workers: int, n_micro_batches: int) -> Ite
                     yield (y,) * n_long + (x,) * n_short
 
 
-def _partitions(n: int, largest: int, usable: set[int], n_most: int) -> Iterator[tuple[int, ...]]:
+def partitions(n: int, largest: int, usable: set[int], n_most: int) -> Iterator[tuple[int, ...]]:
+    """The ways to write n as a sum of up to `n_most` usable numbers, `largest` at most, in falling order."""
     if n == 0:
         yield ()
         return
@@ -206,7 +207,7 @@ def _partitions(n: int, largest: int, usable: set[int], n_most: int) -> Iterator
         return
     for part in range(min(n, largest), 0, -1):
         if part in usable:
-            for rest in _partitions(n - part, part, usable, n_most - 1):
+            for rest in partitions(n - part, part, usable, n_most - 1):
                 yield (part, *rest)
 
 

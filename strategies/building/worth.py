@@ -96,8 +96,9 @@ class Worth:
 
     @cached_property
     def _on_host(self) -> set[tuple[int, int]]:
-        """(host, layer) that someone holds there."""
-        return {(self.host[worker], layer) for worker, span in self.span.items() for layer in range(*span)}
+        """(host, layer) that someone holds there, who may be leaving."""
+        held, nothing = self.situation.held, frozenset[int]()
+        return {(self.costs.host(worker), layer) for worker in self.situation.sources for layer in held.get(worker, nothing)}
 
     @cached_property
     def _class(self) -> dict[int, int]:

@@ -3,10 +3,10 @@
 table.py     every strategy's candidates for a change, best first
 outlook.py   what a plan leaves for the next loss
 ties.py      which are as good as the best, as far as prices can tell
-initial.py   how a job starts
-uneven.py    the best once more with micro-batches cut
-split.py     the best once more with the backward in halves
-unchanged.py how it goes on where no worker of its plan is lost
+lengths.py   the layout that a user asks for
+uneven.py    the best once more with micro-batches cut (no strategy: it works on what strategies have proposed)
+split.py     the best once more with the backward in halves (likewise)
+unchanged.py how it goes on where no worker of its plan is lost: what all that is proposed then is measured against
 last_resort.py  how it goes on where a bug has left no plan
 dryrun.py    the same for losses that have not happened
 alike.py     which losses are alike

@@ -7,6 +7,10 @@ No search: the loss of one rank or of one whole node, each by the few kinds of w
     any other              the micro-batches of its stage run on other pipelines (ReCycle; Odyssey, eqs. 12 and 13), or the
                            survivors regroup, which takes moves: whichever is worth more
 
+Where workers are on their way that the plan has no work for, also what becomes of it with them: the best layout for all by
+closed form, times what the search has found over it for the nearest number of workers, as the two are not to differ in what a
+closed form leaves out. What may be lost then is what it is of the plan in force, if all that it had are there again.
+
 A quarter of the losses are taken to be of a whole node: of others 73 % (Unicron, arXiv 2401.00134) and 75 % (DLRover) are
 cured by a process restart on the same node.
 """
@@ -23,12 +27,13 @@ from msgspec.structs import replace
 
 from odyssey.plan import Estimate, Plan
 from perfmodel.checkpointing import redone_s
-from perfmodel.objective import After, expected_rate, useful_rate
+from perfmodel.objective import After, Grown, expected_rate, growing_rate, useful_rate
 from perfmodel.reliability import ExpectedChange
+from perfmodel.transition import while_training
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.layouts import quick_best_s
 from strategies.building.shapes import shapes_of
-from strategies.situation import Candidate, NextLoss, Outlook, Situation
+from strategies.situation import Candidate, Growth, NextLoss, Outlook, Situation
 
 NODE_SHARE = 0.25
 
@@ -67,7 +72,11 @@ def worth(candidate: Candidate, transition_s: float, change: ExpectedChange) -> 
     """Expected useful samples per second of a candidate with an outlook."""
     plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
     assert plan is not None and estimate is not None and outlook is not None
-    return expected_rate(plan.global_batch, estimate.step_s, transition_s, change, _after(outlook.next_losses))
+    afterwards, growth = _after(outlook.next_losses), outlook.growth
+    if growth is None:
+        return expected_rate(plan.global_batch, estimate.step_s, transition_s, change, afterwards)
+    grown = Grown(growth.at_s, growth.pause_s, growth.step_s, _after(growth.next_losses))
+    return growing_rate(plan.global_batch, estimate.step_s, transition_s, change, afterwards, grown)
 
 
 def cost_s(step_s: float, next_losses: Iterable[NextLoss]) -> float:
@@ -144,11 +153,7 @@ class Ahead:
         step_s = self._step_of(n_left)
         if step_s is None:
             return self.ended(estimate, n_left)
-        profile = self._situation.profile
-        part = len(plan.pipelines) / len(plan.workers)
-        transfer_s = self._costs.transfer_s(profile.cluster.inter_host, part * sum(self._costs.move_bytes))
-        layers_s = part * len(profile.layers) * profile.recovery.move_layer_s
-        return Then(step_s, self._pause_s(estimate, profile.recovery.moves_scale * (transfer_s + layers_s)))
+        return Then(step_s, self._pause_s(estimate, self._moves_s(plan)))
 
     def ended(self, estimate: Estimate, n_left: int) -> Then:
         """Started again from a checkpoint, in the best layout for so many."""
@@ -156,10 +161,74 @@ class Ahead:
         restart_s = recovery.resubmit_s + redone_s(change_s, recovery.save_s)
         return Then(self._step_of(n_left), self._pause_s(estimate, 0.0), restart_s)
 
+    def _moves_s(self, plan: Plan) -> float:
+        """Of a stage that is as large as the plan's in the mean."""
+        profile = self._situation.profile
+        part = len(plan.pipelines) / len(plan.workers)
+        transfer_s = self._costs.transfer_s(profile.cluster.inter_host, part * sum(self._costs.move_bytes))
+        return profile.recovery.moves_scale * (transfer_s + part * len(profile.layers) * profile.recovery.move_layer_s)
+
+    def grown_pause_s(self, plan: Plan, estimate: Estimate) -> float:
+        """Of the transition in which workers are taken in, while the job trains."""
+        recovery = self._situation.profile.recovery
+        parts = replace(estimate.transition, moves_s=self._moves_s(plan), spawn_s=0.0, warm_up_s=recovery.warm_up_s)
+        return while_training(parts).total_s
+
     def _pause_s(self, estimate: Estimate, moves_s: float) -> float:
         recovery = self._situation.profile.recovery
         parts = estimate.transition
         return recovery.detect_s + recovery.pause_s + parts.groups_s + moves_s + recovery.warm_up_s + parts.rest_s
+
+
+class Growing:
+    """One situation in which workers are on their way. `candidates`: with their prices."""
+
+    def __init__(
+        self, situation: Situation, ahead: Ahead, step_of: Callable[[int], float | None], candidates: Sequence[Candidate]
+    ) -> None:
+        """`step_of`: see Ahead."""
+        self._situation, self._ahead = situation, ahead
+        self._everyone = {*situation.alive, *situation.arriving}
+        self._step_s = _as_found(step_of, len(self._everyone), candidates)
+
+    def with_growth(self, candidate: Candidate) -> Candidate:
+        """Of a candidate with an outlook, what becomes of its plan when they are taken in."""
+        plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
+        if plan is None or estimate is None or outlook is None or self._step_s is None:
+            return candidate
+        others = set(self._situation.arriving).difference(plan.workers)
+        if not others:
+            return candidate
+        at_s, pause_s = self._situation.arrive_s, self._ahead.grown_pause_s(plan, estimate)
+        its, next_losses = self._then(plan, replace(estimate, step_s=self._step_s))
+        growth = Growth(len(others), at_s, pause_s, self._step_s, its.n_holders, its.n_nodes, next_losses)
+        return replace(candidate, outlook=replace(outlook, growth=growth))
+
+    def _then(self, plan: Plan, estimate: Estimate) -> tuple[Outlook, tuple[NextLoss, ...]]:
+        """That of the plan in force if all that it had are there again; else each layer is taken to have two holders, on two
+        nodes if there are."""
+        situation, ahead = self._situation, self._ahead
+        before, n = situation.plan, len(self._everyone)
+        if before is not None and {*before.workers, *before.idle} == self._everyone:
+            losses = ahead.next_losses(before, estimate)
+            return holders(situation, before), tuple(NextLoss(share, *then) for share, _, then in losses)
+        sizes = Counter(map(situation.costs.node.__getitem__, self._everyone))
+        lost = [(1 - NODE_SHARE, 1), *((NODE_SHARE / len(sizes), size) for size in sizes.values())]
+        found = tuple(NextLoss(share, *ahead.regrouped(plan, estimate, n - size)) for share, size in lost)
+        return Outlook(2, min(2, len(sizes))), found
+
+
+def _as_found(step_of: Callable[[int], float | None], n: int, candidates: Sequence[Candidate]) -> float | None:
+    """Seconds of a step of `n` workers: by closed form, times the best price over it for the nearest number that there is."""
+    closed_s = step_of(n)
+    if closed_s is None:
+        return None
+    over = [
+        (abs(len(its.plan.workers) - n), its.estimate.step_s / its_closed_s)
+        for its in candidates
+        if its.plan is not None and its.estimate is not None and (its_closed_s := step_of(len(its.plan.workers))) is not None
+    ]
+    return closed_s * min(over, default=(0, 1.0))[1]
 
 
 def _last(plan: Plan, node: Mapping[int, int]) -> tuple[set[int], set[int]]:

@@ -6,14 +6,23 @@ from importlib import import_module
 from inspect import cleandoc
 
 import strategies
+from strategies import Moment
 
 ABOUT = """\
 # Strategies
 
-What can be done when ranks are lost: each strategy proposes Plans, the [performance model](performance-model.md) prices
-them all, and the best one is taken, what it leaves for the next loss included. `--strategy NAME` asks one strategy, and the
-others only where that one has no Plan. What each would do, and at what price, is the answer of `odyssey plan --fail 1`.
+What can be done at the start of a job, when ranks are lost, and when ranks come: each strategy proposes Plans, the
+[performance model](performance-model.md) prices them all, and the best one is taken, what it leaves for the next loss included.
+`--strategy NAME` asks one strategy after a loss, and the others only where that one has no Plan. What each would do, and at
+what price, is the answer of `odyssey plan --fail 1`.
 """
+
+MOMENTS = {
+    Moment.START: "a job starts",
+    Moment.PROPOSE: "workers are lost or leave",
+    Moment.GROW: "workers come",
+}
+"""When a strategy is asked, for the page."""
 
 HOW_TO_ADD_ONE = """\
 ## A strategy of your own
@@ -28,6 +37,9 @@ page, and it has
     def propose(situation: Situation) -> list[Proposal]:
         \"\"\"Plans, or the reason why there is none.\"\"\"
 
+or, for other moments, `start` in place of `propose` (before the first step, when there is no Plan yet) or `grow` (workers have
+come, and all that have work are there); or several of the three. Only those with `propose` are values of `--strategy`.
+
 `strategies/situation/` says what it is given and answers, `strategies/building/` has what Plans are made with; its `compose`
 refuses a [Plan](plan.md) that contradicts itself or what the survivors hold. The engine runs any other.
 
@@ -35,8 +47,9 @@ A bug in it costs its row of the table, and not the job: where it raises, or ret
 file and line (`rebalance.py:88: ZeroDivisionError: division by zero`), people are told once, and the others decide. Where a bug
 leaves no Plan at all, those pipelines that are whole do all the work. Only a file that is no strategy ends a job, at its start.
 
-No strategy decides how a job starts (`strategies/search/initial.py`, by `--layout`), nor that it goes on as it was where no
-worker of its Plan is lost (`strategies/search/unchanged.py`).
+That a job goes on as it was, where no worker of its Plan is lost, is no strategy (`strategies/search/unchanged.py`): it is what
+all that is proposed then is measured against. Nor are smaller micro-batches and backwards in halves (`uneven.py`, `split.py`
+there): they are made of the Plans that strategies have proposed.
 
 This page is written from these files: `python -m strategies.search.page > docs/strategies.md`.
 """
@@ -47,7 +60,8 @@ def page() -> str:
     parts = [ABOUT]
     for strategy in strategies.load_all():
         story = cleandoc(import_module(f"strategies.{strategy.name}").__doc__ or "")
-        parts.append(f"## {strategy.name}\n\n**{strategy.summary}**\n\n{story}\n")
+        when = " and where ".join(text for moment, text in MOMENTS.items() if moment in strategy.answers)
+        parts.append(f"## {strategy.name}\n\n**{strategy.summary}**\n\n{story}\n\nIt is asked where {when}.\n")
     return "\n".join([*parts, HOW_TO_ADD_ONE])
 
 

@@ -9,6 +9,7 @@ better price is still the better guess.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache, partial
 
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 import strategies
 from odyssey.errors import OdysseyError, StateLost, UsageError
+from odyssey.layout import layout_text
 from odyssey.plan import Transition, move_runs
 from odyssey.plan_proof import prove
 from perfmodel.moving import moves_s
@@ -24,10 +26,13 @@ from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
 from perfmodel.reliability import ExpectedChange
 from perfmodel.spread import spread_of
+from perfmodel.transition import while_training
+from strategies import Moment
 from strategies.building.moves import improved
 from strategies.building.whole import exact
-from strategies.search import initial, last_resort, unchanged
-from strategies.search.outlook import Ahead, closed_step_s, cost_s, holders, worth
+from strategies.search import last_resort, unchanged
+from strategies.search.lengths import lengths_of
+from strategies.search.outlook import Ahead, Growing, closed_step_s, cost_s, holders, worth
 from strategies.search.split import split
 from strategies.search.ties import are_as_good, worth_spread
 from strategies.search.uneven import uneven
@@ -41,18 +46,21 @@ NAME = "search"
 def answer(situation: Situation, forced: str | None = None, layout: str = "auto") -> list[Candidate]:
     """What to do now, best first: how to start, in this layout, or how to go on.
 
-    `forced`: the one strategy that may propose; where it has no plan the others may, and its reasons stay in the table: the job
-    goes on all the same. Raises StateLost if nothing can be done, UsageError for a layout that cannot be meant.
+    `forced`: the one strategy that may propose after a loss; where it has no plan the others may, and its reasons stay in the
+    table: the job goes on all the same. Raises StateLost if nothing can be done, UsageError for a layout that cannot be meant.
     """
     if situation.plan is None:
         return initial_plan(situation, layout)
     if situation.untrained and layers_without_holder(situation):
-        anew = replace(situation, plan=None, lost=(), respawnable=(), held={})
+        anew = replace(situation, plan=None, lost=(), leaving=(), respawnable=(), held={}, is_running=False)
         return initial_plan(anew, layout)
-    if not situation.lost:  # a connection was, or the store; or micro-batches cannot stay cut
+    if not (situation.lost or situation.leaving or situation.arrived):
+        # a connection was lost, or the store; or micro-batches cannot stay cut
         check_holders(situation)
         candidates = attempt_all(unchanged.NAME, lambda: _as_it_was(situation))
         return search(situation) if best(candidates) is None else candidates
+    if not (situation.lost or situation.leaving):
+        forced = None  # it is asked for what is done after a loss
     candidates = search(situation, forced)
     if forced is None or best(candidates) is not None:
         return candidates
@@ -68,17 +76,19 @@ def search(situation: Situation, only: str | None = None) -> list[Candidate]:
     if only is not None and only not in strategies.names():
         strategies.load(only)  # which says so
     check_holders(situation)
-    table = attempt_all(NAME, lambda: _table(situation, strategies.names() if only is None else [only]))
+    table = attempt_all(NAME, lambda: _table(situation, only))
     if only is None and best(table) is None and any(row.is_fault for row in table):
         table = [attempt(last_resort.NAME, lambda: last_resort.candidate(situation)), *table]
     return table
 
 
-def _table(situation: Situation, names: Sequence[str]) -> list[Candidate]:
-    """What these strategies propose, ranked."""
+def _table(situation: Situation, only: str | None) -> list[Candidate]:
+    """What strategies propose, ranked: all that are asked at such a moment, or one of them."""
     situation = _with_exact_plan(situation)
-    rows = [row for name in names for row in _asked(name, situation)]
-    if situation.plan is not None and set(situation.plan.workers) <= set(situation.alive):
+    is_loss = bool(situation.lost or situation.leaving or not situation.arrived or only)
+    rows = _asked(situation, Moment.PROPOSE, only) if is_loss else []
+    if not situation.is_hit:
+        rows += _asked(situation, Moment.GROW) if situation.arrived else []
         rows += unchanged.propose(situation)
     return _ranked(situation, rows)
 
@@ -88,24 +98,34 @@ def _as_it_was(situation: Situation) -> list[Candidate]:
     return _ranked(situation, unchanged.propose(situation))
 
 
-def _asked(name: str, situation: Situation) -> Sequence[Proposal | Candidate]:
-    """What a strategy proposes; or the row that says why it failed."""
-    found = attempt(name, lambda: _checked(name, list(strategies.load(name).propose(situation))))
-    return [found] if isinstance(found, Candidate) else found
+def _asked(situation: Situation, moment: Moment, only: str | None = None) -> list[Proposal | Candidate]:
+    """What strategies answer, all or one of them; of one that fails the row that says why."""
+    rows: list[Proposal | Candidate] = []
+    for name in strategies.names(moment) if only is None else [only]:
+        found = attempt(name, partial(_answers, situation, moment, name))
+        rows += [found] if isinstance(found, Candidate) else found
+    return rows
 
 
-def _checked(name: str, proposals: list[Proposal]) -> list[Proposal]:
-    """Proposals that can be priced, sent and written down. Raises OdysseyError for anything else that a strategy returned."""
-    for proposal in proposals:
-        if not isinstance(proposal, Proposal):
-            raise OdysseyError(f"{name}.propose: expected a list of Proposals, got {type(proposal).__name__} in it")
-        if proposal.strategy != name:
-            raise OdysseyError(f"{name}.propose: expected Proposals of {name}, got one of {proposal.strategy!r}")
+def _answers(situation: Situation, moment: Moment, name: str) -> list[Proposal | Candidate]:
+    return _checked(f"{name}.{moment}", name, list(strategies.load(name, moment).answers[moment](situation)))
+
+
+def _checked(function: str, name: str, rows: list[Proposal | Candidate]) -> list[Proposal | Candidate]:
+    """Proposals that can be priced, sent and written down, and rows that are as `attempt` makes them. Raises OdysseyError for
+    anything else that a strategy returned."""
+    for row in rows:
+        if isinstance(row, Candidate) and row.plan is None:
+            continue
+        if not isinstance(row, Proposal):
+            raise OdysseyError(f"{function}: expected a list of Proposals, got {type(row).__name__} in it")
+        if row.strategy != name:
+            raise OdysseyError(f"{function}: expected Proposals of {name}, got one of {row.strategy!r}")
         try:
-            msgspec.msgpack.decode(msgspec.msgpack.encode(proposal), type=Proposal)
+            msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=Proposal)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-            raise OdysseyError(f"{name}.propose: a Proposal that cannot be written: {error}") from error
-    return proposals
+            raise OdysseyError(f"{function}: a Proposal that cannot be written: {error}") from error
+    return rows
 
 
 def _with_exact_plan(situation: Situation) -> Situation:
@@ -119,13 +139,27 @@ def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     Raises UsageError for a layout that cannot be meant, and where no plan survives what was asked for.
     """
     strategies.load_all()  # a file that is no strategy ends a job when it starts, and not when it loses a rank
-    lengths = initial.lengths_of(situation, layout)
-    candidates = attempt_all(initial.NAME, lambda: _ranked(situation, initial.propose(situation, lengths)))
+    situation = replace(situation, lengths=lengths_of(situation, layout))
+    candidates = attempt_all(NAME, lambda: _ranked(situation, _as_asked(situation)))
     chosen, aim = best(candidates), situation.aim
     if chosen is not None and chosen.outlook is not None and (missing := _missing(chosen.outlook, aim)):
         who = f"layout {layout} does not" if layout != "auto" else f"no layout of {len(situation.alive)} ranks does"
         raise UsageError(f"{missing[0]}: {who}: {missing[1]}", missing[2])
     return candidates
+
+
+def _as_asked(situation: Situation) -> list[Proposal | Candidate]:
+    """What strategies answer for a start. One that has another layout than was asked for has no plan."""
+    rows, lengths = _asked(situation, Moment.START), situation.lengths
+    if lengths is None:
+        return rows
+    wanted, its = layout_text(lengths), "layout {}, where {} was asked for"
+    return [
+        replace(row, plan=None, reason=its.format(row.plan.layout(), wanted))
+        if row.plan is not None and Counter(len(of.stages) for of in row.plan.pipelines) != Counter(lengths)
+        else row
+        for row in rows
+    ]
 
 
 def _missing(outlook: Outlook, aim: Aim) -> tuple[str, str, str] | None:
@@ -164,15 +198,15 @@ def warm_up() -> None:
     """Load what searches import when they first need it (about half a second), so that no recovery waits for it.
 
     What cannot be loaded is told when it is asked for."""
-    for name in strategies.names():
-        attempt(name, partial(strategies.load, name))
+    for moment in strategies.Moment:
+        for name in strategies.names(moment):
+            attempt(name, partial(strategies.load, name, moment))
     import scipy.optimize  # noqa: F401
 
 
 def layers_without_holder(situation: Situation) -> list[int]:
-    """Layers of which no survivor has full state."""
-    kept = {layer for worker in situation.alive for layer in situation.held.get(worker, ())}
-    return [layer for layer in range(len(situation.profile.layers)) if layer not in kept]
+    """Layers of which nobody who lives has full state."""
+    return [layer for layer in range(len(situation.profile.layers)) if layer not in situation.holders]
 
 
 def check_holders(situation: Situation) -> None:
@@ -203,21 +237,27 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
     candidates += cut
     changes += cut
     candidates += attempt_all("split", lambda: split(situation, situation.costs, changes, priced))
-    ahead = Ahead(situation, cache(partial(closed_step_s, situation)))
-    valued = [attempt(candidate.strategy, partial(_looked_ahead, situation, ahead, candidate)) for candidate in candidates]
+    step_of = cache(partial(closed_step_s, situation))
+    ahead = Ahead(situation, step_of)
+    growing = Growing(situation, ahead, step_of, candidates) if situation.arriving else None
+    valued = [attempt(its.strategy, partial(_looked_ahead, situation, ahead, growing, its)) for its in candidates]
     return _with_reasons(_with_better_moves(situation, valued), situation.aim)
 
 
-def _looked_ahead(situation: Situation, ahead: Ahead, candidate: Candidate) -> Candidate:
-    """With what its plan leaves for the next loss, and with the objective."""
+def _looked_ahead(situation: Situation, ahead: Ahead, growing: Growing | None, candidate: Candidate) -> Candidate:
+    """With what its plan leaves for the next loss, and for those who are on their way, and with the objective."""
     plan, estimate, aim = candidate.plan, candidate.estimate, situation.aim
     if plan is None or estimate is None:
         return candidate
     if aim.objective is Objective.AHEAD:
         candidate = ahead.with_outlook(candidate)
+        candidate = candidate if growing is None else growing.with_growth(candidate)
     else:
         candidate = replace(candidate, outlook=holders(situation, plan))
-    return _valued(candidate, estimate.transition, situation.change, aim)
+    parts = estimate.transition
+    if situation.is_running:  # to go on as before is no transition
+        parts = Transition() if candidate.strategy == unchanged.NAME else while_training(parts)
+    return _valued(candidate, parts, situation.change, aim)
 
 
 def _with_better_moves(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
@@ -313,19 +353,23 @@ def _rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, floa
 
 
 def _exposed(candidate: Candidate, aim: Aim) -> int:
-    """How many losses short a plan is of those that it has to survive."""
+    """How many losses short a plan is of those that it has to survive. One that is to grow soon need not survive them before, unless
+    somebody has asked for it: what a loss would cost is in its worth."""
     outlook = candidate.outlook
     if outlook is None:
         return 0
-    return max(0, aim.n_ranks + 1 - outlook.n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
+    n_holders = outlook.n_holders if outlook.growth is None or aim.survive is not None else outlook.growth.n_holders
+    return max(0, aim.n_ranks + 1 - n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
 
 
 def _weighed(candidate: Candidate, aim: Aim) -> float:
-    """The objective, less what a plan that survives the loss of any node may cost."""
+    """The objective, less what a plan that survives the loss of any node may cost, once it has grown."""
     estimate, outlook = candidate.estimate, candidate.outlook
     assert estimate is not None
-    on_one_node = aim.objective is Objective.AHEAD and outlook is not None and outlook.n_nodes == 1
-    return estimate.objective * (1 - NODE_PRICE if on_one_node else 1.0)
+    if aim.objective is not Objective.AHEAD or outlook is None:
+        return estimate.objective
+    n_nodes = outlook.n_nodes if outlook.growth is None else outlook.growth.n_nodes
+    return estimate.objective * (1 - NODE_PRICE if n_nodes == 1 else 1.0)
 
 
 def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Candidate:
@@ -340,6 +384,9 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Can
         reason = f"best objective: {mine.objective:.4g} samples/s, step {step}, transition {transition}"
         if outlook.next_losses:
             reason += f"; the next loss takes {_seconds(outlook.cost_s)}" + (f" and {ends}" if ends else "")
+        if (growth := outlook.growth) is not None:
+            who = "1 more worker is" if growth.n_workers == 1 else f"{growth.n_workers} more workers are"
+            reason += f"; {who} expected in {_seconds(growth.at_s)}, for steps of {_seconds(growth.step_s)}"
         if n_ties := sum(row.is_tie for row in rows):
             reason += f"; {n_ties} more {'is' if n_ties == 1 else 'are'} as good within the spread of prices"
         return replace(candidate, reason=reason)

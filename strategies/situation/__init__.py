@@ -55,11 +55,15 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     """The cluster, the plan in force, what was lost and what was measured, at one moment.
 
     `plan` is None at the start of a job: then every worker of `alive` is free and holds whatever it is told to.
-    `held`: worker -> layers with full state, survivors only. `respawnable`: lost workers whose slot is healthy and has
-    restarts left. `node_of`: worker -> node. `step`: next step to run. `generation`: of the plan to be written.
-    `seconds_to_change`: D, the expected time to the next change; `n_behind`: how sure it is, see ExpectedChange. `search_s`:
-    time the search takes now, 0 if it was done ahead. `untrained`: no unit is final yet, so that lost layers are as the
-    script builds them.
+    `held`: worker -> layers with full state, of survivors and of those that are leaving. `respawnable`: lost workers whose
+    slot is healthy and has restarts left. `node_of`: worker -> node. `step`: next step to run. `generation`: of the plan to be
+    written. `seconds_to_change`: D, the expected time to the next change; `n_behind`: how sure it is, see ExpectedChange.
+    `search_s`: time the search takes now, 0 if it was done ahead. `untrained`: no unit is final yet, so that lost layers are
+    as the script builds them. `lengths`: of the pipelines that a job is to start with, None for the best.
+
+    `leaving`: workers that still live and hold state, but are to have no work any more: sources of moves, and no part of
+    `alive`. `arriving`: workers whose processes start beside the training and can be taken in after `arrive_s` seconds; they
+    are no part of `alive` yet. `is_running`: nobody has been paused, and the plan in force goes on where it is kept.
     """
 
     generation: int
@@ -76,6 +80,31 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     untrained: bool = False
     n_behind: float = math.inf
     aim: Aim = Aim()
+    lengths: tuple[int, ...] | None = None
+    arriving: tuple[int, ...] = ()
+    arrive_s: float = 0.0
+    leaving: tuple[int, ...] = ()
+    is_running: bool = False
+
+    @cached_property
+    def unused(self) -> tuple[int, ...]:
+        """Who is alive and has no work in the plan in force, ascending: its idle workers and those that have arrived."""
+        return tuple(sorted(set(self.alive) - set(self.plan.workers if self.plan is not None else ())))
+
+    @cached_property
+    def arrived(self) -> tuple[int, ...]:
+        """Of these, those that the plan in force does not know."""
+        return tuple(worker for worker in self.unused if self.plan is None or worker not in self.plan.idle)
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether somebody with work in the plan in force is lost or leaving."""
+        return self.plan is not None and not set(self.plan.workers) <= set(self.alive)
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Who may send state, ascending: also those that are leaving."""
+        return tuple(sorted((*self.alive, *self.leaving)))
 
     @property
     def change(self) -> ExpectedChange:
@@ -94,10 +123,10 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def holders(self) -> Mapping[int, Sequence[int]]:
-        """Of each layer that somebody holds, the survivors that do, ascending."""
+        """Of each layer that somebody holds, the `sources` that do, ascending."""
         found: dict[int, list[int]] = {}
         alike: dict[frozenset[int], list[int]] = {}
-        for worker in sorted(self.alive):
+        for worker in self.sources:
             alike.setdefault(self.held.get(worker, frozenset()), []).append(worker)
         for layers, workers in alike.items():
             for layer in layers:
@@ -111,8 +140,8 @@ class Near:
     def __init__(self, situation: Situation) -> None:
         nothing: frozenset[int] = frozenset()
         self._workers: dict[int, list[int]] = {}
-        alive = sorted(situation.alive)
-        for worker, host in zip(alive, situation.costs.hosts(alive), strict=True):
+        sources = situation.sources
+        for worker, host in zip(sources, situation.costs.hosts(sources), strict=True):
             self._workers.setdefault(host, []).append(worker)
         known: dict[tuple[frozenset[int], ...], dict[int, list[int]]] = {}
         self._places: dict[int, dict[int, list[int]]] = {}
@@ -123,7 +152,7 @@ class Near:
             self._places[host] = known[held]
 
     def holders(self, layer: int, host: int) -> list[int]:
-        """Survivors, ascending."""
+        """Of the situation's `sources`, ascending."""
         if host not in self._workers:
             return []
         workers = self._workers[host]
@@ -153,16 +182,30 @@ class NextLoss(msgspec.Struct, frozen=True):
     is_own: bool = False
 
 
+class Growth(msgspec.Struct, frozen=True):
+    """What becomes of a plan when the `n_workers` that are on their way are taken in, `at_s` seconds after the change: a
+    transition of `pause_s`, and then steps of `step_s`; `n_holders`, `n_nodes` and `next_losses` as in Outlook."""
+
+    n_workers: int
+    at_s: float
+    pause_s: float
+    step_s: float
+    n_holders: int
+    n_nodes: int
+    next_losses: tuple[NextLoss, ...]
+
+
 class Outlook(msgspec.Struct, frozen=True):
     """What a plan leaves for the next loss. `n_holders`: ranks that hold a layer, of the layer that has fewest; `n_nodes`: the
     nodes that they are on. `next_losses`: their shares are 1 together; empty where nobody looks ahead. `cost_s`: seconds that
-    the next loss takes from training in the mean.
+    the next loss takes from training in the mean. `growth`: where workers are on their way that the plan has no work for.
     """
 
     n_holders: int
     n_nodes: int
     next_losses: tuple[NextLoss, ...] = ()
     cost_s: float = 0.0
+    growth: Growth | None = None
 
     @property
     def share_of_ends(self) -> float:

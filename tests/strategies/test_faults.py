@@ -24,6 +24,7 @@ from odyssey.plan import Plan
 from odyssey.plan_proof import prove
 from odyssey_cli.__main__ import main
 from perfmodel.profile import write
+from strategies import Moment, names
 from strategies.search import answer, best, initial_plan, search
 from strategies.situation import Candidate, Situation
 from strategies.situation.faults import MAX_MESSAGE
@@ -68,6 +69,13 @@ def lost(rank: int = 3) -> Situation:
     return situation(of, plan, without(plan, rank))
 
 
+def grown() -> Situation:
+    """Four ranks have a plan, and a fifth has come."""
+    of = job_events.profile()
+    plan = first_plan(of, "2x2", 4)
+    return situation(of, plan, range(5), held={**plan.held, 4: frozenset()})
+
+
 def of_toy(table: list[Candidate] | tuple[Candidate, ...]) -> Candidate:
     (row,) = [row for row in table if row.strategy == "toy"]
     return row
@@ -82,6 +90,56 @@ def test_a_strategy_that_fails_costs_its_row(drop_in: Callable[[str], Path], sta
         row = of_toy(after)
         assert row.is_fault and row.plan is None and re.fullmatch(said, row.reason), row.reason
         assert [other for other in after if other is not row] == before
+
+
+@pytest.mark.parametrize(
+    ("moment", "asked"),
+    [
+        (Moment.START, lambda: initial_plan(situation(job_events.profile(), None, range(4)), "auto")),
+        (Moment.PROPOSE, lambda: answer(lost())),
+        (Moment.GROW, lambda: answer(grown())),
+    ],
+)
+def test_a_strategy_that_fails_costs_its_row_at_any_moment(
+    drop_in: Callable[[str], Path], moment: Moment, asked: Callable[[], list[Candidate]]
+) -> None:
+    before = asked()
+    drop_in(faulty("return 1 / 0").replace("def propose", f"def {moment}"))
+
+    after = asked()
+
+    row = of_toy(after)
+    assert row.is_fault and row.reason == f"toy.py:{LINE}: ZeroDivisionError: division by zero"
+    assert before and [other for other in after if other is not row] == before
+
+
+@pytest.mark.parametrize("moment", Moment)
+def test_a_strategy_is_asked_at_its_moments_only(drop_in: Callable[[str], Path], moment: Moment) -> None:
+    drop_in(faulty("return [Proposal(NAME, None, 'asked')]").replace("def propose", f"def {moment}"))
+
+    tables_of = {
+        Moment.START: initial_plan(situation(job_events.profile(), None, range(4)), "2x2"),
+        Moment.PROPOSE: answer(lost()),
+        Moment.GROW: answer(grown()),
+    }
+
+    assert [its for its, table in tables_of.items() if "asked" in [row.reason for row in table]] == [moment]
+    assert ("toy" in names()) is (moment is Moment.PROPOSE)
+
+
+def test_a_start_with_another_layout_than_was_asked_for_is_no_plan(drop_in: Callable[[str], Path]) -> None:
+    compose = "compose(situation, NAME, [[Stage(0, 0, len(situation.profile.layers))]], [n_micro_batches_of(situation)])"
+    drop_in(
+        faulty(f"return [Proposal(NAME, {compose}, '')]")
+        .replace("def propose", "def start")
+        .replace("from strategies.situation", "from odyssey.pipelines import Stage\nfrom strategies.situation")
+    )
+    now = situation(job_events.profile(), None, range(4))
+
+    row = of_toy(initial_plan(now, "2x2"))
+
+    assert row.plan is None and not row.is_fault and row.reason == "layout 1x1, where 2x2 was asked for"
+    assert of_toy(initial_plan(now, "1x1")).plan is not None
 
 
 def test_a_plan_that_fails_in_its_price_costs_its_row(drop_in: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +177,8 @@ def test_whatever_fails_behind_the_strategies_the_job_goes_on(monkeypatch: pytes
 
 
 def test_where_all_strategies_fail_the_whole_pipelines_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_checked", lambda name, proposals: 1 / 0)
     now = lost(3)
+    monkeypatch.setattr(tables, "_checked", lambda *_: 1 / 0)
 
     first, *others = answer(now, "reroute")
 
@@ -145,9 +203,9 @@ def test_where_no_plan_has_a_price_the_whole_pipelines_go_on(monkeypatch: pytest
 
 
 def test_where_no_pipeline_is_whole_every_row_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_checked", lambda name, proposals: 1 / 0)
     of = job_events.profile()
     plan = first_plan(of, "2x2", 4)
+    monkeypatch.setattr(tables, "_checked", lambda *_: 1 / 0)
 
     table = answer(situation(of, plan, without(plan, 0, 3)))
 
@@ -177,7 +235,7 @@ def test_a_layout_that_fails_at_the_start_costs_its_row(monkeypatch: pytest.Monk
 
 
 def test_a_start_that_fails_altogether_is_one_clear_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.search.initial.layouts", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("strategies.initial.layouts", lambda *_, **__: 1 / 0)
 
     (row,) = initial_plan(situation(job_events.profile(), None, range(4)), "auto")
 

@@ -86,7 +86,8 @@ def test_the_page_is_what_the_strategies_say() -> None:
         ('NAME = "toy"', 'NAME = "game"', "NAME: expected 'toy', as the file is called, got 'game'"),
         ("SUMMARY = ", "SUMMARY = None  # ", "SUMMARY: expected one sentence, a string, got None"),
         ("SUMMARY = ", 'SUMMARY = "a\\nb"  # ', "SUMMARY: expected one sentence, a string, got 'a\\nb'"),
-        ("def propose", "def suggest", "propose: expected a function from a Situation to a list of Proposals, it has none"),
+        ("def propose", "def suggest", "expected one or more functions of start, propose, grow, it has none"),
+        ("def propose", "propose = 7\n\n\ndef suggest", "propose: expected a function of a Situation, got 7"),
     ],
 )
 def test_a_file_that_is_no_strategy_is_one_clear_error(

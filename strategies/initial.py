@@ -1,4 +1,4 @@
-"""The first layout of a job: the one the user asks for, or the fastest among those that survive a loss.
+"""Initial, the first layout of a job: the one the user asks for, or the fastest among those that survive a loss.
 
 Consecutive workers form a pipeline, so that the copies of a stage sit on different nodes wherever they can. A single
 pipeline keeps one copy of each layer; `auto` takes it only where no other layout exists. One of the layouts that are priced
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from odyssey.errors import UsageError
-from odyssey.layout import parse_layout
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.draft import Draft, no_layout, realise
 from strategies.building.effort import FEW_WORKERS
@@ -21,33 +19,14 @@ from strategies.situation import Candidate, Proposal, Situation
 from strategies.situation.faults import attempt
 
 NAME = "initial"
+SUMMARY = "The layout that was asked for, or the fastest that survives a loss."
 N_PRICED, N_PRICED_OF_FEW = 6, 12
 """Layouts that are priced exactly; of few workers more, whose closed form is farther from the price."""
 
 
-def lengths_of(situation: Situation, layout: str) -> tuple[int, ...] | None:
-    """Of the pipelines of `layout`; None for `auto`. Raises UsageError for one that cannot be meant."""
-    n_workers, n_micro_batches = len(situation.alive), n_micro_batches_of(situation)
-    n_layers = len(situation.profile.layers)
-    lengths = parse_layout(layout)
-    if lengths is None:
-        return None
-    if sum(lengths) > n_workers:
-        raise UsageError(
-            f"layout {layout} needs {sum(lengths)} workers, there are {n_workers}", "leave some idle, or use `auto`"
-        )
-    if max(lengths) > n_layers:
-        raise UsageError(f"layout {layout} has more stages than the model has layers ({n_layers})", "use fewer stages")
-    if len(lengths) > n_micro_batches:
-        raise UsageError(
-            f"layout {layout} has {len(lengths)} pipelines for {n_micro_batches} micro-batches",
-            "use a smaller micro-batch, or fewer pipelines",
-        )
-    return lengths
-
-
-def propose(situation: Situation, lengths: tuple[int, ...] | None) -> list[Proposal | Candidate]:
-    """Plans for pipelines of these lengths; for None the best few of all, where one that fails costs its row."""
+def start(situation: Situation) -> list[Proposal | Candidate]:
+    """Plans for pipelines of the lengths that were asked for, or the best few of all. A layout that fails costs its row."""
+    lengths = situation.lengths
     n_workers = len(situation.alive)
     n_layers = len(situation.profile.layers)
     shapes = shapes_of(situation.profile, n_micro_batches_of(situation))
