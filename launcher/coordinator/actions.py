@@ -50,7 +50,8 @@ class StartMeasure(msgspec.Struct, frozen=True):
 class Propose(msgspec.Struct, frozen=True):
     """Search plans for this situation. Answered by Proposed. `plan` is None for the first plan of the job.
 
-    `step`: the first that the plan is to run. `untrained`: no unit is final yet.
+    `step`: the first that the plan is to run. `untrained`: no unit is final yet. `arriving`: ranks whose processes start beside
+    the training. `is_running`: `plan` runs, and goes on where nothing better is found.
     """
 
     generation: int
@@ -61,6 +62,8 @@ class Propose(msgspec.Struct, frozen=True):
     respawnable: tuple[int, ...]
     held: dict[int, frozenset[int]]
     untrained: bool = False
+    arriving: tuple[int, ...] = ()
+    is_running: bool = False
 
 
 class SetDeadline(msgspec.Struct, frozen=True):

@@ -27,13 +27,14 @@ def finished(job: JobState, body: RankFinished) -> Actions:
     ranks, rank = job.ranks, body.rank
     if ranks.state(rank) not in (RankState.JOINED, RankState.MEMBER, RankState.FINISHED, RankState.AHEAD):
         return ()
-    interrupted = job.status in (Status.PAUSING, Status.PLANNING, Status.MOVING) and job.plan is not None
-    was_moving = job.status is Status.MOVING
+    interrupted = job.status in (Status.PAUSING, Status.PLANNING, Status.MOVING, Status.DRAINING) and job.plan is not None
+    was_moving = job.status in (Status.MOVING, Status.DRAINING)
     job.status, job.next_plan = Status.FINISHING, None
     if ranks.state(rank) in (RankState.JOINED, RankState.MEMBER):
         ranks.enter(rank, RankState.FINISHED)
     # Who is to join has nothing to join any more.
-    unwanted = sorted(ranks.among(RankState.STARTING, RankState.JOINED)) if job.plan is not None else []
+    to_join = ranks.among(RankState.STARTING, RankState.JOINED, RankState.MEMBER) if job.plan is not None else set()
+    unwanted = sorted(rank for rank in to_join if not ranks[rank].has_run)
     ranks.enter_all(unwanted, RankState.ABSENT)
     pauses: Actions = ()
     if interrupted:

@@ -2,6 +2,7 @@
 
     STARTING ─all joined─► MEASURING ─profiled─► PLANNING ─proposed─► MOVING ─all ready─► RUNNING ─► FINISHING ─► ENDED
     a loss in MEASURING … RUNNING: PAUSING with generation + 1 ─all paused─► PLANNING (or MEASURING, without a profile)
+    ranks to take in: RUNNING ─► DRAINING with generation + 1 ─all behind one unit─► MOVING, see growth.py
 
 What is heard when, and by whom, is the table at the end.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.coordinator import finish, gate, next_job, rank_failure, transition
+from launcher.coordinator import finish, gate, growth, next_job, rank_failure, transition
 from launcher.coordinator.actions import EndRanks, Kill, Record, SendOrder, Spawn
 from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
 from launcher.coordinator.ranks import ENDED_WELL, RankState
@@ -69,7 +70,7 @@ def _joined(job: JobState, body: RankJoined) -> Actions:
         return (SendOrder(rank, Pause(job.world.generation)),)
     if job.status is Status.MOVING and job.next_plan is not None and body.rank in job.next_plan.spawned:
         return transition.if_spawned_joined(job)
-    return ()
+    return growth.consider(job)
 
 
 def _difference_from_members(job: JobState, body: RankJoined) -> str | None:
@@ -135,15 +136,18 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     if rank not in world.alive:
         return ()
     _note_end(job, body)
-    has_failed = job.ranks.state(rank) is RankState.FAILING
+    has_failed = body.cause.kind is CauseKind.EXIT or job.ranks.state(rank) is RankState.FAILING
+    is_newcomer = _is_newcomer(job, rank)
     job.ranks.end(rank)
     if job.status is Status.ENDING:
         return if_failed_and_gone(job)
     how = f"{ranks_text([rank])} was lost ({body.cause.text})"
     if body.cause.kind is CauseKind.NOT_STARTED:
         how = world.ends[rank].reason
+    if is_newcomer:
+        return growth.newcomer_lost(job, body, how, has_failed=has_failed)
     told: Actions = ()
-    if body.cause.kind is CauseKind.EXIT or has_failed:
+    if has_failed:
         how = world.ends[rank].reason
         decision = rank_failure.judge(job, world.ends[rank])
         if isinstance(decision, GiveUp):
@@ -160,6 +164,13 @@ def _lost(job: JobState, body: RankLost) -> Actions:
         lost = job.lost
         answer = *_started_again(job, rank), *transition.pause(job, how, lost)
     return *told, *answer, *next_job.not_started_again(job, rank)
+
+
+def _is_newcomer(job: JobState, rank: int) -> bool:
+    """It takes part in nothing yet, and nobody waits for it."""
+    if job.plan is None or job.ranks.state(rank) not in (RankState.STARTING, RankState.JOINED):
+        return False
+    return job.next_plan is None or rank not in job.next_plan.spawned
 
 
 def _lost_before_all_joined(job: JobState, rank: int, cause: Cause, how: str) -> Actions:
@@ -199,6 +210,8 @@ def _failed(job: JobState, body: RankFailed) -> Actions:
     _note_end(job, body)
     if job.status is Status.ENDING:
         return ()
+    if _is_newcomer(job, body.rank):
+        return (EndRanks((body.rank,)),)
     decision = rank_failure.judge(job, job.world.ends[body.rank])
     if body.is_final or isinstance(decision, GiveUp):
         why, help = (decision.why, decision.help) if isinstance(decision, GiveUp) and not body.is_final else ("", "")
@@ -251,6 +264,13 @@ def _leader_changed(job: JobState, body: LeaderChanged) -> Actions:
 
 
 # -- run and finish ----------------------------------------------------------------------------------------------------
+
+
+def _ready(job: JobState, body: RankReady) -> Actions:
+    told = transition.rank_ready(job, body)
+    if job.status is not Status.RUNNING:
+        return told
+    return *told, *growth.start_lost(job), *growth.consider(job)
 
 
 def _committed(job: JobState, body: UnitCommitted) -> Actions:
@@ -311,7 +331,8 @@ def _paused_for_long_enough(job: JobState, body: Tick) -> Actions:
 
 def _not_joined_in_time(job: JobState, body: Tick) -> Actions:
     text = f"was not there within {transition.join_limit_s(job):.0f} s"
-    return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(job.ranks.of(RankState.STARTING)))
+    awaited = job.ranks.of(RankState.STARTING) & set(job.next_plan.spawned if job.next_plan is not None else ())
+    return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(awaited))
 
 
 def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:
@@ -329,7 +350,7 @@ def _clock_from_now(job: JobState) -> None:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 Handler = Callable[[JobState, Any], Actions]
-_WORKING = (Status.MEASURING, Status.PAUSING, Status.PLANNING, Status.MOVING, Status.RUNNING)
+_WORKING = (Status.MEASURING, Status.PAUSING, Status.PLANNING, Status.MOVING, Status.RUNNING, Status.DRAINING)
 _LIVING = (Status.STARTING, *_WORKING, Status.FINISHING)
 TABLE: Mapping[type, Mapping[Status, Handler]] = {
     AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
@@ -341,18 +362,23 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     RankLost: dict.fromkeys((*_LIVING, Status.ENDING), _lost),
     RankFailed: dict.fromkeys((*_LIVING, Status.ENDING), _failed),
     RankExited: dict.fromkeys((*_LIVING, Status.ENDING), _exited),
-    RankPaused: {Status.PAUSING: transition.rank_paused, Status.FINISHING: finish.paused},
-    Proposed: {Status.PLANNING: transition.proposed},
-    RankReady: {Status.MOVING: transition.rank_ready},
+    RankPaused: {
+        Status.PAUSING: transition.rank_paused,
+        Status.DRAINING: growth.rank_drained,
+        Status.FINISHING: finish.paused,
+    },
+    Proposed: {Status.PLANNING: transition.proposed, Status.RUNNING: growth.answered},
+    RankReady: {Status.MOVING: _ready},
     UnitCommitted: dict.fromkeys(_LIVING, _committed),
     RankFinished: dict.fromkeys(_LIVING, finish.finished),
     ConnectionLost: {
-        **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING), _connection_lost),
+        **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING, Status.DRAINING), _connection_lost),
         Status.FINISHING: finish.connection_lost,
     },
     Tick: {
         Status.PAUSING: _paused_for_long_enough,
         Status.MOVING: _not_joined_in_time,
+        Status.RUNNING: growth.waited,
         Status.FINISHING: finish.ask_again,
     },
 }

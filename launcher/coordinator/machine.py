@@ -16,6 +16,7 @@ from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.failures.root_cause import is_from_outside
 from launcher.joblog.events import (
     AgentLost,
+    ConnectionLost,
     Event,
     JobStarted,
     Note,
@@ -62,7 +63,10 @@ _HEARD = {JobStarted, RankStarted, StopRequested, *job.TABLE, *elastic.TABLE}
 
 
 def _is_late_result(state: State, event: Event) -> bool:
-    """A result is final whoever reported it, and comes before the same rank's answer to Pause."""
+    """A result is final whoever reported it, and comes before the same rank's answer to Pause. Who drains still runs the
+    generation before."""
+    if state.status is Status.DRAINING and isinstance(state, JobState) and state.plan is not None:
+        return isinstance(event.body, UnitCommitted | ConnectionLost) and event.generation >= state.plan.generation
     return isinstance(event.body, UnitCommitted) and state.status in (Status.PAUSING, Status.FINISHING)
 
 

@@ -68,11 +68,13 @@ NEXT: dict[RankState, frozenset[RankState]] = {
 @dataclass(slots=True)
 class Rank:
     """`model`: what its newest process was given when it built the Job; None before. `is_counted`: its failure has been counted
-    as a restart. `paused`, `ready`: what it has answered in this generation."""
+    as a restart. `has_run`: its newest process has been in a generation that ran. `paused`, `ready`: what it has answered in this
+    generation."""
 
     state: RankState = R.ABSENT
     model: ModelSpec | None = None
     is_counted: bool = False
+    has_run: bool = False
     paused: RankPaused | None = None
     ready: RankReady | None = None
 
@@ -151,7 +153,7 @@ class Ranks:
         else:
             self._alive.discard(rank)
         if state in (R.STARTING, R.ABSENT):
-            its.model, its.is_counted = None, False
+            its.model, its.is_counted, its.has_run = None, False, False
         if state is R.STARTING or state not in ALIVE:
             self.forget_answers([rank])
 
@@ -162,6 +164,11 @@ class Ranks:
     def enter_all(self, ranks: Iterable[int], state: RankState) -> None:
         for rank in sorted(ranks):
             self.enter(rank, state)
+
+    def run(self) -> None:
+        """A generation of all members runs."""
+        for rank in self._of[R.MEMBER]:
+            self.table[rank].has_run = True
 
     # -- what they have answered ---------------------------------------------------------------------------------------
 

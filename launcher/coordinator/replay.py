@@ -9,9 +9,9 @@ from launcher.coordinator.actions import Record
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import PlainState, State
 from launcher.joblog import reader
-from launcher.joblog.events import Decision, GenerationStarted, JobEnded, Pausing, PlanChosen, Restarting
+from launcher.joblog.events import Decision, Draining, GenerationStarted, JobEnded, Pausing, PlanChosen, Restarting
 
-_DECISIONS = (Pausing, PlanChosen, GenerationStarted, Restarting, JobEnded)
+_DECISIONS = (Pausing, Draining, PlanChosen, GenerationStarted, Restarting, JobEnded)
 
 
 def replay(path: Path) -> list[tuple[Decision | None, Decision | None]]:

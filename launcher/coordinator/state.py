@@ -26,7 +26,8 @@ from perfmodel.reliability import WINDOW_S
 class Status(enum.StrEnum):
     """Where the job is, see docs/recovery.md. A plain script is STARTING, RESTARTING (all ranks end and start anew) or ENDED.
 
-    ENDING: a Job's script has failed, and the job ends as soon as all ranks are gone.
+    DRAINING: the ranks of a Job stop behind a unit that is final, to take others in. ENDING: a Job's script has failed, and the
+    job ends as soon as all ranks are gone.
     """
 
     STARTING = "starting"
@@ -35,6 +36,7 @@ class Status(enum.StrEnum):
     PLANNING = "planning"
     MOVING = "moving"
     RUNNING = "running"
+    DRAINING = "draining"
     FINISHING = "finishing"
     RESTARTING = "restarting"
     ENDING = "ending"
@@ -146,7 +148,8 @@ class Recovery:
 
     Event times: of the first `loss_at`, when all were paused, when the plan was chosen, and when the last of the ranks that
     were spawned had joined. `joined_after_s`: what the first start of all ranks took. `n_redone`: generations that have ended
-    without a loss since a unit was final.
+    without a loss since a unit was final. `wanted`: the plan that the ranks drain for, and why; `drained_at`: when the first of
+    them stood still.
     """
 
     loss_at: float | None = None
@@ -155,6 +158,8 @@ class Recovery:
     joined_at: float = 0.0
     joined_after_s: float = 0.0
     n_redone: int = 0
+    wanted: tuple[Plan, str] | None = None
+    drained_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -198,8 +203,12 @@ class JobState:
     def lost(self) -> set[int]:
         """Ranks that the plan in force counts on and that are no members."""
         starting = self.ranks.among(RankState.STARTING, RankState.JOINED)
-        in_plan = {*self.plan.workers, *self.plan.idle} if self.plan is not None and starting else set()
-        return {*self.ranks.of(RankState.LOST), *(starting & in_plan)}
+        return {*self.ranks.of(RankState.LOST), *(starting & self.plan_ranks if starting else ())}
+
+    @property
+    def plan_ranks(self) -> set[int]:
+        """Those that the plan in force counts on."""
+        return {*self.plan.workers, *self.plan.idle} if self.plan is not None else set()
 
     @property
     def may_respawn(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Set
 from functools import partial
 
 from launcher.coordinator import gate, rank_failure
-from launcher.coordinator.actions import Action, Kill, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
+from launcher.coordinator.actions import Action, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
 from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status
@@ -46,6 +46,7 @@ def pause(job: JobState, reason: str, lost: Set[int] | None = None) -> Actions:
     """
     world, ranks = job.world, job.ranks
     job.status, job.next_plan = Status.PAUSING, None
+    job.recovery.wanted = job.recovery.drained_at = None
     world.generation += 1
     ranks.forget_answers()
     decision = Record(Pausing(tuple(sorted(job.lost if lost is None else lost)), reason))
@@ -133,9 +134,10 @@ def propose(job: JobState) -> Actions:
         plan=job.plan,
         alive=members,
         lost=tuple(sorted(job.lost)),
-        respawnable=_respawnable(job),
+        respawnable=(respawnable := _respawnable(job)),
         held={rank: frozenset(report.held) for rank, report in survivors.items()},
         untrained=not job.results,
+        arriving=tuple(sorted({*respawnable, *job.ranks.of(RankState.STARTING)})),
     )
     return SetDeadline(None), ask
 
@@ -152,11 +154,11 @@ def proposed(job: JobState, body: Proposed) -> Actions:
     for candidate in body.candidates:
         if candidate.plan is None:
             continue
-        refused = attempt(candidate.strategy, partial(_check, job, candidate.plan))
+        refused = attempt(candidate.strategy, partial(check, job, candidate.plan))
         if refused is not None:
             notes.append(Record(Note(f"the plan of {candidate.strategy} cannot be: {refused.reason}")))
             continue
-        return *notes, *_take(job, candidate.plan, candidate.reason)
+        return *notes, *take(job, candidate.plan, candidate.reason)
     if body.why_not:
         return *notes, *end(job, 1, body.why_not, body.help)
     reasons = "; ".join(f"{candidate.strategy}: {candidate.reason}" for candidate in body.candidates)
@@ -164,7 +166,7 @@ def proposed(job: JobState, body: Proposed) -> Actions:
     return *notes, *end(job, 1, f"no plan for {ranks_text(job.members)}: {reasons or 'no strategy has any'}", help)
 
 
-def _check(job: JobState, plan: Plan) -> None:
+def check(job: JobState, plan: Plan) -> None:
     """It is a plan for now, of ranks that are there or may be spawned, and of states that they hold. Raises PlanError."""
     paused, generation, members = job.ranks.paused, job.world.generation, job.members
     step = gate.final_position(paused, job.results)[0]
@@ -182,20 +184,18 @@ def _check(job: JobState, plan: Plan) -> None:
         raise PlanError(f"worker {min(foreign)} cannot be spawned")
 
 
-def _take(job: JobState, plan: Plan, reason: str) -> Actions:
+def take(job: JobState, plan: Plan, reason: str) -> Actions:
+    """This is the next plan: its ranks are to build its groups and to move what it wants moved."""
     recovery, ranks = job.recovery, job.ranks
     job.next_plan = plan
     if plan.state_from is StateFrom.SCRIPT:
         job.plan = None
     job.status, recovery.chosen_at = Status.MOVING, job.world.now
     new = tuple(rank for rank in plan.spawned if rank not in ranks.alive)
-    unwanted = sorted(ranks.among(RankState.STARTING, RankState.JOINED) - set(plan.spawned))
     rank_failure.count_respawn(job, new)
     ranks.enter_all(new, RankState.STARTING)
-    ranks.enter_all(unwanted, RankState.LOST)
     spawns: Actions = tuple(Spawn(rank) for rank in new)
-    kills: Actions = tuple(Kill(rank, None) for rank in unwanted)
-    return *spawns, *if_spawned_joined(job), *kills, Record(PlanChosen(plan, reason, job.results))
+    return *spawns, *if_spawned_joined(job), Record(PlanChosen(plan, reason, job.results))
 
 
 # -- move, gate, go ----------------------------------------------------------------------------------------------------
@@ -234,11 +234,12 @@ def rank_ready(job: JobState, body: RankReady) -> Actions:
     started = _generation_started(job, plan)
     job.status, job.plan, job.next_plan = Status.RUNNING, plan, None
     world.ends.clear()
-    ranks.enter_all(ranks.of(RankState.LOST), RankState.ABSENT)
+    ranks.run()
     ranks.forget_answers()
-    job.recovery.loss_at = None
+    job.recovery.loss_at = job.recovery.drained_at = None
     go = Go(world.generation)
-    return *(SendOrder(rank, go) for rank in sorted(job.members)), Record(started), SetDeadline(None)
+    orders = tuple(SendOrder(rank, go) for rank in sorted(job.members))
+    return *orders, Record(started), SetDeadline(None)
 
 
 def _generation_started(job: JobState, plan: Plan) -> GenerationStarted:
@@ -249,7 +250,8 @@ def _generation_started(job: JobState, plan: Plan) -> GenerationStarted:
     proof_s = max(report.proof_s for report in ready)
     rest_s = max(0.0, now - recovery.joined_at - groups_s - moves_s)
     if recovery.loss_at is None:
-        return GenerationStarted(None, None, None, groups_s, moves_s, None, rest_s=rest_s, proof_s=proof_s)
+        stood_s = None if recovery.drained_at is None else now - recovery.drained_at
+        return GenerationStarted(None, None, None, groups_s, moves_s, None, rest_s=rest_s, proof_s=proof_s, stood_s=stood_s)
     return GenerationStarted(
         detect_s=None,
         pause_s=recovery.paused_at - recovery.loss_at,

@@ -325,6 +325,13 @@ class Pausing(msgspec.Struct, frozen=True, tag="pausing"):
     reason: str
 
 
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """Decision: a new generation is to take in the ranks `joined`; the others stop for it behind a unit that is final."""
+
+    joined: tuple[int, ...]
+    reason: str
+
+
 class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
     """Decision: this plan, for this reason; `results` is what every rank rolls forward to."""
 
@@ -339,7 +346,8 @@ class GenerationStarted(msgspec.Struct, frozen=True, tag="go"):
     From the first loss on, one after the other: pause, plan, spawn (None where no rank had to be waited for), groups and
     moves (of the rank that moved longest) and the rest: orders on their way, rolling forward, proofs. Together they are
     `total_s`. A first start has groups, moves and the rest. `proof_s`, within the rest: of the rank that took longest.
-    `detect_s`, before them, is None where nobody knows when the rank was gone.
+    `detect_s`, before them, is None where nobody knows when the rank was gone. `stood_s`: where nobody was lost and ranks were
+    taken in, from the first rank that stood still.
     """
 
     detect_s: float | None
@@ -351,6 +359,7 @@ class GenerationStarted(msgspec.Struct, frozen=True, tag="go"):
     spawn_s: float | None = None
     rest_s: float | None = None
     proof_s: float = 0.0
+    stood_s: float | None = None
 
 
 class Restarting(msgspec.Struct, frozen=True, tag="restarting"):
@@ -401,12 +410,12 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
     text: str
 
 
-Decision = Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded
+Decision = Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
     JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
     | RankLost | RankPaused | Proposed | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited | RankFailed
     | Progressed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
-    | Pausing | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
+    | Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
 )  # fmt: skip
 
 

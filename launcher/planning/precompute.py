@@ -163,6 +163,8 @@ class Work:
             alive=tuple(rank for rank in whole.alive if rank not in gone),
             lost=loss.lost,
             respawnable=loss.lost if loss.may_return else (),
+            arriving=loss.lost if loss.may_return else (),
+            arrive_s=whole.profile.recovery.spawn_s,
             held={rank: layers for rank, layers in self._held.items() if rank not in gone},
         )
         try:

@@ -40,6 +40,9 @@ def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], expect
         alive=ask.alive,
         lost=ask.lost,
         respawnable=ask.respawnable,
+        arriving=ask.arriving,
+        arrive_s=profile.recovery.spawn_s if ask.arriving else 0.0,
+        is_running=ask.is_running,
         held=ask.held,
         node_of=node_of,
         profile=profile,
@@ -209,6 +212,7 @@ def _is_foreseen(ask: Propose, plan: Plan, members: tuple[int, ...], may_respawn
         and bool(ask.lost)
         and tuple(sorted((*ask.alive, *ask.lost))) == members
         and ask.respawnable in ((), ask.lost)
+        and ask.arriving == ask.respawnable
         and ask.held == {rank: plan.held.get(rank, frozenset()) for rank in ask.alive}
     )
 

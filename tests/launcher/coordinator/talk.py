@@ -38,6 +38,7 @@ from launcher.joblog.events import (
     Cause,
     CauseKind,
     ConnectionLost,
+    Draining,
     Event,
     GenerationStarted,
     JobEnded,
@@ -62,7 +63,7 @@ from launcher.joblog.events import (
     UnitCommitted,
     encode,
 )
-from odyssey.messages import Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
+from odyssey.messages import Drain, Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Move, Plan, Reduction, StateFrom, move_runs
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
@@ -294,6 +295,8 @@ def _order_text(order: object) -> str:
     match order:
         case Pause(generation=g):
             return f"pause({g})"
+        case Drain(generation=g):
+            return f"drain({g})"
         case Prepare(generation=g, results=results):
             return f"prepare({g}, results {_results(results)})"
         case Go(generation=g):
@@ -321,11 +324,15 @@ def _text(action: Action) -> str:
             return f"measure({g}) along " + ", ".join(f"{stage.worker}:{stage.first}-{stage.stop}" for stage in chain)
         case Propose() as ask:
             kind = "first plan" if ask.plan is None else f"plan from step {ask.step}"
-            return f"propose({ask.generation}): {kind}, alive {ask.alive} lost {ask.lost} respawnable {ask.respawnable}"
+            who = f"alive {ask.alive} lost {ask.lost} respawnable {ask.respawnable}"
+            who += f" arriving {ask.arriving}" if ask.arriving != ask.respawnable else ""
+            return f"propose({ask.generation}): {kind}, {who}" + (", while it trains" if ask.is_running else "")
         case SetDeadline(seconds=seconds):
             return f"deadline {seconds:g} s" if seconds is not None else "no deadline"
         case End(code=code):
             return f"end {code}"
+        case Record(body=Draining(joined=joined, reason=reason)):
+            return f"decide: draining for {joined}: {reason}"
         case Record(body=Pausing(lost=lost, reason=reason)):
             return f"decide: pausing, lost {lost}: {reason}"
         case Record(body=PlanChosen(plan=plan, reason=reason)):

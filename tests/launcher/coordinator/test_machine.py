@@ -39,7 +39,7 @@ from launcher.joblog.events import (
     Tick,
     UnitCommitted,
 )
-from odyssey.messages import Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
+from odyssey.messages import Drain, Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
 from strategies.situation import Candidate
 from tests.examples import examples
@@ -63,6 +63,7 @@ class Rank:
     plan: Plan | None = None
     running: int | None = None
     paused_for: int = 0
+    drain: int | None = None
     finished: bool = False
 
 
@@ -78,6 +79,10 @@ class Job(RuleBasedStateMachine):
         self.plans: dict[int, Plan] = {}
         self.news: deque[tuple[Any, int | None]] = deque()
         """What has been told and not been taken yet; the first is being taken."""
+        self.drained_for: int | None = None
+        """What the commit point of the newest unit said: the generation that those who pass it stop for."""
+        self.answered: Propose | None = None
+        """The newest that the search has answered."""
         self.failing: set[int] = set()
         """Ranks whose script has raised, and whose process has not ended yet."""
 
@@ -93,7 +98,7 @@ class Job(RuleBasedStateMachine):
 
     def take_news(self, body: Any, generation: int | None) -> None:
         state, world = self.talk.state, self.talk.state.world
-        late = isinstance(body, UnitCommitted) and state.status in (Status.PAUSING, Status.FINISHING)
+        late = isinstance(body, UnitCommitted) and state.status in (Status.PAUSING, Status.FINISHING, Status.DRAINING)
         is_stale = generation is not None and generation < world.generation and state.status is not Status.ENDED and not late
         before = copy.deepcopy(state) if is_stale else None
         actions = self.talk.feed(body, generation)
@@ -112,7 +117,8 @@ class Job(RuleBasedStateMachine):
                 if isinstance(order, Prepare):
                     self.check_prepare(order)
                 if isinstance(order, Go):
-                    assert all(r.plan is not None and r.plan.generation == order.generation for r in self.ranks.values())
+                    members = [self.ranks[member] for member in self.talk.state.members if member in self.ranks]
+                    assert all(r.plan is not None and r.plan.generation == order.generation for r in members)
                 if rank in self.ranks:
                     self.ranks[rank].inbox.append(order)
             case Kill(rank=rank, cause=cause):
@@ -164,8 +170,11 @@ class Job(RuleBasedStateMachine):
         if rank in self.failing:
             return
         match order:
-            case Pause(generation=generation):
-                me.running, me.paused_for = None, generation
+            case Drain(generation=generation) if me.plan is not None and rank in me.plan.held:
+                if me.running is not None and generation > me.running:
+                    me.drain = generation
+            case Pause(generation=generation) | Drain(generation=generation):
+                me.running, me.drain, me.paused_for = None, None, generation
                 idle = me.plan is not None and rank not in me.plan.held
                 phase = "idle" if idle else me.phase
                 me.outbox.append((generation, RankPaused(rank, me.position, phase, tuple(sorted(me.held)))))
@@ -184,7 +193,7 @@ class Job(RuleBasedStateMachine):
                 me.outbox.append((generation, ready))
             case Go(generation=generation) if generation >= me.paused_for:
                 assert me.plan is not None
-                me.running, me.phase = generation, "compute"
+                me.running, me.phase, self.drained_for = generation, "compute", None
                 me.held = me.plan.held.get(rank, frozenset())
             case Follow(result=result):
                 me.phase = "contributed"
@@ -208,7 +217,7 @@ class Job(RuleBasedStateMachine):
     # -- what happens --------------------------------------------------------------------------------------------------
 
     @initialize(
-        n_ranks=st.integers(2, 5), restarts=st.integers(0, 2), data=st.data(), early=st.sampled_from([False] * 4 + [True])
+        n_ranks=st.integers(2, 5), restarts=st.sampled_from([0, 1, 4, 9]), data=st.data(), early=st.sampled_from([False] * 4 + [True])
     )
     def start(self, n_ranks: int, restarts: int, data: st.DataObject, early: bool) -> None:
         """Most lives begin with a job that runs: with `early`, faults may come before."""
@@ -217,7 +226,7 @@ class Job(RuleBasedStateMachine):
             self.feed(body)
         while not early and self.talk.state.status is not Status.RUNNING:
             self.settle()
-            if self.talk.state.status in (Status.PLANNING, Status.MEASURING):
+            if self.is_asked or self.talk.state.status is Status.MEASURING:
                 self.the_search_answers(data)
         if not early:
             self.settle()
@@ -230,6 +239,16 @@ class Job(RuleBasedStateMachine):
     @rule()
     def all_is_quiet(self) -> None:
         self.settle()
+
+    @rule(data=st.data(), n=st.integers(1, 6))
+    def all_goes_well_for_a_while(self, data: st.DataObject, n: int) -> None:
+        """What is asked is answered, and who drains comes to the end of a unit."""
+        for _ in range(n):
+            self.settle()
+            if self.is_asked or self.talk.state.status is Status.MEASURING:
+                self.the_search_answers(data)
+            elif self.talk.state.status is Status.DRAINING:
+                self.a_unit_is_run(data)
 
     @rule(data=st.data())
     def a_rank_works_or_is_heard(self, data: st.DataObject) -> None:
@@ -244,12 +263,19 @@ class Job(RuleBasedStateMachine):
             self.deliver(rank)
 
     @rule(data=st.data())
-    @precondition(lambda self: self.talk.state.status is Status.RUNNING)
+    @precondition(lambda self: self.talk.state.status in (Status.RUNNING, Status.DRAINING))
     def a_unit_is_run(self, data: st.DataObject) -> None:
         """All workers contribute; each that is drawn gets the result before it hears of anything else."""
-        generation = self.talk.state.world.generation
-        plan = self.plans.get(generation)
-        if plan is None or any(w not in self.ranks or self.ranks[w].running != generation for w in plan.workers):
+        plan = self.talk.state.plan
+        if plan is None or any(w not in self.ranks for w in plan.workers):
+            return
+        generation = plan.generation
+        running = [w for w in plan.workers if self.ranks[w].running == generation]
+        if self.drained_for is not None and running and self.final:
+            behind = [w for w in running if self.ranks[w].position == self.final[-1].position]
+            self.pass_commit_point(data.draw(st.lists(st.sampled_from(behind), unique=True)) if behind else [], self.final[-1])
+            return
+        if len(running) < len(plan.workers):
             return
         workers = [self.ranks[worker] for worker in plan.workers]
         position = max(me.position for me in workers)
@@ -259,11 +285,14 @@ class Job(RuleBasedStateMachine):
             return
         for me in workers:
             me.phase = "contributed"
+        self.drained_for = next((me.drain for me in workers if me.drain is not None), None)
         kind = data.draw(st.sampled_from(["step", "step", "evaluate"]))
         result = Result(position, kind, (0.0, 0.0))
         passing = data.draw(
             st.lists(st.sampled_from(plan.workers), unique=True, min_size=data.draw(st.sampled_from([0, 1, 1])))
         )
+        if not passing:
+            self.drained_for = None
         if passing:
             assert not self.final or position == position_after(self.final[-1]), "a unit is run twice"
             self.final.append(result)
@@ -275,6 +304,26 @@ class Job(RuleBasedStateMachine):
             me = self.ranks[worker]
             me.outbox.append((me.running, UnitCommitted(worker, result, 8, 0.1)))
             self.take(me, result)
+            if self.drained_for is not None:
+                me.running, me.drain, me.paused_for = None, None, self.drained_for
+                me.outbox.append((self.drained_for, RankPaused(worker, me.position, "between", tuple(sorted(me.held)))))
+
+    def all_pass_a_unit(self) -> None:
+        """Whoever has not passed the newest one passes it; else the next one is run, and passed by all."""
+        plan = self.talk.state.plan
+        assert plan is not None
+        running = [w for w in plan.workers if w in self.ranks and self.ranks[w].running == plan.generation]
+        if self.drained_for is None:
+            positions = {self.ranks[w].position for w in running}
+            position = max(positions)
+            if len(positions) > 1:
+                behind = [w for w in running if self.ranks[w].position != position]
+                self.pass_commit_point(behind, self.final[-1])
+            for w in running:
+                self.ranks[w].phase = "contributed"
+            self.drained_for = next(self.ranks[w].drain for w in running if self.ranks[w].drain is not None)
+            self.final.append(Result(position, "step", (0.0, 0.0)))
+        self.pass_commit_point(running, self.final[-1])
 
     @rule(data=st.data(), slot=st.booleans())
     def units_are_run_and_a_rank_is_killed(self, data: st.DataObject, slot: bool) -> None:
@@ -311,14 +360,22 @@ class Job(RuleBasedStateMachine):
         if rank in self.ranks:
             self.end(rank, Cause(CauseKind.EXIT, "exit code 1", 1))
 
+    @property
+    def is_asked(self) -> bool:
+        """Plans are asked for, and none has been answered."""
+        ask, state = self.talk.asked, self.talk.state
+        if ask is None or ask is self.answered or ask.generation != state.world.generation:
+            return False
+        return state.status is (Status.RUNNING if ask.is_running else Status.PLANNING)
+
     @rule(data=st.data())
-    @precondition(lambda self: self.talk.state.status in (Status.PLANNING, Status.MEASURING))
+    @precondition(lambda self: self.is_asked or self.talk.state.status is Status.MEASURING)
     def the_search_answers(self, data: st.DataObject) -> None:
         if self.talk.state.status is Status.MEASURING:
             self.feed(Profiled(profile(), 0.1))
         else:
             assert self.talk.asked is not None
-            ask = self.talk.asked
+            self.answered = ask = self.talk.asked
             if ask.plan is not None and not ask.untrained and lacks_layers(ask):
                 self.feed(Proposed((), 1.0, "", 0.0, False, "every holder is lost", ""))
             else:
@@ -392,8 +449,10 @@ class Job(RuleBasedStateMachine):
             self.settle()
             if self.talk.state.status is Status.MEASURING:
                 self.feed(Profiled(profile(), 0.1))
-            elif self.talk.state.status is Status.PLANNING and self.talk.asked is not None:
-                ask = self.talk.asked
+            elif self.talk.state.status is Status.DRAINING:
+                self.all_pass_a_unit()
+            elif self.is_asked and self.talk.asked is not None:
+                self.answered = ask = self.talk.asked
                 if ask.plan is not None and not ask.untrained and lacks_layers(ask):
                     self.feed(Proposed((), 1.0, "", 0.0, False, "every holder is lost", ""))
                     continue

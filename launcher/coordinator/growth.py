@@ -1,0 +1,151 @@
+"""A Job takes ranks in: they start beside the training, and the others stop, all behind one unit, only when they are there.
+
+    starting ──► joined ─asked whether it pays─► all drain ─► moves, groups, gate ─► go
+                    ▲                │
+                    └── stands by ◄──┘ it does not
+
+Nothing is cut and nothing is done twice: the ranks that train stop behind a unit that is final (odyssey.messages.Drain). A loss
+while they drain is a loss as any other. A rank that fails before it takes part costs the others nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from msgspec.structs import replace
+
+from launcher.coordinator import rank_failure, transition
+from launcher.coordinator.actions import Action, Propose, Record, SendOrder, SetDeadline, Spawn
+from launcher.coordinator.decision import Actions
+from launcher.coordinator.gate import final_position
+from launcher.coordinator.ranks import RankState
+from launcher.coordinator.restart_policy import GiveUp
+from launcher.coordinator.state import JobState, Status
+from launcher.joblog.events import CauseKind, Draining, Note, Proposed, RankLost, RankPaused, Tick
+from launcher.joblog.wording import ranks_text
+from odyssey.messages import Drain, Pause
+from odyssey.plan import Plan
+from strategies.situation.faults import attempt
+
+# -- processes start beside the training -------------------------------------------------------------------------------
+
+
+def start_lost(job: JobState) -> Actions:
+    """The plan that runs does without ranks that were lost: those start again that may, to be taken in when they are there."""
+    lost = job.ranks.of(RankState.LOST)
+    again = sorted(rank for rank in lost if job.may_start_again(rank)) if lost else []
+    if again:
+        rank_failure.count_respawn(job, again)
+        job.ranks.enter_all(again, RankState.STARTING)
+    job.ranks.enter_all(job.ranks.of(RankState.LOST), RankState.ABSENT)
+    return tuple(Spawn(rank) for rank in again)
+
+
+def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) -> Actions:
+    """One that took part in nothing: the others train on. It starts again, if it may."""
+    rank, world = body.rank, job.world
+    why = ""
+    if has_failed:
+        decision = world.restarts.judge(world.now, {rank: world.ends[rank]}, world.ends[rank], had_progress=False)
+        if isinstance(decision, GiveUp):
+            why = decision.why or "no restarts are left"
+        else:
+            world.restarts.take(decision)
+            job.ranks[rank].is_counted = True
+    if body.cause.kind is CauseKind.NOT_STARTED:
+        why = "nothing can be started there"
+    if not why and job.may_start_again(rank):
+        rank_failure.count_respawn(job, [rank])
+        job.ranks.enter(rank, RankState.STARTING)
+        return Record(Note(f"{how} before it took part; it is started again")), Spawn(rank)
+    if rank not in job.plan_ranks:
+        job.ranks.enter(rank, RankState.ABSENT)
+    return Record(Note(f"{how} before it took part; the others go on without it{f': {why}' if why else ''}")), *consider(job)
+
+
+# -- they are there ----------------------------------------------------------------------------------------------------
+
+
+def consider(job: JobState) -> Actions:
+    """Ask whether it pays to take in who has joined, together with those that will soon have: they get as long as all ranks
+    took at first."""
+    ranks = job.ranks
+    if job.status is not Status.RUNNING or not ranks.of(RankState.JOINED):
+        return ()
+    if ranks.of(RankState.STARTING):
+        return (SetDeadline(transition.join_limit_s(job)),)
+    return ask(job)
+
+
+def waited(job: JobState, body: Tick) -> Actions:
+    """For others that start; they come later, if at all."""
+    return ask(job) if job.ranks.of(RankState.JOINED) else ()
+
+
+def ask(job: JobState) -> Actions:
+    """For plans with everybody who is there, while the others train."""
+    assert job.plan is not None
+    members, newcomers = job.members, job.ranks.of(RankState.JOINED)
+    held = {rank: job.plan.held.get(rank, frozenset()) for rank in sorted(members)}
+    propose = Propose(
+        generation=job.world.generation,
+        step=job.end[0] if job.end is not None else job.plan.step,
+        plan=job.plan,
+        alive=tuple(sorted({*members, *newcomers})),
+        lost=(),
+        respawnable=(),
+        held=held | {rank: frozenset() for rank in sorted(newcomers)},
+        untrained=not job.results,
+        arriving=tuple(sorted(job.ranks.of(RankState.STARTING))),
+        is_running=True,
+    )
+    return SetDeadline(None), propose
+
+
+def answered(job: JobState, body: Proposed) -> Actions:
+    """The best plan with all that are there. Where it leaves newcomers without work they stand by."""
+    newcomers = job.ranks.of(RankState.JOINED)
+    best = body.candidates[0] if body.candidates else None
+    if not newcomers:
+        return ()
+    if best is None or best.plan is None or newcomers.isdisjoint(best.plan.workers):
+        why = body.why_not if best is None else best.reason
+        return (Record(Note(f"{ranks_text(newcomers)} {'stand' if len(newcomers) > 1 else 'stands'} by: {why}")),)
+    return _drain(job, best.plan, best.reason)
+
+
+def _drain(job: JobState, plan: Plan, reason: str) -> Actions:
+    """Those that train stop behind a unit that is final; who has no work, or none yet, can stop at once."""
+    assert job.plan is not None
+    world, ranks = job.world, job.ranks
+    training = job.members & set(job.plan.workers)
+    joined = sorted(ranks.of(RankState.JOINED) & {*plan.workers, *plan.idle})
+    world.generation += 1
+    ranks.forget_answers()
+    ranks.enter_all(joined, RankState.MEMBER)
+    job.status, job.recovery.wanted, job.recovery.drained_at = Status.DRAINING, (plan, reason), None
+    drain, pause = Drain(world.generation), Pause(world.generation)
+    orders = (SendOrder(rank, drain if rank in training else pause) for rank in sorted(job.members))
+    what = f"{ranks_text(joined)} {'have' if len(joined) > 1 else 'has'} joined"
+    return *orders, Record(Draining(tuple(joined), what)), SetDeadline(None)
+
+
+def rank_drained(job: JobState, body: RankPaused) -> Actions:
+    """It stands behind a unit that is final, or has nothing to do. When all do, the plan is for where they stand."""
+    ranks, recovery = job.ranks, job.recovery
+    if not ranks.is_member(body.rank):
+        return ()
+    ranks.answer_paused(body)
+    assert job.plan is not None and recovery.wanted is not None
+    if recovery.drained_at is None and body.rank in job.plan.workers:
+        recovery.drained_at = job.world.now
+    if not ranks.have_all_paused():
+        return ()
+    (plan, reason), recovery.wanted = recovery.wanted, None
+    recovery.paused_at = job.world.now
+    here = replace(plan, generation=job.world.generation, step=final_position(ranks.paused, job.results)[0])
+    refused = attempt(plan.strategy, partial(transition.check, job, here))
+    if refused is None:
+        return transition.take(job, here, reason)
+    notes: tuple[Action, ...] = (Record(Note(f"the plan of {plan.strategy} cannot be: {refused.reason}")),)
+    return *notes, *transition.propose(job)
