@@ -29,6 +29,7 @@ from launcher.cluster.leading.quorum import Quorum
 from launcher.cluster.led.leader_session import limits_text
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import (
+    AgentJoined,
     AgentLost,
     Body,
     Cause,
@@ -113,7 +114,7 @@ class Agent:
         self._see(event)
         lost_with_agent, attempt = self._lost_with(body), self._coordination.attempt
         actions = self._coordination.take(event)
-        if isinstance(body, JobStarted) or self._coordination.attempt != attempt:
+        if isinstance(body, JobStarted | AgentJoined) or self._coordination.attempt != attempt:
             self._start.number_nodes(self._coordination.state.world)
         rest = [action for action in actions if not self._executor.do_at_once(action)]
         self._log.append(event)

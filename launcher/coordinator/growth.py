@@ -18,10 +18,11 @@ from launcher.coordinator import rank_failure, transition
 from launcher.coordinator.actions import Action, Propose, Record, SendOrder, SetDeadline, Spawn
 from launcher.coordinator.decision import Actions
 from launcher.coordinator.gate import final_position
+from launcher.coordinator.rank_assignment import seats_with
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp
 from launcher.coordinator.state import JobState, Status
-from launcher.joblog.events import CauseKind, Draining, Note, Proposed, RankLost, RankPaused, Tick
+from launcher.joblog.events import AgentInfo, CauseKind, Draining, Note, Proposed, RankLost, RankPaused, Tick
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import Drain, Pause
 from odyssey.plan import Plan
@@ -39,6 +40,21 @@ def start_lost(job: JobState) -> Actions:
         job.ranks.enter_all(again, RankState.STARTING)
     job.ranks.enter_all(job.ranks.of(RankState.LOST), RankState.ABSENT)
     return tuple(Spawn(rank) for rank in again)
+
+
+def agent_joined(job: JobState, agent: AgentInfo) -> Actions:
+    """Its ranks start beside the training, in the place of an agent that is gone or behind all others."""
+    world, ranks = job.world, job.ranks
+    present = {one.number for one in world.agents}
+    homes = world.homes
+    at_work = {homes[rank] for rank in ranks.alive if rank in homes}
+    world.seated = seats_with(world.seated, agent, lambda one: one.number not in present and one.number not in at_work)
+    world.agents = (*world.agents, agent)
+    its = [rank for rank, home in world.homes.items() if home == agent.number]
+    world.slots_lost.difference_update(its)
+    ranks.enter_all(its, RankState.STARTING)
+    note = Note(f"agent {agent.number} ({agent.host}) joined; {ranks_text(its)} {'start' if len(its) > 1 else 'starts'} there")
+    return Record(note), *(Spawn(rank) for rank in its)
 
 
 def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) -> Actions:

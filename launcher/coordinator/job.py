@@ -229,8 +229,11 @@ def _note_end(job: JobState, body: Body) -> None:
 
 def _agent_joined(job: JobState, body: AgentJoined) -> Actions:
     agent = body.agent
+    if job.number == 1 and job.status is not Status.FINISHING:
+        return growth.agent_joined(job, agent)
     job.world.agents = (*job.world.agents, agent)  # it has a voice in who leads
-    return (Record(Note(f"agent {agent.number} ({agent.host}) waits until the end: a Job takes no new ranks")),)
+    why = "the script is ending" if job.number == 1 else f"its script would begin with the first of its {job.number} Jobs"
+    return (Record(Note(f"agent {agent.number} ({agent.host}) waits until the end: {why}")),)
 
 
 def _agent_lost(job: JobState, body: AgentLost) -> Actions:

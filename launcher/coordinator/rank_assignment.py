@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -43,6 +43,18 @@ def in_order(agents: Sequence[AgentInfo]) -> tuple[AgentInfo, ...]:
     if None not in asked and len(set(asked)) == len(asked):
         return tuple(sorted(agents, key=lambda agent: (agent.node_rank or 0, agent.number)))
     return tuple(sorted(agents, key=lambda agent: agent.number))
+
+
+def seats_with(
+    seated: tuple[AgentInfo, ...], agent: AgentInfo, is_vacant: Callable[[AgentInfo], bool]
+) -> tuple[AgentInfo, ...]:
+    """A Job goes on, so each rank keeps its number: who comes late takes the place of an agent that is gone and had as many
+    ranks, of its own host if there is one, or has its ranks behind all others."""
+    vacant = [at for at, one in enumerate(seated) if one.n_ranks == agent.n_ranks and is_vacant(one)]
+    if not vacant:
+        return (*seated, agent)
+    at = min(vacant, key=lambda at: (seated[at].host != agent.host, at))
+    return (*seated[:at], agent, *seated[at + 1 :])
 
 
 @lru_cache(maxsize=2)  # asked for again and again, of the same ones

@@ -68,8 +68,9 @@ NEXT: dict[RankState, frozenset[RankState]] = {
 @dataclass(slots=True)
 class Rank:
     """`model`: what its newest process was given when it built the Job; None before. `is_counted`: its failure has been counted
-    as a restart. `has_run`: its newest process has been in a generation that ran. `paused`, `ready`: what it has answered in this
-    generation."""
+    as a restart. `has_run`: its newest process has been in a generation that ran. `paused`, `ready`: what it has answered in
+    this generation.
+    """
 
     state: RankState = R.ABSENT
     model: ModelSpec | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launcher.coordinator.rank_assignment import in_order
+from launcher.coordinator.rank_assignment import in_order, seats_with
 from launcher.joblog.events import (
     AgentInfo,
     AgentJoined,
@@ -31,7 +31,6 @@ class Agents:
         self.rank_at: dict[tuple[int, int, int], int] = {}
         """(number of the agent, attempt, local rank) -> rank."""
         self._order: tuple[AgentInfo, ...] = ()
-        self._n_ranks = 0
         self._is_job = False
         self._attempt = 0
         for event in events:
@@ -41,18 +40,20 @@ class Agents:
         match event.body:
             case JobStarted(agents=agents) as started:
                 self._order = agents
-                self._n_ranks = sum(agent.n_ranks for agent in agents)
                 for agent in agents:
                     self._joins(agent)
                     if (agent.host, agent.pid) == (started.host, started.pid):
                         self.leader = agent.number
             case AgentJoined(agent=agent):
                 self._joins(agent)
-                if not self._is_job:  # a Job takes no new ranks
+                if self._is_job:
+                    self._order = seats_with(self._order, agent, lambda one: one.number not in self.present)
+                else:
                     self._order = in_order((*self._order, agent))
             case AgentLost(agent=agent):
                 self.present.discard(agent.number)
-                self._order = tuple(one for one in self._order if one.number != agent.number)
+                if not self._is_job:
+                    self._order = tuple(one for one in self._order if one.number != agent.number)
             case LeaderChanged(agent=agent):
                 self._joins(agent)
                 self.leader = agent.number
@@ -67,8 +68,8 @@ class Agents:
 
     @property
     def n_ranks(self) -> int:
-        """That the job has now: a Job those that it began with, other scripts those of the agents that there are."""
-        return self._n_ranks if self._is_job else sum(agent.n_ranks for agent in self._order)
+        """That the job has now: a Job those that it has ever had, other scripts those of the agents that there are."""
+        return sum(agent.n_ranks for agent in self._order)
 
     def _joins(self, agent: AgentInfo) -> None:
         self.known[agent.number] = agent
