@@ -36,6 +36,7 @@ def finished(job: JobState, body: RankFinished) -> Actions:
     to_join = ranks.among(RankState.STARTING, RankState.JOINED, RankState.MEMBER) if job.plan is not None else set()
     unwanted = sorted(rank for rank in to_join if not ranks[rank].has_run)
     ranks.enter_all(unwanted, RankState.ABSENT)
+    job.leaving.clear()
     pauses: Actions = ()
     if interrupted:
         job.stranded = job.members

@@ -1,8 +1,10 @@
-"""A Job takes ranks in: they start beside the training, and the others stop, all behind one unit, only when they are there.
+"""A Job takes ranks in and lets ranks go: those start beside the training, and all stop behind one unit only when it is time.
 
     starting ──► joined ─asked whether it pays─► all drain ─► moves, groups, gate ─► go
                     ▲                │
                     └── stands by ◄──┘ it does not
+
+Who is asked to leave trains until then, and is a source of what it holds when the plan without it is taken; then it ends.
 
 Nothing is cut and nothing is done twice: the ranks that train stop behind a unit that is final (odyssey.messages.Drain). A loss
 while they drain is a loss as any other. A rank that fails before it takes part costs the others nothing.
@@ -10,19 +12,20 @@ while they drain is a loss as any other. A rank that fails before it takes part 
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import partial
 
 from msgspec.structs import replace
 
 from launcher.coordinator import rank_failure, transition
-from launcher.coordinator.actions import Action, Propose, Record, SendOrder, SetDeadline, Spawn
+from launcher.coordinator.actions import Action, EndRanks, Propose, Record, SendOrder, SetDeadline, Spawn
 from launcher.coordinator.decision import Actions
 from launcher.coordinator.gate import final_position
 from launcher.coordinator.rank_assignment import seats_with
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp
 from launcher.coordinator.state import JobState, Status
-from launcher.joblog.events import AgentInfo, CauseKind, Draining, Note, Proposed, RankLost, RankPaused, Tick
+from launcher.joblog.events import AgentInfo, CauseKind, Draining, Note, NoticeGiven, Proposed, RankLost, RankPaused, Tick
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import Drain, Pause
 from odyssey.plan import Plan
@@ -79,16 +82,43 @@ def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) 
     return Record(Note(f"{how} before it took part; the others go on without it{f': {why}' if why else ''}")), *consider(job)
 
 
+# -- ranks are asked to leave ------------------------------------------------------------------------------------------
+
+
+def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
+    """Those that take part in nothing end at once; the others when a plan without them runs."""
+    ranks = job.ranks
+    wanted = {rank for rank in body.ranks if rank in ranks.alive}
+    if job.status is Status.FINISHING or not wanted:
+        return ()
+    note = Record(Note(f"{ranks_text(wanted)} {'are' if len(wanted) > 1 else 'is'} to leave: {body.reason}"))
+    at_once = wanted & ranks.among(RankState.STARTING, RankState.JOINED)
+    job.leaving |= wanted & job.members
+    return note, *_let_go(job, at_once), *consider(job)
+
+
+def let_go(job: JobState) -> Actions:
+    """The plan that runs does without those that were to leave. One that it still counts on stays, until it is asked about."""
+    gone = {rank for rank in job.leaving & job.members if rank not in job.plan_ranks}
+    job.leaving -= gone
+    return _let_go(job, gone)
+
+
+def _let_go(job: JobState, ranks: Set[int]) -> Actions:
+    job.ranks.enter_all(ranks, RankState.LEAVING)
+    return (EndRanks(tuple(sorted(ranks))),) if ranks else ()
+
+
 # -- they are there ----------------------------------------------------------------------------------------------------
 
 
 def consider(job: JobState) -> Actions:
-    """Ask whether it pays to take in who has joined, together with those that will soon have: they get as long as all ranks
-    took at first."""
+    """Ask for a plan without those that are to leave, or whether it pays to take in who has joined, together with those that
+    will soon have: they get as long as all ranks took at first."""
     ranks = job.ranks
-    if job.status is not Status.RUNNING or not ranks.of(RankState.JOINED):
+    if job.status is not Status.RUNNING or not (ranks.of(RankState.JOINED) or job.leaving):
         return ()
-    if ranks.of(RankState.STARTING):
+    if ranks.of(RankState.STARTING) and not job.leaving:
         return (SetDeadline(transition.join_limit_s(job)),)
     return ask(job)
 
@@ -102,17 +132,19 @@ def ask(job: JobState) -> Actions:
     """For plans with everybody who is there, while the others train."""
     assert job.plan is not None
     members, newcomers = job.members, job.ranks.of(RankState.JOINED)
+    leaving = members & job.leaving
     held = {rank: job.plan.held.get(rank, frozenset()) for rank in sorted(members)}
     propose = Propose(
         generation=job.world.generation,
         step=job.end[0] if job.end is not None else job.plan.step,
         plan=job.plan,
-        alive=tuple(sorted({*members, *newcomers})),
+        alive=tuple(sorted({*members, *newcomers} - leaving)),
         lost=(),
         respawnable=(),
         held=held | {rank: frozenset() for rank in sorted(newcomers)},
         untrained=not job.results,
         arriving=tuple(sorted(job.ranks.of(RankState.STARTING))),
+        leaving=tuple(sorted(leaving)),
         is_running=True,
     )
     return SetDeadline(None), propose
@@ -122,6 +154,12 @@ def answered(job: JobState, body: Proposed) -> Actions:
     """The best plan with all that are there. Where it leaves newcomers without work they stand by."""
     newcomers = job.ranks.of(RankState.JOINED)
     best = body.candidates[0] if body.candidates else None
+    if leaving := job.leaving & job.members:
+        if best is not None and best.plan is not None and leaving.isdisjoint(best.plan.workers):
+            return _drain(job, best.plan, best.reason)
+        job.leaving.clear()
+        why = body.why_not if best is None else best.reason
+        return Record(Note(f"{ranks_text(leaving)} cannot be done without: {why}")), *consider(job)
     if not newcomers:
         return ()
     if best is None or best.plan is None or newcomers.isdisjoint(best.plan.workers):
@@ -142,8 +180,10 @@ def _drain(job: JobState, plan: Plan, reason: str) -> Actions:
     job.status, job.recovery.wanted, job.recovery.drained_at = Status.DRAINING, (plan, reason), None
     drain, pause = Drain(world.generation), Pause(world.generation)
     orders = (SendOrder(rank, drain if rank in training else pause) for rank in sorted(job.members))
-    what = f"{ranks_text(joined)} {'have' if len(joined) > 1 else 'has'} joined"
-    return *orders, Record(Draining(tuple(joined), what)), SetDeadline(None)
+    leaving = sorted(job.leaving & job.members)
+    parts = [f"{ranks_text(joined)} {'have' if len(joined) > 1 else 'has'} joined"] if joined else []
+    parts += [f"{ranks_text(leaving)} {'leave' if len(leaving) > 1 else 'leaves'}"] if leaving else []
+    return *orders, Record(Draining(tuple(joined), " and ".join(parts), tuple(leaving))), SetDeadline(None)
 
 
 def rank_drained(job: JobState, body: RankPaused) -> Actions:

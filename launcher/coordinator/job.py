@@ -28,6 +28,7 @@ from launcher.joblog.events import (
     ConnectionLost,
     LeaderChanged,
     Note,
+    NoticeGiven,
     Profiled,
     ProfileRefined,
     Proposed,
@@ -137,7 +138,10 @@ def _lost(job: JobState, body: RankLost) -> Actions:
         return ()
     _note_end(job, body)
     has_failed = body.cause.kind is CauseKind.EXIT or job.ranks.state(rank) is RankState.FAILING
-    is_newcomer = _is_newcomer(job, rank)
+    is_newcomer, is_leaving = _is_newcomer(job, rank), job.ranks.state(rank) is RankState.LEAVING
+    job.leaving.discard(rank)
+    if is_leaving:
+        return _has_left(job, rank)
     job.ranks.end(rank)
     if job.status is Status.ENDING:
         return if_failed_and_gone(job)
@@ -200,12 +204,21 @@ def _start_again(job: JobState, rank: int) -> Actions:
     return (Spawn(rank),)
 
 
+def _has_left(job: JobState, rank: int) -> Actions:
+    """It was asked to, and nobody misses it."""
+    job.ranks.enter(rank, RankState.ABSENT)
+    job.world.ends.pop(rank, None)
+    if job.status is Status.ENDING:
+        return if_failed_and_gone(job)
+    return () if job.world.alive else _end_finished(job)
+
+
 def _failed(job: JobState, body: RankFailed) -> Actions:
     """The script's own exception. It is a loss of that rank where restarts are left, see rank_failure.py; else the job's end.
 
     What it is judged by is known when the process has ended, which is a moment later, or is made to.
     """
-    if body.rank not in job.world.alive:
+    if body.rank not in job.world.alive or job.ranks.state(body.rank) is RankState.LEAVING:
         return ()
     _note_end(job, body)
     if job.status is Status.ENDING:
@@ -273,7 +286,7 @@ def _ready(job: JobState, body: RankReady) -> Actions:
     told = transition.rank_ready(job, body)
     if job.status is not Status.RUNNING:
         return told
-    return *told, *growth.start_lost(job), *growth.consider(job)
+    return *told, *growth.let_go(job), *growth.start_lost(job), *growth.consider(job)
 
 
 def _committed(job: JobState, body: UnitCommitted) -> Actions:
@@ -306,6 +319,9 @@ def _exited(job: JobState, body: RankExited) -> Actions:
     if rank not in world.alive:
         return ()
     ranks = job.ranks
+    job.leaving.discard(rank)
+    if ranks.state(rank) is RankState.LEAVING:
+        return _has_left(job, rank)
     nobody_has_joined = len(ranks.of(RankState.STARTING)) == len(world.alive)
     has_finished = ranks.state(rank) in (RankState.FINISHED, RankState.AHEAD)
     ranks.enter(rank, RankState.DONE if has_finished else RankState.EXITED)
@@ -358,6 +374,7 @@ _LIVING = (Status.STARTING, *_WORKING, Status.FINISHING)
 TABLE: Mapping[type, Mapping[Status, Handler]] = {
     AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
     AgentLost: dict.fromkeys(_LIVING, _agent_lost),
+    NoticeGiven: dict.fromkeys(_LIVING, growth.asked_to_leave),
     LeaderChanged: dict.fromkeys((*_LIVING, Status.ENDING), _leader_changed),
     RankJoined: dict.fromkeys(_LIVING, _joined),
     Profiled: dict.fromkeys(_LIVING, _profiled),

@@ -29,6 +29,8 @@ class RankState(enum.StrEnum):
     """It has built the Job, and takes part in nothing yet."""
     MEMBER = "member"
     """The generation in force, or the one to come, counts on it."""
+    LEAVING = "leaving"
+    """It was asked to leave, the plan in force does without it, and its end is awaited."""
     FAILING = "failing"
     """Its script has failed, and its end is awaited."""
     FINISHED = "finished"
@@ -46,15 +48,16 @@ class RankState(enum.StrEnum):
 
 
 R = RankState
-ALIVE = (R.STARTING, R.JOINED, R.MEMBER, R.FAILING, R.FINISHED, R.AHEAD)
+ALIVE = (R.STARTING, R.JOINED, R.MEMBER, R.LEAVING, R.FAILING, R.FINISHED, R.AHEAD)
 """States with a process."""
 ENDED_WELL = (R.FINISHED, R.AHEAD, R.EXITED, R.DONE, R.GONE)
 """States of ranks whose scripts have ended in good order, or their Jobs."""
 NEXT: dict[RankState, frozenset[RankState]] = {
     R.ABSENT: frozenset({R.STARTING}),
-    R.STARTING: frozenset({R.JOINED, R.FAILING, R.ABSENT, R.LOST, R.EXITED}),
-    R.JOINED: frozenset({R.MEMBER, R.FAILING, R.FINISHED, R.ABSENT, R.LOST, R.EXITED}),
-    R.MEMBER: frozenset({R.FAILING, R.FINISHED, R.AHEAD, R.ABSENT, R.LOST, R.EXITED}),
+    R.STARTING: frozenset({R.JOINED, R.LEAVING, R.FAILING, R.ABSENT, R.LOST, R.EXITED}),
+    R.JOINED: frozenset({R.MEMBER, R.LEAVING, R.FAILING, R.FINISHED, R.ABSENT, R.LOST, R.EXITED}),
+    R.MEMBER: frozenset({R.LEAVING, R.FAILING, R.FINISHED, R.AHEAD, R.ABSENT, R.LOST, R.EXITED}),
+    R.LEAVING: frozenset({R.ABSENT}),
     R.FAILING: frozenset({R.ABSENT, R.LOST, R.EXITED}),
     R.FINISHED: frozenset({R.AHEAD, R.FAILING, R.DONE, R.GONE, R.LOST}),
     R.AHEAD: frozenset({R.MEMBER, R.FAILING, R.DONE, R.GONE, R.LOST}),

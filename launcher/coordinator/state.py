@@ -167,8 +167,9 @@ class JobState:
     """A script's Job. `number`: which one of those that it builds one after the other, counted from 1.
 
     `plan`: of the last generation that ran; `next_plan`: of the one that is to. `results`: the units before the first committed
-    step, and those since the last one, itself included. `stranded`: ranks that are owed a Finish when it is sure that others
-    have ended their scripts well. `last_words`: why a failure is not got over, and what to do.
+    step, and those since the last one, itself included. `leaving`: living ranks that are asked to leave. `stranded`: ranks that
+    are owed a Finish when it is sure that others have ended their scripts well. `last_words`: why a failure is not got over, and
+    what to do.
     """
 
     world: World
@@ -178,6 +179,7 @@ class JobState:
     plan: Plan | None = None
     next_plan: Plan | None = None
     results: tuple[Result, ...] = ()
+    leaving: set[int] = field(default_factory=set)
     stranded: set[int] = field(default_factory=set)
     last_words: tuple[str, str] = ("", "")
     recovery: Recovery = field(default_factory=Recovery)

@@ -132,12 +132,13 @@ def propose(job: JobState) -> Actions:
         generation=job.world.generation,
         step=gate.final_position(survivors, job.results)[0],
         plan=job.plan,
-        alive=members,
+        alive=tuple(rank for rank in members if rank not in job.leaving),
         lost=tuple(sorted(job.lost)),
         respawnable=(respawnable := _respawnable(job)),
         held={rank: frozenset(report.held) for rank, report in survivors.items()},
         untrained=not job.results,
         arriving=tuple(sorted({*respawnable, *job.ranks.of(RankState.STARTING)})),
+        leaving=tuple(rank for rank in members if rank in job.leaving),
     )
     return SetDeadline(None), ask
 
@@ -180,6 +181,8 @@ def check(job: JobState, plan: Plan) -> None:
         prove(plan, {rank: frozenset(paused[rank].held) for rank in members if rank in paused})
     if unknown := set(plan.workers) - members - set(plan.spawned):
         raise PlanError(f"worker {min(unknown)} is lost")
+    if leaving := set(plan.workers) & job.leaving:
+        raise PlanError(f"worker {min(leaving)} is to leave")
     if foreign := set(plan.spawned) - (job.lost - job.world.slots_lost):
         raise PlanError(f"worker {min(foreign)} cannot be spawned")
 

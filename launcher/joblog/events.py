@@ -137,6 +137,13 @@ class AgentJoined(msgspec.Struct, frozen=True, tag="agent_joined"):
     agent: AgentInfo
 
 
+class NoticeGiven(msgspec.Struct, frozen=True, tag="notice"):
+    """These ranks will be lost, or are to leave, and nobody has lost them yet. `reason`: who says so, for people."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
 class AgentLost(msgspec.Struct, frozen=True, tag="agent_lost"):
     """An agent is gone, and its ranks with it: it ended, or its host did."""
 
@@ -326,10 +333,12 @@ class Pausing(msgspec.Struct, frozen=True, tag="pausing"):
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
-    """Decision: a new generation is to take in the ranks `joined`; the others stop for it behind a unit that is final."""
+    """Decision: a new generation is to take in the ranks `joined` and to do without those that are `leaving`; all that train
+    stop for it behind a unit that is final."""
 
     joined: tuple[int, ...]
     reason: str
+    leaving: tuple[int, ...] = ()
 
 
 class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
@@ -412,7 +421,7 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 Decision = Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
-    JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
+    JobStarted | AgentJoined | NoticeGiven | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
     | RankLost | RankPaused | Proposed | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited | RankFailed
     | Progressed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
     | Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note

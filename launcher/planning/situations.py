@@ -42,6 +42,7 @@ def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], expect
         respawnable=ask.respawnable,
         arriving=ask.arriving,
         arrive_s=profile.recovery.spawn_s if ask.arriving else 0.0,
+        leaving=ask.leaving,
         is_running=ask.is_running,
         held=ask.held,
         node_of=node_of,
@@ -210,6 +211,7 @@ def _is_foreseen(ask: Propose, plan: Plan, members: tuple[int, ...], may_respawn
     return (
         ask.plan == plan
         and bool(ask.lost)
+        and not ask.leaving
         and tuple(sorted((*ask.alive, *ask.lost))) == members
         and ask.respawnable in ((), ask.lost)
         and ask.arriving == ask.respawnable
