@@ -9,13 +9,15 @@ everybody in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from odyssey.pipelines import Stage
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import assign, n_micro_batches_of
 from strategies.building.draft import Draft
-from strategies.building.regrouping import additions, in_force, n_without_place, regrouped, repairs
+from strategies.building.effort import WORTH
+from strategies.building.regrouping import additions, closed_s, in_force, n_without_place, regrouped, repairs
 from strategies.building.routing import routed
 from strategies.building.shapes import Shapes, shapes_of
 from strategies.building.worth import Worth
@@ -36,8 +38,11 @@ def grow(situation: Situation) -> list[Proposal]:
     drafts = repairs(situation, shapes, now) if n_lost else []
     base = drafts[0] if drafts else now
     drafts = [*additions(shapes, base, n_without_place(situation, base)), *drafts]
-    found = regrouped(Worth(situation, shapes), NAME, plan, drafts)
-    return found + (_partly_routed(situation, now) if n_lost > len(situation.unused) else [])
+    slowest_s = math.inf if n_lost else closed_s(shapes, now) / WORTH
+    found = regrouped(Worth(situation, shapes), NAME, plan, drafts, slowest_s)
+    if n_lost > len(situation.unused):
+        found += _partly_routed(situation, now)
+    return found or [Proposal(NAME, None, f"no layout of {len(situation.alive)} workers is faster by closed form")]
 
 
 def _with_whole_gaps(shapes: Shapes, draft: Draft) -> Draft:

@@ -52,9 +52,9 @@ def closed_s(shapes: Shapes, draft: Draft) -> float:
     return min(shapes.closed_s(whole), shapes.in_halves_s(whole))
 
 
-def regrouped(worth: Worth, strategy: str, plan: Plan, drafts: Sequence[Draft]) -> list[Proposal]:
+def regrouped(worth: Worth, strategy: str, plan: Plan, drafts: Sequence[Draft], slowest_s: float = math.inf) -> list[Proposal]:
     """Plans of these drafts and of renewed ones; of few workers of all, of more of those that are faster than the first draft
-    by closed form, or that survive what no other one does."""
+    by closed form, or that survive what no other one does. Of others none that takes longer than `slowest_s` by closed form."""
     situation, shapes = worth.situation, worth.shapes
     n_workers, n_holders = len(situation.alive), situation.aim.n_ranks + 1
 
@@ -68,10 +68,11 @@ def regrouped(worth: Worth, strategy: str, plan: Plan, drafts: Sequence[Draft]) 
     # What is slower by closed form is not realised of many workers: the moves of a large layout are tens of thousands.
     enough_s = min((its_s / WORTH for _, its_s in renewals), default=math.inf) if many else math.inf
     first_s = closed_s(shapes, drafts[0]) if drafts else math.inf
-    taken = list(drafts)
+    taken = [draft for draft in drafts if closed_s(shapes, draft) <= slowest_s]
+    enough_s = min(enough_s, slowest_s)
     for renewed, its_s in renewals:
         is_safer = all(len(draft) < n_holders <= len(renewed) for draft in taken)
-        if few or is_safer or (its_s < first_s and its_s <= enough_s):
+        if is_safer or (its_s <= enough_s and (few or its_s < first_s)):
             taken.append(renewed)
     proposals = []
     seen = set()

@@ -353,8 +353,8 @@ def _rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, floa
 
 
 def _exposed(candidate: Candidate, aim: Aim) -> int:
-    """How many losses short a plan is of those that it has to survive. One that is to grow soon need not survive them before, unless
-    somebody has asked for it: what a loss would cost is in its worth."""
+    """How many losses short a plan is of those that it has to survive. One that grows soon need not survive them before, unless
+    somebody has asked for it: what a loss would cost then is in its worth."""
     outlook = candidate.outlook
     if outlook is None:
         return 0

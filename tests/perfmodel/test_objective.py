@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.checkpointing import best_interval_s, redone_s, restart_s
-from perfmodel.objective import After, expected_rate, objective, useful_rate
+from perfmodel.objective import After, Grown, expected_rate, growing_rate, objective, useful_rate
 from perfmodel.reliability import ExpectedChange
 
 
@@ -61,7 +61,63 @@ def test_the_loss_after_the_next_is_reached_as_often_as_jobs_do_that_are_played_
     assert expected_rate(1, 2.0, 10.0, ExpectedChange(mean_s), afterwards) == pytest.approx(work / n / (2 * mean_s), rel=0.02)
 
 
+def played_out(
+    step_s: float, pause_s: float, grown: Grown, mean_s: float, losses_before: list[After], n: int, *, seed: int
+) -> float:
+    """Steps a second of jobs that take in workers when they come, at whatever moment of a unit, up to the loss after the next.
+
+    Nothing is known here but a clock: units that end before the loss count, and the change begins at the end of one.
+    """
+    draw, work = random.Random(seed), 0
+    for _ in range(n):
+        loss_s, now_s = draw.expovariate(1 / mean_s), pause_s
+        comes_s = grown.at_s + (draw.random() - 0.5) * step_s if grown.at_s > pause_s else pause_s
+        while now_s < comes_s and now_s + step_s <= loss_s:
+            work, now_s = work + 1, now_s + step_s
+        has_grown = comes_s <= now_s <= loss_s
+        if has_grown:
+            work += steps_until(loss_s, grown.step_s, now_s + grown.pause_s)
+        kinds = grown.afterwards if has_grown else losses_before
+        (kind,) = draw.choices(kinds, [its.share for its in kinds])
+        gap_s = draw.expovariate(1 / mean_s)
+        work += 0 if math.isinf(kind.step_s) else steps_until(gap_s, kind.step_s, kind.pause_s)
+    return work / n / (2 * mean_s)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "pause_s", "grown", "mean_s"),
+    [
+        (3.0, 2.0, Grown(20.0, 1.0, 2.0, [After(1.0, 3.0, 2.0)]), 60.0),
+        (2.0, 5.0, Grown(60.0, 4.0, 1.0, [After(0.5, 2.0, 5.0), After(0.5, 2.0, 50.0)]), 50.0),
+        (1.0, 10.0, Grown(5.0, 2.0, 0.8, [After(1.0, 1.0, 5.0)]), 40.0),  # they come within the first transition
+        (12.0, 1.0, Grown(10.0, 1.0, 2.0, [After(1.0, 12.0, 1.0)]), 100.0),  # the first unit takes longer than they do
+    ],
+)
+def test_a_job_that_grows_is_worth_what_jobs_make_that_are_played_out(
+    step_s: float, pause_s: float, grown: Grown, mean_s: float
+) -> None:
+    before, n = [After(0.75, 1.5 * step_s, pause_s), After(0.25, math.inf, 0.0)], 60_000
+
+    got = growing_rate(1, step_s, pause_s, ExpectedChange(mean_s), before, grown)
+
+    drawn = played_out(step_s, pause_s, grown, mean_s, before, n, seed=5)
+    assert got == pytest.approx(drawn, rel=(step_s / mean_s) ** 2 / 8 + 0.02)
+
+
 seconds = st.floats(0.1, 100.0)
+
+
+@given(seconds, seconds, seconds, seconds, seconds, st.floats(10.0, 1e6))
+def test_who_comes_is_no_loss(step_s: float, pause_s: float, at_s: float, then_s: float, other_s: float, mean_s: float) -> None:
+    """Nobody has to be taken in. Who comes later is worth no more, but for the unit that the change waits for."""
+    change, afterwards = ExpectedChange(mean_s), [After(1.0, step_s, pause_s)]
+
+    def worth(at_s: float) -> float:
+        return growing_rate(1, step_s, pause_s, change, afterwards, Grown(at_s, other_s, then_s, afterwards))
+
+    assert worth(at_s) >= expected_rate(1, step_s, pause_s, change, afterwards)
+    if then_s < step_s:
+        assert worth(at_s) >= worth(at_s + pause_s + 1.5 * step_s) * (1 - 1e-9)
 
 
 @given(seconds, seconds, st.floats(100.0, 1e6))
