@@ -59,7 +59,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     restarts left. `node_of`: worker -> node. `step`: next step to run. `generation`: of the plan to be written.
     `seconds_to_change`: D, the expected time to the next change; `n_behind`: how sure it is, see ExpectedChange. `search_s`:
     time the search takes now, 0 if it was done ahead. `untrained`: no unit is final yet, so that lost layers are as the
-    script builds them.
+    script builds them. `slow`: worker -> how many times as long it computes as the profile says, of those that do.
     """
 
     generation: int
@@ -76,6 +76,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     untrained: bool = False
     n_behind: float = math.inf
     aim: Aim = Aim()
+    slow: Mapping[int, float] = {}
 
     @property
     def change(self) -> ExpectedChange:
@@ -84,8 +85,8 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def costs(self) -> Costs:
-        """Of its profile, on workers where they are."""
-        return Costs(self.profile, self.node_of)
+        """Of its profile, on workers where they are and as fast as they are."""
+        return Costs(self.profile, self.node_of, self.slow)
 
     @cached_property
     def near(self) -> Near:
