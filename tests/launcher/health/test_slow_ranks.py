@@ -137,7 +137,7 @@ def delays_s(n_ranks: int, factor: float, seeds: Sequence[int]) -> list[float]:
 def test_a_slow_rank_is_found_soon_after_a_burst_would_be_over(
     n_ranks: int, factor: float, median_s: float, most_s: float
 ) -> None:
-    """A second look ends half a minute after the alarm. Of sixteen; a fail-slow of a processor lasts ten minutes (Greyhound)."""
+    """A second look ends half a minute after the alarm. Of sixteen. A processor is slow for ten minutes (Greyhound)."""
     found = delays_s(n_ranks, factor, range(100, 116))
     assert found[len(found) // 2] <= median_s
     assert found[-1] <= most_s
