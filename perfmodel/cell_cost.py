@@ -91,6 +91,6 @@ def _played(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
     peak = peaks(plan, costs, cell.programs)
     return CellCost(
         tuple(run.times[worker][-1][1] if run.times[worker] else 0.0 for worker in workers),
-        tuple(complete_s(plan, costs, w, ended_in(plan, costs, cell.programs[w], run.times[w])) for w in workers),
+        tuple(complete_s(plan, costs, w, ended_in(plan, costs, w, cell.programs[w], run.times[w])) for w in workers),
         tuple(peak[worker] for worker in workers),
     )

@@ -1,8 +1,9 @@
 """Pipelines that exchange micro-batches form a cell; alike cells are simulated once.
 
 Most pipelines of a large layout are copies of each other: same layer ranges, same number of micro-batches, same kinds of
-links, no exceptions. Only one of them is simulated; what is found for its workers holds for their twins. Pipelines with
-exceptions are alike only if they are the same ones, which they are in many plans of a job that lives with losses.
+links, workers that are as fast, no exceptions. Only one of them is simulated; what is found for its workers holds for their
+twins. Pipelines with exceptions are alike only if they are the same ones, which they are in many plans of a job that lives with
+losses.
 Where ranks share the cores of a host, pipelines slow each other down and the whole job is one cell.
 """
 
@@ -127,6 +128,7 @@ def _key(plan: Plan, p: int, workers: Sequence[int], costs: Costs) -> tuple[obje
         plan.n_samples(pipeline.stop_micro_batch - 1),
         tuple(map(eq, hosts, hosts[1:])),
         costs.crowds(plan, workers),
+        costs.factors(workers),
         len(pipeline.micro_batches),
     )
 
@@ -143,4 +145,5 @@ def _exact_key(
         tuple(plan.order_of.get(worker) for worker in workers),
         tuple(costs.hosts(workers)),
         costs.crowds(plan, workers),
+        costs.factors(workers),
     )

@@ -4,6 +4,9 @@ Sums over layers are kept as prefix sums, so that a cost is two look-ups however
 the forward of the last layer. A micro-batch that is smaller than the profile's costs in proportion to its samples.
 Where the model's input needs no gradient, a stage that begins with it has no input-gradient half: its `I` does nothing
 and its `W` is the whole backward, as the engine has it.
+
+What an op costs is what it takes on a worker like most. A slow worker takes `factor` times as long for all that it computes,
+and whoever plays a plan multiplies by it; transfers, reductions and moves are as they were.
 """
 
 from __future__ import annotations
@@ -29,11 +32,18 @@ class StagesCost(NamedTuple):
 
 
 class Costs:
-    """The costs of a profile on workers that sit where `node_of` says; `worker // ranks_per_node` where it says nothing."""
+    """The costs of a profile on workers that sit where `node_of` says; `worker // ranks_per_node` where it says nothing.
 
-    def __init__(self, profile: Profile, node_of: Mapping[int, int] | None = None) -> None:
+    `slow`: worker -> how many times as long it computes as the profile says. Those that it does not name compute as the profile
+    says.
+    """
+
+    def __init__(
+        self, profile: Profile, node_of: Mapping[int, int] | None = None, slow: Mapping[int, float] | None = None
+    ) -> None:
         self.profile = profile
         self.node_of = node_of or {}
+        self.slow = {worker: factor for worker, factor in (slow or {}).items() if factor != 1.0}
         self._hosts = _Places(self.node_of, profile.cluster.ranks_per_node, profile.cluster.nodes_per_host)
         self._crowded: tuple[Plan, Mapping[int, int]] | None = None
         self._stages: dict[tuple[tuple[tuple[int, int], ...], int], StagesCost] = {}
@@ -55,6 +65,14 @@ class Costs:
         return other
 
     # -- seconds -------------------------------------------------------------------------------------------------------
+
+    def factor(self, worker: int) -> float:
+        """How many times as long `worker` computes as the profile says."""
+        return self.slow.get(worker, 1.0)
+
+    def factors(self, workers: Iterable[int]) -> tuple[float, ...]:
+        """The factor of each of many workers; nothing where nobody is slow."""
+        return tuple(map(self.factor, workers)) if self.slow else ()
 
     def compute_s(self, kind: str, first: int, stop: int, n_samples: int) -> float:
         """`F`, `B`, `I` or `W` of `n_samples` over layers `[first, stop)`."""

@@ -31,14 +31,16 @@ def price(
     seconds_to_change: float,
     search_s: float = 0.0,
     node_of: Mapping[int, int] | None = None,
+    slow: Mapping[int, float] | None = None,
 ) -> Estimate:
-    """Step time, memory and transition of `plan` at the costs of `profile`.
+    """Step time, memory and transition of `plan` at the costs of `profile`; `slow`: see Costs.
 
     The step time is that of the op graph times the profile's `step_scale`. Says nothing about whether the memory
     suffices: compare `peak_bytes` with `profile.cluster.memory_bytes`.
     Raises PlanError if a worker's program waits for an op that no one runs.
     """
-    return price_in_detail(plan, Costs(profile, node_of), seconds_to_change=seconds_to_change, search_s=search_s).estimate
+    costs = Costs(profile, node_of, slow)
+    return price_in_detail(plan, costs, seconds_to_change=seconds_to_change, search_s=search_s).estimate
 
 
 def _latest(found: Sequence[Cell]) -> list[Cell]:

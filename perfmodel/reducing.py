@@ -40,14 +40,16 @@ class Reduced(NamedTuple):
     end_s: float
 
 
-def ended(plan: Plan, costs: Costs, ops: Sequence[Op], times: Sequence[tuple[float, float]]) -> dict[Layers, Ended]:
+def ended(
+    plan: Plan, costs: Costs, worker: int, ops: Sequence[Op], times: Sequence[tuple[float, float]]
+) -> dict[Layers, Ended]:
     """By the layers that a worker has run: their last backward, of ops that took these times."""
     found = {}
     is_shared = costs.profile.cluster.cores is not None
     for op, (start, end) in zip(ops, times, strict=False):
         if isinstance(op, Compute) and op.kind in "BW":
             stage, n_samples = plan.layer_range(op.micro_batch, op.stage), plan.n_samples(op.micro_batch)
-            alone_s = costs.compute_s(op.kind, stage.first, stage.stop, n_samples) if is_shared else 0.0
+            alone_s = costs.compute_s(op.kind, stage.first, stage.stop, n_samples) * costs.factor(worker) if is_shared else 0.0
             stretch = (end - start) / alone_s if alone_s else 1.0
             found[stage.first, stage.stop] = Ended(end, op.kind, n_samples, stretch)
     return found
@@ -56,11 +58,11 @@ def ended(plan: Plan, costs: Costs, ops: Sequence[Op], times: Sequence[tuple[flo
 def complete_s(plan: Plan, costs: Costs, worker: int, last: Mapping[Layers, Ended]) -> tuple[float, ...]:
     """For each layer of a worker's own stage, when the gradients of it and of all above are complete there."""
     found = []
-    at = 0.0
+    at, factor = 0.0, costs.factor(worker)
     for layer in reversed(_own_stage(plan, worker).layers):
         for (first, stop), its in last.items():
             if first <= layer < stop:
-                left_s = costs.left_s(its.kind, first, layer, its.n_samples) * its.stretch
+                left_s = costs.left_s(its.kind, first, layer, its.n_samples) * factor * its.stretch
                 if its.end_s - left_s > at:
                     at = its.end_s - left_s
         found.append(at)

@@ -1,7 +1,8 @@
 """A profile that learns: from real op times while the job runs, and from each real transition.
 
 Every measurement moves an estimate by a stated part of the way (exponential smoothing), so that one odd sample does not
-turn a decision, and a machine that has become slower is known after a few reports.
+turn a decision, and a machine that has become slower is known after a few reports. One cost stands for a layer on all workers:
+what a slow worker reports counts as it would have taken on the others.
 """
 
 from __future__ import annotations
@@ -93,15 +94,24 @@ def rescale(
     measured_step_s: float,
     node_of: Mapping[int, int] | None = None,
     weight: float = SCALE_WEIGHT,
+    slow: Mapping[int, float] | None = None,
 ) -> Profile:
-    """The profile after `plan` has run for a while with this median step time."""
-    modelled_s = simulate(plan, profile, node_of).step_s
+    """The profile after `plan` has run for a while with this median step time; `slow`: see Costs."""
+    modelled_s = simulate(plan, profile, node_of, slow).step_s
     scale = profile.step_scale + weight * (measured_step_s / modelled_s - profile.step_scale)
     return msgspec.structs.replace(profile, step_scale=scale)
 
 
-def refresh(profile: Profile, op_times: Sequence[OpTime], crowded: float = 1.0, *, weight: float = STEP_WEIGHT) -> Profile:
-    """The profile after a report of real op times over ranges of layers. `crowded`: of the plan that ran, see Timeline.
+def refresh(
+    profile: Profile,
+    op_times: Sequence[OpTime],
+    crowded: float = 1.0,
+    *,
+    factor: float = 1.0,
+    weight: float = STEP_WEIGHT,
+) -> Profile:
+    """The profile after a report of real op times over ranges of layers. `crowded`: of the plan that ran, see Timeline;
+    `factor`: of the worker that reports, see Costs.
 
     The layers of a range keep their proportions; their sum moves towards what was measured (less the loss where the
     range ends the model): computation alone. Kind `O` moves `op_overhead_s`, which every op costs beside it.
@@ -109,27 +119,44 @@ def refresh(profile: Profile, op_times: Sequence[OpTime], crowded: float = 1.0, 
     layers = list(profile.layers)
     op_overhead_s = profile.op_overhead_s
     for time in op_times:
-        kind = time.kind
         if time.n < 1:
             continue
-        if kind == "O":
-            op_overhead_s += weight * (max(time.mean_s, 0.0) - op_overhead_s)
+        mean_s = time.mean_s / factor
+        if time.kind == "O":
+            op_overhead_s += weight * (max(mean_s, 0.0) - op_overhead_s)
             continue
-        if time.first == 0 and kind in ("I", "W") and not has_input_gradient(profile):
-            if kind == "I":
-                continue
-            kind = "B"
-        fields = FIELDS[kind]
-        known = sum(getattr(layer, field) for layer in layers[time.first : time.stop] for field in fields)
-        known *= profile.halves_scale if kind in ("I", "W") else 1.0
-        loss_s = profile.loss_s if time.kind == "F" and time.stop == len(layers) else 0.0
-        measured = (time.mean_s - loss_s) / crowded
+        fields, known = _known(profile, layers, time)
+        measured = (mean_s - _loss_s(profile, time)) / crowded
         if known <= 0 or measured <= 0:
             continue
         scale = 1 + weight * (measured / known - 1)
         for i in range(time.first, time.stop):
             layers[i] = _scaled(layers[i], fields, scale)
     return msgspec.structs.replace(profile, layers=tuple(layers), op_overhead_s=op_overhead_s)
+
+
+def expected_s(profile: Profile, time: OpTime, crowded: float = 1.0) -> float:
+    """What the mean of a report should be on a worker like most; 0 for kind `O` and for what the profile says nothing of."""
+    if time.kind == "O":
+        return 0.0
+    _, known = _known(profile, profile.layers, time)
+    return known * crowded + _loss_s(profile, time) if known > 0 else 0.0
+
+
+def _known(profile: Profile, layers: Sequence[LayerProfile], time: OpTime) -> tuple[Sequence[str], float]:
+    """The fields of the layers that an op's time is the sum of, and that sum."""
+    kind = time.kind
+    if time.first == 0 and kind in ("I", "W") and not has_input_gradient(profile):
+        if kind == "I":
+            return (), 0.0
+        kind = "B"
+    fields = FIELDS[kind]
+    known = sum(getattr(layer, field) for layer in layers[time.first : time.stop] for field in fields)
+    return fields, known * (profile.halves_scale if kind in ("I", "W") else 1.0)
+
+
+def _loss_s(profile: Profile, time: OpTime) -> float:
+    return profile.loss_s if time.kind == "F" and time.stop == len(profile.layers) else 0.0
 
 
 def _scaled(layer: LayerProfile, fields: Sequence[str], scale: float) -> LayerProfile:

@@ -29,18 +29,18 @@ class Run:
     channel_free: dict[tuple[int, int], float] = field(default_factory=dict)
     crowded: float = 1.0
     """See Timeline."""
-    _compute: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
+    _compute: dict[tuple[str, int, int, int, float], float] = field(default_factory=dict)
     _sizes: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _links: dict[tuple[int, int], Link] = field(default_factory=dict)
 
-    def compute_s(self, op: Compute) -> float:
-        """Seconds of work of a computation."""
-        plan = self.plan
-        key = (op.kind, plan.home[op.micro_batch], op.stage, plan.n_samples(op.micro_batch))
+    def compute_s(self, worker: int, op: Compute) -> float:
+        """Seconds of work of a computation on a worker."""
+        plan, factor = self.plan, self.costs.factor(worker)
+        key = (op.kind, plan.home[op.micro_batch], op.stage, plan.n_samples(op.micro_batch), factor)
         known = self._compute.get(key)
         if known is None:
             stage = plan.pipelines[key[1]].stages[op.stage]
-            known = self._compute[key] = self.costs.compute_s(op.kind, stage.first, stage.stop, key[3])
+            known = self._compute[key] = self.costs.compute_s(op.kind, stage.first, stage.stop, key[3]) * factor
         return known
 
     def send(self, worker: int, op: Send, now: float) -> Message:
@@ -80,7 +80,7 @@ def own_devices(run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
             op = ops[i]
             kind = type(op)
             if kind is Compute:
-                end = now + compute_s(op)  # type: ignore[arg-type]
+                end = now + compute_s(worker, op)  # type: ignore[arg-type]
                 times.append((now, end))
                 now = end
             elif kind is Receive:

@@ -107,7 +107,7 @@ class _Shared:
         while i < len(ops):
             op = ops[i]
             if isinstance(op, Compute):
-                self._compute(worker, run.compute_s(op), now)
+                self._compute(worker, run.compute_s(worker, op), now)
                 break
             if isinstance(op, Commit) or (isinstance(op, Receive) and not self._has_come(worker, op, now)):
                 break

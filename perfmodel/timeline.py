@@ -47,9 +47,14 @@ class Timeline:
         return [Span(op, start, end) for op, (start, end) in zip(program(plan, worker), times, strict=True)]
 
 
-def simulate(plan: Plan, profile: Profile, node_of: Mapping[int, int] | None = None) -> Timeline:
-    """The timeline of one step of `plan` at the costs of `profile`. Raises PlanError for programs that wait for each other."""
-    costs = Costs(profile, node_of)
+def simulate(
+    plan: Plan, profile: Profile, node_of: Mapping[int, int] | None = None, slow: Mapping[int, float] | None = None
+) -> Timeline:
+    """The timeline of one step of `plan` at the costs of `profile`; `slow`: see Costs.
+
+    Raises PlanError for programs that wait for each other.
+    """
+    costs = Costs(profile, node_of, slow)
     found = cells(plan, costs)
     run = Run(plan, costs)
     for cell in found:
@@ -78,7 +83,7 @@ def _timeline(plan: Plan, costs: Costs, run: Run, found: Sequence[Cell]) -> Time
     """The times of all ops, those of reductions, commit and optimizer filled in."""
     twin = twins(found)
     programs = {worker: ops for cell in found for worker, ops in cell.programs.items()}
-    complete = {w: complete_s(plan, costs, w, ended(plan, costs, ops, run.times[w])) for w, ops in programs.items()}
+    complete = {w: complete_s(plan, costs, w, ended(plan, costs, w, ops, run.times[w])) for w, ops in programs.items()}
     end = finish(plan, costs, {w: times[-1][1] if times else 0.0 for w, times in run.times.items()}, complete, twin)
     for worker, ops in programs.items():
         times = run.times[worker]
@@ -150,7 +155,7 @@ def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[int, in
     for worker in set(twin.values()):
         p, s = plan.place[worker]
         stage = plan.pipelines[p].stages[s]
-        work[worker] = costs.optimizer_s(stage.first, stage.stop)
+        work[worker] = costs.optimizer_s(stage.first, stage.stop) * costs.factor(worker)
     cluster = costs.profile.cluster
     if cluster.cores is None:
         return {worker: start + seconds for worker, seconds in work.items()}

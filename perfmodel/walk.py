@@ -94,6 +94,12 @@ class _Walk:
             [link.latency_s for link in links],
         )
         orders = list(map(self._order, self._workers))
+        factors = self._costs.factors(self._workers)
+        if factors:
+            tasks.cost = [
+                its if factors[row] == 1.0 else _slower(its, factors[row])
+                for its, row in zip(tasks.cost, tasks.row, strict=True)
+            ]
         walk = kernel.Walk(kernel.Tasks(tasks.row, tasks.is_first, tasks.is_last), tasks.cost, tasks.layers, messages, orders)
         if not walk.play():
             return None
@@ -151,6 +157,17 @@ class _Walk:
             before = 4 * first_of[its.first_micro_batch]
             return [before + op for op in ops] if before else ops
         return [4 * (first_of[op.micro_batch] + op.stage) + _NUMBER[op.kind] for op in compute_order(plan, worker)]
+
+
+def _slower(cost: kernel.Cost, factor: float) -> kernel.Cost:
+    return kernel.Cost(
+        cost.forward_s * factor,
+        cost.backward_s * factor,
+        cost.of_input_s * factor,
+        cost.of_weight_s * factor,
+        cost.keeps,
+        cost.defers,
+    )
 
 
 @lru_cache(maxsize=64)

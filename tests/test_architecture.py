@@ -93,7 +93,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         *(
             "profile",
             "costs catalog merge reliability checkpointing spread",
-            "cells running memory reducing moving walk objective horizon",
+            "cells running memory reducing moving walk objective horizon escalation",
             "sharing work transition",
             "timeline",
         ),

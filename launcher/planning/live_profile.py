@@ -88,8 +88,8 @@ class LiveProfile:
                     running.steps_s.append(event.time - running.committed_at)
                 running.committed_at = event.time if result.kind == "step" else None
 
-    def rescale(self, plan: Plan) -> None:
-        """Hold the model's step time of the plan that runs against its real steps, once there are some.
+    def rescale(self, plan: Plan, slow: Mapping[int, float] | None = None) -> None:
+        """Hold the model's step time of the plan that runs against its real steps, once there are some. `slow`: see Costs.
 
         If another plan had shown the scale that it was priced at, its error is one that prices have beside each other. What the
         first plan is off is what all were, and a plan of the same form as the one before can hardly be off.
@@ -100,7 +100,7 @@ class LiveProfile:
             from perfmodel.spread import with_step
 
             step_s = median(running.steps_s)
-            self.profile = rescale(self.profile, plan, step_s, self._node_of)
+            self.profile = rescale(self.profile, plan, step_s, self._node_of, slow=slow)
             self._scaled_by = plan.form()
             if plan.estimate is not None and running.priced_by not in (None, self._scaled_by):
                 self.profile = with_step(self.profile, plan.estimate.step_s, step_s, again=running.is_held)
@@ -146,14 +146,14 @@ class LiveProfile:
             profiles.write(self.profile, self._options.write_profile)
         return self.profile
 
-    def refresh(self, times: OpTimes) -> None:
-        """Real steps have shown what ops cost."""
+    def refresh(self, times: OpTimes, factor: float = 1.0) -> None:
+        """Real steps have shown what ops cost on a worker that takes `factor` times as long as others."""
         if self.profile is not None:
             from perfmodel.refine import refresh
 
             running = self._running
             crowded = 1.0 if running is None else running.crowded(self.profile, self._node_of)
-            self.profile = refresh(self.profile, times.times, crowded)
+            self.profile = refresh(self.profile, times.times, crowded, factor=factor)
             if times.uncut:
                 self.profile = replace(self.profile, uncut=times.uncut)
 

@@ -136,7 +136,7 @@ class Work:
         assert plan is not None
         self._ask = ask
         self._held = {rank: plan.held.get(rank, frozenset()) for rank in whole.alive}
-        self._subject = plan, whole.alive, ask.may_respawn
+        self._subject = plan, whole.alive, ask.may_respawn, whole.slow
         if before is not None and before._subject == self._subject:
             self._losses: dict[bytes, Loss] = before._losses
             self._done: set[bytes] = before._done

@@ -144,6 +144,7 @@ class _Exchange:
             tuple(plan.n_samples(its.stop_micro_batch - 1) for its in plan.pipelines),
             tuple((number_of[route.micro_batch], route.stage, worker_of[route.worker]) for route in plan.routes),
             tuple(hosts.setdefault(costs.host(worker), len(hosts)) for worker in self._workers),
+            costs.factors(self._workers),
         )
 
     def _in_own_numbers(self, known: _Known) -> Ordered:

@@ -76,18 +76,19 @@ class _Tasks:
         self.way: list[int] = []
         rows: dict[int, int] = {}
         route_of = plan.route_of
-        known: dict[tuple[int, int], list[kernel.Part]] = {}
+        known: dict[tuple[int, int, float], list[kernel.Part]] = {}
         lost = {p: without_worker(plan.pipelines[p].stages) for p in members}
         for *_, k in sorted((j, lost[p], k) for p in members for j, k in enumerate(plan.pipelines[p].micro_batches)):
             p = plan.home[k]
             stages, n_samples = plan.pipelines[p].stages, plan.n_samples(k)
-            if (p, n_samples) not in known:
-                known[p, n_samples] = [self._part(stage, n_samples) for stage in stages]
-            self.part += known[p, n_samples]
             previous = None
             for s, stage in enumerate(stages):
                 worker = route_of.get((k, s), stage.worker)
                 assert worker is not None
+                factor = costs.factor(worker)
+                if (p, n_samples, factor) not in known:
+                    known[p, n_samples, factor] = [self._part(its, n_samples, factor) for its in stages]
+                self.part.append(known[p, n_samples, factor][s])
                 self.row.append(rows.setdefault(worker, len(rows)))
                 self.name.append((s, k))
                 self.way.append(0 if previous is None else self._way(previous, worker, stage.first, n_samples))
@@ -103,8 +104,9 @@ class _Tasks:
             ops[self.row[op >> 2]].append(Compute(kernel.KINDS[op & 3], *self.name[op >> 2]))
         return (ComputeOrder(worker, tuple(its)) for worker, its in zip(self.workers, ops, strict=True))
 
-    def _part(self, stage: Stage, n_samples: int) -> kernel.Part:
-        f, b, i, w = (round(self._costs.compute_s(kind, stage.first, stage.stop, n_samples) * SECOND) for kind in kernel.KINDS)
+    def _part(self, stage: Stage, n_samples: int, factor: float) -> kernel.Part:
+        seconds = (self._costs.compute_s(kind, stage.first, stage.stop, n_samples) * factor for kind in kernel.KINDS)
+        f, b, i, w = (round(its * SECOND) for its in seconds)
         keeps, defers = (
             -((sums[stage.first] - sums[stage.stop]) * n_samples // self._costs.profile.micro_batch)
             for sums in (self._activations, self._outputs)

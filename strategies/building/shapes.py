@@ -68,7 +68,7 @@ class Shapes:
         self._needs: dict[int, list[int]] = {}
         self._known: dict[int, Shape | None] = {}
         self._alone: dict[tuple[Ranges, tuple[bool, ...], int], Alone] = {}
-        self._by_ranges: dict[tuple[Ranges, tuple[bool, ...]], Shape] = {}
+        self._by_ranges: dict[tuple[Ranges, tuple[bool, ...], tuple[float, ...]], Shape] = {}
 
     def of(self, n_stages: int) -> Shape | None:
         """The split in `n_stages` with the least bottleneck; None if none fits the memory."""
@@ -87,12 +87,14 @@ class Shapes:
         """So many pipelines of each shape; raises KeyError for a length without a split."""
         return {self.known(length): n for length, n in Counter(lengths).items()}
 
-    def shape(self, ranges: Ranges, cuts: tuple[bool, ...] = ()) -> Shape:
-        """What given ranges cost. `cuts`: for each two stages that follow each other, whether they are on different hosts."""
-        key = (ranges, cuts if True in cuts else ())
+    def shape(self, ranges: Ranges, cuts: tuple[bool, ...] = (), factors: tuple[float, ...] = ()) -> Shape:
+        """What given ranges cost. `cuts`: for each two stages that follow each other, whether they are on different hosts;
+        `factors`: of the workers (`Costs.factors`)."""
+        key = (ranges, cuts if True in cuts else (), factors)
         known = self._by_ranges.get(key)
         if known is None:
-            times = [self._stage_s(first, stop) for first, stop in ranges]
+            slower = factors or repeat(1.0)
+            times = [self._stage_s(first, stop) * factor for (first, stop), factor in zip(ranges, slower, strict=False)]
             behind = [stop - 1 for _, stop in ranges[:-1]]
             hops = [self._hops_s[cut][layer] for layer, cut in zip(behind, cuts or repeat(False), strict=False)]
             known = self._by_ranges[key] = Shape(ranges, sum(times) + sum(hops), bottleneck_s(times, hops))

@@ -2,7 +2,8 @@
 
 Two losses are where a permutation of the workers and one of the nodes map the plan, the state that is held and who is on which
 node onto themselves, and one loss onto the other. Here these permutations exchange whole pipelines that hold the same layers at
-each stage and have as many micro-batches and samples, and idle workers. A pipeline that exceptions concern stays where it is.
+each stage and have as many micro-batches and samples, and idle workers, all as fast as those in whose places they come. A
+pipeline that exceptions concern stays where it is.
 
     bunch      pipelines that are exchanged without any node: of one kind, stage by stage on the same nodes
     component  bunches that share hosts, and so can change places only together
@@ -78,12 +79,19 @@ class Place:
 class Alike:
     """The symmetries of one plan."""
 
-    def __init__(self, plan: Plan, members: Iterable[int], node_of: Mapping[int, int], cluster: Cluster) -> None:
-        """`members`: all ranks that live. `node_of`: as in a Situation."""
+    def __init__(
+        self,
+        plan: Plan,
+        members: Iterable[int],
+        node_of: Mapping[int, int],
+        cluster: Cluster,
+        slow: Mapping[int, float] | None = None,
+    ) -> None:
+        """`members`: all ranks that live. `node_of`, `slow`: as in a Situation."""
         everyone = sorted({*plan.workers, *members})
         self._node = {worker: node_of.get(worker, worker // cluster.ranks_per_node) for worker in everyone}
         self._per_host = cluster.nodes_per_host
-        self._rows = _rows(plan, everyone)
+        self._rows = _rows(plan, everyone, slow or {})
         self._bunches: list[_Bunch] = []
         self._at: dict[int, tuple[int, int, int]] = {}
         """Worker -> bunch, row, stage."""
@@ -227,7 +235,7 @@ class Alike:
         return tuple(code), order
 
 
-def _rows(plan: Plan, everyone: Iterable[int]) -> list[tuple[int, Row]]:
+def _rows(plan: Plan, everyone: Iterable[int], slow: Mapping[int, float]) -> list[tuple[int, Row]]:
     """Pipelines and idle workers, each with its kind: equal for those that may be exchanged."""
     kinds: dict[object, int] = {}
     special = {plan.home[k] for k, _ in plan.route_of}
@@ -237,10 +245,12 @@ def _rows(plan: Plan, everyone: Iterable[int]) -> list[tuple[int, Row]]:
         kind: object = p
         if p not in special and pipeline.is_complete:
             ranges = pipeline.ranges
-            kind = ranges, len(pipeline.micro_batches), plan.samples_of(p)
+            factors = tuple(slow.get(worker, 1.0) for worker in pipeline.workers)
+            kind = ranges, len(pipeline.micro_batches), plan.samples_of(p), factors
         rows.append((kinds.setdefault(kind, len(kinds)), tuple(stage.worker for stage in pipeline.stages)))
-    idle = kinds.setdefault("idle", len(kinds))
-    rows += [(idle, (worker,)) for worker in everyone if worker not in plan.place]
+    for worker in everyone:
+        if worker not in plan.place:
+            rows.append((kinds.setdefault(("idle", slow.get(worker, 1.0)), len(kinds)), (worker,)))
     return rows
 
 

@@ -49,7 +49,7 @@ class Loss(msgspec.Struct, frozen=True):
 def symmetries(whole: Situation) -> Alike:
     """Of the plan in force, as a search takes it (strategies/building/whole.py). `whole`: with all ranks alive."""
     assert whole.plan is not None
-    return Alike(exact(whole.plan, whole.profile), whole.alive, whole.node_of, whole.profile.cluster)
+    return Alike(exact(whole.plan, whole.profile), whole.alive, whole.node_of, whole.profile.cluster, whole.slow)
 
 
 def key_of(alike: Alike, lost: Collection[int], may_return: bool) -> bytes:

@@ -11,7 +11,7 @@ from strategies import Moment
 ABOUT = """\
 # Strategies
 
-What can be done at the start of a job, when ranks are lost, and when ranks come: each strategy proposes Plans, the
+What can be done at the start of a job, when ranks are lost or slow, and when ranks come: each strategy proposes Plans, the
 [performance model](performance-model.md) prices them all, and the best one is taken, what it leaves for the next loss included.
 `--strategy NAME` asks one strategy after a loss, and the others only where that one has no Plan. What each would do, and at
 what price, is the answer of `odyssey plan --fail 1`.
@@ -31,8 +31,8 @@ is one file in `strategies/`, and nothing else has to know of it: the search, `-
 `odyssey plan`, the benchmarks and the tests that go through all strategies find it there. Its docstring is its story on this
 page, and it has
 
-    NAME = "rebalance"  # as the file is called: strategies/rebalance.py
-    SUMMARY = "The survivors exchange layers until none is slower than the others."  # one sentence, for `--help` and this page
+    NAME = "fewest_moves"  # as the file is called: strategies/fewest_moves.py
+    SUMMARY = "The survivors regroup so that as little state moves as can be."  # one sentence, for `--help` and this page
 
     def propose(situation: Situation) -> list[Proposal]:
         \"\"\"Plans, or the reason why there is none.\"\"\"
@@ -44,8 +44,9 @@ come, and all that have work are there); or several of the three. Only those wit
 refuses a [Plan](plan.md) that contradicts itself or what the survivors hold. The engine runs any other.
 
 A bug in it costs its row of the table, and not the job: where it raises, or returns what is no Proposal, the row says so with
-file and line (`rebalance.py:88: ZeroDivisionError: division by zero`), people are told once, and the others decide. Where a bug
-leaves no Plan at all, those pipelines that are whole do all the work. Only a file that is no strategy ends a job, at its start.
+file and line (`fewest_moves.py:88: ZeroDivisionError: division by zero`), people are told once, and the others decide. Where a
+bug leaves no Plan at all, those pipelines that are whole do all the work. Only a file that is no strategy ends a job, at its
+start.
 
 That a job goes on as it was, where no worker of its Plan is lost, is no strategy (`strategies/search/unchanged.py`): it is what
 all that is proposed then is measured against. Nor are smaller micro-batches and backwards in halves (`uneven.py`, `split.py`

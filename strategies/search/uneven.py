@@ -83,7 +83,7 @@ def _cut(pipelines: Sequence[Pipeline], samples: Sequence[int], micro_batch: int
 
 def _shape(shapes: Shapes, costs: Costs, pipeline: Pipeline) -> Shape:
     hosts = costs.hosts(pipeline.workers)
-    return shapes.shape(pipeline.ranges, tuple(a != b for a, b in pairwise(hosts)))
+    return shapes.shape(pipeline.ranges, tuple(a != b for a, b in pairwise(hosts)), costs.factors(pipeline.workers))
 
 
 def _by_sample(shape: Shape, micro_batch: int) -> Shape:

@@ -64,6 +64,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     `leaving`: workers that still live and hold state, but are to have no work any more: sources of moves, and no part of
     `alive`. `arriving`: workers whose processes start beside the training and can be taken in after `arrive_s` seconds; they
     are no part of `alive` yet. `is_running`: nobody has been paused, and the plan in force goes on where it is kept.
+    `slow`: worker -> how many times as long it computes as the profile says, of those that do.
     """
 
     generation: int
@@ -85,6 +86,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     arrive_s: float = 0.0
     leaving: tuple[int, ...] = ()
     is_running: bool = False
+    slow: Mapping[int, float] = {}
 
     @cached_property
     def unused(self) -> tuple[int, ...]:
@@ -113,8 +115,8 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def costs(self) -> Costs:
-        """Of its profile, on workers where they are."""
-        return Costs(self.profile, self.node_of)
+        """Of its profile, on workers where they are and as fast as they are."""
+        return Costs(self.profile, self.node_of, self.slow)
 
     @cached_property
     def near(self) -> Near:

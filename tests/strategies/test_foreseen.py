@@ -42,7 +42,8 @@ def whole_of(of: Profile, plan: Plan, node_of: Mapping[int, int]) -> Situation:
 def after(whole: Situation, lost: tuple[int, ...], respawnable: tuple[int, ...] = ()) -> Situation:
     plan = whole.plan
     assert plan is not None
-    return replace(situation(whole.profile, plan, without(plan, *lost), respawnable=respawnable), node_of=whole.node_of)
+    lost_them = situation(whole.profile, plan, without(plan, *lost), respawnable=respawnable)
+    return replace(lost_them, node_of=whole.node_of, slow=whole.slow)
 
 
 @st.composite
@@ -73,11 +74,12 @@ def wholes(draw: st.DrawFn, *, is_regular: bool = False) -> Situation:
             assume(False)
         found = [candidate.plan for candidate in table if candidate.plan is not None]
         whole = whole_of(of, draw(st.sampled_from(found)), node_of)
-    return whole
+    slow = draw(st.dictionaries(st.integers(0, n_workers - 1), st.sampled_from([1.5, 2.0]), max_size=2))
+    return replace(whole, slow=slow)
 
 
 def symmetries_by_trial(whole: Situation) -> Iterator[dict[int, int]]:
-    """Every permutation of pipelines and idle workers that leaves all as it is, by trying them all."""
+    """Every permutation of pipelines and idle workers that leaves all as it is and as fast, by trying them all."""
     plan = whole.plan
     assert plan is not None
     pipelines = list(plan.pipelines)
@@ -97,8 +99,8 @@ def symmetries_by_trial(whole: Situation) -> Iterator[dict[int, int]]:
         for p, q in enumerate(order):
             names |= {a.worker: b.worker for a, b in zip(pipelines[p].stages, pipelines[q].stages, strict=True)}
         names.pop(None, None)  # type: ignore[call-overload]
-        node_of = whole.node_of
-        if all(
+        node_of, slow = whole.node_of, whole.slow
+        if all(slow.get(a, 1.0) == slow.get(b, 1.0) for a, b in names.items()) and all(
             (node_of[a] // size == node_of[b] // size) == (node_of[names[a]] // size == node_of[names[b]] // size)
             for a, b in combinations(names, 2)
             for size in (1, per_host)
@@ -254,7 +256,7 @@ def test_a_renamed_table_is_one_for_the_other_loss(whole: Situation, draw: objec
             continue
         prove(plan, here.held)
         assert set(plan.workers) | set(plan.idle) == set(here.alive) | set(plan.spawned)
-        priced = price(plan, whole.profile, seconds_to_change=3600.0, node_of=whole.node_of)
+        priced = price(plan, whole.profile, seconds_to_change=3600.0, node_of=whole.node_of, slow=whole.slow)
         assert priced.step_s == pytest.approx(estimate.step_s)
         assert priced.peak_bytes == estimate.peak_bytes
         assert priced.transition.moves_s == pytest.approx(estimate.transition.moves_s)
@@ -315,3 +317,14 @@ def test_reasons_tell_of_the_ranks_that_are_lost_now() -> None:
         its = {candidate.strategy: candidate.reason for candidate in answer_for(search(after(whole, found)), names, 1, 0)}
         assert its["respawn"] == {c.strategy: c.reason for c in search(after(whole, lost))}["respawn"]
         assert str(lost[0]) in its["respawn"]
+
+
+def test_the_loss_of_a_slow_worker_is_like_no_other_and_neither_is_that_of_its_pipeline() -> None:
+    """Of four pipelines of two stages on one node: the slow worker, its neighbour, and six more of two kinds."""
+    of = job(12)
+    plan = first_plan(of, "4x2", 8)
+    whole = replace(whole_of(of, plan, dict.fromkeys(range(8), 0)), slow={2: 1.5})
+    of_ranks = {loss.lost: loss.n_alike for loss in losses(symmetries(whole), False).values() if loss.kind is Kind.RANK}
+    slow, neighbour = (2,), next((w,) for p in plan.pipelines if 2 in p.workers for w in p.workers if w != 2)
+    assert sorted(of_ranks.values()) == [1, 1, 3, 3]
+    assert of_ranks[slow] == of_ranks[neighbour] == 1
