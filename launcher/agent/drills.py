@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import re
 import signal
-from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from launcher.cluster.leading.cluster import Cluster
 from launcher.host.loop import Loop
+from launcher.joblog.events import NoticeGiven
+from launcher.joblog.news import News
 from odyssey.errors import UsageError
 
 HELP = "for example: --drill 'step=20 kill=2', 'after=30s lose=node1', 'step=9 hang=3'"
@@ -19,7 +20,7 @@ _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0, "m": 60.0, "h": 3600.0}
 
 
 class Drill(msgspec.Struct, frozen=True):
-    """When: within `step`, or `after_s` seconds from the start. What: `kill`, `lose` (the slot too) or `hang` of `ranks`."""
+    """When: within `step`, or `after_s` seconds from the start. What: `kill`, `lose` (the slot, too), `hang` or `leave`."""
 
     text: str
     step: int | None
@@ -44,13 +45,13 @@ def parse(text: str, *, n_nodes: int, n_ranks_per_node: int) -> tuple[Drill, ...
             if match is None:
                 raise UsageError(f"--drill {text!r}: after: expected a duration, got {value!r}", HELP)
             step, after_s = None, float(match[1]) * _UNITS[match[2]]
-        elif key in ("kill", "lose", "hang"):
+        elif key in ("kill", "lose", "hang", "leave"):
             if step is None and after_s is None:
                 raise UsageError(f"--drill {text!r}: {part}: says not when", HELP)
             ranks = _ranks(text, part, value, n_nodes, n_ranks_per_node)
             drills.append(Drill(text, step, after_s, key, ranks))
         else:
-            raise UsageError(f"--drill {text!r}: {part!r} is none of step=, after=, kill=, lose=, hang=", HELP)
+            raise UsageError(f"--drill {text!r}: {part!r} is none of step=, after=, kill=, lose=, hang=, leave=", HELP)
     if not drills:
         raise UsageError(f"--drill {text!r}: says not what to do", HELP)
     return tuple(drills)
@@ -96,13 +97,13 @@ class DrillSchedule:
 
 
 class Faults:
-    """Fires the drills of a job at its ranks. `say`: for people."""
+    """Fires the drills of a job at its ranks."""
 
-    def __init__(self, drills: tuple[Drill, ...], loop: Loop, cluster: Cluster, say: Callable[[str], None]) -> None:
+    def __init__(self, drills: tuple[Drill, ...], loop: Loop, cluster: Cluster, news: News) -> None:
         self._schedule = DrillSchedule(drills, random.Random())
         self._loop = loop
         self._cluster = cluster
-        self._say = say
+        self._news = news
         self._has_ended = False
 
     def at_start(self) -> None:
@@ -124,7 +125,13 @@ class Faults:
         """From here on the ranks are as good as gone."""
         self._has_ended = True
 
+    def _say(self, text: str) -> None:
+        self._news.say(text)
+
     def _fire(self, fault: Drill) -> None:
+        if fault.action == "leave":
+            self._news.event(NoticeGiven(fault.ranks, f"drill {fault.text!r}"))
+            return
         number = signal.SIGSTOP if fault.action == "hang" else signal.SIGKILL
         for rank in fault.ranks:
             if self._has_ended or not self._cluster.is_there(rank):

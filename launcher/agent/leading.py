@@ -107,7 +107,7 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     node_of: dict[int, int] = {}
     planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=news.event)
     orders = Orders(cluster, coordination)
-    faults = Faults(drills, loop, cluster, news.say)
+    faults = Faults(drills, loop, cluster, news)
     hangs = _watch_over_jobs(local, cluster, orders, coordination)
     stalls = _watch_over_scripts(local, cluster, coordination)
     processes.waits.watch(planner.awaited)

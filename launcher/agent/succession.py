@@ -19,6 +19,7 @@ from launcher.cluster.led.member import Member
 from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
 from launcher.coordinator.actions import Record
+from launcher.coordinator.state import IN_FORCE, JobState
 from launcher.failures.history import RETOLD
 from launcher.joblog.events import (
     AgentInfo,
@@ -141,6 +142,11 @@ class Succession:
         if is_gone:
             self.agreement.leader_is_gone(self.leader)
         return True
+
+    @property
+    def can_do_without(self) -> bool:
+        state = self.coordination.state
+        return isinstance(state, JobState) and state.status in IN_FORCE
 
     def close(self) -> None:
         """The job is over."""

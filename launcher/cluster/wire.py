@@ -177,7 +177,13 @@ class Leaving(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromMember = FromRank | Happened | Stopped | Notice | Samples | StacksRead | Leaving
+class WantsToLeave(msgspec.Struct, frozen=True, tag=True):
+    """The member was asked to end, by a signal; it does when what its ranks hold has been moved away, and they have ended."""
+
+    reason: str
+
+
+FromMember = FromRank | Happened | Stopped | Notice | Samples | StacksRead | WantsToLeave | Leaving
 
 # -- leader to member --------------------------------------------------------------------------------------------------
 

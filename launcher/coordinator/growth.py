@@ -93,14 +93,15 @@ def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
         return ()
     note = Record(Note(f"{ranks_text(wanted)} {'are' if len(wanted) > 1 else 'is'} to leave: {body.reason}"))
     at_once = wanted & ranks.among(RankState.STARTING, RankState.JOINED)
-    job.leaving |= wanted & job.members
+    job.leaving |= dict.fromkeys(sorted(wanted & job.members), body.is_certain)
     return note, *_let_go(job, at_once), *consider(job)
 
 
 def let_go(job: JobState) -> Actions:
     """The plan that runs does without those that were to leave. One that it still counts on stays, until it is asked about."""
-    gone = {rank for rank in job.leaving & job.members if rank not in job.plan_ranks}
-    job.leaving -= gone
+    gone = (job.leaving.keys() & job.members) - job.plan_ranks if job.leaving else set()
+    for rank in gone:
+        del job.leaving[rank]
     return _let_go(job, gone)
 
 
@@ -132,7 +133,9 @@ def ask(job: JobState) -> Actions:
     """For plans with everybody who is there, while the others train."""
     assert job.plan is not None
     members, newcomers = job.members, job.ranks.of(RankState.JOINED)
-    leaving = members & job.leaving
+    leaving = members & job.leaving.keys()
+    if leaving and not members - leaving and not newcomers:
+        return _cannot_leave(job, leaving, "nobody would be left")
     held = {rank: job.plan.held.get(rank, frozenset()) for rank in sorted(members)}
     propose = Propose(
         generation=job.world.generation,
@@ -154,18 +157,24 @@ def answered(job: JobState, body: Proposed) -> Actions:
     """The best plan with all that are there. Where it leaves newcomers without work they stand by."""
     newcomers = job.ranks.of(RankState.JOINED)
     best = body.candidates[0] if body.candidates else None
-    if leaving := job.leaving & job.members:
+    if leaving := job.leaving.keys() & job.members:
         if best is not None and best.plan is not None and leaving.isdisjoint(best.plan.workers):
             return _drain(job, best.plan, best.reason)
-        job.leaving.clear()
-        why = body.why_not if best is None else best.reason
-        return Record(Note(f"{ranks_text(leaving)} cannot be done without: {why}")), *consider(job)
+        return _cannot_leave(job, leaving, body.why_not if best is None else best.reason)
     if not newcomers:
         return ()
     if best is None or best.plan is None or newcomers.isdisjoint(best.plan.workers):
         why = body.why_not if best is None else best.reason
         return (Record(Note(f"{ranks_text(newcomers)} {'stand' if len(newcomers) > 1 else 'stands'} by: {why}")),)
     return _drain(job, best.plan, best.reason)
+
+
+def _cannot_leave(job: JobState, ranks: Set[int], why: str) -> Actions:
+    """They stay; those that will be lost in any case end now, and that is a loss."""
+    certain = tuple(rank for rank in sorted(ranks) if job.leaving[rank])
+    job.leaving.clear()
+    note = Record(Note(f"there is no plan without {ranks_text(ranks)}: {why}"))
+    return note, *((EndRanks(certain),) if certain else ()), *consider(job)
 
 
 def _drain(job: JobState, plan: Plan, reason: str) -> Actions:
@@ -180,7 +189,7 @@ def _drain(job: JobState, plan: Plan, reason: str) -> Actions:
     job.status, job.recovery.wanted, job.recovery.drained_at = Status.DRAINING, (plan, reason), None
     drain, pause = Drain(world.generation), Pause(world.generation)
     orders = (SendOrder(rank, drain if rank in training else pause) for rank in sorted(job.members))
-    leaving = sorted(job.leaving & job.members)
+    leaving = sorted(job.leaving.keys() & job.members)
     parts = [f"{ranks_text(joined)} {'have' if len(joined) > 1 else 'has'} joined"] if joined else []
     parts += [f"{ranks_text(leaving)} {'leave' if len(leaving) > 1 else 'leaves'}"] if leaving else []
     return *orders, Record(Draining(tuple(joined), " and ".join(parts), tuple(leaving))), SetDeadline(None)

@@ -139,7 +139,7 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     _note_end(job, body)
     has_failed = body.cause.kind is CauseKind.EXIT or job.ranks.state(rank) is RankState.FAILING
     is_newcomer, is_leaving = _is_newcomer(job, rank), job.ranks.state(rank) is RankState.LEAVING
-    job.leaving.discard(rank)
+    job.leaving.pop(rank, None)
     if is_leaving:
         return _has_left(job, rank)
     job.ranks.end(rank)
@@ -319,7 +319,7 @@ def _exited(job: JobState, body: RankExited) -> Actions:
     if rank not in world.alive:
         return ()
     ranks = job.ranks
-    job.leaving.discard(rank)
+    job.leaving.pop(rank, None)
     if ranks.state(rank) is RankState.LEAVING:
         return _has_left(job, rank)
     nobody_has_joined = len(ranks.of(RankState.STARTING)) == len(world.alive)

@@ -43,6 +43,10 @@ class Status(enum.StrEnum):
     ENDED = "ended"
 
 
+IN_FORCE = (Status.PAUSING, Status.PLANNING, Status.MOVING, Status.RUNNING, Status.DRAINING)
+"""Of a Job that trains, or recovers."""
+
+
 @dataclass(slots=True)
 class Losses:
     """Of ranks and agents, by something else than the script: `n_events`, as those within a window of one another are one, the
@@ -167,9 +171,9 @@ class JobState:
     """A script's Job. `number`: which one of those that it builds one after the other, counted from 1.
 
     `plan`: of the last generation that ran; `next_plan`: of the one that is to. `results`: the units before the first committed
-    step, and those since the last one, itself included. `leaving`: living ranks that are asked to leave. `stranded`: ranks that
-    are owed a Finish when it is sure that others have ended their scripts well. `last_words`: why a failure is not got over, and
-    what to do.
+    step, and those since the last one, itself included. `leaving`: living ranks that are asked to leave, and whether they
+    will be lost in any case. `stranded`: ranks that are owed a Finish when it is sure that others have ended their scripts
+    well. `last_words`: why a failure is not got over, and what to do.
     """
 
     world: World
@@ -179,7 +183,7 @@ class JobState:
     plan: Plan | None = None
     next_plan: Plan | None = None
     results: tuple[Result, ...] = ()
-    leaving: set[int] = field(default_factory=set)
+    leaving: dict[int, bool] = field(default_factory=dict)
     stranded: set[int] = field(default_factory=set)
     last_words: tuple[str, str] = ("", "")
     recovery: Recovery = field(default_factory=Recovery)

@@ -120,6 +120,8 @@ def propose(job: JobState) -> Actions:
     """Ask for plans, if what the survivors report allows to go on at all."""
     recovery = job.recovery
     members = tuple(sorted(job.members))
+    if job.leaving.keys() >= set(members):
+        job.leaving.clear()  # nobody would be left
     job.status = Status.PLANNING
     if job.plan is None:
         recovery.chosen_at = job.world.now
@@ -181,7 +183,7 @@ def check(job: JobState, plan: Plan) -> None:
         prove(plan, {rank: frozenset(paused[rank].held) for rank in members if rank in paused})
     if unknown := set(plan.workers) - members - set(plan.spawned):
         raise PlanError(f"worker {min(unknown)} is lost")
-    if leaving := set(plan.workers) & job.leaving:
+    if leaving := set(plan.workers) & job.leaving.keys():
         raise PlanError(f"worker {min(leaving)} is to leave")
     if foreign := set(plan.spawned) - (job.lost - job.world.slots_lost):
         raise PlanError(f"worker {min(foreign)} cannot be spawned")

@@ -138,10 +138,12 @@ class AgentJoined(msgspec.Struct, frozen=True, tag="agent_joined"):
 
 
 class NoticeGiven(msgspec.Struct, frozen=True, tag="notice"):
-    """These ranks will be lost, or are to leave, and nobody has lost them yet. `reason`: who says so, for people."""
+    """These ranks are to leave, and nobody has lost them yet. `reason`: who says so, for people. `is_certain`: they will be
+    lost, whether there is a plan without them or not."""
 
     ranks: tuple[int, ...]
     reason: str
+    is_certain: bool = False
 
 
 class AgentLost(msgspec.Struct, frozen=True, tag="agent_lost"):

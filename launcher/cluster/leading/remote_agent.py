@@ -38,13 +38,14 @@ from launcher.cluster.wire import (
     Stopped,
     TakeSamples,
     ToRank,
+    WantsToLeave,
     Welcome,
 )
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Stack, cleaned
 from launcher.health.stalls import Sample
 from launcher.host.proc import Vitals
-from launcher.joblog.events import AgentInfo, Cause, RankExited, RankLost, RankStarted
+from launcher.joblog.events import AgentInfo, Cause, NoticeGiven, RankExited, RankLost, RankStarted
 from launcher.joblog.news import News
 from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
@@ -159,6 +160,9 @@ class RemoteAgent:
                 self._answered(number, Samples, samples)
             case StacksRead(number=number, stacks=stacks):
                 self._answered(number, StacksRead, {rank: cleaned(stack) for rank, stack in stacks.items()})
+            case WantsToLeave(reason=reason):
+                what = f"agent {self.info.number} ({self.info.host}) was {for_people(reason, MAX_TOLD)}"
+                self._news.event(NoticeGiven(tuple(sorted(self._ranks)), what, is_certain=True))
             case Leaving(reason=reason):
                 self.end(for_people(reason, MAX_TOLD))
 

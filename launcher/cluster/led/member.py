@@ -53,6 +53,7 @@ from launcher.cluster.wire import (
     TakeSamples,
     ToRank,
     WaitForPlace,
+    WantsToLeave,
     Welcome,
 )
 from launcher.joblog.events import Body, Event, Note, RankExited, RankLost, RankStarted
@@ -99,6 +100,8 @@ class Member:
         self._held: Hold | None = None
         """While the ranks stand still."""
         self._is_job_over = False
+        self._leaves_by: signal.Signals | None = None
+        """The signal that this agent leaves by, as soon as its ranks have."""
 
     # -- an agent's role -----------------------------------------------------------------------------------------------
 
@@ -125,11 +128,26 @@ class Member:
                 self._tell(Stopped(self.reported.number(rank), is_stopped))
 
     def asked_to_end(self, number: signal.Signals) -> None:
-        """This agent alone: the job may go on without it."""
+        """This agent alone: the job may go on without it. What its ranks hold is moved away first; a second signal does not
+        wait for that."""
+        reason, _ = ending(number)
+        if self._leaves_by is None and self._has_ranks and self._successors.can_do_without:
+            self._leaves_by = number
+            self.say(f"{reason}; what the ranks here hold is moved away, then this agent leaves the job")
+            self._tell(WantsToLeave(reason))
+        else:
+            self._leave(number)
+
+    def _leave(self, number: signal.Signals) -> None:
         reason, code = ending(number)
         self.say(f"{reason}; this agent leaves the job")
         self._tell(Leaving(reason))
         self._end(code, number)
+
+    @property
+    def _has_ranks(self) -> bool:
+        """That have not ended."""
+        return any(self._processes.is_there(rank) for rank in self.reported.ranks)
 
     def hand_over(self) -> None:
         """It leads nobody."""
@@ -162,6 +180,8 @@ class Member:
         elif body.rank in self.reported.ranks:  # else it was of a job that goes on without us
             self.reported.happened(body)
             self._tell(Happened(self.reported.number(body.rank), body))
+            if self._leaves_by is not None and not self._has_ranks and self._local.code is None:
+                self._leave(self._leaves_by)
 
     def heard(self, sender: Sender, report: Report) -> None:
         """A rank says something."""

@@ -43,4 +43,8 @@ class Successors(Protocol):
     def can_follow(self, is_gone: bool) -> bool:
         """Whether another agent may lead now; `is_gone`: the process of the one that led has ended."""
 
+    @property
+    def can_do_without(self) -> bool:
+        """The job may move what the ranks here hold to others, if it is asked to."""
+
     def close(self) -> None: ...

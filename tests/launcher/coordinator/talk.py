@@ -1,12 +1,13 @@
 """Conversations with the coordinator in few words: each line is an event, what it answers is printed below.
 
-start 4             job of 4 ranks (ours: imports odyssey; restarts=1 never=3 limit=2/60 backoff=5 same=yes)
+start 4             job of 4 ranks (ours: imports odyssey; agents: one each; restarts=1 never=3 limit=2/60 backoff=5 same=yes)
 join 0 1 2 (job=2)  these ranks have built their Job     progress 0      the first step of a script without a Job
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
                                                          noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
-tick, broken 1, stop, leads 7                     pass 60         seconds
+tick, broken 1, stop, leads 7, leave 2 (certain)         pass 60         seconds
+agent 4 (ranks=2)   joins
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from launcher.coordinator.state import JobState, PlainState, State
 from launcher.joblog import reader
 from launcher.joblog.events import (
     AgentInfo,
+    AgentJoined,
     Body,
     Cause,
     CauseKind,
@@ -45,6 +47,7 @@ from launcher.joblog.events import (
     JobStarted,
     LeaderChanged,
     Note,
+    NoticeGiven,
     Pausing,
     PlanChosen,
     Profiled,
@@ -188,6 +191,7 @@ class Talk:
                     restart_backoff_s=float(options.get("backoff", "1")),
                     retries_same_failure="same" in options,
                     may_build_job="ours" in plain,
+                    agents=tuple(AgentInfo(i, f"host{i}", i, 1) for i in range(ranks[0])) if "agents" in plain else (),
                 )
             case "join":
                 for rank in ranks:
@@ -236,6 +240,10 @@ class Talk:
                 yield Tick()
             case "leads":
                 yield LeaderChanged(AgentInfo(int(ranks[0]), "far", 1, 1))
+            case "leave":
+                yield NoticeGiven(tuple(ranks), "it was asked to", "certain" in plain)
+            case "agent":
+                yield AgentJoined(AgentInfo(ranks[0], f"host{ranks[0]}", ranks[0], int(options.get("ranks", "1"))))
             case "broken":
                 t, _, k = plain[1].partition(".") if len(plain) > 1 else ("0", "", "")
                 yield ConnectionLost(ranks[0], (int(t), int(k or 0)), "Connection closed by peer")
@@ -325,14 +333,15 @@ def _text(action: Action) -> str:
         case Propose() as ask:
             kind = "first plan" if ask.plan is None else f"plan from step {ask.step}"
             who = f"alive {ask.alive} lost {ask.lost} respawnable {ask.respawnable}"
+            who += f" leaving {ask.leaving}" if ask.leaving else ""
             who += f" arriving {ask.arriving}" if ask.arriving != ask.respawnable else ""
             return f"propose({ask.generation}): {kind}, {who}" + (", while it trains" if ask.is_running else "")
         case SetDeadline(seconds=seconds):
             return f"deadline {seconds:g} s" if seconds is not None else "no deadline"
         case End(code=code):
             return f"end {code}"
-        case Record(body=Draining(joined=joined, reason=reason)):
-            return f"decide: draining for {joined}: {reason}"
+        case Record(body=Draining(reason=reason)):
+            return f"decide: draining: {reason}"
         case Record(body=Pausing(lost=lost, reason=reason)):
             return f"decide: pausing, lost {lost}: {reason}"
         case Record(body=PlanChosen(plan=plan, reason=reason)):

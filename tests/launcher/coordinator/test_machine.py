@@ -27,6 +27,7 @@ from launcher.joblog.events import (
     CauseKind,
     LeaderChanged,
     Note,
+    NoticeGiven,
     PlanChosen,
     Profiled,
     Proposed,
@@ -217,7 +218,10 @@ class Job(RuleBasedStateMachine):
     # -- what happens --------------------------------------------------------------------------------------------------
 
     @initialize(
-        n_ranks=st.integers(2, 5), restarts=st.sampled_from([0, 1, 4, 9]), data=st.data(), early=st.sampled_from([False] * 4 + [True])
+        n_ranks=st.integers(2, 5),
+        restarts=st.sampled_from([0, 1, 4, 9]),
+        data=st.data(),
+        early=st.sampled_from([False] * 4 + [True]),
     )
     def start(self, n_ranks: int, restarts: int, data: st.DataObject, early: bool) -> None:
         """Most lives begin with a job that runs: with `early`, faults may come before."""
@@ -339,6 +343,12 @@ class Job(RuleBasedStateMachine):
             rank = data.draw(st.sampled_from(sorted(self.ranks)))
             if rank in self.talk.state.world.alive and self.talk.state.status is not Status.ENDED:
                 self.end(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), slot_lost=slot)
+
+    @rule(data=st.data(), is_certain=st.booleans())
+    def a_rank_is_asked_to_leave(self, data: st.DataObject, is_certain: bool) -> None:
+        if len(self.ranks) > 1 and joined(self.talk.state) and self.talk.state.status is not Status.ENDED:
+            rank = data.draw(st.sampled_from(sorted(self.ranks)))
+            self.feed(NoticeGiven((rank,), "it was asked to", is_certain))
 
     @rule(data=st.data(), raises=st.booleans(), error=st.sampled_from(["RuntimeError: CUDA", "OSError: disk"]))
     def the_script_fails_on_a_rank(self, data: st.DataObject, raises: bool, error: str) -> None:
