@@ -48,6 +48,13 @@ class Coordination:
     def generation(self) -> int:
         return self.state.world.generation
 
+    def runs(self, generation: int) -> bool:
+        """It is the one in force: while ranks drain they run the one before the next."""
+        state = self.state
+        if isinstance(state, JobState) and state.status is Status.DRAINING and state.plan is not None:
+            return generation in (state.plan.generation, state.world.generation)
+        return generation == state.world.generation
+
     # -- ranks ---------------------------------------------------------------------------------------------------------
 
     def home_of(self, rank: int) -> int:

@@ -86,10 +86,10 @@ class ReportRouter:
             case messages.Broken() as broken:
                 self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, broken))
             case messages.OpTimes(generation=generation) as times:
-                if generation == self._coordination.generation:
-                    self._planner.live_profile.refresh(times)
+                if self._coordination.runs(generation):
+                    self._planner.took(rank, times)
             case messages.StepTimes(generation=generation):
-                if generation == self._coordination.generation:
+                if self._coordination.runs(generation):
                     self._pass_on(rank, report)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
@@ -147,7 +147,7 @@ class ReportRouter:
         self._news.event(body, f"rank {rank}", getattr(report, "generation", None))
 
     def _still_broken(self, rank: int, broken: messages.Broken) -> None:
-        if broken.generation == self._coordination.generation:
+        if self._coordination.runs(broken.generation):
             self._news.event(ConnectionLost(rank, broken.position, broken.what), generation=broken.generation)
 
     def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:

@@ -51,8 +51,8 @@ class Propose(msgspec.Struct, frozen=True):
     """Search plans for this situation. Answered by Proposed. `plan` is None for the first plan of the job.
 
     `step`: the first that the plan is to run. `untrained`: no unit is final yet. `arriving`: ranks whose processes start beside
-    the training; `leaving`: ranks that hold state, and are to have no work any more. `is_running`: `plan` runs, and goes on
-    where nothing better is found.
+    the training; `leaving`: ranks that hold state, and are to have no work any more. `slow`: how many times as long
+    ranks compute that are slow. `is_running`: `plan` runs, and goes on where nothing better is found.
     """
 
     generation: int
@@ -65,6 +65,7 @@ class Propose(msgspec.Struct, frozen=True):
     untrained: bool = False
     arriving: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
+    slow: dict[int, float] = {}
     is_running: bool = False
 
 

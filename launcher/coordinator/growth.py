@@ -12,7 +12,8 @@ while they drain is a loss as any other. A rank that fails before it takes part 
 
 from __future__ import annotations
 
-from collections.abc import Set
+import math
+from collections.abc import Sequence, Set
 from functools import partial
 
 from msgspec.structs import replace
@@ -25,11 +26,27 @@ from launcher.coordinator.rank_assignment import seats_with
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp
 from launcher.coordinator.state import JobState, Status
-from launcher.joblog.events import AgentInfo, CauseKind, Draining, Note, NoticeGiven, Proposed, RankLost, RankPaused, Tick
+from launcher.joblog.events import (
+    AgentInfo,
+    CauseKind,
+    Draining,
+    Note,
+    NoticeGiven,
+    Proposed,
+    RankLost,
+    RankPaused,
+    RankSlowed,
+    Tick,
+)
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import Drain, Pause
 from odyssey.plan import Plan
+from perfmodel.escalation import due_after_s
+from strategies.situation import Candidate
 from strategies.situation.faults import attempt
+
+UNCHANGED = "unchanged"
+"""The row of a table that stands for the plan in force."""
 
 # -- processes start beside the training -------------------------------------------------------------------------------
 
@@ -110,6 +127,34 @@ def _let_go(job: JobState, ranks: Set[int]) -> Actions:
     return (EndRanks(tuple(sorted(ranks))),) if ranks else ()
 
 
+# -- ranks are slow ----------------------------------------------------------------------------------------------------
+
+
+def slowed(job: JobState, body: RankSlowed) -> Actions:
+    """It is weighed what that costs, and what something else would."""
+    rank = body.rank
+    if not job.ranks.is_member(rank) or (body.factor == 1 and rank not in job.slow):
+        return ()
+    if body.factor == 1:
+        del job.slow[rank]
+        note = f"rank {rank} computes as fast as it should again"
+    else:
+        job.slow[rank] = body
+        note = f"rank {rank} computes {body.factor:.2g} times as long as it should"
+    return Record(Note(note)), *(ask(job) if job.status is Status.RUNNING else ())
+
+
+def _due_in_s(job: JobState, candidates: Sequence[Candidate]) -> float:
+    """Seconds until as much is lost by slow ranks as the transition to the best plan takes, see perfmodel/escalation.py."""
+    best = candidates[0]
+    now = next((row for row in candidates if row.strategy == UNCHANGED), None)
+    if not job.slow or best.estimate is None or now is None or now.estimate is None:
+        return 0.0
+    step_s, transition_s = best.estimate.step_s, best.estimate.transition.total_s
+    slow_s = job.world.now - min(told.since for told in job.slow.values())
+    return due_after_s(now.estimate.step_s, step_s, transition_s) - slow_s
+
+
 # -- they are there ----------------------------------------------------------------------------------------------------
 
 
@@ -125,8 +170,8 @@ def consider(job: JobState) -> Actions:
 
 
 def waited(job: JobState, body: Tick) -> Actions:
-    """For others that start; they come later, if at all."""
-    return ask(job) if job.ranks.of(RankState.JOINED) else ()
+    """For others that start, which come later, if at all; or until as much is lost by a slow rank as a remedy takes."""
+    return ask(job)
 
 
 def ask(job: JobState) -> Actions:
@@ -148,6 +193,7 @@ def ask(job: JobState) -> Actions:
         untrained=not job.results,
         arriving=tuple(sorted(job.ranks.of(RankState.STARTING))),
         leaving=tuple(sorted(leaving)),
+        slow=job.factors,
         is_running=True,
     )
     return SetDeadline(None), propose
@@ -161,12 +207,18 @@ def answered(job: JobState, body: Proposed) -> Actions:
         if best is not None and best.plan is not None and leaving.isdisjoint(best.plan.workers):
             return _drain(job, best.plan, best.reason)
         return _cannot_leave(job, leaving, body.why_not if best is None else best.reason)
+    is_for_others = best is not None and best.plan is not None and bool(newcomers) and newcomers.isdisjoint(best.plan.workers)
+    if best is None or best.plan is None or best.strategy == UNCHANGED or (is_for_others and not job.slow):
+        return _stand_by(job, newcomers, body.why_not if best is None else best.reason)
+    if not newcomers and (due_s := _due_in_s(job, body.candidates)) > 0:
+        return (SetDeadline(due_s),) if due_s < math.inf else ()
+    return _drain(job, best.plan, best.reason)
+
+
+def _stand_by(job: JobState, newcomers: Set[int], why: str) -> Actions:
     if not newcomers:
         return ()
-    if best is None or best.plan is None or newcomers.isdisjoint(best.plan.workers):
-        why = body.why_not if best is None else best.reason
-        return (Record(Note(f"{ranks_text(newcomers)} {'stand' if len(newcomers) > 1 else 'stands'} by: {why}")),)
-    return _drain(job, best.plan, best.reason)
+    return (Record(Note(f"{ranks_text(newcomers)} {'stand' if len(newcomers) > 1 else 'stands'} by: {why}")),)
 
 
 def _cannot_leave(job: JobState, ranks: Set[int], why: str) -> Actions:
@@ -191,8 +243,10 @@ def _drain(job: JobState, plan: Plan, reason: str) -> Actions:
     orders = (SendOrder(rank, drain if rank in training else pause) for rank in sorted(job.members))
     leaving = sorted(job.leaving.keys() & job.members)
     parts = [f"{ranks_text(joined)} {'have' if len(joined) > 1 else 'has'} joined"] if joined else []
+    parts += [f"rank {rank} is slow" for rank in sorted(job.factors)] if not joined and not leaving else []
     parts += [f"{ranks_text(leaving)} {'leave' if len(leaving) > 1 else 'leaves'}"] if leaving else []
-    return *orders, Record(Draining(tuple(joined), " and ".join(parts), tuple(leaving))), SetDeadline(None)
+    what = " and ".join(parts) or "no rank is slow any more"
+    return *orders, Record(Draining(tuple(joined), what, tuple(leaving))), SetDeadline(None)
 
 
 def rank_drained(job: JobState, body: RankPaused) -> Actions:

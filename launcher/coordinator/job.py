@@ -39,6 +39,7 @@ from launcher.joblog.events import (
     RankLost,
     RankPaused,
     RankReady,
+    RankSlowed,
     Tick,
     UnitCommitted,
 )
@@ -140,6 +141,7 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     has_failed = body.cause.kind is CauseKind.EXIT or job.ranks.state(rank) is RankState.FAILING
     is_newcomer, is_leaving = _is_newcomer(job, rank), job.ranks.state(rank) is RankState.LEAVING
     job.leaving.pop(rank, None)
+    job.slow.pop(rank, None)
     if is_leaving:
         return _has_left(job, rank)
     job.ranks.end(rank)
@@ -375,6 +377,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
     AgentLost: dict.fromkeys(_LIVING, _agent_lost),
     NoticeGiven: dict.fromkeys(_LIVING, growth.asked_to_leave),
+    RankSlowed: dict.fromkeys(_LIVING, growth.slowed),
     LeaderChanged: dict.fromkeys((*_LIVING, Status.ENDING), _leader_changed),
     RankJoined: dict.fromkeys(_LIVING, _joined),
     Profiled: dict.fromkeys(_LIVING, _profiled),

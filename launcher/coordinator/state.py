@@ -14,7 +14,7 @@ from launcher.coordinator.rank_assignment import homes
 from launcher.coordinator.ranks import Ranks, RankState
 from launcher.coordinator.restart_policy import Restarts
 from launcher.failures.root_cause import RankEnd
-from launcher.joblog.events import AgentInfo, JobStarted
+from launcher.joblog.events import AgentInfo, JobStarted, RankSlowed
 from odyssey import messages
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import ModelSpec, Position, Result, position_after
@@ -171,9 +171,9 @@ class JobState:
     """A script's Job. `number`: which one of those that it builds one after the other, counted from 1.
 
     `plan`: of the last generation that ran; `next_plan`: of the one that is to. `results`: the units before the first committed
-    step, and those since the last one, itself included. `leaving`: living ranks that are asked to leave, and whether they
-    will be lost in any case. `stranded`: ranks that are owed a Finish when it is sure that others have ended their scripts
-    well. `last_words`: why a failure is not got over, and what to do.
+    step, and those since the last one, itself included. `slow`: what was told of ranks that are. `leaving`: living ranks that
+    are asked to leave, and whether they will be lost in any case. `stranded`: ranks that are owed a Finish when it is sure that
+    others have ended their scripts well. `last_words`: why a failure is not got over, and what to do.
     """
 
     world: World
@@ -183,6 +183,7 @@ class JobState:
     plan: Plan | None = None
     next_plan: Plan | None = None
     results: tuple[Result, ...] = ()
+    slow: dict[int, RankSlowed] = field(default_factory=dict)
     leaving: dict[int, bool] = field(default_factory=dict)
     stranded: set[int] = field(default_factory=set)
     last_words: tuple[str, str] = ("", "")
@@ -204,6 +205,11 @@ class JobState:
     def members(self) -> set[int]:
         """Ranks that the generation in force, or the one to come, counts on: one that fails, too, until it has ended."""
         return self.ranks.among(RankState.MEMBER, RankState.FAILING)
+
+    @property
+    def factors(self) -> dict[int, float]:
+        """Of the members that are slow, how many times as long they compute."""
+        return {rank: told.factor for rank, told in sorted(self.slow.items()) if self.ranks.is_member(rank)}
 
     @property
     def lost(self) -> set[int]:

@@ -141,6 +141,7 @@ def propose(job: JobState) -> Actions:
         untrained=not job.results,
         arriving=tuple(sorted({*respawnable, *job.ranks.of(RankState.STARTING)})),
         leaving=tuple(rank for rank in members if rank in job.leaving),
+        slow=job.factors,
     )
     return SetDeadline(None), ask
 

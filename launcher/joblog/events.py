@@ -146,6 +146,14 @@ class NoticeGiven(msgspec.Struct, frozen=True, tag="notice"):
     is_certain: bool = False
 
 
+class RankSlowed(msgspec.Struct, frozen=True, tag="rank_slowed"):
+    """A rank computes `factor` times as long as it should; 1 where it no longer is slow. `since`: when that began."""
+
+    rank: int
+    factor: float
+    since: float
+
+
 class AgentLost(msgspec.Struct, frozen=True, tag="agent_lost"):
     """An agent is gone, and its ranks with it: it ended, or its host did."""
 
@@ -423,7 +431,8 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 Decision = Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
-    JobStarted | AgentJoined | NoticeGiven | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
+    JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
+    | NoticeGiven | RankSlowed
     | RankLost | RankPaused | Proposed | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited | RankFailed
     | Progressed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
     | Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from launcher.coordinator.actions import Propose, StartMeasure
 from launcher.coordinator.state import JobState, State, Status
+from launcher.health.slow_ranks import SlowRanks
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop, Timer
-from launcher.joblog.events import Body, Event, GenerationStarted, Profiled, ProfileRefined, Proposed, UnitCommitted
+from launcher.joblog.events import Body, Event, GenerationStarted, Profiled, ProfileRefined, Proposed, RankSlowed, UnitCommitted
 from launcher.joblog.wording import faults_texts
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.situations import PlanSearch, expected_change
-from odyssey.messages import Measured
+from odyssey.messages import Measured, OpTimes
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
 
@@ -43,6 +45,7 @@ class Planner:
         self._feed = feed
         self.live_profile = LiveProfile(options, node_of)
         self._search = PlanSearch(options, node_of, loop)
+        self._slow_ranks = SlowRanks()
         self._told_faults: set[str] = set()
         self._first_step_is_late: Timer | None = None
         """Set from a Go until its first step is done, or has taken long: it has the processors to itself."""
@@ -78,6 +81,14 @@ class Planner:
         profile = self.live_profile.merge(state.model)
         return Profiled(profile, self._now() - self.live_profile.since)
 
+    def took(self, rank: int, times: OpTimes) -> None:
+        """What the ops of a rank have taken: the profile is refined, and who has become slow is told."""
+        slow = self._slow_ranks
+        self.live_profile.refresh(times, slow.slow[rank].factor if rank in slow.slow else 1.0)
+        if slow.take(self._now(), rank, times.times):
+            found = slow.slow.get(rank)
+            self._feed(RankSlowed(rank, found.factor, found.since) if found is not None else RankSlowed(rank, 1.0, self._now()))
+
     def propose(self, ask: Propose) -> Proposed:
         """Plans for a situation, best first; prepared ahead if it was foreseen. Raises OdysseyError if there is none."""
         return self._search.propose(ask, self._in_force(), self._expected_change())
@@ -101,6 +112,10 @@ class Planner:
         state = self._state()
         assert isinstance(state, JobState) and state.plan is not None
         self.live_profile.calibrate(state.plan, body)
+        if (profile := self.live_profile.profile) is not None:
+            from perfmodel.refine import expected_s
+
+            self._slow_ranks.begin(state.plan.workers, partial(expected_s, profile, crowded=1.0))
         if self._first_step_is_late is not None:
             self._first_step_is_late.cancel()
         self._first_step_is_late = self._loop.later(FIRST_LOOK_S, self._after_first_step)
@@ -117,10 +132,10 @@ class Planner:
         if not isinstance(state, JobState) or state.plan is None or state.status is not Status.RUNNING:
             return
         generation = state.world.generation
-        self.live_profile.rescale(state.plan)
+        self.live_profile.rescale(state.plan, state.factors)
         profile = self._in_force()
         expected = self._expected_change()
-        self._search.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, profile, expected)
+        self._search.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, state.factors, profile, expected)
 
         def look() -> None:
             if self._state().world.generation == generation:

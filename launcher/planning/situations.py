@@ -44,6 +44,7 @@ def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], expect
         arrive_s=profile.recovery.spawn_s if ask.arriving else 0.0,
         leaving=ask.leaving,
         is_running=ask.is_running,
+        slow=ask.slow,
         held=ask.held,
         node_of=node_of,
         profile=profile,
@@ -96,8 +97,8 @@ class PlanSearch:
         self._process: precompute.Process | None = None
         self._number = self._since = 0
         """Of the newest Ask, and of the first one about this subject."""
-        self._subject: tuple[Plan, tuple[int, ...], bool] | None = None
-        """What the answers are for: the plan in force, who lives, whether the lost may come back."""
+        self._subject: tuple[Plan, tuple[int, ...], bool, dict[int, float]] | None = None
+        """What the answers are for: the plan in force, who lives, whether the lost may come back, who is slow."""
         self._answers: dict[bytes, precompute.Answer] = {}
         self._n_classes = 0
         self._is_due = False
@@ -120,18 +121,24 @@ class PlanSearch:
         return replace(found, n_planned=len(self._answers), n_to_plan=self._n_classes)
 
     def plan_ahead(
-        self, plan: Plan, members: frozenset[int], can_respawn: bool, profile: Profile, expected: ExpectedChange
+        self,
+        plan: Plan,
+        members: frozenset[int],
+        can_respawn: bool,
+        slow: dict[int, float],
+        profile: Profile,
+        expected: ExpectedChange,
     ) -> None:
         """Have plans ready for what may be lost next. Answers for an earlier plan are dropped; those for the same
         plan at older costs stay until the new ones are there."""
-        subject = plan, tuple(sorted(members)), can_respawn
+        subject = plan, tuple(sorted(members)), can_respawn, slow
         if subject != self._subject:
             self._answers, self._n_classes = {}, 0
             self._since = self._number + 1
         self._subject = subject
         self._number += 1
         self._is_due = True
-        whole = situation_of(_without_loss(plan, subject[1]), profile, self._node_of, expected, self._options.aim)
+        whole = situation_of(_without_loss(plan, subject[1], slow), profile, self._node_of, expected, self._options.aim)
         if self._process is None:
             self._process = precompute.Process()
         self._process.ask(precompute.Ask(self._number, self._only, can_respawn, whole))
@@ -176,7 +183,9 @@ class PlanSearch:
         if self._subject is None or not self._answers or not _is_foreseen(ask, *self._subject):
             return []
         aim = self._options.aim
-        alike = symmetries(situation_of(_without_loss(*self._subject[:2]), profile, self._node_of, expected, aim))
+        alike = symmetries(
+            situation_of(_without_loss(*self._subject[:2], self._subject[3]), profile, self._node_of, expected, aim)
+        )
         answer = self._answers.get(key_of(alike, ask.lost, bool(ask.respawnable)))
         if answer is None:
             return []
@@ -201,17 +210,18 @@ class PlanSearch:
             self._process = None
 
 
-def _without_loss(plan: Plan, members: tuple[int, ...]) -> Propose:
+def _without_loss(plan: Plan, members: tuple[int, ...], slow: dict[int, float]) -> Propose:
     """What is in force, with everybody alive. Who holds what is left out: it is what the plan says."""
-    return Propose(plan.generation, plan.step, plan, members, (), (), {})
+    return Propose(plan.generation, plan.step, plan, members, (), (), {}, slow=slow)
 
 
-def _is_foreseen(ask: Propose, plan: Plan, members: tuple[int, ...], may_respawn: bool) -> bool:
+def _is_foreseen(ask: Propose, plan: Plan, members: tuple[int, ...], may_respawn: bool, slow: dict[int, float]) -> bool:
     """Whether the classes of losses are of this plan, and each survivor holds what the plan says."""
     return (
         ask.plan == plan
         and bool(ask.lost)
         and not ask.leaving
+        and ask.slow == {rank: factor for rank, factor in slow.items() if rank in ask.alive}
         and tuple(sorted((*ask.alive, *ask.lost))) == members
         and ask.respawnable in ((), ask.lost)
         and ask.arriving == ask.respawnable

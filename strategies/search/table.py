@@ -54,7 +54,7 @@ def answer(situation: Situation, forced: str | None = None, layout: str = "auto"
     if situation.untrained and layers_without_holder(situation):
         anew = replace(situation, plan=None, lost=(), leaving=(), respawnable=(), held={}, is_running=False)
         return initial_plan(anew, layout)
-    if not (situation.lost or situation.leaving or situation.arrived):
+    if not (situation.lost or situation.leaving or situation.arrived or situation.is_running):
         # a connection was lost, or the store; or micro-batches cannot stay cut
         check_holders(situation)
         candidates = attempt_all(unchanged.NAME, lambda: _as_it_was(situation))

@@ -50,7 +50,7 @@ def planned() -> Iterator[tuple[PlanSearch, Profile, Plan]]:
     loop = FakeLoop()
     plans = PlanSearch(OPTIONS, NODE_OF, loop)
     try:
-        plans.plan_ahead(plan, frozenset(RANKS), False, of, CHANGE)
+        plans.plan_ahead(plan, frozenset(RANKS), False, {}, of, CHANGE)
         wait(plans, loop)
         yield plans, of, plan
     finally:
