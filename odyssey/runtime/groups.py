@@ -278,7 +278,7 @@ class Groups:
             moving = self._gloo("moving", movers, device, connected)
         self.check()
         world = None
-        if self.me in members:
+        if self.me in members and len(members) > 1:
             world = self._gloo("world", members, device, connected)
         by_subset: dict[tuple[int, ...], Any] = {}
         for number, subset in enumerate(subsets):
@@ -288,7 +288,7 @@ class Groups:
                 own = self._nccl(name, subset) if self._has_device_groups else self._gloo(name, subset, device, connected)
                 by_subset[subset] = own
         on_device: dict[Way, Any] = {}
-        if self._has_device_groups and self.me in members:
+        if self._has_device_groups and self.me in members and len(members) > 1:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
             on_device = {way: self._nccl(way, members) for way in get_args(Way)}
             by_subset[members] = on_device["outputs"]

@@ -1,0 +1,74 @@
+"""Losses, returns and leaves in a row, with real ranks: what is trained is what one process trains, and no step is done twice
+but for a loss."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.joblog.events import Draining, Event, GenerationStarted, PlanChosen, RankJoined, RankLost, UnitCommitted
+from launcher.options import RunOptions
+from tests import exactness, reference
+from tests.agent_runs import TRAIN, Ran, nothing_left
+
+__all__ = ["nothing_left"]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
+
+
+def run(tmp_path: Path, n_steps: int, drills: tuple[str, ...], layout: str = "2x2", n_nodes: int = 4, **more) -> Ran:
+    arguments = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(n_steps))
+    arguments += ("--pause", "0.05", "--out", str(tmp_path / "out.pt"))
+    options = {"n_nodes": n_nodes, "layout": layout, "drills": drills, "max_restarts": 9, "capture_output": True}
+    return Ran(RunOptions(TRAIN, arguments, log_dir=tmp_path / "logs", **(options | more)))
+
+
+def assert_exact(ran: Ran, tmp_path: Path, n_steps: int) -> None:
+    assert ran.code == 0, (ran.events[-1], ran.text("stderr")[-2000:])
+    _, expected = exactness.expected_of("gpt", n_steps, 15, 2)
+    result = torch.load(tmp_path / "out.pt")
+    assert reference.largest_difference(expected, result["state"]["model"]) < exactness.TOLERANCE
+    assert ran.steps() == list(range(n_steps)), "each step is told once"
+    ran.assert_replays()
+
+
+def n_units(ran: Ran) -> int:
+    return len({body.result.position for body in ran.all(UnitCommitted)})
+
+
+def test_a_rank_that_was_lost_comes_back_and_has_work_again(tmp_path: Path) -> None:
+    ran = run(tmp_path, 80, ("step=4 kill=2",))
+    assert_exact(ran, tmp_path, 80)
+    assert [body.rank for body in ran.all(RankLost)] == [2]
+    (draining,) = ran.all(Draining)
+    assert draining.joined == (2,)
+    assert ran.all(PlanChosen)[-1].plan.generation == 3
+    assert ran.all(GenerationStarted)[-1].stood_s is not None
+
+
+def test_a_rank_that_is_asked_to_leave_hands_over_what_it_holds(tmp_path: Path) -> None:
+    """It alone holds half of the model."""
+    ran = run(tmp_path, 30, ("step=4 leave=1",), layout="1x2", n_nodes=2)
+    assert_exact(ran, tmp_path, 30)
+    assert not [body for body in ran.all(RankLost) if body.rank != 1]
+    assert {move.source for move in ran.all(PlanChosen)[-1].plan.moves} == {1}
+    assert ran.all(PlanChosen)[-1].plan.workers == (0,)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(12))
+def test_any_sequence_of_changes_trains_what_one_process_trains(seed: int, tmp_path: Path) -> None:
+    """Ranks are killed, stopped, asked to leave; those that were lost come back meanwhile, as often as it goes."""
+    chance = random.Random(seed)
+    n_steps, n_changes = 240, 8
+    at = sorted(chance.sample(range(3, n_steps - 20), n_changes))
+    actions = [chance.choice(["kill", "kill", "kill", "hang"]) for _ in at]
+    actions[chance.randrange(n_changes)] = "leave"
+    drills = tuple(f"step={step} {action}={chance.randrange(4)}" for step, action in zip(at, actions, strict=True))
+    seen: list[Event] = []
+    ran = run(tmp_path, n_steps, drills, layout=chance.choice(["2x2", "4x1", "2+1+1"]), max_restarts=20)
+    assert_exact(ran, tmp_path, n_steps)
+    assert n_units(ran) == n_steps and not seen
+    assert ran.all(RankJoined)
