@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from launcher.cluster.wire import WhichJob
@@ -85,6 +87,10 @@ class Coordination:
         """The living ranks without a Job, where they do not end anyway."""
         state = self.state
         return [] if state.status is Status.RESTARTING else sorted(state.world.ranks.of(RankState.STARTING))
+
+    def counts_on(self, ranks: Iterable[int]) -> bool:
+        """The generation in force, or the one to come, needs one of these."""
+        return any(map(self.state.world.ranks.is_member, ranks))
 
     @property
     def joined(self) -> set[int]:

@@ -83,7 +83,8 @@ class Executor:
             case Kill(rank=rank, cause=cause):
                 self._cluster.kill_rank(rank, cause)
             case EndRanks(ranks=ranks):
-                self._hangs.stop()
+                if self._coordination.counts_on(ranks):
+                    self._hangs.stop()  # until it is known that they have ended
                 self._cluster.terminate(ranks)
             case StartMeasure() as measure:
                 self._measure(measure)
@@ -111,7 +112,8 @@ class Executor:
             self._orders.send(rank, order)
 
     def _propose(self, ask: Propose) -> None:
-        self._hangs.stop()  # nothing is expected of ranks until all of the next plan are there
+        if not ask.is_running:
+            self._hangs.stop()  # nothing is expected of ranks until all of the next plan are there
         try:
             found = self._planner.propose(ask)
         except OdysseyError as error:
