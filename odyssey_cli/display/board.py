@@ -15,6 +15,7 @@ import msgspec
 from launcher.joblog.events import (
     AtStep,
     Body,
+    Draining,
     Event,
     GenerationStarted,
     JobEnded,
@@ -119,6 +120,11 @@ class Board:
     n_respawned: int = 0
     stalled: frozenset[int] = frozenset()
     recoveries: list[Recovery] = field(default_factory=list)
+    changes: list[tuple[Draining, float]] = field(default_factory=list)
+    """Of those that are done, ranks that were taken in or have left, and how long all stood still for it, in seconds."""
+    leaving: set[int] = field(default_factory=set)
+    """Ranks that a plan does without because they leave: their end is no loss."""
+    _draining: Draining | None = None
     recent: deque[Line] = field(default_factory=lambda: deque(maxlen=N_RECENT))
     ended: JobEnded | None = None
     _commits: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=N_RATE_STEPS))
@@ -197,7 +203,12 @@ class Board:
             case Resumed():
                 self.stalled = frozenset()
                 self._say(time, f"all ranks make progress again, after {quantities.seconds(body.seconds)}")
+            case Draining():
+                self._draining, self.generation = body, generation
+                self.leaving |= set(body.leaving)
+                self._say(time, body.reason)
             case Pausing():
+                self._draining = None
                 self._pausing(time, generation, body)
             case PlanChosen():
                 self._planned(generation, body)
@@ -217,11 +228,15 @@ class Board:
         match body:
             case RankStarted(rank=rank):
                 self.n_respawned += self.ranks.get(rank) is RankState.LOST
+                self.leaving.discard(rank)
                 self.ranks[rank] = RankState.STARTING
                 self.causes.pop(rank, None)
                 self.restarting = False
             case RankJoined(rank=rank):
                 self.ranks[rank] = RankState.READY
+            case RankLost(rank=rank) | RankExited(rank=rank) if rank in self.leaving:
+                self.ranks[rank] = RankState.FINISHED
+                self._say(time, f"rank {rank} has left")
             case RankLost(rank=rank):
                 self.ranks[rank] = RankState.LOST
                 self.causes[rank] = body.cause.text
@@ -275,6 +290,10 @@ class Board:
             self.recovery.went, self.recovery.ended = body, time
             took = body.total_s if body.total_s is not None else time - self.recovery.began
             self._say(time, f"recovered in {quantities.seconds(took)}: {what}", "green")
+        elif self._draining is not None and body.stood_s is not None:
+            self.changes.append((self._draining, body.stood_s))
+            self._say(time, f"{self._draining.reason}: all stood still for {quantities.seconds(body.stood_s)}; {what}", "green")
+            self._draining = None
         else:
             self._say(time, f"started: layout {self.plan.form()}")
 

@@ -11,6 +11,7 @@ from typing import TextIO
 from launcher.failures.history import RETOLD
 from launcher.joblog.events import (
     CauseKind,
+    Draining,
     Event,
     GenerationStarted,
     JobStarted,
@@ -19,6 +20,7 @@ from launcher.joblog.events import (
     PlanChosen,
     Profiled,
     Proposed,
+    RankExited,
     RankFailed,
     RankJoined,
     RankLost,
@@ -77,6 +79,8 @@ class PlainLog:
         if event.origin == RETOLD:
             return False
         match event.body:
+            case RankLost(rank=rank) if rank in self._board.leaving:
+                return self._board.ended is None
             case RankLost(cause=cause):
                 return self._board.ended is None and self._is_job and cause.kind not in (CauseKind.ENDED, CauseKind.EXIT)
             case RankFailed():
@@ -98,10 +102,14 @@ def _text(event: Event, board: Board) -> str:
             return "profile read, not measured"
         case Profiled(seconds=seconds):
             return f"profile measured in {quantities.seconds(seconds)}"
+        case RankLost(rank=rank) | RankExited(rank=rank) if rank in board.leaving:
+            return f"rank {rank} has left"
         case RankLost() as lost:
             return loss_text(lost)
         case RankFailed() as failed:
             return f"rank {failed.rank} failed: {failed.error}"
+        case Draining(reason=reason):
+            return f"generation {event.generation}: {reason}; all stop behind the next unit that is final"
         case Pausing(lost=(), reason=reason):
             return f"generation {event.generation}: pause: {reason}"
         case Proposed() as proposed if event.generation > 1:
@@ -147,7 +155,7 @@ def _short(folder: str) -> str:
 
 
 def _went(generation: int, went: GenerationStarted) -> str:
-    if went.total_s is None:
+    if went.total_s is None and went.stood_s is None:
         return f"generation {generation}: go"
     named = (
         ("detect", went.detect_s),
@@ -159,4 +167,7 @@ def _went(generation: int, went: GenerationStarted) -> str:
         ("rest", went.rest_s),
     )
     parts = [f"{name} {quantities.seconds(value)}" for name, value in named if value is not None]
+    if went.total_s is None:
+        assert went.stood_s is not None
+        return f"generation {generation}: go, all stood still for {quantities.seconds(went.stood_s)} ({', '.join(parts)})"
     return f"generation {generation}: go, recovered in {quantities.seconds(went.total_s)} ({', '.join(parts)})"

@@ -26,6 +26,12 @@ def summary(board: Board, log_dir: Path | None) -> str:
             took = f" in {quantities.seconds(min(times))} to {quantities.seconds(max(times))}"
         lines.append("; ".join(part for part in (f"{what}{took}", board.planned_ahead) if part))
         lines.append(f"{quantities.seconds(board.lost_s)} lost in all, the work that was redone included")
+    if board.changes:
+        n_joined, n_left = (sum(map(len, its)) for its in zip(*((c.joined, c.leaving) for c, _ in board.changes), strict=True))
+        parts = [f"took in {quantities.plural(n_joined, 'rank')}"] if n_joined else []
+        parts += [f"let {quantities.plural(n_left, 'rank')} go"] if n_left else []
+        stood = quantities.seconds(sum(stood_s for _, stood_s in board.changes))
+        lines.append(f"{' and '.join(parts) or 'rearranged the ranks'}, standing still for {stood} in all")
     if log_dir is not None:
         lines.append(f"log: {log_dir}")
     return "\n".join(lines)
