@@ -434,6 +434,17 @@ def stop(
     raise typer.Exit(command.stop(job, now=now))
 
 
+@app.command(context_settings=_SETTINGS, short_help="Have a rank or a host leave a job.")
+def leave(
+    who: Annotated[str, typer.Argument(metavar="RANK|HOST", help="The rank, or the host all of whose ranks are meant.")],
+    job: JobName = None,
+) -> None:
+    """Have a rank, or all ranks of a host, leave a job: what they hold is moved to others first, and nothing is done again."""
+    from odyssey_cli.jobs import leave as command
+
+    raise typer.Exit(command.leave(who, job))
+
+
 @app.command(context_settings=_SETTINGS, short_help="Show what a job's ranks wrote.")
 def logs(
     job: JobName = None,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.cluster.links.dial import Address
-from launcher.cluster.questions import Answer, Ending, NotLeading
+from launcher.cluster.questions import Answer, Ending, Noted, NotLeading
 from launcher.cluster.reception import Reception
 from launcher.cluster.visitors import Visitors
 from launcher.joblog import owner
-from launcher.joblog.events import JobStarted
+from launcher.joblog.events import JobStarted, NoticeGiven
 from launcher.joblog.owner import Owner
 from launcher.processes.local_agent import LocalAgent
 
@@ -39,6 +39,12 @@ def answer_visitors(local: LocalAgent, reception: Reception, leader: Callable[[]
     def end(now: bool) -> Answer:
         return Ending(local.end(now)) if local.decides else NotLeading(leader())
 
+    def leave(ranks: tuple[int, ...]) -> Answer:
+        if not local.decides:
+            return NotLeading(leader())
+        local.news.event(NoticeGiven(ranks, "somebody has asked for it by `odyssey leave`"))
+        return Noted()
+
     local.owes = Visitors(
-        local.loop, reception, local.folder.path, pids=pids, end=end, is_ending=lambda: local.code is not None
+        local.loop, reception, local.folder.path, pids=pids, end=end, leave=leave, is_ending=lambda: local.code is not None
     ).owes

@@ -48,7 +48,13 @@ class AskEnd(msgspec.Struct, frozen=True, tag=True):
     now: bool
 
 
-Question = AskStacks | AskFiles | AskPiece | AskLife | AskEnd
+class AskLeave(msgspec.Struct, frozen=True, tag=True):
+    """Have these ranks leave the job, what they hold moved away first."""
+
+    ranks: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=1024)]
+
+
+Question = AskStacks | AskFiles | AskPiece | AskLife | AskEnd | AskLeave
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 
@@ -77,10 +83,14 @@ class Ending(msgspec.Struct, frozen=True, tag=True):
     has_begun: bool
 
 
+class Noted(msgspec.Struct, frozen=True, tag=True):
+    """It is told to the job."""
+
+
 class NotLeading(msgspec.Struct, frozen=True, tag=True):
     """Ask the one that does."""
 
     leader: Count
 
 
-Answer = Stacks | Files | Piece | Ending | NotLeading
+Answer = Stacks | Files | Piece | Ending | Noted | NotLeading

@@ -14,6 +14,7 @@ from launcher.cluster.questions import (
     Ask,
     AskEnd,
     AskFiles,
+    AskLeave,
     AskLife,
     AskPiece,
     AskStacks,
@@ -42,7 +43,7 @@ _question = Packed(Question)
 
 class Visitors:
     """`folder`: with what ranks here write, None for none; `pids`: of the living ranks here; `end(now)`: see AskEnd;
-    `is_ending()`: the end has begun."""
+    `leave(ranks)`: see AskLeave; `is_ending()`: the end has begun."""
 
     def __init__(
         self,
@@ -52,12 +53,14 @@ class Visitors:
         *,
         pids: Callable[[], dict[int, int]],
         end: Callable[[bool], Answer],
+        leave: Callable[[tuple[int, ...]], Answer],
         is_ending: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._folder = folder
         self._pids = pids
         self._end = end
+        self._leave = leave
         self._is_ending = is_ending
         self._visitors: dict[_Visitor, None] = {}
         self._have_all_ended = False
@@ -82,6 +85,8 @@ class Visitors:
                 visitor.answer(Ending(self._is_ending()))
             case AskEnd(now=now):
                 visitor.answer(self._end(now))
+            case AskLeave(ranks=ranks):
+                visitor.answer(self._leave(ranks))
 
     def owes(self) -> bool:
         """No rank here writes any more: whether somebody follows what they wrote, and has not had the last of it."""

@@ -28,7 +28,7 @@ class Unreachable:
 
 
 class Conversation:
-    """With any agents of a job but this host's own. It goes on over one link each."""
+    """With any agents of a job. It goes on over one link each."""
 
     def __init__(self, job: FoundJob) -> None:
         """Raises UsageError if the job's secret is not to be had."""
@@ -44,7 +44,7 @@ class Conversation:
         for number, question in questions.items():
             line = self._lines.get(number)
             if line is None or line.is_over:
-                line = self._lines[number] = _Line(self._loop, self._address(number), self._key, self._owner.port)
+                line = self._lines[number] = _Line(self._loop, self._addresses(number), self._key, self._owner.port)
             line.ask(question)
         waiting = [self._lines[number] for number in questions]
 
@@ -60,11 +60,13 @@ class Conversation:
         answers = {number: self._lines[number].answer for number in questions}
         return {number: answer for number, answer in answers.items() if answer is not None}
 
-    def _address(self, number: int) -> Address:
+    def _addresses(self, number: int) -> list[Address]:
         info = self._agents.known.get(number)
+        if info is not None and number == self._owner.number and info.port:
+            return [Address("127.0.0.1", info.port), Address("::1", info.port)]
         if info is not None and info.address:
-            return Address(info.address, info.port)
-        return Address(*self._owner.leader_at) if number == self._owner.leader else Address("", 0)
+            return [Address(info.address, info.port)]
+        return [Address(*self._owner.leader_at)] if number == self._owner.leader else []
 
     def close(self) -> None:
         for line in self._lines.values():
@@ -75,12 +77,11 @@ class Conversation:
 class _Line:
     """To one agent. `answer`: to the last question, None until there is one."""
 
-    def __init__(self, loop: Loop, address: Address, key: bytes, port: int) -> None:
+    def __init__(self, loop: Loop, addresses: list[Address], key: bytes, port: int) -> None:
         self.answer: Answer | Unreachable | None = None
         self.is_over = False
         self._link: Link | None = None
         self._question = b""
-        addresses = [address] if address.host else []
         self._dial = Dial(loop, addresses, key, port, connected=self._connected, failed=lambda why, refused: self.end(why))
 
     def ask(self, question: Question) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from tests import ROOT
+from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN
 from tests.descendants import Descendants
 from tests.launchers import PATIENCE_S, free_port
@@ -223,6 +224,30 @@ def test_after_the_loss_of_the_leading_agent_others_find_the_one_that_leads(star
     late = start("--wait", "9", **given)
     late.until(lambda line: "the job of this endpoint goes on" in line)
     late.until(lambda line: "the job has all its 3 agents; this agent waits" in line)
+
+
+@pytest.mark.parametrize("how", ["signal", pytest.param("command", marks=pytest.mark.soak)])
+def test_ranks_that_leave_hand_over_what_they_alone_hold(start: Callable[..., Agent], tmp_path: Path, how: str) -> None:
+    n_steps, out = 120, tmp_path / "out.pt"
+    steps = ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(n_steps)]
+    steps += ["--pause", "0.05", "--out", str(out)]
+    given = {"script": TRAIN, "nproc_per_node": 2, "layout": "1x4"}
+    first = start(*steps, **given)
+    first.until(lambda line: "leading at" in line)
+    second = start(*steps, **given)
+    first.until(lambda line: line.startswith("step 20 "))
+    if how == "signal":
+        second.process.terminate()
+    else:
+        folder = next((tmp_path / "logs0").iterdir())
+        for rank in ("2", "3"):
+            subprocess.run([sys.executable, "-m", "odyssey_cli", "leave", rank, str(folder)], cwd=ROOT, check=True)
+    first.until(lambda line: "have left" in line or "rank 3 has left" in line)
+    assert first.end() == 0, first.lines
+    assert second.end() == (128 + signal.SIGTERM if how == "signal" else 0), second.lines
+    assert not [line for line in first.lines if "recovered in" in line], "nothing was lost"
+    _, expected = exactness.expected_of("gpt", n_steps, 15, 2)
+    assert reference.largest_difference(expected, torch.load(out)["state"]["model"]) < exactness.TOLERANCE
 
 
 @pytest.mark.soak

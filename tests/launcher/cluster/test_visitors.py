@@ -32,15 +32,22 @@ class AgentOnALoop:
         self.now = 0.0
         self.loop = Loop(lambda: self.now)
         self.ended: list[bool] = []
+        self.left: tuple[int, ...] = ()
         listener = addresses.listen("127.0.0.1", socket.AF_INET, [0])
         self.address = listener.getsockname()
         self.reception = Reception(self.loop, listener, KEY, PORT)
-        Visitors(self.loop, self.reception, folder, pids=dict, end=self.end, is_ending=lambda: bool(self.ended))
+        Visitors(
+            self.loop, self.reception, folder, pids=dict, end=self.end, leave=self.leave, is_ending=lambda: bool(self.ended)
+        )
         self.connections: list[socket.socket] = []
 
     def end(self, now: bool) -> questions.Answer:
         self.ended.append(now)
         return questions.Ending(True)
+
+    def leave(self, ranks: tuple[int, ...]) -> questions.Answer:
+        self.left += ranks
+        return questions.Noted()
 
     def visitor(self) -> Peer:
         connection = socket.create_connection(self.address)
