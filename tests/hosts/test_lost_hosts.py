@@ -114,14 +114,14 @@ def test_a_host_that_comes_late_has_ranks_of_a_plain_script(cluster: Callable[[i
 
 
 @pytest.mark.soak
-def test_a_host_that_comes_late_to_a_job_waits_for_its_end(cluster: Callable[[int], Cluster]) -> None:
+def test_a_host_that_comes_late_to_a_job_is_taken_in(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
     flags = {"nnodes": "2:3", "nproc_per_node": 2, "layout": "2x2", "rdzv_conf": "last_call_timeout=1"}
     for i in (1, 2):
         its.start_training(i, **flags)
     its.agents[1].until(lambda line: line.startswith("step 5 "))
     its.start_training(3, **flags)
-    its.agents[1].until(lambda line: "waits until the end: a Job takes no new ranks" in line)
+    its.agents[1].until(lambda line: "ranks 4 and 5 have joined" in line)
     assert [agent.end() for agent in its.agents.values()] == [0, 0, 0], its.lines()
     its.assert_exact()
 
@@ -298,3 +298,32 @@ def test_of_ranks_that_their_cut_off_agent_holds_nobody_is_told_to_continue_them
     assert "-CONT" not in its.lines() and "stopped by a signal" not in its.lines()
     assert all("stopped by a signal" not in its.log(i) for i in (1, 3))
     assert not list(tmp_path.glob("logs*/*/held"))
+
+
+@pytest.mark.soak
+def test_a_host_that_was_cut_off_is_taken_in_again_when_it_is_back_and_once_more(cluster: Callable[[int], Cluster]) -> None:
+    its = cluster(3)
+    its.n_steps, its.pause_s = 1600, 0.05  # a host that is lost twice has to wait for a while
+    its.train(detect="2s")
+    for _ in range(2):
+        its.hosts.cut(3)
+        its.agents[1].until(lambda line: "recovered in" in line)
+        its.hosts.heal(3)
+        its.agents[1].until(lambda line: "ranks 4 and 5 have joined" in line)
+        its.agents[1].until(lambda line: "all stood still for" in line)
+    assert [agent.end() for agent in its.agents.values()] == [0, 0, 0], its.lines()
+    its.assert_exact()
+
+
+@pytest.mark.soak
+def test_the_host_that_led_is_taken_in_again_when_it_is_back(cluster: Callable[[int], Cluster]) -> None:
+    its = cluster(3)
+    its.n_steps, its.pause_s = 700, 0.05
+    its.train(detect="2s")
+    its.hosts.cut(1)
+    its.agents[1].until(lambda line: "stand still" in line)
+    its.agents[2].until(lambda line: "leads from now on" in line or "recovered in" in line)
+    its.hosts.heal(1)
+    assert [agent.end() for agent in its.agents.values()] == [0, 0, 0], its.lines()
+    assert "ranks 0 and 1 have joined" in its.lines()
+    its.assert_exact()
