@@ -30,7 +30,7 @@ N_WORKERS = 32
 HOUR_S = 3600.0
 INTERVALS_H = (6.0, 2.0, 0.5)
 MODELS = ("gpt3-medium-a100-32", "gpt3-3.35b-a100-32", "gpt3-6.7b-a100-32")
-POLICIES = ("auto", "auto+restart", "oobleck", "recycle", "varuna", "bamboo", "torchrun")
+POLICIES = ("auto", "oobleck", "recycle", "varuna", "bamboo", "torchrun")
 PUBLISHED = {
     "gpt3-medium-a100-32": (27.58, (27.26, 25.37, 19.47), (27.27, 25.42, 22.27)),
     "gpt3-3.35b-a100-32": (14.87, (14.55, 13.44, 9.78), (14.59, 14.17, 12.63)),
@@ -114,7 +114,7 @@ def summarise(answers: Sequence[tuple[str, Answer]]) -> dict[str, float]:
         useful = {outcome.policy: outcome.useful for outcome in answer.outcomes}
         adaptive = next(outcome for outcome in answer.outcomes if outcome.policy == "auto")
         for other, found in ratios.items():
-            found.append(useful["auto" if name == "falling" else "auto+restart"] / useful[other])
+            found.append(useful["auto"] / useful[other])
         step_s = adaptive.result.decisions[1].step_s
         if name == "falling" and step_s is not None:
             after_one.append(answer.step_s / step_s)

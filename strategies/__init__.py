@@ -52,6 +52,7 @@ class Moment(enum.StrEnum):
     START = "start"
     PROPOSE = "propose"
     GROW = "grow"
+    SLOW = "slow"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ Row = list[Stage]
 """The stages of a pipeline."""
 
 
-def propose(situation: Situation) -> list[Proposal]:
+def slow(situation: Situation) -> list[Proposal]:
     """Each way to give slow workers of the plan less to do."""
     plan = situation.plan
     if plan is None:

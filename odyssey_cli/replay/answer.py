@@ -106,7 +106,7 @@ def _footer(answer: Answer) -> list[str]:
     every = f"every {quantities.seconds(terms.every_s)}" if terms.every_s is not None else "at the best interval"
     return [
         "useful: kept steps, against all nodes without failures; then the rest of the time by its cause",
-        "returns: to a checkpoint; idle: hours of healthy nodes without work (a running Job takes no new ranks)",
+        "returns: to a checkpoint; idle: hours of healthy nodes without work",
         f"a checkpoint takes {quantities.seconds(terms.save_s)}, {every}; a restart of all nodes "
         f"{quantities.seconds(terms.restart_of(n_ranks))}; docs/replay.md has what is assumed",
     ]

@@ -1,7 +1,7 @@
 """A trace against jobs of our own: what the product does, with any strategy, and what a user does beside it.
 
-A running Job takes no new ranks: a node that returns waits for the next start. When every holder of some layer is lost the job
-ends, and is started again from its last checkpoint on the nodes that are there; with too few of them, when there are enough.
+A node that returns is taken in by the job that runs. When every holder of some layer is lost the job ends, and is started
+again from its last checkpoint on the nodes that are there; with too few of them, when there are enough.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from odyssey_cli.replay.traces import Change, Kind, Trace, at_once
 class ElasticLife:
     """All jobs that a user starts on the nodes of a trace, one after the other."""
 
-    def __init__(self, trace: Trace, setup: Setup, starts: Starts, terms: Terms, *, grows: bool = False) -> None:
-        """`grows`: the user saves and starts again for nodes that wait, as soon as they have cost as much as that does
-        (ski rental: at most twice the cost of the best moment, without knowing the future; as Greyhound, ATC 2025)."""
-        self._trace, self._setup, self._starts, self._terms, self._grows = trace, setup, starts, terms, grows
+    def __init__(self, trace: Trace, setup: Setup, starts: Starts, terms: Terms) -> None:
+        self._trace, self._setup, self._starts, self._terms = trace, setup, starts, terms
         self._ledger = Ledger(terms.save_s)
         self._decisions: list[Decision] = []
         self._nodes = Nodes(trace)
@@ -39,8 +37,8 @@ class ElasticLife:
         """Until the next step."""
         self._pending: list[tuple[float, str]] = []
         """What the next decision answers, and since when."""
-        self._missed = (0.0, 0.0)
-        """Seconds that waiting nodes would have saved since the last start, and up to when that is counted."""
+        self._drained_s = math.inf
+        """When the step ends at which all stop to take nodes in."""
         self._n_returns = 0
 
     def run(self, progress: Callable[[float], None]) -> Result:
@@ -66,22 +64,38 @@ class ElasticLife:
     def _next_s(self) -> float:
         if self._job is None:
             return self._start_s
-        return self._grow_s() if self._runs else self._job.due_s
+        return min(self._job.due_s, self._drained_s)
 
     def _advance(self, until_s: float) -> None:
         """All that happens before then. Steps are counted when they end."""
         while (at_s := self._next_s()) < until_s:
-            if self._runs:
-                self._grow(at_s)
-                continue
-            self._ledger.pause(at_s, self._doing)
             if self._job is None:
+                self._ledger.pause(at_s, self._doing)
                 self._start(at_s)
+            elif at_s == self._drained_s:
+                self._drain(self._job, at_s)
             else:
-                self._job.go_on()
-                self._look(self._job, at_s)
+                self._go_on(self._job, at_s)
         if not self._runs:
             self._ledger.pause(until_s, self._doing)
+
+    def _go_on(self, job: Job, at_s: float) -> None:
+        """Something that was under way is done."""
+        did_run = self._runs
+        if not did_run:
+            self._ledger.pause(at_s, self._doing)
+        job.go_on()
+        if job.why_ended or not did_run:
+            self._look(job, at_s)
+        elif job.drains and self._drained_s == math.inf:
+            self._drained_s = self._ledger.under_way_until(at_s)
+
+    def _drain(self, job: Job, at_s: float) -> None:
+        """All stop."""
+        self._ledger.train(at_s)
+        self._drained_s, self._doing = math.inf, Doing.TRANSITION
+        self._pending.append((at_s, "taken in"))
+        job.drained(at_s)
 
     def _begin(self) -> None:
         """The clock starts with the first step, not with the command."""
@@ -96,7 +110,6 @@ class ElasticLife:
         """All ranks of the next job are there."""
         setup = replace(self._setup, layout=self._starts.layout(len(self._members)))
         self._ledger.interval_s = self._terms.interval_s(self._n_returns, at_s)
-        self._missed = (0.0, at_s)
         self._job = Job(setup, len(self._members), at_s, self._starts.faults, resumed=at_s > 0)
 
     def _look(self, job: Job, at_s: float) -> None:
@@ -109,7 +122,6 @@ class ElasticLife:
             running_s = job.running_since_s if at_s > 0 else 0.0
             self._ledger.pause(running_s, self._doing)
             self._ledger.step_s = step_s(job.plan)
-            self._missed = (self._missed[0], running_s)
             busy = job.nodes
             self._nodes.use((node for node, number in self._members.items() if number in busy), at_s)
             self._decide(running_s, f"{job.plan.strategy} {job.plan.form()}", len(job.plan.workers), self._ledger.step_s)
@@ -132,61 +144,37 @@ class ElasticLife:
         self._decisions.append(Decision(began_s, what, then, n_ranks, its_step_s, running_s - began_s))
         self._pending.clear()
 
-    # -- nodes that wait -----------------------------------------------------------------------------------------------
-
-    def _miss_per_s(self) -> float:
-        """The share of the time that all healthy nodes would save."""
-        if not self._nodes.n_idle or not self._runs:
-            return 0.0
-        with_all = self._starts.on(len(self._nodes.there))
-        return max(0.0, 1 - step_s(with_all) / self._ledger.step_s) if with_all is not None else 0.0
-
-    def _count_missed(self, at_s: float) -> None:
-        missed_s, since_s = self._missed
-        self._missed = (missed_s + max(0.0, at_s - since_s) * self._miss_per_s(), max(at_s, since_s))
-
-    def _grow_s(self) -> float:
-        """When waiting nodes have cost what a start with them does."""
-        if not self._grows or not (per_s := self._miss_per_s()):
-            return math.inf
-        missed_s, since_s = self._missed
-        n_ranks = len(self._nodes.there) * self._setup.ranks_per_node
-        return since_s + max(0.0, self._terms.save_s + self._terms.restart_of(n_ranks) - missed_s) / per_s
-
-    def _grow(self, at_s: float) -> None:
-        self._ledger.finish_step(at_s)
-        now_s = self._ledger.now_s
-        self._ledger.pause(now_s + self._terms.save_s, Doing.CHECKPOINT)
-        self._ledger.saved()
-        self._prepare_start(self._ledger.now_s, "saved, and started again for the nodes that wait")
-
     # -- what happens to the nodes -------------------------------------------------------------------------------------
 
     def _take(self, changes: Sequence[Change]) -> None:
         at_s = changes[0].at_s
-        self._count_missed(at_s)
         self._nodes.take(changes)
         hit = [change for change in changes if change.kind is not Kind.RETURNED and change.node in self._members]
         if self._job is None:
             if hit or self._start_s == math.inf:
                 self._prepare_start(max(at_s, self._ledger.now_s), told(changes))
             return
-        if not hit:
-            return
-        stepped = self._ledger.cut_off(at_s) if self._runs else False
-        self._doing = Doing.TRANSITION if self._runs else self._doing
-        self._pending.append((at_s, told(hit)))
+        if hit:
+            self._lose(self._job, hit, at_s)
+        for change in changes:
+            if change.kind is Kind.RETURNED and change.node not in self._members:
+                self._members[change.node] = self._job.give(at_s)
+
+    def _lose(self, job: Job, hit: Sequence[Change], at_s: float) -> None:
+        stepped = False
+        if job.is_at_work([self._members[change.node] for change in hit]):
+            stepped = self._ledger.cut_off(at_s) if self._runs else False
+            self._doing, self._drained_s = Doing.TRANSITION if self._runs else self._doing, math.inf
+            self._pending.append((at_s, told(hit)))
         for kind in (Kind.LOST, Kind.FAILED):
             if numbers := [self._members[change.node] for change in hit if change.kind is kind]:
-                self._job.lose(numbers, at_s, transient=kind is Kind.FAILED, stepped=stepped)
+                job.lose(numbers, at_s, transient=kind is Kind.FAILED, stepped=stepped)
                 stepped = False
         for change in hit:
             if change.kind is Kind.LOST:
                 del self._members[change.node]
 
 
-def live(
-    trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Callable[[float], None], *, grows: bool = False
-) -> Result:
+def live(trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Callable[[float], None]) -> Result:
     """What comes of it."""
-    return ElasticLife(trace, setup, starts, terms, grows=grows).run(progress)
+    return ElasticLife(trace, setup, starts, terms).run(progress)

@@ -18,9 +18,11 @@ import msgspec
 
 from launcher.coordinator.actions import Action, Kill, Propose, Record, SendOrder, SetDeadline, Spawn
 from launcher.coordinator.machine import step
+from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, PlainState, State
 from launcher.joblog.events import (
     AgentInfo,
+    AgentJoined,
     AgentLost,
     Body,
     Cause,
@@ -40,7 +42,7 @@ from launcher.joblog.events import (
 from launcher.joblog.wording import REPORT, faults_texts, ranks_text
 from launcher.planning.situations import expected_change, proposed
 from odyssey.errors import OdysseyError
-from odyssey.messages import ModelSpec, Pause, Position, Prepare, Result, position_after
+from odyssey.messages import Drain, ModelSpec, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
 from perfmodel.profile import Profile, layer_specs
 from strategies.search import best
@@ -65,13 +67,14 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """Of some nodes, numbered from 0 in the job. `running_since_s`: None while no step is made; `why_ended`: empty while it
-    lives; `plan`: the one that runs, or is about to.
+    """Of some nodes, numbered from 0 in the job. `running_since_s`: None while no step is made; `drains`: the step that is made
+    is the last one of this plan; `why_ended`: empty while it lives; `plan`: the one that runs, or is about to.
     """
 
     def __init__(self, setup: Setup, n_nodes: int, at_s: float, faults: dict[str, None], *, resumed: bool) -> None:
         """All ranks have built their Job at `at_s`. `resumed`: from a checkpoint. To `faults` comes what bugs have cost."""
         self.running_since_s: float | None = None
+        self.drains = False
         self.why_ended = ""
         self.plan: Plan | None = None
         self._setup = setup
@@ -82,14 +85,15 @@ class Job:
         self._dead: set[int] = set()
         """Ranks without a process, whether that has been noticed or not."""
         self._gone: set[int] = set()
-        """Of them those on lost nodes."""
+        """Numbers of the agents of lost nodes."""
         self._held: dict[int, tuple[int, ...]] = {}
         self._position: Position = (0, 0)
         self._is_to_resume = resumed
-        self._agents = tuple(AgentInfo(node, f"node{node}", 1, setup.ranks_per_node) for node in range(n_nodes))
+        agents = tuple(AgentInfo(node, f"node{node}", 1, setup.ranks_per_node) for node in range(n_nodes))
+        self._n_agents = n_nodes
         self._node_of = {rank: rank // setup.ranks_per_node for rank in range(n_nodes * setup.ranks_per_node)}
         words = ("replay", (), n_nodes, setup.ranks_per_node, RESTARTS, setup.layout, setup.strategy, setup.mtbf_s, "replay", 1)
-        self._feed(JobStarted(*words, agents=self._agents, aim=setup.aim))
+        self._feed(JobStarted(*words, agents=agents, aim=setup.aim))
         model = _model(setup.profile)
         for rank in self._node_of:
             self._feed(RankJoined(rank, model))
@@ -108,30 +112,58 @@ class Job:
         then()
 
     def lose(self, nodes: Sequence[int], at_s: float, *, transient: bool, stepped: bool) -> None:
-        """These nodes are lost, or only their processes. `stepped`: steps were made since the last change."""
+        """These nodes are lost, or only their processes. `stepped`: steps were made since the last change. The others train on
+        where none of them is at work."""
         self._now_s = max(self._now_s, at_s)
         if stepped:
             self._commit("step", (0.0, 0.0))
-        self.running_since_s = None
-        ranks = [rank for node in nodes for rank in self._ranks_of(node)]
-        self._dead.update(ranks)
+        if self.is_at_work(nodes):
+            self.running_since_s, self.drains = None, False
+        agents = [self._state.world.seated[node] for node in nodes]
+        self._dead.update(rank for node in nodes for rank in self._ranks_of(node))
         if not transient:
-            self._gone.update(ranks)
-        self._later(self._setup.profile.recovery.detect_s, lambda: self._tell_lost(nodes, transient))
+            self._gone.update(agent.number for agent in agents)
+        told = () if transient else tuple(agents)
+        self._later(self._setup.profile.recovery.detect_s, lambda: self._tell_lost(nodes, told))
+
+    def is_at_work(self, nodes: Sequence[int]) -> bool:
+        """The generation in force, or the one to come, counts on one of these."""
+        return any(self._state.world.ranks.is_member(rank) for node in nodes for rank in self._ranks_of(node))
+
+    def give(self, at_s: float) -> int:
+        """There is one node more. Answers its number in the job, which may be that of one that is lost."""
+        self._now_s = max(self._now_s, at_s)
+        agent = AgentInfo(self._n_agents, f"node{self._n_agents}", 1, self._setup.ranks_per_node)
+        self._n_agents += 1
+        self._feed(AgentJoined(agent))
+        seated = self._state.world.seated
+        self._node_of = {rank: node for node in range(len(seated)) for rank in self._ranks_of(node)}
+        return seated.index(agent)
+
+    def drained(self, at_s: float) -> None:
+        """The step at which all stop is done."""
+        self._now_s = max(self._now_s, at_s)
+        self.running_since_s, self.drains = None, False
+        self._commit("step", (0.0, 0.0))
+        self._tell_paused(sorted(self._state.world.ranks.of(RankState.MEMBER)))
 
     @property
     def nodes(self) -> set[int]:
         """Those with a living rank."""
         return {self._node_of[rank] for rank in self._state.world.alive}
 
-    def _tell_lost(self, nodes: Sequence[int], transient: bool) -> None:
-        cause = _PROCESS if transient else _NODE
+    def _tell_lost(self, nodes: Sequence[int], agents: Sequence[AgentInfo]) -> None:
+        """`agents`: of nodes that are lost themselves."""
+        for agent in agents:
+            self._feed(AgentLost(agent, "its host is gone"))
+        cause = _NODE if agents else _PROCESS
         for node in nodes:
-            if not transient:
-                self._feed(AgentLost(self._agents[node], "its host is gone"))
             for rank in self._ranks_of(node):
                 if rank in self._state.world.alive and not self.why_ended:
-                    self._feed(RankLost(rank, cause, slot_lost=not transient))
+                    self._feed(RankLost(rank, cause, slot_lost=bool(agents)))
+
+    def _is_gone(self, rank: int) -> bool:
+        return self._state.world.homes[rank] in self._gone
 
     def _ranks_of(self, node: int) -> range:
         per_node = self._setup.ranks_per_node
@@ -153,6 +185,8 @@ class Job:
             match action:
                 case SendOrder(rank=rank, order=Pause()):
                     paused.append(rank)
+                case SendOrder(order=Drain()):
+                    self.drains = True
                 case SendOrder(rank=rank, order=Prepare()):
                     prepared.append(rank)
                 case SendOrder():
@@ -177,7 +211,7 @@ class Job:
             case Spawn(rank=rank) if isinstance(self._state, JobState):
                 self._spawn(rank)
             case Kill(rank=rank, cause=Cause() as cause):
-                self._later(0.0, lambda: self._feed(RankLost(rank, cause, slot_lost=rank in self._gone)))
+                self._later(0.0, lambda: self._feed(RankLost(rank, cause, slot_lost=self._is_gone(rank))))
             case SetDeadline(seconds=seconds):
                 self._dues.set_deadline(None if seconds is None else self._now_s + seconds, lambda: self._feed(Tick()))
 
@@ -197,7 +231,7 @@ class Job:
 
     def _spawn(self, rank: int) -> None:
         self._held.pop(rank, None)
-        if rank in self._gone:
+        if self._is_gone(rank):
             self._later(0.0, lambda: self._feed(RankLost(rank, _NOT_STARTED, slot_lost=True)))
         else:
             self._dead.discard(rank)

@@ -91,14 +91,14 @@ class Ledger:
 
     def finish_step(self, at_s: float) -> None:
         """Train beyond `at_s` to the end of the step, or of the checkpoint, that is under way then."""
+        self.train(self.under_way_until(at_s))
+
+    def under_way_until(self, at_s: float) -> float:
+        """Train until then; when the step ends, or the checkpoint, that is under way at that moment."""
         doing = self._whole_steps(at_s)
         if self.now_s >= at_s:
-            return
-        if doing is Doing.TRAINING:
-            self._spend(self.now_s + self.step_s, doing)
-        else:
-            self._spend(self.now_s + self._save_s, doing)
-            self.saved()
+            return self.now_s
+        return self.now_s + (self.step_s if doing is Doing.TRAINING else self._save_s)
 
     def _whole_steps(self, until_s: float) -> Doing:
         """All steps and checkpoints that end by then; answers what is under way."""

@@ -34,10 +34,9 @@ class Policy(msgspec.Struct, frozen=True):
 def all_policies() -> tuple[Policy, ...]:
     """In the order of the table."""
     ours = [
-        Policy("auto", "the best plan after every loss", partial(_ours, "auto", False)),
-        Policy("auto+restart", "and a user who starts again for nodes that wait", partial(_ours, "auto", True)),
+        Policy("auto", "the best plan after every change", partial(_ours, "auto")),
+        *(Policy(name, f"--strategy {name}", partial(_ours, name)) for name in strategies.names()),
     ]
-    ours += [Policy(name, f"--strategy {name}", partial(_ours, name, False)) for name in strategies.names()]
     return (
         *ours,
         Policy(
@@ -59,8 +58,8 @@ def named(names: Sequence[str]) -> tuple[Policy, ...]:
     return tuple(known[name] for name in dict.fromkeys(names)) if names else tuple(known.values())
 
 
-def _ours(strategy: str, grows: bool, trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Progress) -> Result:
-    return elastic.live(trace, replace(setup, strategy=strategy), starts, terms, progress, grows=grows)
+def _ours(strategy: str, trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Progress) -> Result:
+    return elastic.live(trace, replace(setup, strategy=strategy), starts, terms, progress)
 
 
 def _like(

@@ -21,6 +21,7 @@ MOMENTS = {
     Moment.START: "a job starts",
     Moment.PROPOSE: "workers are lost or leave",
     Moment.GROW: "workers come",
+    Moment.SLOW: "workers have become slow",
 }
 """When a strategy is asked, for the page."""
 
@@ -37,8 +38,9 @@ page, and it has
     def propose(situation: Situation) -> list[Proposal]:
         \"\"\"Plans, or the reason why there is none.\"\"\"
 
-or, for other moments, `start` in place of `propose` (before the first step, when there is no Plan yet) or `grow` (workers have
-come, and all that have work are there); or several of the three. Only those with `propose` are values of `--strategy`.
+or, for other moments, `start` in place of `propose` (before the first step, when there is no Plan yet), `grow` (workers have
+come, and all that have work are there) or `slow` (workers compute slowly); or several of these. Only those with `propose` are
+values of `--strategy`.
 
 `strategies/situation/` says what it is given and answers, `strategies/building/` has what Plans are made with; its `compose`
 refuses a [Plan](plan.md) that contradicts itself or what the survivors hold. The engine runs any other.

@@ -85,8 +85,9 @@ def search(situation: Situation, only: str | None = None) -> list[Candidate]:
 def _table(situation: Situation, only: str | None) -> list[Candidate]:
     """What strategies propose, ranked: all that are asked at such a moment, or one of them."""
     situation = _with_exact_plan(situation)
-    is_loss = bool(situation.lost or situation.leaving or not situation.arrived or only)
+    is_loss = bool(situation.lost or situation.leaving or not (situation.arrived or situation.slow) or only)
     rows = _asked(situation, Moment.PROPOSE, only) if is_loss else []
+    rows += _asked(situation, Moment.SLOW) if situation.slow and only is None else []
     if not situation.is_hit:
         rows += _asked(situation, Moment.GROW) if situation.arrived else []
         rows += unchanged.propose(situation)

@@ -76,6 +76,13 @@ def grown() -> Situation:
     return situation(of, plan, range(5), held={**plan.held, 4: frozenset()})
 
 
+def slowed() -> Situation:
+    """Four ranks have a plan, which runs, and one of them is slow."""
+    of = job_events.profile()
+    plan = first_plan(of, "2x2", 4)
+    return replace(situation(of, plan, range(4)), slow={1: 2.0}, is_running=True)
+
+
 def of_toy(table: list[Candidate] | tuple[Candidate, ...]) -> Candidate:
     (row,) = [row for row in table if row.strategy == "toy"]
     return row
@@ -121,6 +128,7 @@ def test_a_strategy_is_asked_at_its_moments_only(drop_in: Callable[[str], Path],
         Moment.START: initial_plan(situation(job_events.profile(), None, range(4)), "2x2"),
         Moment.PROPOSE: answer(lost()),
         Moment.GROW: answer(grown()),
+        Moment.SLOW: answer(slowed()),
     }
 
     assert [its for its, table in tables_of.items() if "asked" in [row.reason for row in table]] == [moment]

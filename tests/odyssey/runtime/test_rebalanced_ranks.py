@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from odyssey.messages import Committed
 from odyssey.plan import Plan
 from odyssey.plan_proof import prove
-from strategies.rebalance import propose
+from strategies.rebalance import slow as propose
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.mini_agent import Forks, MiniAgent, forks

@@ -97,24 +97,27 @@ def test_a_second_loss_within_a_transition_begins_it_anew() -> None:
     assert found.totals.transition_s == pytest.approx(101.1 - 100 + 1.5)
 
 
-def test_a_node_that_returns_waits_unless_the_user_starts_again() -> None:
-    """Four nodes, one away from 100 to 200: a running Job goes on without it."""
-    length_s = 20_000.0
-    changes = trace(4, length_s, (100, 3, Kind.LOST), (200, 3, Kind.RETURNED))
-    terms = Terms(save_s=2, restart_s=10, every_s=NEVER)
+def test_a_node_that_returns_is_taken_in_behind_a_step() -> None:
+    """Four nodes, one away from 100 to 200: its process has joined 4 s later, and the others train to the end of that step."""
+    changes = trace(4, 20_000.0, (100, 3, Kind.LOST), (200, 3, Kind.RETURNED))
+    found = outcome("auto", "2x2", 4, 8, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
 
-    stays = outcome("auto", "2x2", 4, 8, changes, terms)
-    grows = outcome("auto+restart", "2x2", 4, 8, changes, terms)
+    first, alone, again = found.result.decisions
+    assert first.step_s == pytest.approx(30) and again.step_s is not None and again.step_s <= first.step_s
+    assert alone.step_s is not None and alone.n_ranks < again.n_ranks == 4 and again.what == "taken in"
+    n_steps = (again.at_s - (alone.at_s + alone.pause_s)) / alone.step_s
+    assert n_steps == pytest.approx(round(n_steps)) and 204 <= again.at_s < 204 + alone.step_s
+    assert again.pause_s == pytest.approx(1.25, abs=0.2), "groups and warm-up, and nothing is heard of or paused"
+    assert found.result.idle_node_s < 204 + 2 * alone.step_s
+    assert found.totals.redone_s == pytest.approx(10), "of the loss"
 
-    assert stays.result.idle_node_s == pytest.approx(length_s - 200)
-    assert len(grows.result.decisions) == 3
-    slow_s, away = grows.result.decisions[1].step_s, grows.result.decisions[2]
-    assert slow_s is not None and away.step_s == pytest.approx(30)
-    # when what it has cost to wait is what it costs to start again, at the end of a step
-    since_s = 200 + (2 + 10) / (1 - 30 / slow_s)
-    assert since_s <= away.at_s - 2 <= since_s + slow_s
-    assert grows.totals.checkpoint_s == pytest.approx(2) and grows.totals.restart_s == pytest.approx(11.25)
-    assert grows.useful > stays.useful
+
+def test_a_node_that_is_lost_again_before_it_is_taken_in_costs_the_others_nothing() -> None:
+    changes = trace(4, 1000.0, (100, 3, Kind.LOST), (200, 3, Kind.RETURNED), (202, 3, Kind.LOST))
+    found = outcome("auto", "2x2", 4, 8, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
+
+    assert len(found.result.decisions) == 2
+    assert found.totals.redone_s == pytest.approx(10)
 
 
 def test_without_enough_nodes_a_job_waits() -> None:
