@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.joblog.events import Draining, Event, GenerationStarted, PlanChosen, RankJoined, RankLost, UnitCommitted
+from launcher.joblog.events import Draining, GenerationStarted, PlanChosen, RankJoined, RankLost, UnitCommitted
 from launcher.options import RunOptions
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
@@ -34,8 +34,9 @@ def assert_exact(ran: Ran, tmp_path: Path, n_steps: int) -> None:
     ran.assert_replays()
 
 
-def n_units(ran: Ran) -> int:
-    return len({body.result.position for body in ran.all(UnitCommitted)})
+def n_steps_done(ran: Ran) -> int:
+    """By the log, each counted as often as it became final."""
+    return sum(body.result.kind == "step" for body in ran.all(UnitCommitted))
 
 
 def test_a_rank_that_was_lost_comes_back_and_has_work_again(tmp_path: Path) -> None:
@@ -67,8 +68,7 @@ def test_any_sequence_of_changes_trains_what_one_process_trains(seed: int, tmp_p
     actions = [chance.choice(["kill", "kill", "kill", "hang"]) for _ in at]
     actions[chance.randrange(n_changes)] = "leave"
     drills = tuple(f"step={step} {action}={chance.randrange(4)}" for step, action in zip(at, actions, strict=True))
-    seen: list[Event] = []
     ran = run(tmp_path, n_steps, drills, layout=chance.choice(["2x2", "4x1", "2+1+1"]), max_restarts=20)
     assert_exact(ran, tmp_path, n_steps)
-    assert n_units(ran) == n_steps and not seen
-    assert ran.all(RankJoined)
+    assert n_steps_done(ran) == n_steps
+    assert len(ran.all(RankJoined)) > 4, "somebody has come back"
