@@ -33,8 +33,8 @@ def finished(job: JobState, body: RankFinished) -> Actions:
     if ranks.state(rank) in (RankState.JOINED, RankState.MEMBER):
         ranks.enter(rank, RankState.FINISHED)
     # Who is to join has nothing to join any more.
-    to_join = ranks.among(RankState.STARTING, RankState.JOINED, RankState.MEMBER) if job.plan is not None else set()
-    unwanted = sorted(rank for rank in to_join if not ranks[rank].has_run)
+    to_join = (RankState.STARTING, RankState.JOINED, RankState.MEMBER) if job.plan is not None else ()
+    unwanted = sorted(rank for rank in ranks.new if ranks.state(rank) in to_join)
     ranks.enter_all(unwanted, RankState.ABSENT)
     job.leaving.clear()
     pauses: Actions = ()
@@ -76,9 +76,14 @@ def exited_early(job: JobState, rank: int) -> Actions:
         told = Record(Note(what)), SetDeadline(None)
         if any(_trains(job, paused) for paused in said):
             return *told, *_failed(job)
-    if communicates and not (job.plan is not None and job.members <= set(job.plan.idle)):
+    if communicates and not _are_all_idle(job):
         return told
     return *told, *ask_whether_they_train(job)
+
+
+def _are_all_idle(job: JobState) -> bool:
+    plan = job.plan
+    return plan is not None and job.ranks.n_members <= len(plan.idle) and job.members <= set(plan.idle)
 
 
 def ask_whether_they_train(job: JobState) -> Actions:

@@ -94,7 +94,7 @@ def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) 
         rank_failure.count_respawn(job, [rank])
         job.ranks.enter(rank, RankState.STARTING)
         return Record(Note(f"{how} before it took part; it is started again")), Spawn(rank)
-    if rank not in job.plan_ranks:
+    if not job.is_planned(rank):
         job.ranks.enter(rank, RankState.ABSENT)
     return Record(Note(f"{how} before it took part; the others go on without it{f': {why}' if why else ''}")), *consider(job)
 
@@ -116,7 +116,7 @@ def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
 
 def let_go(job: JobState) -> Actions:
     """The plan that runs does without those that were to leave. One that it still counts on stays, until it is asked about."""
-    gone = (job.leaving.keys() & job.members) - job.plan_ranks if job.leaving else set()
+    gone = {rank for rank in job.leaving if job.ranks.is_member(rank) and not job.is_planned(rank)}
     for rank in gone:
         del job.leaving[rank]
     return _let_go(job, gone)

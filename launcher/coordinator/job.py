@@ -76,9 +76,17 @@ def _joined(job: JobState, body: RankJoined) -> Actions:
 
 
 def _difference_from_members(job: JobState, body: RankJoined) -> str | None:
-    """Those there are have been compared with each other."""
-    of_one = {rank: job.ranks[rank].model for rank in sorted(job.ranks.of(RankState.MEMBER) - {body.rank})[:1]}
-    return gate.model_difference({body.rank: body.model} | {rank: model for rank, model in of_one.items() if model is not None})
+    """Those there are have been compared with each other: any of them tells whether there is one, and the first is named."""
+    members = job.ranks.of(RankState.MEMBER)
+    any_other = next((rank for rank in members if rank != body.rank), None)
+    if any_other is None or _difference_from(job, body, any_other) is None:
+        return None
+    return _difference_from(job, body, min(rank for rank in members if rank != body.rank))
+
+
+def _difference_from(job: JobState, body: RankJoined, member: int) -> str | None:
+    model = job.ranks[member].model
+    return gate.model_difference({body.rank: body.model, member: model}) if model is not None else None
 
 
 def _if_all_joined(job: JobState) -> Actions:
@@ -301,8 +309,7 @@ def _committed(job: JobState, body: UnitCommitted) -> Actions:
         job.world.restarts.past = after_progress(job.world.restarts.past)
     idle = job.plan.idle if job.plan is not None else ()
     order = Follow(job.world.generation, body.result)
-    following = set(idle) & job.members if idle else ()
-    orders = tuple(SendOrder(rank, order) for rank in sorted(following))
+    orders = tuple(SendOrder(rank, order) for rank in sorted(filter(job.ranks.is_member, idle)))
     return *orders, *finish.made_without(job)
 
 

@@ -28,10 +28,11 @@ def made(job: JobState, body: RankJoined) -> None:
 
 def problem(job: JobState) -> str:
     """Why the next Job can never begin; empty if it can."""
-    ahead, ended = job.ranks.of(RankState.AHEAD), job.ranks.among(RankState.EXITED, RankState.DONE)
-    if ahead and ended:
-        return f"{ranks_text(ended)} ended the script where {ranks_text(ahead)} made another Job"
-    return ""
+    ahead = job.ranks.of(RankState.AHEAD)
+    if not ahead or not job.ranks.is_any(RankState.EXITED, RankState.DONE):
+        return ""
+    ended = job.ranks.among(RankState.EXITED, RankState.DONE)
+    return f"{ranks_text(ended)} ended the script where {ranks_text(ahead)} made another Job"
 
 
 def begin_if_all_made_it(job: JobState) -> bool:

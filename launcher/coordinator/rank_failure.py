@@ -22,8 +22,9 @@ def judge(job: JobState, end: RankEnd) -> Restart | GiveUp:
     """What comes of the failure: a first answer when the script has raised, the last one when the rank's process has ended."""
     world, rank = job.world, end.rank
     decision = world.restarts.judge(world.now, {rank: end}, end, had_progress=False)
-    others_have_ended = bool(job.ranks.among(*ENDED_WELL) - {rank})
-    nobody_is_left = others_have_ended or not job.ranks.among(RankState.JOINED, RankState.MEMBER, RankState.FAILING) - {rank}
+    others_have_ended = job.ranks.is_another(rank, *ENDED_WELL)
+    others_live = job.ranks.is_another(rank, RankState.JOINED, RankState.MEMBER, RankState.FAILING)
+    nobody_is_left = others_have_ended or not others_live
     return GiveUp("") if nobody_is_left and isinstance(decision, Restart) else decision
 
 

@@ -92,12 +92,15 @@ class Ranks:
     def __post_init__(self) -> None:
         self._of: dict[RankState, set[int]] = {state: set() for state in R}
         self._alive: set[int] = set()
+        self._new: set[int] = set()
         self._paused: set[int] = set()
         self._ready: set[int] = set()
         for number, rank in self.table.items():
             self._of[rank.state].add(number)
             if rank.state in ALIVE:
                 self._alive.add(number)
+                if not rank.has_run:
+                    self._new.add(number)
             if rank.paused is not None:
                 self._paused.add(number)
             if rank.ready is not None:
@@ -113,6 +116,11 @@ class Ranks:
         """Those with a process."""
         return self._alive
 
+    @property
+    def new(self) -> Set[int]:
+        """Those with a process that has been in no generation that ran."""
+        return self._new
+
     def of(self, state: RankState) -> Set[int]:
         """Those in this state."""
         return self._of[state]
@@ -124,6 +132,10 @@ class Ranks:
     def is_any(self, *states: RankState) -> bool:
         """Whether a rank is in one of these states."""
         return any(self._of[state] for state in states)
+
+    def is_another(self, rank: int, *states: RankState) -> bool:
+        """Whether another rank than this one is in one of these states."""
+        return sum(len(self._of[state]) for state in states) > (self.state(rank) in states)
 
     def is_member(self, rank: int) -> bool:
         """See JobState.members."""
@@ -158,6 +170,10 @@ class Ranks:
             self._alive.discard(rank)
         if state in (R.STARTING, R.ABSENT):
             its.model, its.is_counted, its.has_run = None, False, False
+        if state in ALIVE and not its.has_run:
+            self._new.add(rank)
+        else:
+            self._new.discard(rank)
         if state is R.STARTING or state not in ALIVE:
             self.forget_answers([rank])
 
@@ -171,8 +187,9 @@ class Ranks:
 
     def run(self) -> None:
         """A generation of all members runs."""
-        for rank in self._of[R.MEMBER]:
+        for rank in self._new & self._of[R.MEMBER]:
             self.table[rank].has_run = True
+            self._new.discard(rank)
 
     # -- what they have answered ---------------------------------------------------------------------------------------
 
@@ -194,14 +211,15 @@ class Ranks:
 
     def have_all_paused(self) -> bool:
         """All members have answered Pause."""
-        return len(self._paused) >= self._n_members
+        return len(self._paused) >= self.n_members
 
     def are_all_ready(self) -> bool:
         """All members are at the gate."""
-        return len(self._ready) >= self._n_members
+        return len(self._ready) >= self.n_members
 
     @property
-    def _n_members(self) -> int:
+    def n_members(self) -> int:
+        """See JobState.members."""
         return len(self._of[R.MEMBER]) + len(self._of[R.FAILING])
 
     @property

@@ -215,12 +215,11 @@ class JobState:
     def lost(self) -> set[int]:
         """Ranks that the plan in force counts on and that are no members."""
         starting = self.ranks.among(RankState.STARTING, RankState.JOINED)
-        return {*self.ranks.of(RankState.LOST), *(starting & self.plan_ranks if starting else ())}
+        return {*self.ranks.of(RankState.LOST), *filter(self.is_planned, starting)}
 
-    @property
-    def plan_ranks(self) -> set[int]:
-        """Those that the plan in force counts on."""
-        return {*self.plan.workers, *self.plan.idle} if self.plan is not None else set()
+    def is_planned(self, rank: int) -> bool:
+        """Whether the plan in force counts on it."""
+        return self.plan is not None and (rank in self.plan.held or rank in self.plan.idle)
 
     @property
     def may_respawn(self) -> bool:

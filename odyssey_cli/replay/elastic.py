@@ -7,7 +7,7 @@ again from its last checkpoint on the nodes that are there; with too few of them
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -111,6 +111,11 @@ class ElasticLife:
         setup = replace(self._setup, layout=self._starts.layout(len(self._members)))
         self._ledger.interval_s = self._terms.interval_s(self._n_returns, at_s)
         self._job = Job(setup, len(self._members), at_s, self._starts.faults, resumed=at_s > 0)
+        self._give(self._job, self._nodes.there - self._members.keys(), at_s)  # that came while it was about to start
+
+    def _give(self, job: Job, nodes: Iterable[int], at_s: float) -> None:
+        for node in sorted(nodes):
+            self._members[node] = job.give(at_s)
 
     def _look(self, job: Job, at_s: float) -> None:
         """Whether the job runs, or has ended."""
@@ -122,8 +127,8 @@ class ElasticLife:
             running_s = job.running_since_s if at_s > 0 else 0.0
             self._ledger.pause(running_s, self._doing)
             self._ledger.step_s = step_s(job.plan)
-            busy = job.nodes
-            self._nodes.use((node for node, number in self._members.items() if number in busy), at_s)
+            at_work = job.nodes_at_work
+            self._nodes.use((node for node, number in self._members.items() if number in at_work), at_s)
             self._decide(running_s, f"{job.plan.strategy} {job.plan.form()}", len(job.plan.workers), self._ledger.step_s)
 
     def _prepare_start(self, at_s: float, why: str) -> None:
@@ -156,9 +161,8 @@ class ElasticLife:
             return
         if hit:
             self._lose(self._job, hit, at_s)
-        for change in changes:
-            if change.kind is Kind.RETURNED and change.node not in self._members:
-                self._members[change.node] = self._job.give(at_s)
+        returned = {change.node for change in changes if change.kind is Kind.RETURNED}
+        self._give(self._job, returned - self._members.keys(), at_s)
 
     def _lose(self, job: Job, hit: Sequence[Change], at_s: float) -> None:
         stepped = False

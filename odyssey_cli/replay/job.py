@@ -148,9 +148,9 @@ class Job:
         self._tell_paused(sorted(self._state.world.ranks.of(RankState.MEMBER)))
 
     @property
-    def nodes(self) -> set[int]:
-        """Those with a living rank."""
-        return {self._node_of[rank] for rank in self._state.world.alive}
+    def nodes_at_work(self) -> set[int]:
+        """Those with a rank that computes; none while there is no plan."""
+        return {self._node_of[rank] for rank in self.plan.workers} if self.plan is not None else set()
 
     def _tell_lost(self, nodes: Sequence[int], agents: Sequence[AgentInfo]) -> None:
         """`agents`: of nodes that are lost themselves."""

@@ -18,6 +18,7 @@ def test_what_the_table_answers_is_what_a_count_over_all_ranks_finds(data: st.Da
     ranks = Ranks()
     ranks.start_all(N_RANKS)
     states = dict.fromkeys(range(N_RANKS), RankState.STARTING)
+    has_run: set[int] = set()
     paused: set[int] = set()
     for _ in range(data.draw(st.integers(0, 30))):
         rank = data.draw(st.sampled_from(range(N_RANKS)))
@@ -26,6 +27,9 @@ def test_what_the_table_answers_is_what_a_count_over_all_ranks_finds(data: st.Da
             ranks.answer_ready(RankReady(rank, (0, 0), (), (), 0, 0.0, 0.0, 0))
             paused.add(rank)
             continue
+        if data.draw(st.booleans()):
+            ranks.run()
+            has_run |= {rank for rank, state in states.items() if state is RankState.MEMBER}
         state = data.draw(st.sampled_from(RankState))
         try:
             ranks.enter(rank, state)
@@ -36,12 +40,18 @@ def test_what_the_table_answers_is_what_a_count_over_all_ranks_finds(data: st.Da
         states[rank] = state
         if state not in ALIVE or state is RankState.STARTING:
             paused.discard(rank)
+        if state in (RankState.STARTING, RankState.ABSENT):
+            has_run.discard(rank)
 
     again: Ranks = Packed(Ranks).decode(messages.packed(ranks))
     for table in (ranks, again):
         assert table.alive == {rank for rank, state in states.items() if state in ALIVE}
         for state in RankState:
             assert table.of(state) == {rank for rank, its in states.items() if its is state}
+        assert table.new == table.alive - has_run
+        asked = data.draw(st.lists(st.sampled_from(RankState), unique=True))
+        for rank in range(N_RANKS):
+            assert table.is_another(rank, *asked) == any(its in asked for other, its in states.items() if other != rank)
         assert table.paused.keys() == table.ready.keys() == paused
         n_members = sum(state in (RankState.MEMBER, RankState.FAILING) for state in states.values())
         assert table.have_all_paused() == table.are_all_ready() == (len(paused) >= n_members)

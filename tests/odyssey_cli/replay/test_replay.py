@@ -120,6 +120,24 @@ def test_a_node_that_is_lost_again_before_it_is_taken_in_costs_the_others_nothin
     assert found.totals.redone_s == pytest.approx(10)
 
 
+def test_a_node_that_returns_while_the_job_is_about_to_start_again_is_taken_in() -> None:
+    """1x2 on two nodes: the job ends 0.75 s after the loss, and starts on the other node 10 s later."""
+    changes = trace(2, 2000.0, (100, 1, Kind.LOST), (105, 1, Kind.RETURNED))
+    found = outcome("auto", "1x2", 2, 4, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
+
+    assert [decision.n_ranks for decision in found.result.decisions] == [2, 1, 2]
+    assert found.result.decisions[-1].what == "taken in"
+    assert found.result.n_returns == 1
+
+
+def test_a_node_without_work_is_idle_though_the_job_has_it() -> None:
+    """One layer and two micro-batches: there is nothing for a third node."""
+    found = outcome("auto", "auto", 3, 2, trace(3, 1000.0, (100, 2, Kind.FAILED)), Terms(every_s=NEVER), n_layers=1)
+
+    assert {decision.n_ranks for decision in found.result.decisions} == {2}
+    assert found.result.idle_node_s == pytest.approx(1000)
+
+
 def test_without_enough_nodes_a_job_waits() -> None:
     changes = trace(1, 100, (40, 0, Kind.LOST), (70, 0, Kind.RETURNED))
     found = outcome("auto", "1x1", 1, 2, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
