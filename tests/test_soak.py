@@ -44,6 +44,9 @@ MET = (
     "paused in halves",
     "paused in halves of other pipelines",
     "paused with cut micro-batches",
+    "grew back",
+    "lost while draining",
+    "newcomer lost",
 )
 """Odd branches that a soak must have met: otherwise its faults do not test them."""
 STRUCK = (

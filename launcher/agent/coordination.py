@@ -105,6 +105,11 @@ class Coordination:
         return not results or result.position == position_after(results[-1])
 
     @property
+    def is_draining(self) -> bool:
+        """The ranks that train stop behind a unit that is to become final."""
+        return self.state.status is Status.DRAINING
+
+    @property
     def may_restart(self) -> bool:
         """A process may be started again, as far as restarts go."""
         restarts = self.state.world.restarts

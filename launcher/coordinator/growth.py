@@ -96,6 +96,11 @@ def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) 
         return Record(Note(f"{how} before it took part; it is started again")), Spawn(rank)
     if not job.is_planned(rank):
         job.ranks.enter(rank, RankState.ABSENT)
+    return newcomer_ended(job, how, why)
+
+
+def newcomer_ended(job: JobState, how: str, why: str = "") -> Actions:
+    """For good. `why` it is not started again."""
     return Record(Note(f"{how} before it took part; the others go on without it{f': {why}' if why else ''}")), *consider(job)
 
 
@@ -203,6 +208,8 @@ def answered(job: JobState, body: Proposed) -> Actions:
     """The best plan with all that are there. Where it leaves newcomers without work they stand by."""
     newcomers = job.ranks.of(RankState.JOINED)
     best = body.candidates[0] if body.candidates else None
+    if best is not None and best.plan is not None and not {*best.plan.workers} <= job.members | newcomers:
+        return ask(job)  # one that it counts on was lost since it was asked for
     if leaving := job.leaving.keys() & job.members:
         if best is not None and best.plan is not None and leaving.isdisjoint(best.plan.workers):
             return _drain(job, best.plan, best.reason)

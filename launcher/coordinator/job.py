@@ -331,6 +331,9 @@ def _exited(job: JobState, body: RankExited) -> Actions:
     job.leaving.pop(rank, None)
     if ranks.state(rank) is RankState.LEAVING:
         return _has_left(job, rank)
+    if job.status is not Status.ENDING and _is_newcomer(job, rank):
+        ranks.enter(rank, RankState.LOST if job.is_planned(rank) else RankState.ABSENT)
+        return growth.newcomer_ended(job, f"{ranks_text([rank])} ended with exit code 0")
     nobody_has_joined = len(ranks.of(RankState.STARTING)) == len(world.alive)
     has_finished = ranks.state(rank) in (RankState.FINISHED, RankState.AHEAD)
     ranks.enter(rank, RankState.DONE if has_finished else RankState.EXITED)

@@ -86,9 +86,12 @@ def main() -> None:
             mean = job.evaluate(models.data_for(options.model, 24, dtype))
             if job.is_leader:
                 print(f"evaluate {step.index} loss {mean!r}", flush=True)
-        if options.hold is not None and step.index == options.hold_after:
-            with options.hold.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
+        if options.lose_message_after is not None and step.index == options.lose_message_after[1]:
+            lose_message(options.lose_message_after[0], 1)
+        for file, after in options.hold:
+            if step.index == int(after):
+                with open(file, "rb") as held:
+                    fcntl.flock(held, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
 
     if options.keeps is not None:
         (options.keeps / os.environ["RANK"]).write_text(str(kept.most))
@@ -120,7 +123,7 @@ def die_in_reductions(rank, n_started):
 
 
 def lose_message(rank, number):
-    """What `rank` would send as its message of this number, between stages, never leaves it."""
+    """What `rank` would send as its message of this number from now on, between stages, never leaves it."""
     if os.environ["RANK"] != str(rank):
         return
     send, n = Groups.send, [0]
@@ -218,6 +221,9 @@ def make_scheduler(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5) * 0.98**step)
 
 
+HOLD = "a file that is locked: wait for it after the step; may be given several times"
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=models.VARIANTS, default="gpt")
@@ -237,8 +243,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--autocast", action="store_true", help="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep after each step")
-    parser.add_argument("--hold", type=Path, help="a file that is locked: wait for it after the step of --hold-after")
-    parser.add_argument("--hold-after", type=int, default=0)
+    parser.add_argument("--hold", nargs=2, action="append", default=[], metavar=("FILE", "STEP"), help=HOLD)
     parser.add_argument("--hold-once", type=Path, help="a pipe: wait for its end in the action that writes --out")
     parser.add_argument("--slow", nargs=3, metavar=("FILE", "RANK", "STEP"), help="there that rank is slow, once")
     parser.add_argument("--slow-how", choices=("lock", "deaf", "busy", "data"), default="lock", help="until FILE is not locked")
@@ -247,6 +252,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--bucket-bytes", type=int, default=0, help="of gradients that are reduced together; 0: as ever")
     parser.add_argument("--die", type=int, nargs=2, metavar=("RANK", "N"), help="that rank is killed before its reduction N")
     parser.add_argument("--lose-message", type=int, nargs=2, metavar=("RANK", "N"), help="which it sends between stages")
+    parser.add_argument("--lose-message-after", type=int, nargs=2, metavar=("RANK", "STEP"), help="which it sends next")
     parser.add_argument("--at-commit", nargs=3, action="append", default=[], metavar=("RANK", "N", "stay|lose"))
     parser.add_argument("--count", type=Path, help="a file that gets a byte for each loss of a micro-batch that is trained")
     parser.add_argument("--out", type=Path)

@@ -24,6 +24,7 @@ from launcher.joblog import reader
 from launcher.joblog.events import (
     AgentJoined,
     AgentLost,
+    Draining,
     Event,
     GenerationStarted,
     JobEnded,
@@ -50,6 +51,7 @@ MOMENTS = {
     "started": RankStarted,
     "joined": RankJoined,
     "pausing": Pausing,
+    "draining": Draining,
     "paused": RankPaused,
     "plan": PlanChosen,
     "ready": RankReady,
@@ -151,7 +153,7 @@ class Striker:
             case RankJoined():
                 self._joined.add(body.rank)
                 self._arriving.discard(body.rank)
-            case Pausing():
+            case Pausing() | Draining():
                 self._plan = None
             case PlanChosen():
                 self._plan = body.plan

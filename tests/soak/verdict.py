@@ -18,6 +18,7 @@ from launcher.joblog.events import (
     AgentJoined,
     AgentLost,
     CauseKind,
+    Draining,
     Event,
     GenerationStarted,
     JobEnded,
@@ -29,6 +30,7 @@ from launcher.joblog.events import (
     RankLost,
     RankPaused,
     RankReady,
+    RankStarted,
     UnitCommitted,
 )
 from odyssey.messages import Result
@@ -249,7 +251,7 @@ def lost_unstruck(log: list[Event], start: Start) -> set[str]:
 
 def marks(log: list[Event]) -> set[str]:
     """The odd branches that a job went through."""
-    found = _interrupted(log)
+    found = _interrupted(log) | _of_growth(log)
     paused: dict[int, RankPaused] = {}
     in_recovery = False
     receiving: set[int] = set()
@@ -306,6 +308,35 @@ def _interrupted(log: list[Event]) -> set[str]:
                 if running.is_cut:
                     found.add("paused with cut micro-batches")
                 running = None
+    return found
+
+
+def _of_growth(log: list[Event]) -> set[str]:
+    """What became of ranks that started beside the training, and of those that drained for them."""
+    found: set[str] = set()
+    newcomers: set[int] = set()
+    plan: Plan | None = None
+    wanted: set[int] | None = None
+    """Whom all drain for, if they do."""
+    for event in log:
+        match event.body:
+            case RankStarted(rank=rank) if plan is not None and rank not in plan.spawned:
+                newcomers.add(rank)
+            case Draining(joined=joined):
+                wanted = set(joined)
+            case Pausing() if wanted is not None:
+                found.add("lost while draining")
+                wanted = None
+            case PlanChosen():
+                plan = event.body.plan
+            case GenerationStarted() if plan is not None:
+                if wanted and not wanted.isdisjoint(plan.workers):
+                    found.add("grew back")
+                newcomers -= {*plan.workers, *plan.idle}
+                wanted = None
+            case RankLost(rank=rank, cause=cause) if rank in newcomers and cause.kind is not CauseKind.ENDED:
+                found.add("newcomer lost")
+                newcomers.discard(rank)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is drawn around a job of draw.py, or in its place: several agents, kills of all, exact points, slow things."""
+"""What is drawn around a job of draw.py, or in its place: several agents, kills of all, exact points, slow things, growth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.soak.case import HELPERS, Agents, Case, Chain, Fault, PointFault, Rec
 from tests.soak.points import OF_ONE_RANK, POINTS
 
 _TEN = "host", "points", "host", "killed", "host", "slow", "host", "agents", "start"
-WORLDS = (*_TEN, "points", *_TEN, "host")
+WORLDS = (*_TEN, "growth", *_TEN, "growth")
 """Of twenty jobs in a row. The first two kinds cost the least time for a fault."""
 ON_AGENT = {"kill": 6, "stop": 2, "freeze": 3}
 ON_HELPERS = tuple((kind, helper) for helper in HELPERS for kind in ("kill", "freeze", "stop"))
@@ -41,6 +41,8 @@ def case(seed: int, on_one_host: Case) -> Case:
             return _among(rng, base, _early(rng), is_start=True)
         case "slow":
             return _slow(rng, base)
+        case "growth":
+            return _growth(rng, base)
         case _:
             strangers = _strangers(rng) if rng.random() < 0.3 else ()
             return replace(on_one_host, chains=(*on_one_host.chains, *strangers, _on_helper(rng, seed)))
@@ -106,6 +108,40 @@ def _point(rng: random.Random, n_ranks: int) -> PointFault:
     how = "stop" if rng.random() < 0.15 else "kill"
     rank = None if where in OF_ONE_RANK else rng.randrange(n_ranks)
     return PointFault(how, where, number, rank, layer, another=rng.random() < 0.25)
+
+
+def _growth(rng: random.Random, base: Case) -> Case:
+    """Ranks that are lost come back beside the training, and then more is lost: who comes, or who drains for them."""
+    chains: list[Chain] = []
+    step = 0
+    for _ in range(rng.randint(3, 5)):
+        step += rng.randint(2, 6)
+        first = _kill(rng, base.n_ranks, step)
+        chains.append((first, _while_it_grows(rng, base.n_ranks)) if rng.random() < 0.8 else (first,))
+    recipe = replace(
+        base.recipe,
+        steps=step + rng.randint(2, 12),
+        save_every=rng.choice((0, 1, 3)),
+        once_every=rng.choice((0, 2)),
+        own_s=rng.choice((0.05, 0.1)),
+        n_samples=96,
+    )
+    strategy = rng.choice(("auto", "repartition", "reroute"))
+    case = replace(base, recipe=recipe, strategy=strategy, max_restarts=40, chains=tuple(chains), script_faults=())
+    return _with_agents(rng, case) if rng.random() < 0.2 else case
+
+
+def _while_it_grows(rng: random.Random, n_ranks: int) -> Fault:
+    """After a loss: at the start of the rank that comes back, when it has joined, while all drain, and at the Go with it."""
+    on, number = rng.choice((("started", 1), ("joined", 1), ("draining", 1), ("draining", 1), ("go", 2)))
+    kind = _weighted(rng, {"kill": 6, "stop": 2, "freeze": 2, "cut": 2})
+    rank = rng.randrange(n_ranks) if on in ("draining", "go") else None
+    return Fault(
+        *(kind, "rank", on, number, _soon(rng), rank),
+        signal=int(signal.SIGKILL) if kind == "kill" else 0,
+        seconds=rng.uniform(0.1, 3.0) if kind == "freeze" else 0.0,
+        n_cut=rng.randint(1, 3) if kind == "cut" else 0,
+    )
 
 
 # -- time --------------------------------------------------------------------------------------------------------------

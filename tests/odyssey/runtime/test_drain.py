@@ -16,8 +16,9 @@ from odyssey.plan import Move, Plan, StateFrom, move_runs
 from odyssey.plan_proof import prove
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS
+from tests.held import Held
 from tests.mini_agent import Forks, MiniAgent, forks
-from tests.odyssey.runtime.test_session import Held, assert_exact, held
+from tests.odyssey.runtime.test_session import assert_exact, held
 
 __all__ = ["forks", "held", "nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from odyssey.plan import StateFrom
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS
+from tests.held import Held
 from tests.mini_agent import Forks, MiniAgent, forks
 
 __all__ = ["forks", "nothing_left"]
@@ -37,19 +37,6 @@ def agent_of(forks: Forks, nothing_left: None) -> Iterator[Callable[..., MiniAge
             return agent
 
         yield make
-
-
-class Held:
-    """Ranks that wait in their script's own code after a step, until `release`."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        path.touch()
-        self.arguments = ("--hold", str(path), "--hold-after", str(step))
-        self.file = path.open("rb")
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-
-    def release(self) -> None:
-        self.file.close()
 
 
 @pytest.fixture

@@ -1,0 +1,322 @@
+"""Ranks that were lost come back, with real processes: what is trained is exact, no step is done twice, and nothing hangs.
+
+A rank of a 2x2 job is lost behind a step, while all others wait in the script's own code: so its loss costs no micro-batch
+either. Behind a later step they wait again, until what a test is about has come. The profile lets each rank have a processor
+to itself, so that it pays to take ranks in however many this machine has; and a strategy is forced that does not wait for a
+process that starts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from launcher.joblog.events import (
+    ConnectionLost,
+    Draining,
+    Event,
+    GenerationStarted,
+    Note,
+    Pausing,
+    PlanChosen,
+    RankJoined,
+    RankLost,
+    RankPaused,
+    RankStarted,
+    UnitCommitted,
+)
+from launcher.options import RunOptions
+from perfmodel import profile as profiles
+from perfmodel.profile import Profile
+from tests import exactness, reference
+from tests.agent_runs import TRAIN, Ran, nothing_left
+from tests.held import Held
+
+__all__ = ["nothing_left"]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left")]
+
+EXACT = ("--dropout", "0.1", "--clip", "0.5", "--schedule")
+N_STEPS = 8
+FIRST, SECOND, THIRD = 1, 3, 5
+"""Behind these steps all wait."""
+Moment = Callable[[Event, Ran], bool]
+Act = Callable[[Event, Ran], None]
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    folder = tmp_path_factory.mktemp("profile")
+    path = folder / "profile.json"
+    arguments = (*EXACT, "--global-batch", "15")
+    options = RunOptions(TRAIN, arguments, n_nodes=4, log_dir=folder / "logs", capture_output=True, write_profile=path)
+    assert Ran(options).code == 0
+    return on(profiles.read(path), cores=None)
+
+
+def on(profile: Profile, cores: int | None) -> Profile:
+    return replace(profile, cluster=replace(profile.cluster, cores=cores))
+
+
+@dataclass
+class Job:
+    """`holds`: behind which step all wait, until when. `acts`: what is done upon an event."""
+
+    folder: Path
+    profile: Profile
+    holds: dict[int, Moment] = field(default_factory=dict)
+    acts: list[Act] = field(default_factory=list)
+    n_steps: int = N_STEPS
+    global_batch: int = 15
+    lost: tuple[int, ...] = (3,)
+
+    def run(self, *arguments: str, writes: bool = True, **options: object) -> Ran:
+        """To its end, which must be a good one. The ranks `lost` are killed behind the step FIRST."""
+        profiles.write(self.profile, self.folder / "profile.json")
+        holds = {FIRST: when(Pausing)} | self.holds
+        with ExitStack() as stack:
+            held = {step: Held(self.folder / f"held-{step}", step) for step in holds}
+            for each in held.values():
+                stack.callback(each.release)
+
+            def watch(event: Event, ran: Ran) -> None:
+                if is_behind(FIRST)(event, ran):
+                    for rank in self.lost:
+                        send(ran, rank, signal.SIGKILL)
+                for act in self.acts:
+                    act(event, ran)
+                for step, is_over in holds.items():
+                    if is_over(event, ran):
+                        held[step].release()
+
+            arguments += (*EXACT, "--global-batch", str(self.global_batch), "--steps", str(self.n_steps))
+            arguments += ("--count", str(self.folder / "count"))
+            arguments += tuple(part for each in held.values() for part in each.arguments)
+            arguments += ("--out", str(self.folder / "out.pt")) if writes else ()
+            given = {"n_nodes": 4, "layout": "2x2", "strategy": "repartition", "max_restarts": 5}
+            given |= {"profile": self.folder / "profile.json", "log_dir": self.folder / "logs", "capture_output": True}
+            ran = Ran(RunOptions(TRAIN, arguments, **given | options), watch)
+        assert ran.code == 0, (ran.events[-1], ran.text("stderr")[-2000:])
+        return ran
+
+    def assert_exact(self, ran: Ran, n_redone: int = 0) -> None:
+        """What was trained is what one process trains, and at most so many steps were done again."""
+        _, expected = exactness.expected_of("gpt", self.n_steps, self.global_batch, 2)
+        state = torch.load(self.folder / "out.pt")["state"]["model"]
+        assert reference.largest_difference(expected, state) < exactness.TOLERANCE
+        assert ran.steps() == list(range(self.n_steps)), "each step is told once"
+        n_micro_batches = math.ceil(self.global_batch / 2)
+        done = (self.folder / "count").stat().st_size
+        assert self.n_steps * n_micro_batches <= done <= (self.n_steps + n_redone) * n_micro_batches
+        ran.assert_replays()
+
+
+@pytest.fixture
+def job(profile: Profile, tmp_path: Path) -> Job:
+    return Job(tmp_path, profile)
+
+
+def when(kind: type, number: int = 1, rank: int | None = None) -> Moment:
+    """The so many'th event of this kind, of this rank if one is given."""
+    return lambda event, ran: is_nth(event, ran, kind, number, rank)
+
+
+def is_nth(event: Event, ran: Ran, kind: type, number: int, rank: int | None) -> bool:
+    def counts(body: object) -> bool:
+        return rank is None or getattr(body, "rank", None) == rank
+
+    return isinstance(event.body, kind) and counts(event.body) and sum(map(counts, ran.all(kind))) == number
+
+
+def does(moment: Moment, rank: int, number: signal.Signals) -> Act:
+    """This signal to the newest process of the rank."""
+
+    def act(event: Event, ran: Ran) -> None:
+        if moment(event, ran):
+            send(ran, rank, number)
+
+    return act
+
+
+def send(ran: Ran, rank: int, number: signal.Signals) -> None:
+    (*_, pid) = (started.pid for started in ran.all(RankStarted) if started.rank == rank)
+    os.kill(pid, number)
+
+
+def is_behind(step: int) -> Moment:
+    """It is final."""
+
+    def moment(event: Event, ran: Ran) -> bool:
+        body = event.body
+        if not isinstance(body, UnitCommitted) or body.result.kind != "step" or body.result.position[0] != step:
+            return False
+        return sum(each.result.position[0] == step for each in ran.all(UnitCommitted)) == 1
+
+    return moment
+
+
+def workers_at_the_end(ran: Ran) -> set[int]:
+    return set(ran.all(PlanChosen)[-1].plan.workers)
+
+
+EVERYBODY = {0, 1, 2, 3}
+OF_WHOLE_MODELS = {"layout": "4x1", "strategy": "reroute"}
+"""Any two ranks may be lost."""
+
+
+@pytest.mark.parametrize("strategy", ["repartition", "reroute"])
+def test_a_rank_comes_back_and_no_micro_batch_is_done_twice(job: Job, strategy: str) -> None:
+    job.holds = {SECOND: when(Draining)}
+    ran = job.run(strategy=strategy)
+    job.assert_exact(ran)
+    assert [loss.rank for loss in ran.all(RankLost)] == [3]
+    (draining,) = ran.all(Draining)
+    assert draining.joined == (3,) and workers_at_the_end(ran) == EVERYBODY
+    *_, last = ran.all(GenerationStarted)
+    assert last.total_s is None and last.stood_s is not None
+
+
+def test_two_ranks_that_come_back_are_taken_in_together(job: Job) -> None:
+    job.lost, job.holds = (2, 3), {SECOND: when(Draining)}
+    ran = job.run()
+    job.assert_exact(ran)
+    assert [draining.joined for draining in ran.all(Draining)] == [(2, 3)]
+    assert workers_at_the_end(ran) == EVERYBODY
+
+
+def test_ranks_are_lost_and_come_back_three_times(job: Job) -> None:
+    job.n_steps = 14
+    for i, (step, rank) in enumerate(((5, 0), (9, 2))):
+        job.acts.append(does(is_behind(step), rank, signal.SIGKILL))
+        job.holds |= {step: when(Pausing, i + 2), step + 2: when(Draining, i + 2)}
+    job.holds[SECOND] = when(Draining)
+    ran = job.run()
+    job.assert_exact(ran)
+    assert [loss.rank for loss in ran.all(RankLost)] == [3, 0, 2]
+    assert [draining.joined for draining in ran.all(Draining)] == [(3,), (0,), (2,)]
+    assert workers_at_the_end(ran) == EVERYBODY
+
+
+# -- the newcomer is lost ----------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_that_is_killed_before_it_takes_part_comes_once_more(job: Job) -> None:
+    job.acts = [does(when(RankStarted, 2, rank=3), 3, signal.SIGKILL)]
+    job.holds = {SECOND: when(Draining)}
+    ran = job.run()
+    job.assert_exact(ran)
+    assert len(ran.all(Pausing)) == 1, "it costs the others nothing"
+    assert workers_at_the_end(ran) == EVERYBODY
+
+
+@pytest.mark.parametrize(
+    ("moment", "n_redone"), [(when(RankJoined, 2, rank=3), 0), (when(Draining), 0), (when(GenerationStarted, 3), 1)]
+)
+def test_a_newcomer_that_is_killed_as_it_takes_part_comes_once_more(job: Job, moment: Moment, n_redone: int) -> None:
+    job.acts = [does(moment, 3, signal.SIGKILL)]
+    job.holds = {SECOND: when(Draining if n_redone else Pausing, 1 if n_redone else 2), THIRD: when(Draining, 2)}
+    ran = job.run()
+    job.assert_exact(ran, n_redone)
+    assert [loss.rank for loss in ran.all(RankLost)] == [3, 3]
+    assert workers_at_the_end(ran) == EVERYBODY
+
+
+def test_the_others_train_on_without_a_newcomer_that_stands_still(job: Job) -> None:
+    """Nobody waits for it, and it is gone with the job."""
+    job.acts = [does(when(RankStarted, 2, rank=3), 3, signal.SIGSTOP)]
+    ran = job.run()
+    job.assert_exact(ran)
+    assert not ran.all(Draining) and len(ran.all(Pausing)) == 1
+
+
+def test_a_newcomer_that_stands_still_when_it_is_to_take_part_is_found(job: Job) -> None:
+    job.acts = [does(when(RankJoined, 2, rank=3), 3, signal.SIGSTOP)]
+    job.holds = {SECOND: when(Draining), THIRD: when(Draining, 2)}
+    ran = job.run()
+    job.assert_exact(ran)
+    assert [loss.cause.kind for loss in ran.all(RankLost)] == ["signal", "hang"]
+    assert workers_at_the_end(ran) == EVERYBODY
+
+
+def test_a_rank_that_it_does_not_pay_to_take_in_stands_by_and_may_stand_still(job: Job) -> None:
+    """There is one micro-batch, and one processor for all."""
+    job.profile, job.global_batch = replace(on(job.profile, cores=1), global_batch=2), 2
+
+    def stands_by(event: Event, ran: Ran) -> bool:
+        return isinstance(event.body, Note) and event.body.text.startswith("rank 3 stands by")
+
+    job.acts = [does(stands_by, 3, signal.SIGSTOP)]
+    job.holds = {SECOND: stands_by}
+    ran = job.run(layout="1x2")
+    job.assert_exact(ran)
+    assert not ran.all(Draining) and len(ran.all(Pausing)) == 1
+
+
+# -- something happens while all drain ---------------------------------------------------------------------------------
+
+
+def test_a_member_lost_before_the_unit_is_final_behind_which_all_stop(job: Job) -> None:
+    job.acts = [does(when(Draining), 0, signal.SIGKILL)]
+    job.holds = {SECOND: when(Pausing, 2), THIRD: when(Draining, 2)}
+    ran = job.run(**OF_WHOLE_MODELS)
+    job.assert_exact(ran)
+    assert [loss.rank for loss in ran.all(RankLost)] == [3, 0]
+    assert workers_at_the_end(ran) == EVERYBODY
+
+
+def test_a_member_lost_behind_the_unit_at_which_all_stop_costs_no_step(job: Job) -> None:
+    def has_stopped(event: Event, ran: Ran) -> bool:
+        body = event.body
+        return isinstance(body, RankPaused) and bool(ran.all(Draining)) and body.position > (SECOND, 0) and body.rank != 3
+
+    lost: list[int] = []
+
+    def lose_another(event: Event, ran: Ran) -> None:
+        if has_stopped(event, ran) and not lost:
+            lost.append(1 if event.body.rank == 0 else 0)
+            send(ran, lost[0], signal.SIGKILL)
+
+    job.acts = [lose_another]
+    job.holds = {SECOND: when(Draining)}
+    ran = job.run(**OF_WHOLE_MODELS)
+    job.assert_exact(ran)
+    assert [loss.rank for loss in ran.all(RankLost)] == [3, *lost]
+
+
+def test_a_member_that_stands_still_while_all_drain_is_found(job: Job) -> None:
+    job.acts = [does(when(Draining), 0, signal.SIGSTOP)]
+    job.holds = {SECOND: when(Draining), THIRD: when(Draining, 2)}
+    ran = job.run(**OF_WHOLE_MODELS)
+    job.assert_exact(ran, n_redone=1)
+    assert [(loss.rank, loss.cause.kind) for loss in ran.all(RankLost)] == [(3, "signal"), (0, "hang")]
+    assert workers_at_the_end(ran) == EVERYBODY
+
+
+def test_a_message_lost_while_all_drain_is_noticed_by_its_silence(job: Job) -> None:
+    """No connection ends, and all ranks answer: they only wait for each other."""
+    job.holds = {SECOND: when(Draining)}
+    ran = job.run("--lose-message-after", "0", str(SECOND))
+    job.assert_exact(ran, n_redone=1)
+    (broken,) = ran.all(ConnectionLost)
+    assert broken.what.startswith("nothing has moved for")
+    assert [loss.rank for loss in ran.all(RankLost)] == [3]
+    assert workers_at_the_end(ran) == EVERYBODY
+
+
+@pytest.mark.parametrize("has_a_last_unit", [True, False])
+def test_the_script_may_end_while_all_drain(job: Job, has_a_last_unit: bool) -> None:
+    """Behind the last step: there is one more unit, that of the result, or none."""
+    job.holds = {N_STEPS - 1: when(Draining)}
+    ran = job.run(writes=has_a_last_unit)
+    assert ran.all(Draining) and ran.steps() == list(range(N_STEPS))
+    if has_a_last_unit:
+        job.assert_exact(ran)
+    ran.assert_replays()
