@@ -78,9 +78,12 @@ def agent_joined(job: JobState, agent: AgentInfo) -> Actions:
 
 
 def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) -> Actions:
-    """One that took part in nothing: the others train on. It starts again, if it may."""
+    """One that took part in nothing: the others train on. It starts again, if it may, or now if it was never asked for."""
     rank, world = body.rank, job.world
     why = ""
+    if body.cause.kind is CauseKind.NOT_STARTED and not body.slot_lost:
+        job.ranks.enter(rank, RankState.STARTING)
+        return Record(Note(f"{ranks_text([rank])} is started now: {body.cause.text}")), Spawn(rank)
     if has_failed:
         decision = world.restarts.judge(world.now, {rank: world.ends[rank]}, world.ends[rank], had_progress=False)
         if isinstance(decision, GiveUp):
@@ -108,20 +111,22 @@ def newcomer_ended(job: JobState, how: str, why: str = "") -> Actions:
 
 
 def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
-    """Those that take part in nothing end at once; the others when a plan without them runs."""
+    """Those that take part in nothing end at once; the others, and those that the next plan waits for, when a plan without them
+    runs."""
     ranks = job.ranks
     wanted = {rank for rank in body.ranks if rank in ranks.alive}
     if job.status is Status.FINISHING or not wanted:
         return ()
     note = Record(Note(f"{ranks_text(wanted)} {'are' if len(wanted) > 1 else 'is'} to leave: {body.reason}"))
-    at_once = wanted & ranks.among(RankState.STARTING, RankState.JOINED)
-    job.leaving |= dict.fromkeys(sorted(wanted & job.members), body.is_certain)
+    awaited = set(job.next_plan.spawned) if job.next_plan is not None else set()
+    at_once = wanted & ranks.among(RankState.STARTING, RankState.JOINED) - awaited
+    job.leaving |= dict.fromkeys(sorted(wanted & (job.members | awaited)), body.is_certain)
     return note, *_let_go(job, at_once), *consider(job)
 
 
 def let_go(job: JobState) -> Actions:
     """The plan that runs does without those that were to leave. One that it still counts on stays, until it is asked about."""
-    gone = {rank for rank in job.leaving if job.ranks.is_member(rank) and not job.is_planned(rank)}
+    gone = {rank for rank in job.leaving if rank in job.ranks.alive and not job.is_planned(rank)}
     for rank in gone:
         del job.leaving[rank]
     return _let_go(job, gone)
@@ -196,7 +201,7 @@ def ask(job: JobState) -> Actions:
         respawnable=(),
         held=held | {rank: frozenset() for rank in sorted(newcomers)},
         untrained=not job.results,
-        arriving=tuple(sorted(job.ranks.of(RankState.STARTING))),
+        arriving=tuple(sorted(job.ranks.of(RankState.STARTING) - job.leaving.keys())),
         leaving=tuple(sorted(leaving)),
         slow=job.factors,
         is_running=True,

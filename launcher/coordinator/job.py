@@ -94,9 +94,9 @@ def _if_all_joined(job: JobState) -> Actions:
     if ranks.is_any(RankState.STARTING, RankState.FAILING):
         return ()
     ranks.enter_all(ranks.of(RankState.JOINED), RankState.MEMBER)
-    models = ranks.models
-    if not models:
+    if not job.members:
         return ()
+    models = ranks.models
     if (difference := gate.model_difference(models)) is not None:
         return end(job, 1, difference, _SAME_MODEL)
     if (given := gate.difference_at_start(models)) is not None:
@@ -220,7 +220,9 @@ def _has_left(job: JobState, rank: int) -> Actions:
     job.world.ends.pop(rank, None)
     if job.status is Status.ENDING:
         return if_failed_and_gone(job)
-    return () if job.world.alive else _end_finished(job)
+    if not job.world.alive:
+        return _end_finished(job)
+    return _if_all_joined(job) if job.status is Status.STARTING else ()
 
 
 def _failed(job: JobState, body: RankFailed) -> Actions:
@@ -286,7 +288,9 @@ def _leader_changed(job: JobState, body: LeaderChanged) -> Actions:
             job.stranded = job.members
             return note, *finish.release_stranded(job)
     _clock_from_now(job)
-    return note, *transition.pause(job, "the leading agent was not heard")
+    ending = tuple(sorted(job.ranks.among(RankState.LEAVING, RankState.FAILING)))
+    ends = (EndRanks(ending),) if ending else ()
+    return note, *ends, *transition.pause(job, "the leading agent was not heard")
 
 
 # -- run and finish ----------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ NEXT: dict[RankState, frozenset[RankState]] = {
     R.JOINED: frozenset({R.MEMBER, R.LEAVING, R.FAILING, R.FINISHED, R.ABSENT, R.LOST, R.EXITED}),
     R.MEMBER: frozenset({R.LEAVING, R.FAILING, R.FINISHED, R.AHEAD, R.ABSENT, R.LOST, R.EXITED}),
     R.LEAVING: frozenset({R.ABSENT}),
-    R.FAILING: frozenset({R.ABSENT, R.LOST, R.EXITED}),
+    R.FAILING: frozenset({R.LEAVING, R.ABSENT, R.LOST, R.EXITED}),
     R.FINISHED: frozenset({R.AHEAD, R.FAILING, R.DONE, R.GONE, R.LOST}),
     R.AHEAD: frozenset({R.MEMBER, R.FAILING, R.DONE, R.GONE, R.LOST}),
     R.LOST: frozenset({R.STARTING, R.ABSENT}),

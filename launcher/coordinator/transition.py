@@ -139,7 +139,7 @@ def propose(job: JobState) -> Actions:
         respawnable=(respawnable := _respawnable(job)),
         held={rank: frozenset(report.held) for rank, report in survivors.items()},
         untrained=not job.results,
-        arriving=tuple(sorted({*respawnable, *job.ranks.of(RankState.STARTING)})),
+        arriving=tuple(sorted({*respawnable, *job.ranks.of(RankState.STARTING)} - job.leaving.keys())),
         leaving=tuple(rank for rank in members if rank in job.leaving),
         slow=job.factors,
     )
@@ -147,9 +147,10 @@ def propose(job: JobState) -> Actions:
 
 
 def _respawnable(job: JobState) -> tuple[int, ...]:
-    """Of the lost: who may be started again, or has been already."""
+    """Of the lost: who may be started again, or has been already, and is not to leave."""
     world = job.world
-    return tuple(rank for rank in sorted(job.lost - world.slots_lost) if rank in world.alive or job.may_start_again(rank))
+    lost = sorted(job.lost - world.slots_lost - job.leaving.keys())
+    return tuple(rank for rank in lost if rank in world.alive or job.may_start_again(rank))
 
 
 def proposed(job: JobState, body: Proposed) -> Actions:

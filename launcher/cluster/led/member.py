@@ -262,6 +262,8 @@ class Member:
         held = [self.reported.held(process.assignment) for process in processes.values()]
         for message in self.reported.said():
             session.send(message)
+        if self._leaves_by is not None:
+            session.send(WantsToLeave(ending(self._leaves_by)[0]))
         session.follow(address, Attach(session.token, self._number, tuple(held)), is_held=True)
 
     @property
