@@ -42,7 +42,7 @@ from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.held import Held
 
 __all__ = ["nothing_left"]
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left")]
 
 EXACT = ("--dropout", "0.1", "--clip", "0.5", "--schedule")
 N_STEPS = 8
