@@ -66,13 +66,12 @@ def test_strategies_without_a_plan_say_why() -> None:
     plan = first_plan(of, "2x4", 8)
     table = search(situation(of, plan, without(plan, 0, 5)))
     assert reasons(table) == {
-        "rebalance": "no worker is slow",
         "respawn": "the slots of workers 0, 5 are gone or have no restarts left (--max-restarts)",
         "shrink": "every pipeline has lost a worker",
     }
     one = reasons(search(situation(of, plan, without(plan, 5))))
     gone = "the slot of worker 5 is gone or has no restarts left (--max-restarts)"
-    assert one == {"rebalance": "no worker is slow", "respawn": gone}
+    assert one == {"respawn": gone}
 
 
 def test_lost_layers_are_all_named() -> None:
