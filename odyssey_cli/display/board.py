@@ -15,6 +15,7 @@ import msgspec
 from launcher.joblog.events import (
     AtStep,
     Body,
+    CauseKind,
     Draining,
     Event,
     GenerationStarted,
@@ -169,6 +170,15 @@ class Board:
             return self._commits[-1][1] / self.step_s
         return None
 
+    def has_left(self, body: Body) -> bool:
+        """It is the end of a rank that was asked to leave: whatever else ends it is a loss."""
+        match body:
+            case RankExited(rank=rank):
+                return rank in self.leaving
+            case RankLost(rank=rank, cause=cause):
+                return rank in self.leaving and cause.kind in (CauseKind.ENDED, CauseKind.EXIT)
+        return False
+
     def apply(self, event: Event) -> None:
         """Take in the next event of the log."""
         self.now = max(self.now, event.time)
@@ -234,7 +244,7 @@ class Board:
                 self.restarting = False
             case RankJoined(rank=rank):
                 self.ranks[rank] = RankState.READY
-            case RankLost(rank=rank) | RankExited(rank=rank) if rank in self.leaving:
+            case RankLost(rank=rank) | RankExited(rank=rank) if self.has_left(body):
                 self.ranks[rank] = RankState.FINISHED
                 self._say(time, f"rank {rank} has left")
             case RankLost(rank=rank):

@@ -79,7 +79,7 @@ class PlainLog:
         if event.origin == RETOLD:
             return False
         match event.body:
-            case RankLost(rank=rank) if rank in self._board.leaving:
+            case RankLost() if self._board.has_left(event.body):
                 return self._board.ended is None
             case RankLost(cause=cause):
                 return self._board.ended is None and self._is_job and cause.kind not in (CauseKind.ENDED, CauseKind.EXIT)
@@ -102,7 +102,7 @@ def _text(event: Event, board: Board) -> str:
             return "profile read, not measured"
         case Profiled(seconds=seconds):
             return f"profile measured in {quantities.seconds(seconds)}"
-        case RankLost(rank=rank) | RankExited(rank=rank) if rank in board.leaving:
+        case RankLost(rank=rank) | RankExited(rank=rank) if board.has_left(event.body):
             return f"rank {rank} has left"
         case RankLost() as lost:
             return loss_text(lost)
