@@ -42,7 +42,7 @@ from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.held import Held
 
 __all__ = ["nothing_left"]
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("nothing_left")]
 
 EXACT = ("--dropout", "0.1", "--clip", "0.5", "--schedule")
 N_STEPS = 8
@@ -237,6 +237,7 @@ def test_the_others_train_on_without_a_newcomer_that_stands_still(job: Job) -> N
     assert not ran.all(Draining) and len(ran.all(Pausing)) == 1
 
 
+@pytest.mark.soak
 def test_a_newcomer_that_stands_still_when_it_is_to_take_part_is_found(job: Job) -> None:
     job.acts = [does(when(RankJoined, 2, rank=3), 3, signal.SIGSTOP)]
     job.holds = {SECOND: when(Draining), THIRD: when(Draining, 2)}
@@ -291,6 +292,7 @@ def test_a_member_lost_behind_the_unit_at_which_all_stop_costs_no_step(job: Job)
     assert [loss.rank for loss in ran.all(RankLost)] == [3, *lost]
 
 
+@pytest.mark.soak
 def test_a_member_that_stands_still_while_all_drain_is_found(job: Job) -> None:
     job.acts = [does(when(Draining), 0, signal.SIGSTOP)]
     job.holds = {SECOND: when(Draining), THIRD: when(Draining, 2)}
@@ -300,6 +302,7 @@ def test_a_member_that_stands_still_while_all_drain_is_found(job: Job) -> None:
     assert workers_at_the_end(ran) == EVERYBODY
 
 
+@pytest.mark.soak
 def test_a_message_lost_while_all_drain_is_noticed_by_its_silence(job: Job) -> None:
     """No connection ends, and all ranks answer: they only wait for each other."""
     job.holds = {SECOND: when(Draining)}
