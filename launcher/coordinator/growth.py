@@ -107,6 +107,11 @@ def newcomer_ended(job: JobState, how: str, why: str = "") -> Actions:
     return Record(Note(f"{how} before it took part; the others go on without it{f': {why}' if why else ''}")), *consider(job)
 
 
+def unreachable(job: JobState) -> Set[int]:
+    """Newcomers that the generation to come counts on. Where its groups cannot be built it is them: the others had theirs."""
+    return job.ranks.new & job.members if job.plan is not None else frozenset()
+
+
 # -- ranks are asked to leave ------------------------------------------------------------------------------------------
 
 
@@ -181,7 +186,7 @@ def consider(job: JobState) -> Actions:
 
 def waited(job: JobState, body: Tick) -> Actions:
     """For others that start, which come later, if at all; or until as much is lost by a slow rank as a remedy takes."""
-    return ask(job)
+    return ask(job) if job.ranks.of(RankState.JOINED) or job.slow else ()
 
 
 def ask(job: JobState) -> Actions:

@@ -9,7 +9,7 @@ What is heard when, and by whom, is the table at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from launcher.coordinator import finish, gate, growth, next_job, rank_failure, transition
@@ -373,7 +373,16 @@ def _not_joined_in_time(job: JobState, body: Tick) -> Actions:
 def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:
     """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
     _clock_from_now(job)
+    if job.recovery.n_redone >= transition.AT_ONCE and (newcomers := growth.unreachable(job)):
+        return _without(job, newcomers, body.what)
     return transition.redo(job, f"rank {body.rank} lost its connection to another ({body.what})")
+
+
+def _without(job: JobState, newcomers: Set[int], what: str) -> Actions:
+    """The groups with them cannot be built again and again: the others go on, as before they came."""
+    job.world.slots_lost |= newcomers
+    cause = Cause(CauseKind.UNRESPONSIVE, f"the others have no connection to it ({what})")
+    return tuple(Kill(rank, cause) for rank in sorted(newcomers))
 
 
 def _clock_from_now(job: JobState) -> None:

@@ -63,8 +63,8 @@ NEXT: dict[RankState, frozenset[RankState]] = {
     R.AHEAD: frozenset({R.MEMBER, R.FAILING, R.DONE, R.GONE, R.LOST}),
     R.LOST: frozenset({R.STARTING, R.ABSENT}),
     R.EXITED: frozenset({R.LOST, R.ABSENT, R.STARTING}),
-    R.DONE: frozenset({R.ABSENT}),
-    R.GONE: frozenset({R.LOST, R.ABSENT}),
+    R.DONE: frozenset({R.ABSENT, R.STARTING}),
+    R.GONE: frozenset({R.LOST, R.ABSENT, R.STARTING}),
 }
 
 
@@ -189,7 +189,7 @@ class Ranks:
         """A generation of all members runs."""
         for rank in self._new & self._of[R.MEMBER]:
             self.table[rank].has_run = True
-            self._new.discard(rank)
+        self._new = self._new - self._of[R.MEMBER]  # a set that was emptied is still slow to walk
 
     # -- what they have answered ---------------------------------------------------------------------------------------
 
