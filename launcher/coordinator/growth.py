@@ -121,7 +121,8 @@ def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
     ranks = job.ranks
     wanted = {rank for rank in body.ranks if rank in ranks.alive}
     if job.status is Status.FINISHING or not wanted:
-        return ()
+        why = "the script is ending" if wanted else "it has no process"
+        return (Record(Note(f"{ranks_text(body.ranks)} {'are' if len(body.ranks) > 1 else 'is'} not asked to leave: {why}")),)
     note = Record(Note(f"{ranks_text(wanted)} {'are' if len(wanted) > 1 else 'is'} to leave: {body.reason}"))
     awaited = set(job.next_plan.spawned) if job.next_plan is not None else set()
     at_once = wanted & ranks.among(RankState.STARTING, RankState.JOINED) - awaited

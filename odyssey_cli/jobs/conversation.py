@@ -11,12 +11,16 @@ from pathlib import Path
 from launcher.cluster.links import secret
 from launcher.cluster.links.dial import Address, Dial
 from launcher.cluster.links.link import Link
-from launcher.cluster.questions import Answer, Ask, Question
+from launcher.cluster.questions import Answer, Ask, NotLeading, Question
 from launcher.host.loop import Loop
 from odyssey.codec import Malformed, Packed
+from odyssey.errors import OdysseyError
 from odyssey.messages import MAX_FRAME_BYTES, packed
 from odyssey_cli.jobs.find import FoundJob
 
+ANSWER_S = 10.0
+N_LEADERS = 3
+"""So many are asked, one after the other, who leads."""
 _answer = Packed(Answer)
 
 
@@ -33,6 +37,7 @@ class Conversation:
     def __init__(self, job: FoundJob) -> None:
         """Raises UsageError if the job's secret is not to be had."""
         assert job.owner is not None
+        self._job = job
         self._owner = job.owner
         self._agents = job.agents
         self._key = secret.key(os.environ, Path(self._owner.secret_file) if self._owner.secret_file else None)
@@ -59,6 +64,20 @@ class Conversation:
         limit.cancel()
         answers = {number: self._lines[number].answer for number in questions}
         return {number: answer for number, answer in answers.items() if answer is not None}
+
+    def ask_leader(self, question: Question, help: str) -> tuple[int, Answer]:
+        """The number of the agent that leads, and what it answers; `help`: where it cannot be asked. Raises OdysseyError."""
+        leader = self._agents.leader
+        for _ in range(N_LEADERS):
+            match self.ask({leader: question}, ANSWER_S)[leader]:
+                case NotLeading(leader=number):
+                    leader = number
+                case Unreachable(why=why):
+                    what = f"{self._agents.name(leader)}, which leads {self._job.name}, cannot be asked: {why}"
+                    raise OdysseyError(what, help)
+                case answer:
+                    return leader, answer
+        raise OdysseyError(f"nobody leads {self._job.name} at the moment", "try again in a few seconds")
 
     def _addresses(self, number: int) -> list[Address]:
         info = self._agents.known.get(number)

@@ -3,16 +3,12 @@ away, and then they end."""
 
 from __future__ import annotations
 
-from launcher.cluster.questions import AskLeave, Noted, NotLeading
+from launcher.cluster.questions import AskLeave
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
-from odyssey.errors import OdysseyError, UsageError
+from odyssey.errors import UsageError
 from odyssey_cli.jobs import find
-from odyssey_cli.jobs.conversation import Conversation, Unreachable
-
-ANSWER_S = 10.0
-N_LEADERS = 3
-"""So many are asked, one after the other, who leads."""
+from odyssey_cli.jobs.conversation import Conversation
 
 
 def leave(who: str, name: str | None) -> ExitCode:
@@ -28,7 +24,7 @@ def leave(who: str, name: str | None) -> ExitCode:
     ranks = _ranks_of(who, job)
     conversation = Conversation(job)
     try:
-        _tell_leader(conversation, job, ranks)
+        conversation.ask_leader(AskLeave(ranks), "ask on that host")
     finally:
         conversation.close()
     print(f"{ranks_text(ranks)} of {job.name} will leave; `odyssey status {job.name}` says when, or why not")
@@ -47,17 +43,3 @@ def _ranks_of(who: str, job: find.FoundJob) -> tuple[int, ...]:
         hosts = ", ".join(sorted({agents.known[number].host for number in agents.present}))
         raise UsageError(f"{job.name} has no ranks on a host {who!r}", f"it has them on {hosts}")
     return ranks
-
-
-def _tell_leader(conversation: Conversation, job: find.FoundJob, ranks: tuple[int, ...]) -> None:
-    leader = job.agents.leader
-    for _ in range(N_LEADERS):
-        match conversation.ask({leader: AskLeave(ranks)}, ANSWER_S)[leader]:
-            case Noted():
-                return
-            case NotLeading(leader=number):
-                leader = number
-            case Unreachable(why=why):
-                what = f"{job.agents.name(leader)}, which leads {job.name}, cannot be asked: {why}"
-                raise OdysseyError(what, "ask on that host")
-    raise OdysseyError(f"nobody leads {job.name} at the moment", "try again in a few seconds")

@@ -9,20 +9,17 @@ import signal
 import sys
 import time
 
-from launcher.cluster.questions import AskEnd, AskLife, Ending, NotLeading
+from launcher.cluster.questions import AskEnd, AskLife, Ending
 from launcher.joblog import reader
 from launcher.joblog.exit_codes import ExitCode
-from odyssey.errors import OdysseyError, UsageError
+from odyssey.errors import UsageError
 from odyssey_cli.jobs import find
-from odyssey_cli.jobs.conversation import Conversation, Unreachable
+from odyssey_cli.jobs.conversation import ANSWER_S, Conversation
 
 LOOK_S = 0.02
 TAKEN_S = 5.0
 """With --now the second signal comes when the log has the end that the first one asked for, else they would count as one; and
 after this time in any case."""
-ANSWER_S = 10.0
-N_LEADERS = 3
-"""So many are asked, one after the other, who leads."""
 
 
 def stop(name: str | None, *, now: bool) -> ExitCode:
@@ -73,7 +70,8 @@ def _end_from_here(process: int, job: find.FoundJob, now: bool) -> None:
         _say_that_it_ends(job)
     conversation = Conversation(job)
     try:
-        leader = _ask_leader(conversation, job)
+        help = "stop it on that host; a SIGTERM to the agent here ends that alone"
+        leader, _ = conversation.ask_leader(AskEnd(now=False), help)
         question = AskEnd(now=True) if now else AskLife()
         while isinstance(conversation.ask({leader: question}, ANSWER_S)[leader], Ending):
             time.sleep(LOOK_S)
@@ -82,22 +80,6 @@ def _end_from_here(process: int, job: find.FoundJob, now: bool) -> None:
     gone = select.poll()
     gone.register(process, select.POLLIN)
     gone.poll()
-
-
-def _ask_leader(conversation: Conversation, job: find.FoundJob) -> int:
-    """Answers its number. Raises OdysseyError if it cannot be asked."""
-    leader = job.agents.leader
-    for _ in range(N_LEADERS):
-        answer = conversation.ask({leader: AskEnd(now=False)}, ANSWER_S)[leader]
-        match answer:
-            case Ending():
-                return leader
-            case NotLeading(leader=number):
-                leader = number
-            case Unreachable(why=why):
-                what = f"{job.agents.name(leader)}, which leads {job.name}, cannot be asked: {why}"
-                raise OdysseyError(what, "stop it on that host; a SIGTERM to the agent here ends that alone")
-    raise OdysseyError(f"nobody leads {job.name} at the moment", "try again in a few seconds")
 
 
 def _say_that_it_ends(job: find.FoundJob) -> None:
