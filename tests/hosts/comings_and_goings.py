@@ -21,7 +21,17 @@ from pathlib import Path
 from random import Random
 
 from launcher.joblog import reader
-from launcher.joblog.events import AgentJoined, AgentLost, Event, JobStarted, LeaderChanged
+from launcher.joblog.events import (
+    AgentJoined,
+    AgentLost,
+    Event,
+    GenerationStarted,
+    JobStarted,
+    LeaderChanged,
+    PlanChosen,
+    RankStarted,
+)
+from odyssey.plan import Plan
 from tests import ROOT
 from tests.hosts.network import Hosts
 
@@ -56,16 +66,16 @@ class Running:
 
 @dataclass
 class Seen:
-    """The job, as the longest of its logs has it, by hosts. `began_with`: of the first agents, those that are still members."""
+    """The job, as the longest of its logs has it, by hosts. `holders`: of each layer of a Job, by the plan that runs."""
 
     members: list[int] = field(default_factory=list)
     leader: int = 0
-    began_with: list[int] = field(default_factory=list)
+    holders: list[set[int]] = field(default_factory=list)
     n_lost: int = 0
 
 
 class Episode:
-    """One job. `command`: a script and its arguments; `holds_state`: a Job, which takes no new ranks."""
+    """One job. `command`: a script and its arguments; `holds_state`: a Job."""
 
     def __init__(
         self, hosts: Hosts, folder: Path, port: int, random: Random, command: list[str], *, holds_state: bool, silence_s: float
@@ -134,21 +144,26 @@ class Episode:
                     with contextlib.suppress(OSError):
                         logs.append([event for event in reader.entries(log) if isinstance(event, Event)])
         found = Seen()
+        home: dict[int, int] = {}
+        chosen: Plan | None = None
         for event in max(logs, key=len):
             match event.body:
                 case JobStarted(agents=agents):
                     found.members = [_host(agent.host) for agent in agents]
-                    found.began_with, found.leader = list(found.members), found.members[0]
+                    found.leader = found.members[0]
+                case RankStarted(rank=rank, host=host):
+                    home[rank] = _host(host)
+                case PlanChosen(plan=plan):
+                    chosen = plan
+                case GenerationStarted() if chosen is not None:
+                    found.holders = [{home[rank] for rank in chosen.holders(layer)} for layer in range(chosen.n_layers)]
                 case AgentJoined(agent=agent):
                     found.members = [*(i for i in found.members if i != _host(agent.host)), _host(agent.host)]
                 case AgentLost(agent=agent):
                     found.n_lost += 1
                     found.members = [i for i in found.members if i != _host(agent.host)]
-                    found.began_with = [i for i in found.began_with if i != _host(agent.host)]
                 case LeaderChanged(agent=agent):
                     found.leader = _host(agent.host)
-                    if self.holds_state:  # others come anew, but for the one that leads: a Job has no ranks of theirs
-                        found.members = list(dict.fromkeys((*found.began_with, found.leader)))
         return found
 
     def steps(self) -> int:
@@ -240,11 +255,11 @@ class Episode:
 
 
 def goes_on(seen: Seen, lost: set[int], *, holds_state: bool) -> bool:
-    """By the rule in docs/hosts.md, said once more: most are left, or the half with the leading one. A Job needs ranks with its
-    state, a plain script its MIN of two."""
+    """By the rule in docs/hosts.md, said once more: most are left, or the half with the leading one. A Job needs a holder of
+    each layer, a plain script its MIN of two."""
     left = [i for i in seen.members if i not in lost]
     is_enough = 2 * len(left) > len(seen.members) or (2 * len(left) == len(seen.members) and seen.leader in left)
-    return is_enough and (any(i in seen.began_with for i in left) if holds_state else len(left) >= 2)
+    return is_enough and (all(its & {*left} for its in seen.holders) if holds_state else len(left) >= 2)
 
 
 def something(its: Episode) -> None:
