@@ -213,7 +213,8 @@ class Growing:
             losses = ahead.next_losses(before, estimate)
             return holders(situation, before), tuple(NextLoss(share, *then) for share, _, then in losses)
         sizes = Counter(map(situation.costs.node.__getitem__, self._everyone))
-        lost = [(1 - NODE_SHARE, 1), *((NODE_SHARE / len(sizes), size) for size in sizes.values())]
+        counts = sorted(Counter(sizes.values()).items())
+        lost = [(1 - NODE_SHARE, 1), *((NODE_SHARE * count / len(sizes), size) for size, count in counts)]
         found = tuple(NextLoss(share, *ahead.regrouped(plan, estimate, n - size)) for share, size in lost)
         return Outlook(2, min(2, len(sizes))), found
 
