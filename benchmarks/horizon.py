@@ -1,7 +1,7 @@
 """Looking ahead against the paper's objective: `python -m benchmarks.horizon` (a few minutes on one core).
 
 The same seeded losses, of single ranks and of whole nodes, with and without returns, for a job that chooses its plans by one
-and by the other. A running job takes no new ranks: what returns waits for the next start, which is from the last checkpoint.
+and by the other. What returns waits for the next start, which is from the last checkpoint; the replay has jobs that take it in.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class Ranks:
         self._ready.add(body.rank)
 
     def forget_answers(self, ranks: Iterable[int] | None = None) -> None:
-        """Of these, or of all: another generation is to come."""
+        """Forget what these have answered, or all: another generation is to come."""
         for rank in list(self._paused | self._ready) if ranks is None else ranks:
             its = self.table[rank]
             its.paused = its.ready = None

@@ -44,7 +44,7 @@ class Status(enum.StrEnum):
 
 
 IN_FORCE = (Status.PAUSING, Status.PLANNING, Status.MOVING, Status.RUNNING, Status.DRAINING)
-"""Of a Job that trains, or recovers."""
+"""In one of these a Job trains, or recovers."""
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ class JobState:
 
     @property
     def factors(self) -> dict[int, float]:
-        """Of the members that are slow, how many times as long they compute."""
+        """Tell how many times as long each member computes that is slow."""
         return {rank: told.factor for rank, told in sorted(self.slow.items()) if self.ranks.is_member(rank)}
 
     @property

@@ -147,7 +147,7 @@ def propose(job: JobState) -> Actions:
 
 
 def _respawnable(job: JobState) -> tuple[int, ...]:
-    """Of the lost: who may be started again, or has been already, and is not to leave."""
+    """Tell who of the lost may be started again, or has been already, and is not to leave."""
     world = job.world
     lost = sorted(job.lost - world.slots_lost - job.leaving.keys())
     return tuple(rank for rank in lost if rank in world.alive or job.may_start_again(rank))

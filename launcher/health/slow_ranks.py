@@ -50,7 +50,7 @@ N_RECENT = 8
 N_NOISE = 64
 """Reports that the noise is estimated by, about."""
 MEDIAN_VARIANCE = math.pi / 2
-"""Of the median of many normal numbers, over that of their mean."""
+"""The variance of the median of many normal numbers is so many times that of their mean."""
 
 
 class Slow(NamedTuple):
@@ -74,7 +74,7 @@ class _Rank:
     usual: float = 0.0
     """The median of the recent ones."""
     level: float = 0.0
-    """Of the others; with none, the last one."""
+    """This is the level of the others; with none, the last one."""
     first: list[_Seen] = field(default_factory=list)
     past: _Seen | None = None
     n: float = 0.0

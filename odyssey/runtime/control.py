@@ -49,8 +49,8 @@ class Control:
 
     @property
     def phase(self) -> Phase:
-        """As it is now. Between two steps of the script's thread, all that changes it is a Pause or a Drain, and the answer
-        to it."""
+        """Tell it as it is now. Between two steps of the script's thread, only a Pause or a Drain changes it, and the answer to
+        that."""
         return self._phase
 
     # -- the script's thread --------------------------------------------------------------------------------------------

@@ -134,8 +134,8 @@ def losses(mtbf_s: float, step_s: float, n_steps: int, n_ranks: int, seed: int) 
 
 
 def losses_of(trace: Trace, n_steps: int) -> tuple[str, ...]:
-    """Drills: the losses of the trace, its whole length drawn together into these steps. What returns stays away, as a running
-    Job takes no new ranks; so a node is lost once."""
+    """Drills: the losses of the trace, its whole length drawn together into these steps. What returns stays away, as no
+    agent of its is rehearsed; so a node is lost once."""
     seen: set[int] = set()
     found: list[str] = []
     for change in trace.changes:
