@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
-from odyssey.messages import Command, Deframer, Failed, Report, send
+from odyssey.messages import Command, Deframer, Failed, ReachedAt, Report, send
 from odyssey.text import as_unicode
 from odyssey.tracebacks import users_frames, without_ours
 
@@ -39,6 +39,8 @@ class AgentLink:
         self._lock = threading.Lock()
         self._handle: Callable[[Command], None] | None = None
         self.has_failed = False
+        self.reached_at = ""
+        """By which other hosts reach this one, where the agent has told it since this process began."""
 
     def report(self, message: Report) -> None:
         """Send a report, whole. If the agent is gone this process ends, see `listen`."""
@@ -49,7 +51,7 @@ class AgentLink:
             _end_self()
 
     def listen(self, handle: Callable[[Command], None]) -> None:
-        """From now on a thread calls `handle` with every order. Only that thread calls it."""
+        """From now on a thread calls `handle` with every order but ReachedAt. Only that thread calls it."""
         before, self._handle = self._handle, handle
         if before is None:
             threading.Thread(target=self._read, name="odyssey-link", daemon=True).start()
@@ -66,7 +68,10 @@ class AgentLink:
                 _end_self()
             try:
                 for order in deframer.feed(data):
-                    self._handle(order)
+                    if isinstance(order, ReachedAt):
+                        self.reached_at = order.address
+                    else:
+                        self._handle(order)
             except Malformed as error:
                 print(f"odyssey: the agent sent what is no order: {error}", file=sys.stderr, flush=True)
                 _end_self()

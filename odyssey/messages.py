@@ -208,6 +208,13 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class ReachedAt(msgspec.Struct, frozen=True, tag=True):
+    """By which ranks of other hosts reach this rank's host, as it is known since one has come: groups that are built from now
+    on listen there."""
+
+    address: str
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End at once. `reason` is for the rank's own stderr, empty if the agent says it."""
 
@@ -215,7 +222,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
-Command = Measure | Pause | Drain | Prepare | Known | Go | Follow | Finish | Ping | Stop
+Command = Measure | Pause | Drain | Prepare | Known | Go | Follow | Finish | Ping | ReachedAt | Stop
 
 # -- reports: rank -> agent --------------------------------------------------------------------------------------------
 

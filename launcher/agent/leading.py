@@ -40,9 +40,9 @@ from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.joblog.events import AgentInfo, Cause, CauseKind, ConnectionLost, RankFailed, Suspected
 from launcher.planning.planner import Planner
-from launcher.processes.environment import Environments
 from launcher.processes.local_agent import LocalAgent
-from odyssey.messages import SAME_CALLS, Position
+from launcher.processes.ranks import Processes
+from odyssey.messages import SAME_CALLS, Position, ReachedAt, frame
 from odyssey.text import as_unicode
 from perfmodel.profile import Profile
 
@@ -146,7 +146,7 @@ def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:
         joined=quorum.joined,
         lost=quorum.lost,
         stopped=processes.waits.look,
-        reached=partial(_is_reached, processes.environments),
+        reached=partial(_is_reached, processes),
         waits=quorum.look,
         are_enough=began.agreement.are_enough if began.agreement is not None else lambda numbers: True,
     )
@@ -171,10 +171,16 @@ def _is_led_elsewhere(local: LocalAgent, address: Address) -> None:
     other_jobs.joins(local, address, was_in=False)
 
 
-def _is_reached(environments: Environments, address: str) -> None:
-    """By other agents, at this address: so ranks of theirs reach the ones here by the interface that has it."""
-    if not environments.interface:
-        environments.address, environments.interface = address, addresses.interface_of(address)
+def _is_reached(processes: Processes, address: str) -> None:
+    """By other agents, at this address: so ranks of theirs reach the ones here by the interface that has it. Ranks that began
+    before anybody came are told."""
+    environments = processes.environments
+    if environments.interface:
+        return
+    environments.address, environments.interface = address, addresses.interface_of(address)
+    if environments.tells_address:
+        for rank in processes.ranks:
+            processes.send(rank, frame(ReachedAt(address)))
 
 
 def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordination: Coordination) -> JobHangs:

@@ -171,10 +171,14 @@ class Environments:
             | self._how_reached()
         )
 
-    def _how_reached(self) -> dict[str, str]:
+    @property
+    def tells_address(self) -> bool:
         """What the user says of interfaces counts."""
+        return bool(self.address) and "GLOO_SOCKET_IFNAME" not in os.environ
+
+    def _how_reached(self) -> dict[str, str]:
         given = {name: self.interface for name in INTERFACES if self.interface and name not in os.environ}
-        return given | ({ADDRESS: self.address} if self.address and "GLOO_SOCKET_IFNAME" not in os.environ else {})
+        return given | ({ADDRESS: self.address} if self.tells_address else {})
 
     def close(self) -> None:
         """What was made for the ranks to find is removed."""

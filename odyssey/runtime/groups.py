@@ -41,7 +41,7 @@ END_S = 5.0
 END_OF_WAIT_S = 0.5
 """The same for a thread that waits for a send that was cut: what does not come back soon stays until FORGOTTEN."""
 ADDRESS = "ODYSSEY_ADDRESS"
-"""By which the ranks of the job reach this host, as far as its agent knows."""
+"""By which the ranks of the job reach this host, as far as its agent knew when this one was started."""
 _living: set[Groups] = set()
 """Generations of this process whose threads may be in C++: there, the end of the interpreter would end them badly."""
 
@@ -67,8 +67,9 @@ class Groups:
 
     `members`: workers in the order of their ranks in the group. `subsets`: for each reduction, the workers of its
     group. `movers`: who takes part in moves of state, the members and perhaps workers that have no work any more. `limit`:
-    of each operation. All must build with the same arguments. `offer`: tells the agent, whose answers are for `learn`. One
-    owner thread calls everything but `cut` and `learn`.
+    of each operation. All must build with the same arguments. `offer`: tells the agent, whose answers are for `learn`. `here`:
+    an address of this host to listen at; empty for the one of the environment. One owner thread calls everything but `cut` and
+    `learn`.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Groups:
         me: int,
         device: torch.device,
         limit: timedelta = FORGOTTEN,
+        here: str = "",
     ) -> None:
         self.me = me
         self.device = device
@@ -90,6 +92,7 @@ class Groups:
         self._given = _Given(generation, members, [tuple(subset) for subset in subsets], tuple(movers) or members, limit)
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self.world: Any = None
+        self._here = here
         self._has_device_groups = _has_own_device(device)
         self._on_device: dict[Way, Any] = {}
         self._moving: Any = None
@@ -271,7 +274,7 @@ class Groups:
 
     def _build(self) -> None:
         members, subsets, movers = self._given.members, self._given.subsets, self._given.movers
-        device = _gloo_device()  # of its own: whoever connects to it means this generation
+        device = _gloo_device(self._here)  # of its own: whoever connects to it means this generation
         connected: list[peers.Member] = []
         moving = None
         if movers != members:
@@ -325,11 +328,11 @@ def _has_own_device(device: torch.device) -> bool:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
 
 
-def _gloo_device() -> Any:
+def _gloo_device(here: str) -> Any:
     """A transport device: a listening socket and its thread. At the address by which the agent says that this host is reached;
     else by the interface that the user names, or where the host's name leads."""
     make = dist.ProcessGroupGloo
-    if address := os.environ.get(ADDRESS):
+    if address := here or os.environ.get(ADDRESS):
         return make.create_device(hostname=address)
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         return make.create_device(interface=interface)

@@ -316,7 +316,8 @@ class Session:
 
     def _measure(self, order: Measure) -> None:
         members = [stage.worker for stage in order.chain if stage.worker is not None]
-        groups = Groups(self._link.report, order.generation, members, (), (), self.rank, self.model.device)
+        device, here = self.model.device, self._link.reached_at
+        groups = Groups(self._link.report, order.generation, members, (), (), self.rank, device, here=here)
         self._control.use(groups)
         if self.rank in members:
             self._link.report(measure(order, self.rank, self.model, self._job_spec, self._backend, groups))
@@ -333,8 +334,8 @@ class Session:
         started_s = time.monotonic()
         movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
         subsets = [group.workers for group in plan.reduce]
-        limit = forgotten_after(plan)
-        groups = Groups(self._link.report, order.generation, plan.workers, subsets, movers, me, self.model.device, limit)
+        device, limit, here = self.model.device, forgotten_after(plan), self._link.reached_at
+        groups = Groups(self._link.report, order.generation, plan.workers, subsets, movers, me, device, limit, here)
         self._control.use(groups)
         if me in movers:
             groups.build()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from tests import exactness, reference
 from tests.agent_runs import TRAIN
+from tests.held import Held
 from tests.hosts.network import Hosts, Impossible
 from tests.launcher.cluster.test_agents import Agent
 
@@ -28,6 +30,7 @@ class Cluster:
         self.n_steps = 100
         self.pause_s = 0.03
         """Of a Job, and after each step: enough for hosts to come back before its end."""
+        self._holds: tuple[str, ...] = ()
 
     def start(self, i: int, script: str, *arguments: str, **options: object) -> Agent:
         """The agent of host i. The endpoint is on h1."""
@@ -36,8 +39,18 @@ class Cluster:
         self.agents[i] = Agent(*flags, script, *arguments, on=lambda command: self.hosts.command(i, command))
         return self.agents[i]
 
+    @contextlib.contextmanager
+    def held_after(self, step: int) -> Iterator[None]:
+        """Scripts that come to the end of this step wait there, until the end of the context."""
+        held = Held(self.folder / f"held-{step}", step)
+        self._holds = held.arguments
+        try:
+            yield
+        finally:
+            held.release()
+
     def start_training(self, i: int, **options: object) -> None:
-        steps = ("--steps", str(self.n_steps), "--pause", str(self.pause_s))
+        steps = ("--steps", str(self.n_steps), "--pause", str(self.pause_s), *self._holds)
         self.start(i, TRAIN, *JOB, *steps, "--out", str(self.out), **options)
 
     def train(self, **options: object) -> None:

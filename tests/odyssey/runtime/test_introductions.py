@@ -81,7 +81,7 @@ def test_a_rank_that_offers_without_end_is_heard_no_more_and_the_others_meet() -
 # -- the rank's side -----------------------------------------------------------------------------------------------------
 
 
-def value_of_gloo(monkeypatch: pytest.MonkeyPatch, address: str) -> bytes:
+def value_of_gloo(monkeypatch: pytest.MonkeyPatch, address: str, here: str = "") -> bytes:
     """What one of a group of two offers."""
     monkeypatch.setenv(ADDRESS, address)
     offered: list[Offered] = []
@@ -90,11 +90,18 @@ def value_of_gloo(monkeypatch: pytest.MonkeyPatch, address: str) -> bytes:
         offered.append(offer)
         groups.cut("seen")
 
-    groups = Groups(offer, 1, (0, 1), (), (), 0, torch.device("cpu"))
+    groups = Groups(offer, 1, (0, 1), (), (), 0, torch.device("cpu"), here=here)
     with pytest.raises(Cut, match="seen"):
         groups.build()
     groups.close()
     return offered[0].value
+
+
+def test_where_the_agent_says_that_a_rank_is_reached_counts_for_more_than_what_it_was_started_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    value = value_of_gloo(monkeypatch, "127.0.0.1", here="127.0.1.1")
+    assert Listening.read(value[TOKEN_BYTES:]).at.host == "127.0.1.1"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
