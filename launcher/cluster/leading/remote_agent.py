@@ -91,6 +91,8 @@ class RemoteAgent:
         self._stopped = stopped
         self.is_gone = False
         self._notices = Notices(session.heard.at)
+        self._leaves = False
+        """It has said that it wants to."""
         self._ranks: dict[int, RemoteRank] = {}
         """The current process of each rank that it has."""
         self._processes: dict[int, RemoteRank] = {}
@@ -160,7 +162,8 @@ class RemoteAgent:
                 self._answered(number, Samples, samples)
             case StacksRead(number=number, stacks=stacks):
                 self._answered(number, StacksRead, {rank: cleaned(stack) for rank, stack in stacks.items()})
-            case WantsToLeave(reason=reason):
+            case WantsToLeave(reason=reason) if not self._leaves:
+                self._leaves = True
                 what = f"agent {self.info.number} ({self.info.host}) was {for_people(reason, MAX_TOLD)}"
                 self._news.event(NoticeGiven(tuple(sorted(self._ranks)), what, is_certain=True))
             case Leaving(reason=reason):
