@@ -150,11 +150,23 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
     generation: int
 
 
+class Connect(msgspec.Struct, frozen=True, tag=True):
+    """Build the groups of `plan`, which may be the next one, beside what is done in `generation`, and answer Connected.
+
+    `number`: of the attempt; groups of an earlier one are let go. A Prepare whose plan needs the same groups takes them, and a
+    Pause ends them.
+    """
+
+    generation: int
+    number: int
+    plan: Plan
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """Stop behind the next unit that becomes final, then answer Paused for `generation`, as to a Pause.
 
-    For ranks that run: to any other it says nothing, and one without work takes it for a Pause. All ranks that run stop behind
-    the same unit, even if only one of them has been told.
+    To ranks that have no work, or no plan yet, it is a Pause. All ranks that run stop behind the same unit, even if only one of
+    them has been told.
     """
 
     generation: int
@@ -222,7 +234,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
-Command = Measure | Pause | Drain | Prepare | Known | Go | Follow | Finish | Ping | ReachedAt | Stop
+Command = Measure | Pause | Connect | Drain | Prepare | Known | Go | Follow | Finish | Ping | ReachedAt | Stop
 
 # -- reports: rank -> agent --------------------------------------------------------------------------------------------
 
@@ -289,6 +301,14 @@ class Paused(msgspec.Struct, frozen=True, tag=True):
     position: Position
     phase: str
     held: tuple[int, ...]
+
+
+class Connected(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Connect: this rank's groups are there, or a `problem` has ended them."""
+
+    generation: int
+    number: int
+    problem: str = ""
 
 
 MAX_OFFERED_BYTES = 1 << 20
@@ -432,6 +452,7 @@ Report = (
     Hello
     | Measured
     | Paused
+    | Connected
     | Offered
     | Ready
     | Committed

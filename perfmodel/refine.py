@@ -32,7 +32,7 @@ TRANSITION_WEIGHT = 0.5
 class Went(Protocol):
     """Measured parts of a transition, seconds, None where one did not take place; `total_s` is None at a first start.
 
-    `proof_s` is within `rest_s`.
+    `proof_s` is within `rest_s`. `stood_s`: None but where nobody was lost; then the groups had been built before.
     """
 
     @property
@@ -51,6 +51,8 @@ class Went(Protocol):
     def proof_s(self) -> float: ...
     @property
     def total_s(self) -> float | None: ...
+    @property
+    def stood_s(self) -> float | None: ...
 
 
 FIELDS = {
@@ -171,7 +173,7 @@ def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
     at least what an op is expected to have left, however often a job starts, and transitions move it by a part.
     """
     recovery, costs = profile.recovery, Costs(profile)
-    is_start = went.total_s is None
+    is_start = went.total_s is None and went.stood_s is None
     weight = 1.0 if is_start or recovery.n_seen == 0 else TRANSITION_WEIGHT
 
     def towards(old: float, new: float | None, weight: float = weight) -> float:
@@ -184,15 +186,16 @@ def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
         # optimizers make their state when they step; a trial has shown what it takes with that
         proved = 0.0 if recovery.proof_byte_s else proved / costs.state_per_parameter
         recovery = msgspec.structs.replace(recovery, pause_s=max(recovery.pause_s, left_of_op_s(plan, costs)))
+    member_s = None if went.stood_s is not None else (went.groups_s - recovery.groups_base_s) / group_members(plan)
     refined = msgspec.structs.replace(
         recovery,
         pause_s=towards(recovery.pause_s, went.pause_s, TRANSITION_WEIGHT),
         detect_s=towards(recovery.detect_s, went.detect_s),
         spawn_s=towards(recovery.spawn_s, went.spawn_s, TRANSITION_WEIGHT),
-        groups_member_s=towards(recovery.groups_member_s, (went.groups_s - recovery.groups_base_s) / group_members(plan)),
+        groups_member_s=towards(recovery.groups_member_s, member_s),
         moves_scale=towards(recovery.moves_scale, moves_scale),
         rest_s=towards(recovery.rest_s, None if went.rest_s is None else went.rest_s - went.proof_s),
         proof_byte_s=towards(recovery.proof_byte_s, went.proof_s / proved if proved else None),
-        n_seen=recovery.n_seen + (not is_start),
+        n_seen=recovery.n_seen + (went.total_s is not None),
     )
     return msgspec.structs.replace(profile, recovery=refined)

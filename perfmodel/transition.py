@@ -2,8 +2,8 @@
 
 detect + pause + search + spawn (if any) + groups + moves + warm-up + rest
 
-Of a change that nothing has forced, the time from the end of a unit: nobody has been lost or paused, and the search is done
-while the job trains.
+Of a change that nothing has forced, the time from the end of a unit: nobody has been lost or paused, and the search is done and
+the groups are built while the job trains.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def transition(plan: Plan, costs: Costs, search_s: float) -> Transition:
 
 def while_training(parts: Transition) -> Transition:
     """What is left of a transition where the job trains until it begins."""
-    return replace(parts, detect_s=0.0, pause_s=0.0, search_s=0.0)
+    return replace(parts, detect_s=0.0, pause_s=0.0, search_s=0.0, groups_s=0.0)
 
 
 def proved_bytes(plan: Plan, costs: Costs) -> int:

@@ -100,8 +100,7 @@ class Executor:
     def _send(self, rank: int, order: Command) -> None:
         if isinstance(order, Pause):
             gc.disable()  # until Go: a collection takes as long as a recovery
-            if not self._coordination.is_draining:  # else the others train on, and may come to a standstill
-                self._hangs.expect(PAUSE_S, together=False)
+            self._hangs.expect(PAUSE_S, together=False)
         elif isinstance(order, Prepare):
             self._hangs.expect(self._coordination.expected_move_s, together=True)
         self._orders.send(rank, order)

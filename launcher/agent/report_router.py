@@ -14,6 +14,7 @@ from launcher.joblog.events import (
     Body,
     ConnectionLost,
     Progressed,
+    RankConnected,
     RankFailed,
     RankFinished,
     RankJoined,
@@ -27,7 +28,7 @@ from launcher.planning.planner import Planner
 from launcher.processes.spawner import Spawner
 from odyssey import messages
 from odyssey.errors import OdysseyError
-from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready, Report, Result, position_after
+from odyssey.messages import Committed, Connected, Failed, Finished, Hello, Paused, Ready, Report, Result, position_after
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
@@ -166,6 +167,8 @@ def event_of(rank: int, report: Report) -> Body | None:
             return StepTimed(rank, step, began_s, moments_us)
         case Paused(position=position, phase=phase, held=held):
             return RankPaused(rank, position, phase, held)
+        case Connected(number=number, problem=problem):
+            return RankConnected(rank, number, problem)
         case Ready() as ready:
             return RankReady(rank, **{name: getattr(ready, name) for name in RankReady.__struct_fields__ if name != "rank"})
         case Hello(model=model, job=job):

@@ -30,6 +30,7 @@ from launcher.joblog.events import (
     Event,
     JobEnded,
     JobStarted,
+    RankConnected,
     RankPaused,
     RankReady,
     StepTimed,
@@ -51,7 +52,7 @@ class _Story:
     def note(self, event: Event) -> None:
         if isinstance(event.body, UnitCommitted):
             self._newest_unit = event
-        elif not isinstance(event.body, StepTimed | AtStep | RankPaused | RankReady):
+        elif not isinstance(event.body, StepTimed | AtStep | RankPaused | RankConnected | RankReady):
             self._events.append(event)
 
     def events(self) -> list[Event]:

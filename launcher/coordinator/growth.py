@@ -1,8 +1,10 @@
 """A Job takes ranks in and lets ranks go: those start beside the training, and all stop behind one unit only when it is time.
 
-    starting ──► joined ─asked whether it pays─► all drain ─► moves, groups, gate ─► go
+    starting ──► joined ─asked whether it pays─► all connect ─► all drain ─► moves, gate ─► go
                     ▲                │
                     └── stands by ◄──┘ it does not
+
+The groups of the next plan are built beside the training, so a newcomer that cannot be reached costs the others nothing.
 
 Who is asked to leave trains until then, and is a source of what it holds when the plan without it is taken; then it ends.
 
@@ -19,7 +21,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from launcher.coordinator import rank_failure, transition
-from launcher.coordinator.actions import Action, EndRanks, Propose, Record, SendOrder, SetDeadline, Spawn
+from launcher.coordinator.actions import Action, EndRanks, Kill, Propose, Record, SendOrder, SetDeadline, Spawn
 from launcher.coordinator.decision import Actions
 from launcher.coordinator.gate import final_position
 from launcher.coordinator.rank_assignment import seats_with
@@ -28,18 +30,20 @@ from launcher.coordinator.restart_policy import GiveUp
 from launcher.coordinator.state import JobState, Status
 from launcher.joblog.events import (
     AgentInfo,
+    Cause,
     CauseKind,
     Draining,
     Note,
     NoticeGiven,
     Proposed,
+    RankConnected,
     RankLost,
     RankPaused,
     RankSlowed,
     Tick,
 )
 from launcher.joblog.wording import ranks_text
-from odyssey.messages import Drain, Pause
+from odyssey.messages import Connect, Drain
 from odyssey.plan import Plan
 from perfmodel.escalation import due_after_s
 from strategies.situation import Candidate
@@ -47,6 +51,8 @@ from strategies.situation.faults import attempt
 
 UNCHANGED = "unchanged"
 """The row of a table that stands for the plan in force."""
+TIMES_OF_PATIENCE = 10
+"""So many times the price of its groups, or as long as a rank may take to join, is what a plan's newcomers get to connect."""
 
 # -- processes start beside the training -------------------------------------------------------------------------------
 
@@ -80,6 +86,7 @@ def agent_joined(job: JobState, agent: AgentInfo) -> Actions:
 def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) -> Actions:
     """One that took part in nothing: the others train on. It starts again, if it may, or now if it was never asked for."""
     rank, world = body.rank, job.world
+    _want_without(job, rank)
     why = ""
     if body.cause.kind is CauseKind.NOT_STARTED and not body.slot_lost:
         job.ranks.enter(rank, RankState.STARTING)
@@ -99,12 +106,20 @@ def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) 
         return Record(Note(f"{how} before it took part; it is started again")), Spawn(rank)
     if not job.is_planned(rank):
         job.ranks.enter(rank, RankState.ABSENT)
-    return newcomer_ended(job, how, why)
+    return newcomer_ended(job, rank, how, why)
 
 
-def newcomer_ended(job: JobState, how: str, why: str = "") -> Actions:
+def newcomer_ended(job: JobState, rank: int, how: str, why: str = "") -> Actions:
     """For good. `why` it is not started again."""
+    _want_without(job, rank)
     return Record(Note(f"{how} before it took part; the others go on without it{f': {why}' if why else ''}")), *consider(job)
+
+
+def _want_without(job: JobState, rank: int) -> None:
+    """No plan is connected for that counts on this rank."""
+    wanted = job.recovery.wanted
+    if wanted is not None and rank in wanted[0].workers:
+        job.recovery.wanted = None
 
 
 def unreachable(job: JobState) -> Set[int]:
@@ -186,13 +201,17 @@ def consider(job: JobState) -> Actions:
 
 
 def waited(job: JobState, body: Tick) -> Actions:
-    """For others that start, which come later, if at all; or until as much is lost by a slow rank as a remedy takes."""
+    """For others that start, which come later, if at all; for all to connect; or until as much is lost by a slow rank as a
+    remedy takes."""
+    if job.recovery.wanted is not None:
+        return _not_connected_in_time(job)
     return ask(job) if job.ranks.of(RankState.JOINED) or job.slow else ()
 
 
 def ask(job: JobState) -> Actions:
     """For plans with everybody who is there, while the others train."""
     assert job.plan is not None
+    job.recovery.wanted = None
     members, newcomers = job.members, job.ranks.of(RankState.JOINED)
     leaving = members & job.leaving.keys()
     if leaving and not members - leaving and not newcomers:
@@ -223,14 +242,14 @@ def answered(job: JobState, body: Proposed) -> Actions:
         return ask(job)  # one that it counts on was lost since it was asked for
     if leaving := job.leaving.keys() & job.members:
         if best is not None and best.plan is not None and leaving.isdisjoint(best.plan.workers):
-            return _drain(job, best.plan, best.reason)
+            return _connect(job, best.plan, best.reason)
         return _cannot_leave(job, leaving, body.why_not if best is None else best.reason)
     is_for_others = best is not None and best.plan is not None and bool(newcomers) and newcomers.isdisjoint(best.plan.workers)
     if best is None or best.plan is None or best.strategy == UNCHANGED or (is_for_others and not job.slow):
         return _stand_by(job, newcomers, body.why_not if best is None else best.reason)
     if not newcomers and (due_s := _due_in_s(job, body.candidates)) > 0:
         return (SetDeadline(due_s),) if due_s < math.inf else ()
-    return _drain(job, best.plan, best.reason)
+    return _connect(job, best.plan, best.reason)
 
 
 def _stand_by(job: JobState, newcomers: Set[int], why: str) -> Actions:
@@ -247,18 +266,84 @@ def _cannot_leave(job: JobState, ranks: Set[int], why: str) -> Actions:
     return note, *((EndRanks(certain),) if certain else ()), *consider(job)
 
 
+# -- and are taken in --------------------------------------------------------------------------------------------------
+
+
+def _connect(job: JobState, plan: Plan, reason: str) -> Actions:
+    """The plan's groups are built while the plan in force runs."""
+    recovery = job.recovery
+    recovery.wanted = (plan, reason)
+    recovery.n_connects += 1
+    present = job.members | job.ranks.of(RankState.JOINED)
+    recovery.unconnected = present & {*plan.workers, *(move.source for move in plan.moves)}
+    order = Connect(job.world.generation, recovery.n_connects, plan)
+    return *(SendOrder(rank, order) for rank in sorted(recovery.unconnected)), SetDeadline(_connect_limit_s(job, plan))
+
+
+def _connect_limit_s(job: JobState, plan: Plan) -> float:
+    priced_s = plan.estimate.transition.groups_s if plan.estimate is not None else 0.0
+    return max(transition.join_limit_s(job), TIMES_OF_PATIENCE * priced_s)
+
+
+def rank_connected(job: JobState, body: RankConnected) -> Actions:
+    """When the last of them has its groups, all drain."""
+    recovery = job.recovery
+    if recovery.wanted is None or body.number != recovery.n_connects:
+        return ()
+    if body.problem:
+        return _not_connected(job, f"rank {body.rank} could not connect ({body.problem})")
+    recovery.unconnected.discard(body.rank)
+    return () if recovery.unconnected else _drain(job, *recovery.wanted)
+
+
+def _not_connected(job: JobState, what: str) -> Actions:
+    """Once more, or without those that are new: the others had their groups."""
+    recovery = job.recovery
+    newcomers = _newcomers_wanted(job)
+    recovery.n_unreached += 1
+    if recovery.n_unreached <= transition.AT_ONCE:
+        return Record(Note(f"{what}; once more")), *ask(job)
+    recovery.wanted, recovery.n_unreached = None, 0
+    if newcomers:
+        return without(job, newcomers, what)
+    if leaving := job.leaving.keys() & job.members:
+        return _cannot_leave(job, leaving, what)
+    return Record(Note(f"{what}; the plan stays as it is")), SetDeadline(None)
+
+
+def _not_connected_in_time(job: JobState) -> Actions:
+    """A newcomer that does not answer is ended, and may come again."""
+    recovery = job.recovery
+    assert recovery.wanted is not None
+    text = f"did not connect within {_connect_limit_s(job, recovery.wanted[0]):.0f} s"
+    late = _newcomers_wanted(job) & recovery.unconnected
+    if not late:
+        return _not_connected(job, f"{ranks_text(recovery.unconnected)} {text}")
+    recovery.wanted = None
+    return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(late))
+
+
+def _newcomers_wanted(job: JobState) -> set[int]:
+    wanted = job.recovery.wanted
+    return set() if wanted is None else {rank for rank in job.ranks.of(RankState.JOINED) if rank in wanted[0].workers}
+
+
+def without(job: JobState, newcomers: Set[int], what: str) -> Actions:
+    """The groups with them cannot be built again and again: the others go on, as before they came."""
+    job.world.slots_lost |= newcomers
+    cause = Cause(CauseKind.UNRESPONSIVE, f"the others have no connection to it ({what})")
+    return tuple(Kill(rank, cause) for rank in sorted(newcomers))
+
+
 def _drain(job: JobState, plan: Plan, reason: str) -> Actions:
     """Those that train stop behind a unit that is final; who has no work, or none yet, can stop at once."""
-    assert job.plan is not None
     world, ranks = job.world, job.ranks
-    training = job.members & set(job.plan.workers)
     joined = sorted(ranks.of(RankState.JOINED) & {*plan.workers, *plan.idle})
     world.generation += 1
     ranks.forget_answers()
     ranks.enter_all(joined, RankState.MEMBER)
-    job.status, job.recovery.wanted, job.recovery.drained_at = Status.DRAINING, (plan, reason), None
-    drain, pause = Drain(world.generation), Pause(world.generation)
-    orders = (SendOrder(rank, drain if rank in training else pause) for rank in sorted(job.members))
+    job.status, job.recovery.drained_at, job.recovery.n_unreached = Status.DRAINING, None, 0
+    orders = (SendOrder(rank, Drain(world.generation)) for rank in sorted(job.members))
     leaving = sorted(job.leaving.keys() & job.members)
     parts = [f"{ranks_text(joined)} {'have' if len(joined) > 1 else 'has'} joined"] if joined else []
     parts += [f"rank {rank} is slow" for rank in sorted(job.factors)] if not joined and not leaving else []

@@ -9,7 +9,7 @@ What is heard when, and by whom, is the table at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.coordinator import finish, gate, growth, next_job, rank_failure, transition
@@ -32,6 +32,7 @@ from launcher.joblog.events import (
     Profiled,
     ProfileRefined,
     Proposed,
+    RankConnected,
     RankExited,
     RankFailed,
     RankFinished,
@@ -337,7 +338,7 @@ def _exited(job: JobState, body: RankExited) -> Actions:
         return _has_left(job, rank)
     if job.status is not Status.ENDING and _is_newcomer(job, rank):
         ranks.enter(rank, RankState.LOST if job.is_planned(rank) else RankState.ABSENT)
-        return growth.newcomer_ended(job, f"{ranks_text([rank])} ended with exit code 0")
+        return growth.newcomer_ended(job, rank, f"{ranks_text([rank])} ended with exit code 0")
     nobody_has_joined = len(ranks.of(RankState.STARTING)) == len(world.alive)
     has_finished = ranks.state(rank) in (RankState.FINISHED, RankState.AHEAD)
     ranks.enter(rank, RankState.DONE if has_finished else RankState.EXITED)
@@ -374,15 +375,8 @@ def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:
     """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
     _clock_from_now(job)
     if job.recovery.n_redone >= transition.AT_ONCE and (newcomers := growth.unreachable(job)):
-        return _without(job, newcomers, body.what)
+        return growth.without(job, newcomers, body.what)
     return transition.redo(job, f"rank {body.rank} lost its connection to another ({body.what})")
-
-
-def _without(job: JobState, newcomers: Set[int], what: str) -> Actions:
-    """The groups with them cannot be built again and again: the others go on, as before they came."""
-    job.world.slots_lost |= newcomers
-    cause = Cause(CauseKind.UNRESPONSIVE, f"the others have no connection to it ({what})")
-    return tuple(Kill(rank, cause) for rank in sorted(newcomers))
 
 
 def _clock_from_now(job: JobState) -> None:
@@ -414,6 +408,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
         Status.FINISHING: finish.paused,
     },
     Proposed: {Status.PLANNING: transition.proposed, Status.RUNNING: growth.answered},
+    RankConnected: {Status.RUNNING: growth.rank_connected},
     RankReady: {Status.MOVING: _ready},
     UnitCommitted: dict.fromkeys(_LIVING, _committed),
     RankFinished: dict.fromkeys(_LIVING, finish.finished),

@@ -152,8 +152,9 @@ class Recovery:
 
     Event times: of the first `loss_at`, when all were paused, when the plan was chosen, and when the last of the ranks that
     were spawned had joined. `joined_after_s`: what the first start of all ranks took. `n_redone`: generations that have ended
-    without a loss since a unit was final. `wanted`: the plan that the ranks drain for, and why; `drained_at`: when the first of
-    them stood still.
+    without a loss since a unit was final. `wanted`: the plan that the ranks connect and drain for, and why. `n_connects`: how
+    often ranks have been asked to connect; `unconnected`: who has not answered the newest; `n_unreached`: how often that has
+    failed since ranks drained. `drained_at`: when the first of them stood still.
     """
 
     loss_at: float | None = None
@@ -163,6 +164,9 @@ class Recovery:
     joined_after_s: float = 0.0
     n_redone: int = 0
     wanted: tuple[Plan, str] | None = None
+    n_connects: int = 0
+    unconnected: set[int] = field(default_factory=set)
+    n_unreached: int = 0
     drained_at: float | None = None
 
 

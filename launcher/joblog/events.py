@@ -253,6 +253,15 @@ class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
     proof_s: float = 0.0
 
 
+class RankConnected(msgspec.Struct, frozen=True, tag="rank_connected"):
+    """A rank has the groups of a plan that may be the next one, or a `problem` has ended them. `number`: see Connect of
+    odyssey.messages."""
+
+    rank: int
+    number: int
+    problem: str = ""
+
+
 class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):
     """The first report of a unit's result: it is final for the job."""
 
@@ -433,7 +442,8 @@ Decision = Pausing | Draining | PlanChosen | GenerationStarted | Restarting | Jo
 Body = (
     JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
     | NoticeGiven | RankSlowed
-    | RankLost | RankPaused | Proposed | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited | RankFailed
+    | RankLost | RankPaused | Proposed | RankConnected | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited
+    | RankFailed
     | Progressed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
     | Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
 )  # fmt: skip

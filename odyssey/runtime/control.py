@@ -14,10 +14,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from odyssey.link import AgentLink
-from odyssey.messages import Command, Drain, Known, Pause, Paused, Ping, Pong, Stop
+from odyssey.messages import Command, Connect, Connected, Drain, Known, Pause, Paused, Ping, Pong, Stop
 from odyssey.model.model import Model
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Groups, Needs
 from odyssey.runtime.phase import Communication, Phase
 from odyssey.schedule import Op
 
@@ -35,17 +35,28 @@ START, COMMIT = "start of the call", "commit"
 
 
 class Control:
-    """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with."""
+    """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with.
+    `new_groups(generation, needs, attempt)`: makes groups that are to be built."""
 
-    def __init__(self, link: AgentLink, phase: Phase, model: Model, at: Callable[[], tuple[Op | str, float] | None]) -> None:
+    def __init__(
+        self,
+        link: AgentLink,
+        phase: Phase,
+        model: Model,
+        at: Callable[[], tuple[Op | str, float] | None],
+        new_groups: Callable[[int, Needs, int], Groups],
+    ) -> None:
         self._link = link
         self._model = model
         self._at = at
+        self._new_groups = new_groups
         self._orders: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
         self._phase = phase
         self._since_s = time.monotonic()
         self._groups: Groups | None = None
+        self._ahead: Groups | None = None
+        """Groups of a generation that may come, built beside the one that runs."""
 
     @property
     def phase(self) -> Phase:
@@ -68,6 +79,16 @@ class Control:
             self._answer()
         return self._orders.get()  # ended by the agent's next order; without an agent the link ends the process
 
+    def use_ahead(self, needs: Needs) -> Groups | None:
+        """Groups that are built already, or nearly, if they are what is needed now. What was built in vain is let go."""
+        with self._lock:
+            ahead = self._ahead
+            if ahead is not None and ahead.needs == needs:
+                self._ahead = None
+                return ahead
+            self._forget_ahead()
+            return None
+
     def use(self, groups: Groups) -> None:
         """Make `groups` the ones that a Pause cuts. Raises Cut if it has come already."""
         with self._lock:
@@ -80,6 +101,8 @@ class Control:
 
     def close(self) -> None:
         """Let go of the groups."""
+        with self._lock:
+            self._forget_ahead()
         if self._groups is not None:
             self._groups.close()
 
@@ -98,25 +121,39 @@ class Control:
                 self._hear(lambda phase: phase.paused(generation))
                 self._orders.put(order)
             case Drain(generation=generation):
-                self._hear(lambda phase: phase.draining(generation))
+                self._hear(lambda phase: phase.draining(generation), keeps_ahead=True)
                 self._orders.put(order)
+            case Connect() as connect:
+                self._connect(connect)
             case Known() as known:
                 self._learn(known)
             case _:
                 self._orders.put(order)
 
-    def _hear(self, step: Callable[[Phase], Phase]) -> None:
+    def _hear(self, step: Callable[[Phase], Phase], *, keeps_ahead: bool = False) -> None:
         """Of a Pause or a Drain: what it ends is ended now."""
         with self._lock:
             heard = step(self._phase)
-            if heard.generation != self._phase.generation and self._groups is not None:
-                self._groups.cut(f"paused for generation {heard.generation}")
+            if heard.generation != self._phase.generation:
+                if self._groups is not None:
+                    self._groups.cut(f"paused for generation {heard.generation}")
+                if not keeps_ahead:
+                    self._forget_ahead()
             self._set(heard)
+
+    def _connect(self, order: Connect) -> None:
+        with self._lock:
+            self._forget_ahead()
+            if order.generation < self._phase.generation:
+                return
+            self._ahead = self._new_groups(order.generation, Needs.of(order.plan), order.number)
+            self._ahead.build_beside(lambda problem: self._link.report(Connected(order.generation, order.number, problem)))
 
     def _learn(self, known: Known) -> None:
         with self._lock:
-            if self._groups is not None:
-                self._groups.learn(known)
+            for groups in (self._groups, self._ahead):
+                if groups is not None:
+                    groups.learn(known)
 
     def _pong(self, number: int) -> Pong:
         phase, at = self._phase, self._at()
@@ -134,6 +171,11 @@ class Control:
         return Pong(number, phase.position, phase.kind, what, waiting, time.monotonic() - since_s)
 
     # -- under the lock -------------------------------------------------------------------------------------------------
+
+    def _forget_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.release()
+            self._ahead = None
 
     def _set(self, phase: Phase) -> None:
         if phase.communication is not self._phase.communication:

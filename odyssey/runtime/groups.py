@@ -46,50 +46,54 @@ _living: set[Groups] = set()
 """Generations of this process whose threads may be in C++: there, the end of the interpreter would end them badly."""
 
 
-class _Given(NamedTuple):
-    """What all that build together must be given alike."""
+class Needs(NamedTuple):
+    """Which groups there are to be; all that build them together must be given them alike.
 
-    generation: int
+    `members`: workers in the order of their ranks in the group of all. `subsets`: for each reduction, the workers of its group.
+    `movers`: who takes part in moves of state, the members and perhaps workers that have no work any more. `limit`: of each
+    operation, as far as the transport is concerned.
+    """
+
     members: tuple[int, ...]
-    subsets: list[tuple[int, ...]]
-    movers: tuple[int, ...]
-    limit: timedelta
+    subsets: tuple[tuple[int, ...], ...] = ()
+    movers: tuple[int, ...] = ()
+    limit: timedelta = FORGOTTEN
 
-
-def forgotten_after(plan: Plan) -> timedelta:
-    """How long the operations of a plan's groups may take, as far as the transport is concerned."""
-    step_s = plan.estimate.step_s if plan.estimate is not None else 0.0
-    return max(FORGOTTEN, timedelta(seconds=STEPS_OF_PATIENCE * step_s))
+    @classmethod
+    def of(cls, plan: Plan) -> Needs:
+        """What the plan and its moves need."""
+        step_s = plan.estimate.step_s if plan.estimate is not None else 0.0
+        limit = max(FORGOTTEN, timedelta(seconds=STEPS_OF_PATIENCE * step_s))
+        movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
+        return cls(plan.workers, tuple(group.workers for group in plan.reduce), tuple(movers), limit)
 
 
 class Groups:
     """The groups of one generation as one rank sees them: all workers, and each set of workers that reduce together.
 
-    `members`: workers in the order of their ranks in the group. `subsets`: for each reduction, the workers of its
-    group. `movers`: who takes part in moves of state, the members and perhaps workers that have no work any more. `limit`:
-    of each operation. All must build with the same arguments. `offer`: tells the agent, whose answers are for `learn`. `here`:
-    an address of this host to listen at; empty for the one of the environment. One owner thread calls everything but `cut` and
-    `learn`.
+    `offer`: tells the agent, whose answers are for `learn`. `here`: an address of this host to listen at; empty for the one of
+    the environment. `attempt`: tells groups apart that are built in one generation, see Connect. One owner thread calls
+    everything but `build_beside`, `cut` and `learn`.
     """
 
     def __init__(
         self,
         offer: Callable[[Offered], None],
         generation: int,
-        members: Sequence[int],
-        subsets: Sequence[Sequence[int]],
-        movers: Sequence[int],
+        needs: Needs,
         me: int,
         device: torch.device,
-        limit: timedelta = FORGOTTEN,
         here: str = "",
+        attempt: int = 0,
     ) -> None:
         self.me = me
         self.device = device
         self.waits_for_others = False
         """The owner does nothing now but wait for what other ranks do."""
-        members = tuple(members)
-        self._given = _Given(generation, members, [tuple(subset) for subset in subsets], tuple(movers) or members, limit)
+        self.needs = needs
+        self._movers = needs.movers or needs.members
+        self._prefix = f"{attempt} " if attempt else ""
+        self._is_begun = False
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self.world: Any = None
         self._here = here
@@ -110,19 +114,31 @@ class Groups:
     @property
     def members(self) -> tuple[int, ...]:
         """The workers, in the order of their ranks in the group."""
-        return self._given.members
+        return self.needs.members
 
     @property
     def limit(self) -> timedelta:
         """The limit of an operation, as far as the transport is concerned."""
-        return self._given.limit
+        return self.needs.limit
 
     # -- the owner's side ---------------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Connect all groups. Raises Cut if that ends early."""
-        if len(self._given.movers) > 1:
-            self.wait(self._build)
+        """Connect all groups, or wait for that if it has begun. Raises Cut if that ends early."""
+        if self._has_none:
+            return
+        self.waits_for_others = True
+        try:
+            if self._is_begun:
+                self._outcome()
+            else:
+                self.beside(self._build)
+        finally:
+            self.waits_for_others = False
+
+    @property
+    def _has_none(self) -> bool:
+        return len(self._movers) < 2 or self.me not in self._movers
 
     def wait(self, blocking: Callable[[], Any]) -> Any:
         """Run `blocking` on the generation's thread and return its result. Raises Cut as soon as `cut` is called.
@@ -137,9 +153,11 @@ class Groups:
 
     def beside(self, blocking: Callable[[], Any]) -> Any:
         """The same for something of this rank's own that may last: a file, a sample."""
-        if self._cut is not None:
-            raise Cut(self._cut)
+        self.check()
         self._requests.put(blocking)
+        return self._outcome()
+
+    def _outcome(self) -> Any:
         kind, value = self._outcomes.get()  # ended by `_serve` when done, by `cut` at any time
         if kind == "done":
             return value
@@ -190,7 +208,7 @@ class Groups:
                 assert way is not None, f"a tensor on {tensor.device} goes no way"
                 return self._on_device[way], self.members.index(worker)
             return self.world, self.members.index(worker)
-        return self._moving, self._given.movers.index(worker)
+        return self._moving, self._movers.index(worker)
 
     # Gloo sends and receives from host memory only: a rank that computes on a device but has no communicator of its own
     # there (ranks that share one GPU) passes its tensors through the host.
@@ -239,6 +257,25 @@ class Groups:
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
+    def build_beside(self, done: Callable[[str], None]) -> None:
+        """Begin to connect all groups while the owner does something else, and waits later. `done` is told on another thread,
+        with what has ended it if something has; not where that is `cut`."""
+        if self._has_none:
+            done("")
+            return
+        self._is_begun = True
+
+        def build() -> None:
+            try:
+                self._build()
+            except (Cut, RuntimeError) as error:
+                if self._cut is None:
+                    done(str(error))
+                raise
+            done("")
+
+        self._requests.put(build)
+
     def learn(self, known: Known) -> None:
         """The agent tells where others are reached."""
         self._introductions.learn(known)
@@ -273,7 +310,7 @@ class Groups:
         self._outcomes = SimpleQueue()  # what a cut build has raised still has what it had built, down to its device
 
     def _build(self) -> None:
-        members, subsets, movers = self._given.members, self._given.subsets, self._given.movers
+        members, subsets, movers = self.needs.members, self.needs.subsets, self._movers
         device = _gloo_device(self._here)  # of its own: whoever connects to it means this generation
         connected: list[peers.Member] = []
         moving = None
@@ -308,7 +345,7 @@ class Groups:
         options._devices = [device]
         options._timeout = self.limit
         options._threads = 1
-        store = GlooStore(self._introductions, name, members, self._connections, self.limit)
+        store = GlooStore(self._introductions, self._prefix + name, members, self._connections, self.limit)
         place = tuple(members).index(self.me)
         group = dist.ProcessGroupGloo(store, place, len(members), options)
         connected.append(peers.Member(group, place, store.tokens))
@@ -317,7 +354,7 @@ class Groups:
     def _nccl(self, name: str, members: Sequence[int]) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.limit
-        store = NcclStore(self._introductions, name, len(members), self.limit)
+        store = NcclStore(self._introductions, self._prefix + name, len(members), self.limit)
         return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)
 
 

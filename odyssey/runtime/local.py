@@ -14,7 +14,7 @@ from odyssey.plan import Plan, Reduction, StateFrom
 from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Groups, Needs
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.transaction import Transaction, Values
@@ -47,7 +47,7 @@ class LocalSession:
         self.replaying: deque[Result] = deque()
         self.is_idle = False
         model.hold_built(layers)
-        groups = Groups(to_nobody, 1, (0,), (), (), 0, model.device)
+        groups = Groups(to_nobody, 1, Needs((0,)), 0, model.device)
         self._engine = Engine(self.plan, 0, model, job_spec, backend, job_spec.prefetcher(self.plan), groups, ())
 
     @property

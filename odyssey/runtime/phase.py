@@ -124,11 +124,11 @@ class Phase:
         return replace(self._communicating(C.CUT), generation=generation)
 
     def draining(self, generation: int) -> Phase:
-        """A Drain has come. An idle rank has no part in commit points: it is a Pause to it."""
+        """A Drain has come. A rank without work, or without a plan yet, has no part in commit points: it is a Pause to it."""
+        if self.is_idle or self.communication is C.STOPPED:
+            return self.paused(generation)
         runs = self.communication in (C.READY, C.RUNNING)
-        if not runs or generation <= self.generation or self.drain is not None:
-            return self
-        return self.paused(generation) if self.is_idle else replace(self, drain=generation)
+        return replace(self, drain=generation) if runs and generation > self.generation and self.drain is None else self
 
     # -- whoever answers --------------------------------------------------------------------------------------------------
 

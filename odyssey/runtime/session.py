@@ -52,7 +52,7 @@ from odyssey.runtime.control import COMMIT, START, Control
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import NO_LIMIT, Groups, forgotten_after
+from odyssey.runtime.groups import NO_LIMIT, Groups, Needs
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.measure import measure
 from odyssey.runtime.phase import Activity, Phase
@@ -79,7 +79,9 @@ class Session:
         self._link = link
         # Orders of an earlier Job may still be on their way: they are of generations that it knew.
         phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
-        self._control: Control = Control(link, phase, model, lambda: None if self._engine is None else self._engine.now)
+        self._control: Control = Control(
+            link, phase, model, lambda: None if self._engine is None else self._engine.now, self._new_groups
+        )
         self._engine: Engine | None = None
         self._data: Prefetcher | None = None
         self._replay = Replay()
@@ -316,8 +318,7 @@ class Session:
 
     def _measure(self, order: Measure) -> None:
         members = [stage.worker for stage in order.chain if stage.worker is not None]
-        device, here = self.model.device, self._link.reached_at
-        groups = Groups(self._link.report, order.generation, members, (), (), self.rank, device, here=here)
+        groups = self._new_groups(order.generation, Needs(tuple(members)))
         self._control.use(groups)
         if self.rank in members:
             self._link.report(measure(order, self.rank, self.model, self._job_spec, self._backend, groups))
@@ -332,13 +333,12 @@ class Session:
         else:
             self._roll_forward(transaction, order.results)
         started_s = time.monotonic()
-        movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
-        subsets = [group.workers for group in plan.reduce]
-        device, limit, here = self.model.device, forgotten_after(plan), self._link.reached_at
-        groups = Groups(self._link.report, order.generation, plan.workers, subsets, movers, me, device, limit, here)
+        needs = Needs.of(plan)
+        ahead = self._control.use_ahead(needs)
+        groups = ahead or self._new_groups(order.generation, needs)
         self._control.use(groups)
-        if me in movers:
-            groups.build()
+        groups.build()
+        if ahead is None and me in needs.movers:
             self._backend.built(plan, started_s)
         if self._engine is not None:
             # What survivors know has been taken over: old gradients make room for what comes, and for new ones.
@@ -350,7 +350,7 @@ class Session:
             self.model.hold_built(needed)
         elif self.model.is_as_built:
             self.model.hold_built(())  # its state comes from others, if it has work at all
-        moved_bytes = move_layers(plan.moves, me, self.model, groups) if me in movers else 0
+        moved_bytes = move_layers(plan.moves, me, self.model, groups) if me in needs.movers else 0
         self._backend.moved(plan, me, built_s)
         moved_s = time.monotonic()
         if self._data is None:
@@ -369,6 +369,9 @@ class Session:
         )
         self._control.change(Phase.ready)
         self._link.report(report)
+
+    def _new_groups(self, generation: int, needs: Needs, attempt: int = 0) -> Groups:
+        return Groups(self._link.report, generation, needs, self.rank, self.model.device, self._link.reached_at, attempt)
 
     def _go(self) -> None:
         assert self._engine is not None

@@ -32,6 +32,7 @@ from launcher.joblog.events import (
     JobEnded,
     JobStarted,
     PlanChosen,
+    RankConnected,
     RankJoined,
     RankLost,
     RankPaused,
@@ -42,7 +43,7 @@ from launcher.joblog.events import (
 from launcher.joblog.wording import REPORT, faults_texts, ranks_text
 from launcher.planning.situations import expected_change, proposed
 from odyssey.errors import OdysseyError
-from odyssey.messages import Drain, ModelSpec, Pause, Position, Prepare, Result, position_after
+from odyssey.messages import Connect, Drain, ModelSpec, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
 from perfmodel.profile import Profile, layer_specs
 from strategies.search import best
@@ -87,6 +88,8 @@ class Job:
         self._gone: set[int] = set()
         """Numbers of the agents of lost nodes."""
         self._held: dict[int, tuple[int, ...]] = {}
+        self._are_connected = False
+        """The groups of the next plan are there, as they were built beside the training."""
         self._position: Position = (0, 0)
         self._is_to_resume = resumed
         agents = tuple(AgentInfo(node, f"node{node}", 1, setup.ranks_per_node) for node in range(n_nodes))
@@ -181,10 +184,15 @@ class Job:
         self._state, actions = step(self._state, Event(self._now_s, self._state.world.generation, "replay", body))
         paused: list[int] = []
         prepared: list[int] = []
+        connecting: list[tuple[int, int]] = []
+        wanted: Plan | None = None
         for action in actions:
             match action:
                 case SendOrder(rank=rank, order=Pause()):
                     paused.append(rank)
+                case SendOrder(rank=rank, order=Connect(number=number, plan=plan)):
+                    connecting.append((rank, number))
+                    wanted = plan
                 case SendOrder(order=Drain()):
                     self.drains = True
                 case SendOrder(rank=rank, order=Prepare()):
@@ -193,7 +201,11 @@ class Job:
                     pass  # Go and Follow need no answer
                 case _:
                     self._obey(action)
+        if connecting and wanted is not None and wanted.estimate is not None:
+            groups_s = wanted.estimate.transition.groups_s
+            self._later(groups_s, lambda: self._tell_connected(connecting), is_report=True)
         if paused:
+            self._are_connected = False
             self._later(self._setup.profile.recovery.pause_s, lambda: self._tell_paused(paused), is_report=True)
         if prepared:
             self._later(self._move_s(), lambda: self._tell_ready(prepared), is_report=True)
@@ -239,20 +251,27 @@ class Job:
             self._later(self._setup.profile.recovery.spawn_s, lambda: self._feed(RankJoined(rank, model)))
 
     def _move_s(self) -> float:
-        """Of groups and moves, as the plan was priced."""
+        """Of moves, and of groups that have not been built before, as the plan was priced."""
         assert self.plan is not None and self.plan.estimate is not None
         parts = self.plan.estimate.transition
-        return parts.groups_s + parts.moves_s
+        return parts.moves_s + (0.0 if self._are_connected else parts.groups_s)
 
     def _go(self) -> None:
         assert self.plan is not None and self.plan.estimate is not None
         self._held = {rank: tuple(sorted(layers)) for rank, layers in self.plan.held.items()}
         self.running_since_s = self._now_s + self.plan.estimate.transition.warm_up_s
+        self._are_connected = False
         if self._is_to_resume:
             self._is_to_resume = False
             self._commit("resume", (1.0,))
 
     # -- what its ranks say --------------------------------------------------------------------------------------------
+
+    def _tell_connected(self, ranks: Sequence[tuple[int, int]]) -> None:
+        self._are_connected = True
+        for rank, number in ranks:
+            if rank not in self._dead:
+                self._feed(RankConnected(rank, number))
 
     def _tell_paused(self, ranks: Sequence[int]) -> None:
         for rank in ranks:

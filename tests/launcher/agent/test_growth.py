@@ -28,6 +28,7 @@ from launcher.joblog.events import (
     Note,
     Pausing,
     PlanChosen,
+    Proposed,
     RankJoined,
     RankLost,
     RankPaused,
@@ -81,7 +82,7 @@ class Job:
     def run(self, *arguments: str, writes: bool = True, **options: object) -> Ran:
         """To its end, which must be a good one. The ranks `lost` are killed behind the step FIRST."""
         profiles.write(self.profile, self.folder / "profile.json")
-        holds = {FIRST: when(Pausing)} | self.holds
+        holds = {FIRST: have_paused()} | self.holds
         with ExitStack() as stack:
             held = {step: Held(self.folder / f"held-{step}", step) for step in holds}
             for each in held.values():
@@ -130,6 +131,11 @@ def job(profile: Profile, tmp_path: Path) -> Job:
 def when(kind: type, number: int = 1, rank: int | None = None) -> Moment:
     """The so many'th event of this kind, of this rank if one is given."""
     return lambda event, ran: is_nth(event, ran, kind, number, rank)
+
+
+def have_paused(number: int = 1) -> Moment:
+    """All that live, for the so many'th time: who is let go on from now on computes nothing for the generation before."""
+    return lambda event, ran: isinstance(event.body, PlanChosen) and len(ran.all(Pausing)) >= number
 
 
 def is_nth(event: Event, ran: Ran, kind: type, number: int, rank: int | None) -> bool:
@@ -199,7 +205,7 @@ def test_ranks_are_lost_and_come_back_three_times(job: Job) -> None:
     job.n_steps = 14
     for i, (step, rank) in enumerate(((5, 0), (9, 2))):
         job.acts.append(does(is_behind(step), rank, signal.SIGKILL))
-        job.holds |= {step: when(Pausing, i + 2), step + 2: when(Draining, i + 2)}
+        job.holds |= {step: have_paused(i + 2), step + 2: when(Draining, i + 2)}
     job.holds[SECOND] = when(Draining)
     ran = job.run()
     job.assert_exact(ran, n_leaders_killed=1)
@@ -220,12 +226,20 @@ def test_a_newcomer_that_is_killed_before_it_takes_part_comes_once_more(job: Job
     assert workers_at_the_end(ran) == EVERYBODY
 
 
-@pytest.mark.parametrize(
-    ("moment", "n_redone"), [(when(RankJoined, 2, rank=3), 0), (when(Draining), 0), (when(GenerationStarted, 3), 1)]
-)
+@pytest.mark.parametrize("moment", [when(RankJoined, 2, rank=3), when(Proposed, 3)])
+def test_a_newcomer_that_is_killed_while_groups_are_built_costs_the_others_nothing(job: Job, moment: Moment) -> None:
+    job.acts = [does(moment, 3, signal.SIGKILL)]
+    job.holds = {SECOND: when(RankStarted, 3, rank=3), THIRD: when(Draining)}
+    ran = job.run()
+    job.assert_exact(ran)
+    assert [loss.rank for loss in ran.all(RankLost)] == [3, 3]
+    assert len(ran.all(Pausing)) == 1 and workers_at_the_end(ran) == EVERYBODY
+
+
+@pytest.mark.parametrize(("moment", "n_redone"), [(when(Draining), 0), (when(GenerationStarted, 3), 1)])
 def test_a_newcomer_that_is_killed_as_it_takes_part_comes_once_more(job: Job, moment: Moment, n_redone: int) -> None:
     job.acts = [does(moment, 3, signal.SIGKILL)]
-    job.holds = {SECOND: when(Draining if n_redone else Pausing, 1 if n_redone else 2), THIRD: when(Draining, 2)}
+    job.holds = {SECOND: when(Draining) if n_redone else have_paused(2), THIRD: when(Draining, 2)}
     ran = job.run()
     job.assert_exact(ran, n_redone)
     assert [loss.rank for loss in ran.all(RankLost)] == [3, 3]
@@ -246,7 +260,7 @@ def test_a_newcomer_that_stands_still_when_it_is_to_take_part_is_found(job: Job)
     job.holds = {SECOND: when(Draining), THIRD: when(Draining, 2)}
     ran = job.run()
     job.assert_exact(ran)
-    assert [loss.cause.kind for loss in ran.all(RankLost)] == ["signal", "hang"]
+    assert [loss.cause.kind for loss in ran.all(RankLost)] == ["signal", "unresponsive"]
     assert workers_at_the_end(ran) == EVERYBODY
 
 
@@ -269,7 +283,7 @@ def test_a_rank_that_it_does_not_pay_to_take_in_stands_by_and_may_stand_still(jo
 
 def test_a_member_lost_before_the_unit_is_final_behind_which_all_stop(job: Job) -> None:
     job.acts = [does(when(Draining), 0, signal.SIGKILL)]
-    job.holds = {SECOND: when(Pausing, 2), THIRD: when(Draining, 2)}
+    job.holds = {SECOND: have_paused(2), THIRD: when(Draining, 2)}
     ran = job.run(**OF_WHOLE_MODELS)
     job.assert_exact(ran, n_leaders_killed=1)
     assert [loss.rank for loss in ran.all(RankLost)] == [3, 0]

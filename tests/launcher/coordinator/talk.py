@@ -7,6 +7,7 @@ profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
 tick, broken 1, stop, leads 7, leave 2 (certain)         pass 60         seconds
+connected 0 1 (problem=gone attempt=1)                   all that are awaited, if none is named
 agent 4 (ranks=2)   joins
 """
 
@@ -32,6 +33,7 @@ from launcher.coordinator.actions import (
 )
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, PlainState, State
+from launcher.coordinator.state import Recovery as Recovering
 from launcher.joblog import reader
 from launcher.joblog.events import (
     AgentInfo,
@@ -53,6 +55,7 @@ from launcher.joblog.events import (
     Profiled,
     Progressed,
     Proposed,
+    RankConnected,
     RankExited,
     RankFailed,
     RankFinished,
@@ -66,7 +69,7 @@ from launcher.joblog.events import (
     UnitCommitted,
     encode,
 )
-from odyssey.messages import Drain, Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
+from odyssey.messages import Connect, Drain, Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Move, Plan, Reduction, StateFrom, move_runs
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
@@ -219,6 +222,10 @@ class Talk:
                     first, _, last = options["held"].partition("-")
                     held = tuple(range(int(first), int(last or first) + 1)) if first else ()
                 yield RankPaused(rank, (int(t), int(k or 0)), plain[2] if len(plain) > 2 else "compute", held)
+            case "connected":
+                recovery = self.state.recovery if isinstance(self.state, JobState) else Recovering()
+                for rank in ranks or sorted(recovery.unconnected):
+                    yield RankConnected(rank, int(options.get("attempt", recovery.n_connects)), options.get("problem", ""))
             case "lost":
                 kind = plain[1] if len(plain) > 1 else "signal"
                 text = {"signal": "SIGKILL", "exit": "exit code 3", "hang": "did not answer for 1.0 s"}.get(kind, kind)
@@ -305,6 +312,8 @@ def _order_text(order: object) -> str:
             return f"pause({g})"
         case Drain(generation=g):
             return f"drain({g})"
+        case Connect(generation=g, number=number):
+            return f"connect({g}, attempt {number})"
         case Prepare(generation=g, results=results):
             return f"prepare({g}, results {_results(results)})"
         case Go(generation=g):

@@ -31,6 +31,7 @@ from launcher.joblog.events import (
     PlanChosen,
     Profiled,
     Proposed,
+    RankConnected,
     RankFailed,
     RankFinished,
     RankJoined,
@@ -40,7 +41,7 @@ from launcher.joblog.events import (
     Tick,
     UnitCommitted,
 )
-from odyssey.messages import Drain, Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
+from odyssey.messages import Connect, Drain, Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
 from odyssey.plan import Plan
 from strategies.situation import Candidate
 from tests.examples import examples
@@ -84,6 +85,8 @@ class Job(RuleBasedStateMachine):
         """What the commit point of the newest unit said: the generation that those who pass it stop for."""
         self.answered: Propose | None = None
         """The newest that the search has answered."""
+        self.refused: set[int] = set()
+        """Ranks whose next groups, built beside the training, are in vain."""
         self.failing: set[int] = set()
         """Ranks whose script has raised, and whose process has not ended yet."""
 
@@ -171,6 +174,11 @@ class Job(RuleBasedStateMachine):
         if rank in self.failing:
             return
         match order:
+            case Connect(generation=generation, number=number):
+                if generation >= me.paused_for:
+                    problem = "refused" if rank in self.refused else ""
+                    self.refused.discard(rank)
+                    me.outbox.append((generation, RankConnected(rank, number, problem)))
             case Drain(generation=generation) if me.plan is not None and rank in me.plan.held:
                 if me.running is not None and generation > me.running:
                     me.drain = generation
@@ -350,6 +358,11 @@ class Job(RuleBasedStateMachine):
             rank = data.draw(st.sampled_from(sorted(self.ranks)))
             self.feed(NoticeGiven((rank,), "it was asked to", is_certain))
 
+    @rule(data=st.data())
+    def a_rank_is_not_to_connect(self, data: st.DataObject) -> None:
+        if self.ranks:
+            self.refused.add(data.draw(st.sampled_from(sorted(self.ranks))))
+
     @rule(data=st.data(), raises=st.booleans(), error=st.sampled_from(["RuntimeError: CUDA", "OSError: disk"]))
     def the_script_fails_on_a_rank(self, data: st.DataObject, raises: bool, error: str) -> None:
         living = sorted(set(self.ranks) & self.talk.state.world.alive - self.failing)
@@ -409,7 +422,7 @@ class Job(RuleBasedStateMachine):
         )
 
     @rule(patience=st.integers(0, 5))
-    @precondition(lambda self: self.talk.state.status in (Status.PAUSING, Status.MOVING))
+    @precondition(lambda self: self.talk.state.status in (Status.PAUSING, Status.MOVING, Status.RUNNING))
     def a_deadline_passes(self, patience: int) -> None:
         if patience == 0:
             self.feed(Tick())

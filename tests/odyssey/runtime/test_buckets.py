@@ -21,7 +21,7 @@ from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Groups, Needs
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.schedule import Reduce, program
@@ -160,7 +160,7 @@ def engine(variant: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[E
     model.hold_built(plan.held[0])
     spec = ModelSpec((), (), (), plan.global_batch, plan.micro_batch, 96, 0, "cpu")
     job_spec = JobSpec(spec, models.loss_for(variant), None, None, None, 0, None)
-    groups = Groups(to_nobody, 1, plan.workers, (), (), 0, CPU)
+    groups = Groups(to_nobody, 1, Needs(plan.workers), 0, CPU)
     given: list[Given] = []
 
     def sums(tensor: torch.Tensor, members: object) -> Done:

@@ -24,7 +24,7 @@ from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Groups, Needs
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from tests import models
@@ -89,7 +89,7 @@ class Rank:
         spec = ModelSpec((), (), (), self.global_batch, 2, self.n_samples, 0, "cpu")
         self.data = Prefetcher(models.TokenData(96), Sampler(self.n_samples, 0), of)
         self.job_spec = JobSpec(spec, models.token_loss, None, None, None, 0, None)
-        groups = Groups(to_nobody, of.generation, (self.number,), (), (), self.number, CPU)
+        groups = Groups(to_nobody, of.generation, Needs((self.number,)), self.number, CPU)
         self.engine = Engine(of, self.number, self.model, self.job_spec, Backend(), self.data, groups, ())
         groups.release()
 

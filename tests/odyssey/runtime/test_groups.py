@@ -15,7 +15,7 @@ import torch
 
 from odyssey.messages import Deframer, Known, Report, frame
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import ADDRESS, Groups, Needs
 from odyssey.runtime.introductions import to_nobody
 
 pytestmark = pytest.mark.timeout(60)
@@ -24,9 +24,9 @@ CPU = torch.device("cpu")
 
 def test_a_rank_that_is_cut_while_others_have_not_come_ends_whole() -> None:
     """A thread that comes back from C++ when the interpreter has ended aborts the process."""
-    of_somebody_else = Groups(to_nobody, 900, (0,), (), (), 0, CPU)
+    of_somebody_else = Groups(to_nobody, 900, Needs((0,)), 0, CPU)
     has_come = threading.Event()
-    cut, last = (Groups(lambda offered: has_come.set(), number, (0, 1), (), (), 0, CPU) for number in (901, 902))
+    cut, last = (Groups(lambda offered: has_come.set(), number, Needs((0, 1)), 0, CPU) for number in (901, 902))
     threads = [thread for thread in threading.enumerate() if thread.name[-3:] in ("901", "902")]
     cuts = threading.Thread(target=lambda: (has_come.wait(), cut.cut("a newer generation")))
     cuts.start()
@@ -51,9 +51,9 @@ def introduce(ranks: list[socket.socket]) -> None:
 RECEIVER = """
 import signal, socket, sys, torch
 from odyssey.link import AgentLink
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Groups, Needs
 link = AgentLink(socket.socket(fileno=int(sys.argv[1])))
-groups = Groups(link.report, 1, (0, 1), (), (), 1, torch.device("cpu"))
+groups = Groups(link.report, 1, Needs((0, 1)), 1, torch.device("cpu"))
 link.listen(groups.learn)
 groups.build()
 work = groups.receive(torch.empty(16_000_000), 0, 1)
@@ -67,7 +67,7 @@ from odyssey.link import AgentLink
 from odyssey.runtime import groups
 groups.FORGOTTEN, groups.END_S = groups.NO_LIMIT, 1e6
 link = AgentLink(socket.socket(fileno=int(sys.argv[1])))
-mine = groups.Groups(link.report, 1, (0, 1), (), (), 0, torch.device("cpu"))
+mine = groups.Groups(link.report, 1, groups.Needs((0, 1)), 0, torch.device("cpu"))
 link.listen(mine.learn)
 mine.build()
 mine.wait(mine.receive(torch.zeros(1), 1, 2).wait)

@@ -20,7 +20,7 @@ from launcher.options import RunOptions
 from odyssey.messages import Command, Known, Offered
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import ADDRESS, Groups, Needs
 from odyssey.runtime.introductions import TOKEN_BYTES, GlooStore, Introductions, Listening, NcclStore
 from tests import ROOT
 from tests.agent_runs import TRAIN, Ran
@@ -90,7 +90,7 @@ def value_of_gloo(monkeypatch: pytest.MonkeyPatch, address: str, here: str = "")
         offered.append(offer)
         groups.cut("seen")
 
-    groups = Groups(offer, 1, (0, 1), (), (), 0, torch.device("cpu"), here=here)
+    groups = Groups(offer, 1, Needs((0, 1)), 0, torch.device("cpu"), here)
     with pytest.raises(Cut, match="seen"):
         groups.build()
     groups.close()

@@ -19,7 +19,8 @@ from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.exchange import Exchange
-from odyssey.runtime.groups import Cut, Groups
+from odyssey.runtime.groups import Cut, Groups, Needs
+from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.session import Session
 from odyssey.runtime.transaction import Transaction
@@ -53,7 +54,7 @@ class Queued:
 
 def on_device(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> tuple[Groups, list[Queued]]:
     """Groups of a plan whose reductions are queued, and their works."""
-    groups = Groups("", 1, plan.workers, (), (), 0, CPU)
+    groups = Groups(to_nobody, 1, Needs(plan.workers), 0, CPU)
     works: list[Queued] = []
 
     def all_reduce(*_: object, **__: object) -> Queued:
@@ -160,7 +161,7 @@ def test_who_was_cut_behind_the_body_of_a_unit_contributes_nothing() -> None:
     """A body that waits for a device in a way of its own may have ended well because it was cut."""
 
     class Cutting:
-        groups = Groups("", 1, (0,), (), (), 0, CPU)
+        groups = Groups(to_nobody, 1, Needs((0,)), 0, CPU)
         now = ("", 0.0)
 
     def body(made: Any) -> tuple[float]:

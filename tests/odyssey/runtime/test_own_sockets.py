@@ -16,7 +16,7 @@ from launcher.options import RunOptions
 from odyssey.messages import Known, Offered
 from odyssey.runtime.connections import Connections, Endpoint
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import ADDRESS, Groups, Needs
 from tests import ROOT
 from tests.agent_runs import Ran, descriptors, nothing_left
 
@@ -117,7 +117,7 @@ def build_two(generation: int, *, cut: bool) -> None:
                 groups.cut("a newer generation")
             groups.learn(Known(generation, offered.name, {each: offers[each].value for each in offers}))
 
-        groups = Groups(offer, generation, (0, 1), (), (), rank, CPU)
+        groups = Groups(offer, generation, Needs((0, 1)), rank, CPU)
         try:
             groups.build()
             groups.wait(groups.all_reduce(torch.ones(1)).wait)

@@ -16,7 +16,7 @@ import torch
 
 from odyssey.messages import Known, Offered
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups
+from odyssey.runtime.groups import ADDRESS, Groups, Needs
 from odyssey.runtime.introductions import TOKEN_BYTES, Listening
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,7 +37,7 @@ def build(n: int, hand_out: Callable[[int, OFFERS], dict[int, bytes]], limit: ti
             have_come.wait()
             groups.learn(Known(1, offered.name, hand_out(rank, offers)))
 
-        groups = Groups(offer, 1, range(n), (), (), rank, torch.device("cpu"), limit)
+        groups = Groups(offer, 1, Needs(tuple(range(n)), limit=limit), rank, torch.device("cpu"))
         try:
             groups.build()
             total = torch.ones(1)

@@ -345,7 +345,16 @@ def test_a_drain_that_comes_before_go_is_obeyed_holds_in_the_generation_that_run
     assert (running.generation, running.drain) == (3, 4)
 
 
-@pytest.mark.parametrize("communication", sorted({*Communication} - {Communication.READY, Communication.RUNNING}, key=str))
+def test_a_drain_is_a_pause_to_who_has_no_plan_yet() -> None:
+    newcomer = Phase().draining(4)
+
+    assert (newcomer.generation, newcomer.communication) == (4, Communication.CUT)
+
+
+_OTHERS = {*Communication} - {Communication.READY, Communication.RUNNING, Communication.STOPPED}
+
+
+@pytest.mark.parametrize("communication", sorted(_OTHERS, key=str))
 def test_a_drain_says_nothing_to_who_does_not_run(communication: Communication) -> None:
     phase = Phase(1, Activity.COMPUTING, communication)
 

@@ -16,7 +16,7 @@ from odyssey.messages import Offered
 from odyssey.plan import Move
 from odyssey.runtime import transfer
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Groups, Needs
 from odyssey.runtime.transfer import move_layers
 
 pytestmark = pytest.mark.timeout(60)
@@ -57,7 +57,7 @@ def together(generation: int, run: Mapping[int, Callable[[Groups], None]]) -> di
             introductions.offered(rank, offered)
 
     def part(rank: int) -> None:
-        groups = of_rank[rank] = Groups(partial(offer, rank), generation, members, (), (), rank, CPU)
+        groups = of_rank[rank] = Groups(partial(offer, rank), generation, Needs(tuple(members)), rank, CPU)
         try:
             groups.build()
             run[rank](groups)
