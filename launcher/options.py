@@ -76,8 +76,9 @@ class RunOptions(msgspec.Struct, frozen=True):
     pass in one of ours.
 
     `drills`: as given to `--drill`. `write_profile`: measure, write the profile there, and stop. `layout`: `auto`, `2x4` or
-    `3+2+3`. `strategy`: `auto` or a strategy's name. `aim`: what the best plan is. `mtbf_s`: expected time to the next loss;
-    `failure_rate`: the prior of that, in losses per node-day. None where nothing is said.
+    `3+2+3`. `n_spares`: so many ranks have no work in a Job's first plan. `strategy`: `auto` or a strategy's name. `aim`: what
+    the best plan is. `mtbf_s`: expected time to the next loss; `failure_rate`: the prior of that, in losses per node-day. None
+    where nothing is said.
     """
 
     script: str
@@ -136,6 +137,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     speed: float = 1.0
 
     layout: str = "auto"
+    n_spares: int = 0
     strategy: str = "auto"
     aim: Aim = Aim()
     mtbf_s: float | None = None
