@@ -221,6 +221,22 @@ def test_a_newcomer_that_is_killed_before_it_takes_part_comes_once_more(job: Job
     assert workers_at_the_end(ran) == EVERYBODY
 
 
+def test_a_newcomer_that_is_killed_again_and_again_is_not_started_any_more(job: Job) -> None:
+    """Its slot has used two restarts since, and others have theirs."""
+
+    def is_retired(event: Event, ran: Ran) -> bool:
+        return isinstance(event.body, Note) and event.body.text.startswith("rank 3 is not started again: lost 3 times in a row")
+
+    job.acts = [does(when(RankStarted, number, rank=3), 3, signal.SIGKILL) for number in (2, 3, 4)]
+    job.acts.append(does(is_behind(THIRD), 1, signal.SIGKILL))
+    job.holds = {SECOND: is_retired, THIRD: when(Pausing, 2), THIRD + 1: when(Draining)}
+    ran = job.run(**OF_WHOLE_MODELS, max_restarts=9)
+    job.assert_exact(ran)
+    assert [loss.rank for loss in ran.all(RankLost)] == [3, 3, 3, 3, 1]
+    assert [started.rank for started in ran.all(RankStarted)] == [*range(4), 3, 3, 3, 1]
+    assert workers_at_the_end(ran) == {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     ("moment", "n_redone"), [(when(RankJoined, 2, rank=3), 0), (when(Draining), 0), (when(GenerationStarted, 3), 1)]
 )
