@@ -55,7 +55,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     `node_rank`: None where the agents are to be numbered in the order in which they come. `local_addr`: where other agents
     reach this one; empty to find out. `run_id`: empty for one made up. `join_timeout_s`: for `min_agents` to come;
     `last_call_s`: how long to wait for more. `detect_s`: an agent of which nothing is heard for so long is lost. `secret_file`:
-    what agents share (launcher/cluster/links/secret.py). `checks_hosts`: have them compared before the job begins.
+    what agents share (launcher/cluster/links/secret.py). `checks_hosts`: have hosts compared before ranks start there.
 
     Restarts. `max_restarts`: of the whole job. `never_retry`: exit codes that end the job. `restart_limit`: at most so many
     restarts in so many seconds. `restart_backoff_s`: the pause before the second restart in a row that had no progress in
