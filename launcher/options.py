@@ -55,7 +55,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     `node_rank`: None where the agents are to be numbered in the order in which they come. `local_addr`: where other agents
     reach this one; empty to find out. `run_id`: empty for one made up. `join_timeout_s`: for `min_agents` to come;
     `last_call_s`: how long to wait for more. `detect_s`: an agent of which nothing is heard for so long is lost. `secret_file`:
-    what agents share (launcher/cluster/links/secret.py). `checks_hosts`: have them compared before the job begins.
+    what agents share (launcher/cluster/links/secret.py). `checks_hosts`: have hosts compared before ranks start there.
 
     Restarts. `max_restarts`: of the whole job. `never_retry`: exit codes that end the job. `restart_limit`: at most so many
     restarts in so many seconds. `restart_backoff_s`: the pause before the second restart in a row that had no progress in
@@ -76,8 +76,9 @@ class RunOptions(msgspec.Struct, frozen=True):
     pass in one of ours.
 
     `drills`: as given to `--drill`. `write_profile`: measure, write the profile there, and stop. `layout`: `auto`, `2x4` or
-    `3+2+3`. `strategy`: `auto` or a strategy's name. `aim`: what the best plan is. `mtbf_s`: expected time to the next loss;
-    `failure_rate`: the prior of that, in losses per node-day. None where nothing is said.
+    `3+2+3`. `n_spares`: so many ranks have no work in a Job's first plan. `strategy`: `auto` or a strategy's name. `aim`: what
+    the best plan is. `mtbf_s`: expected time to the next loss; `failure_rate`: the prior of that, in losses per node-day. None
+    where nothing is said.
     """
 
     script: str
@@ -136,6 +137,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     speed: float = 1.0
 
     layout: str = "auto"
+    n_spares: int = 0
     strategy: str = "auto"
     aim: Aim = Aim()
     mtbf_s: float | None = None

@@ -374,8 +374,8 @@ def test_commands_and_options_are_these() -> None:
 OWN_OPTIONS = {
     "--check", "--detect", "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout",
     "--mtbf", "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
-    "--retry-same-failure", "--secret-file", "--stall-timeout", "--stdin-rank", "--strategy", "--survive", "--survive-nodes",
-    "--verbose",
+    "--retry-same-failure", "--secret-file", "--spares", "--stall-timeout", "--stdin-rank", "--strategy", "--survive",
+    "--survive-nodes", "--verbose",
 }  # fmt: skip
 """What `odyssey run` has beside torchrun's options. tests/odyssey_cli/test_launch_arguments.py holds these against torchrun's
 parser."""

@@ -67,11 +67,12 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
-    """First words of a member to an agent that leads anew: a session begins."""
+    """First words of a member to an agent that leads anew: a session begins. `report`: on its host, where it was checked."""
 
     session: Token
     number: Count
     processes: tuple[Held, ...]
+    report: HostReport | None = None
 
 
 class Greet(msgspec.Struct, frozen=True, tag=True):

@@ -78,6 +78,8 @@ def agent_joined(job: JobState, agent: AgentInfo) -> Actions:
     world.agents = (*world.agents, agent)
     its = [rank for rank, home in world.homes.items() if home == agent.number]
     world.slots_lost.difference_update(its)
+    for rank in its:
+        world.slot_losses.pop(rank, None)
     ranks.enter_all(its, RankState.STARTING)
     note = Note(f"agent {agent.number} ({agent.host}) joined; {ranks_text(its)} {'start' if len(its) > 1 else 'starts'} there")
     return Record(note), *(Spawn(rank) for rank in its)

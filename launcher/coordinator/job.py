@@ -159,8 +159,9 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     how = f"{ranks_text([rank])} was lost ({body.cause.text})"
     if body.cause.kind is CauseKind.NOT_STARTED:
         how = world.ends[rank].reason
+    retired = rank_failure.retire(job, rank) if body.cause.kind is not CauseKind.NOT_STARTED else ()
     if is_newcomer:
-        return growth.newcomer_lost(job, body, how, has_failed=has_failed)
+        return *retired, *growth.newcomer_lost(job, body, how, has_failed=has_failed)
     told: Actions = ()
     if has_failed:
         how = world.ends[rank].reason
@@ -168,6 +169,7 @@ def _lost(job: JobState, body: RankLost) -> Actions:
         if isinstance(decision, GiveUp):
             return fail(job, world.first_failure or how, decision.why, decision.help)
         told = rank_failure.forgive(job, rank, decision)
+    told = *told, *retired
     if job.status is Status.FINISHING:
         return *told, *_lost_while_finishing(job, rank)
     job.recovery.n_redone = 0

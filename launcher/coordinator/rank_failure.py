@@ -3,6 +3,8 @@
 Errors of devices, networks and file systems come as exceptions, and nearly always on one rank: the others go on, with or
 without a new process in its place. What comes again before another step is made, on that rank or on others, is the script's own
 fault, and ends the job. So does a failure beyond `--max-restarts`: each one that is got over counts as a restart.
+
+Whatever ranks are lost by: a slot that loses its rank again and again is retired, while others go on.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterable
 from launcher.coordinator.actions import Record
 from launcher.coordinator.decision import Actions
 from launcher.coordinator.ranks import ENDED_WELL, RankState
-from launcher.coordinator.restart_policy import GiveUp, Restart
+from launcher.coordinator.restart_policy import LOSSES_OF_A_SLOT, GiveUp, Restart, SlotLoss, why_retired
 from launcher.coordinator.state import JobState, Status
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import Note
@@ -46,3 +48,16 @@ def count_respawn(job: JobState, ranks: Iterable[int]) -> None:
     """These ranks are to be started again: one restart, unless their failures have been counted already."""
     if any(not job.ranks[rank].is_counted for rank in ranks):
         job.world.restarts.take_respawn(job.world.now)
+
+
+def retire(job: JobState, rank: int) -> Actions:
+    """The rank was lost. If that comes again and again, its slot counts as lost from now on, unless nobody else is left."""
+    world, its = job.world, job.ranks[rank]
+    in_vain = not its.has_run or its.ran_from == job.end
+    losses = (*world.slot_losses.get(rank, ()), SlotLoss(world.now, in_vain))[-LOSSES_OF_A_SLOT:]
+    world.slot_losses[rank] = losses
+    why = why_retired(world.restarts.policy, losses)
+    if not why or not world.alive or not job.may_start_again(rank):
+        return ()
+    world.slots_lost.add(rank)
+    return (Record(Note(f"rank {rank} is not started again: {why}")),)

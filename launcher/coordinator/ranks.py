@@ -15,7 +15,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from launcher.joblog.events import RankPaused, RankReady
-from odyssey.messages import ModelSpec
+from odyssey.messages import ModelSpec, Position
 
 
 class RankState(enum.StrEnum):
@@ -71,14 +71,15 @@ NEXT: dict[RankState, frozenset[RankState]] = {
 @dataclass(slots=True)
 class Rank:
     """`model`: what its newest process was given when it built the Job; None before. `is_counted`: its failure has been counted
-    as a restart. `has_run`: its newest process has been in a generation that ran. `paused`, `ready`: what it has answered in
-    this generation.
+    as a restart. `has_run`: its newest process has been in a generation that ran. `ran_from`: where the job stood when the
+    first one began, None before any unit was final. `paused`, `ready`: what it has answered in this generation.
     """
 
     state: RankState = R.ABSENT
     model: ModelSpec | None = None
     is_counted: bool = False
     has_run: bool = False
+    ran_from: Position | None = None
     paused: RankPaused | None = None
     ready: RankReady | None = None
 
@@ -169,7 +170,7 @@ class Ranks:
         else:
             self._alive.discard(rank)
         if state in (R.STARTING, R.ABSENT):
-            its.model, its.is_counted, its.has_run = None, False, False
+            its.model, its.is_counted, its.has_run, its.ran_from = None, False, False, None
         if state in ALIVE and not its.has_run:
             self._new.add(rank)
         else:
@@ -185,10 +186,10 @@ class Ranks:
         for rank in sorted(ranks):
             self.enter(rank, state)
 
-    def run(self) -> None:
-        """A generation of all members runs."""
+    def run(self, end: Position | None) -> None:
+        """A generation of all members runs, from behind the units that are final."""
         for rank in self._new & self._of[R.MEMBER]:
-            self.table[rank].has_run = True
+            self.table[rank].has_run, self.table[rank].ran_from = True, end
         self._new = self._new - self._of[R.MEMBER]  # a set that was emptied is still slow to walk
 
     # -- what they have answered ---------------------------------------------------------------------------------------

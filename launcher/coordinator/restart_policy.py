@@ -2,11 +2,14 @@
 
 In this order: a slot that is gone, exit codes that are never retried, the same failure twice before any progress, the count,
 the limit in a window of time. Then a pause, where the last attempt came to nothing either.
+
+Of a Job single ranks start again, and one slot that is bad must not use up what is allowed for all: it is retired.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,6 +20,10 @@ from launcher.failures.root_cause import Ends, Kind, RankEnd, signature
 LONGEST_BACKOFF_S = 300.0
 UNTOLD_PROGRESS_S = 60.0
 """An attempt that ran longer than this has made progress, if the script gives no sign of any, ever."""
+
+
+LOSSES_OF_A_SLOT = 3
+"""So many in vain, one after the other, or within the window of the limit, and nothing is started there any more."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -99,6 +106,25 @@ def _n_allowed_now(policy: Policy, past: Past, now: float) -> float:
         return math.inf
     n_allowed, window_s = policy.limit
     return n_allowed - sum(time > now - window_s for time in past.times)
+
+
+class SlotLoss(msgspec.Struct, frozen=True):
+    """A rank was lost, and not its slot. `in_vain`: no unit became final from when its process took part."""
+
+    time: float
+    in_vain: bool
+
+
+def why_retired(policy: Policy, losses: Sequence[SlotLoss]) -> str:
+    """Why nothing is to be started any more in a slot that these were lost in, the newest last; empty if something is."""
+    newest = losses[-LOSSES_OF_A_SLOT:]
+    if len(newest) < LOSSES_OF_A_SLOT:
+        return ""
+    if all(loss.in_vain for loss in newest):
+        return f"lost {len(newest)} times in a row before it took part in a step"
+    if policy.limit is not None and newest[-1].time - newest[0].time < policy.limit[1]:
+        return f"lost {len(newest)} times within {policy.limit[1]:g} s (--restart-limit)"
+    return ""
 
 
 def backoff_s(first_s: float, n_in_row: int) -> float:

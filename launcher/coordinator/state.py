@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from launcher.coordinator.rank_assignment import homes
 from launcher.coordinator.ranks import Ranks, RankState
-from launcher.coordinator.restart_policy import Restarts
+from launcher.coordinator.restart_policy import Restarts, SlotLoss
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import AgentInfo, JobStarted, RankSlowed
 from odyssey import messages
@@ -62,8 +62,10 @@ class Losses:
 class World:
     """Who is there, and what has become of the others: the same for every script.
 
-    `started`: the log's first event. `ranks`: each in one state. `slots_lost`: ranks for which nothing can be started again.
-    `ends`: that ranks have come to in this attempt, or since the last generation that ran.
+    `started`: the log's first event. `ranks`: each in one state. `slots_lost`: ranks for which nothing is started again;
+    `slot_losses`: rank -> its last few losses, while its slot was not lost. `ends`: that ranks have come to in this attempt, or
+    since the last generation that ran.
+
     `agents`: where there are several, all that are there; `seated`: those through whom the ranks are numbered, in that order,
     whether they are still there or not. `attempt`: how often all ranks of a plain script have been started again;
     `last_failure`: why. `first_failure`: what was noticed first, and ends the attempt or the job. `now`: of the newest event.
@@ -72,6 +74,7 @@ class World:
     started: JobStarted | None = None
     ranks: Ranks = field(default_factory=Ranks)
     slots_lost: set[int] = field(default_factory=set)
+    slot_losses: dict[int, tuple[SlotLoss, ...]] = field(default_factory=dict)
     ends: dict[int, RankEnd] = field(default_factory=dict)
     agents: tuple[AgentInfo, ...] = ()
     seated: tuple[AgentInfo, ...] = ()

@@ -241,7 +241,7 @@ def rank_ready(job: JobState, body: RankReady) -> Actions:
     started = _generation_started(job, plan)
     job.status, job.plan, job.next_plan = Status.RUNNING, plan, None
     world.ends.clear()
-    ranks.run()
+    ranks.run(job.end)
     ranks.forget_answers()
     job.recovery.loss_at = job.recovery.drained_at = None
     go = Go(world.generation)

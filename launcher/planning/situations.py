@@ -16,6 +16,7 @@ from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
 from launcher.planning import precompute
 from odyssey.errors import PlanError, StateLost
+from odyssey.layout import parse_layout
 from odyssey.plan import Plan
 from odyssey.plan_proof import prove
 from perfmodel.profile import Profile
@@ -32,7 +33,10 @@ def expected_change(world: World, now: float, mtbf_s: float | None, failure_rate
     return seconds_to_change(world.losses.n_events, node_s, n_nodes, mtbf_s=mtbf_s, per_node_day=per_node_day)
 
 
-def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], expected: ExpectedChange, aim: Aim) -> Situation:
+def situation_of(
+    ask: Propose, profile: Profile, node_of: dict[int, int], expected: ExpectedChange, aim: Aim, n_spares: int = 0
+) -> Situation:
+    """`n_spares`: of those alive, that are to stand by if the job starts now."""
     return Situation(
         generation=ask.generation,
         step=ask.step,
@@ -52,6 +56,7 @@ def situation_of(ask: Propose, profile: Profile, node_of: dict[int, int], expect
         untrained=ask.untrained,
         n_behind=expected.n_behind,
         aim=aim,
+        n_spares=n_spares,
     )
 
 
@@ -63,19 +68,23 @@ def proposed(
     strategy: str,
     layout: str,
     aim: Aim,
+    n_spares: int = 0,
 ) -> Proposed:
-    """The answer of a search that takes no time. `strategy`, `layout`, `aim`: as asked for on the command line.
+    """The answer of a search that takes no time. `strategy`, `layout`, `aim`, `n_spares`: as asked for on the command line.
 
     Raises OdysseyError if nothing can be proposed at all.
     """
     from strategies.search import answer
 
-    # Where a rank was lost before the layout that was asked for could run, the best one for the others is.
-    wanted = layout if len(ask.alive) == len(node_of) else "auto"
+    n_missing = len(node_of) - len(ask.alive)
+    n_left = max(0, n_spares - n_missing)  # who stands by takes the place of one that is lost before the start
+    # Where ranks were lost before the layout that was asked for could run, the best one for the others is.
+    has_room = n_missing == 0 or sum(parse_layout(layout) or ()) <= len(ask.alive) - n_left
+    wanted = layout if has_room else "auto"
     candidates: list[Candidate] = []
     why_not = help = ""
     try:
-        candidates = answer(situation_of(ask, profile, node_of, expected, aim), only(strategy), wanted)
+        candidates = answer(situation_of(ask, profile, node_of, expected, aim, n_left), only(strategy), wanted)
     except StateLost as error:
         why_not, help = error.what, error.help
     return Proposed(tuple(candidates), expected.seconds, expected.source, 0.0, False, why_not, help)
@@ -116,7 +125,8 @@ class PlanSearch:
             search_s = time.perf_counter() - started
             found = Proposed(tuple(candidates), expected.seconds, expected.source, search_s, ahead=True)
         else:
-            found = proposed(ask, profile, self._node_of, expected, options.strategy, options.layout, options.aim)
+            asked = options.strategy, options.layout, options.aim, options.n_spares
+            found = proposed(ask, profile, self._node_of, expected, *asked)
             found = replace(found, search_s=time.perf_counter() - started, ahead_problem=problem)
         return replace(found, n_planned=len(self._answers), n_to_plan=self._n_classes)
 

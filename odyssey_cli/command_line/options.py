@@ -199,6 +199,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(("--layout",), "LAYOUT", "auto, 2x4 (pipelines x stages) or 3+2+3.", Group.LOSS, default="auto"),
     Option(
+        ("--spares",), "N", "The last N ranks stand by: without work until a rank is lost or slow.", Group.LOSS, default="0"
+    ),
+    Option(
         ("--strategy",), "NAME", "auto asks all of these, a name this one, and the others where it has no plan.", Group.LOSS,
         default="auto", values=_strategies,
     ),

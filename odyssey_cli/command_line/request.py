@@ -104,6 +104,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         stall_timeout_s=_optional_duration_s(given, "stall_timeout"),
         ends_stalled=_ends_stalled(given),
         layout=text.layout(given.value("layout").text),
+        n_spares=_whole(given, "spares", 0),
         strategy=text.strategy(given.value("strategy").text),
         mtbf_s=_optional_duration_s(given, "mtbf"),
         failure_rate=_failure_rate(given),
@@ -114,6 +115,8 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
     )
     # Scripts that know nothing of us draw on the terminal themselves: it is theirs, as under torchrun.
     wants_display = command is Command.RUN and not given.switch("no_display") and imports_odyssey(options)
+    if options.n_spares and not imports_odyssey(options):
+        notes += (f"--spares: {given.script} does not import odyssey; ranks stand by in an odyssey.Job, else all of them run",)
     from_slurm = (told(given, step),) if step is not None and options.verbose else ()
     answer = files.check_if_given(given.value("json").text or None, "--json")
     return Request(options, wants_display, (*notes, *([note] if note else []), *from_slurm), step, answer)
@@ -202,12 +205,16 @@ def _check_nodes(given: Given, nodes: int, together: RendezvousOptions) -> None:
 
 def _check_layout(given: Given, nodes: int, ranks_per_node: int) -> None:
     layout = text.layout(given.value("layout").text)
-    n_ranks = nodes * ranks_per_node
+    n_ranks, n_spares = nodes * ranks_per_node, _whole(given, "spares", 0)
+    if n_spares >= n_ranks:
+        help = f"one at least has to train: start more ranks, for example --nodes {n_spares // ranks_per_node + 1}"
+        raise UsageError(f"--spares {n_spares}: there are {n_ranks} ranks", help)
     n_taken = sum(parse_layout(layout) or ())
-    if n_taken > n_ranks:
+    if n_taken > n_ranks - n_spares:
+        standing_by = f", of which {n_spares} {'stand' if n_spares > 1 else 'stands'} by" if n_spares else ""
         raise UsageError(
-            f"--layout {layout} takes {n_taken} ranks, there are {n_ranks}",
-            f"start more ranks, for example --nodes {-(-n_taken // ranks_per_node)}",
+            f"--layout {layout} takes {n_taken} ranks, there are {n_ranks}{standing_by}",
+            f"start more ranks, for example --nodes {-(-(n_taken + n_spares) // ranks_per_node)}",
         )
 
 

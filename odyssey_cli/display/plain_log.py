@@ -115,7 +115,8 @@ def _text(event: Event, board: Board) -> str:
         case Proposed() as proposed if event.generation > 1:
             return f"generation {event.generation}: {_proposed(proposed, board)}"
         case PlanChosen(plan=plan, reason=reason):
-            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.form()}: {reason}"
+            idle = f", {len(plan.idle)} stand{'s' if len(plan.idle) == 1 else ''} by" if plan.idle else ""
+            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.form()}{idle}: {reason}"
         case GenerationStarted() as went:
             return _went(event.generation, went)
         case StoreLost(reason=reason):

@@ -53,8 +53,6 @@ def _equal(situation: Situation) -> Iterator[str]:
 
 
 def with_idle(situation: Situation, n_idle: int) -> Candidate | None:
-    """The best layout for all ranks but so many, which idle; None where there is none. Raises UsageError as `initial_plan`."""
-    chosen = best(initial_plan(replace(situation, alive=situation.alive[: len(situation.alive) - n_idle]), "auto"))
-    if chosen is None or chosen.plan is None or n_idle == 0:
-        return chosen
-    return best(initial_plan(situation, chosen.plan.layout()))
+    """The best layout for all ranks but the last so many, which idle, as of a job under `--spares`; None where there is none.
+    Raises UsageError as `initial_plan`."""
+    return best(initial_plan(replace(situation, n_spares=n_idle), "auto"))

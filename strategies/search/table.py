@@ -140,18 +140,24 @@ def initial_plan(situation: Situation, layout: str) -> list[Candidate]:
     Raises UsageError for a layout that cannot be meant, and where no plan survives what was asked for.
     """
     strategies.load_all()  # a file that is no strategy ends a job when it starts, and not when it loses a rank
+    if situation.n_spares and not situation.at_work:
+        what = f"--spares {situation.n_spares}: there are {len(situation.alive)} ranks"
+        raise UsageError(what, "one at least has to train")
     situation = replace(situation, lengths=lengths_of(situation, layout))
     candidates = attempt_all(NAME, lambda: _ranked(situation, _as_asked(situation)))
     chosen, aim = best(candidates), situation.aim
     if chosen is not None and chosen.outlook is not None and (missing := _missing(chosen.outlook, aim)):
-        who = f"layout {layout} does not" if layout != "auto" else f"no layout of {len(situation.alive)} ranks does"
+        who = f"layout {layout} does not" if layout != "auto" else f"no layout of {len(situation.at_work)} ranks does"
         raise UsageError(f"{missing[0]}: {who}: {missing[1]}", missing[2])
     return candidates
 
 
 def _as_asked(situation: Situation) -> list[Proposal | Candidate]:
-    """What strategies answer for a start. One that has another layout than was asked for has no plan."""
-    rows, lengths = _asked(situation, Moment.START), situation.lengths
+    """What strategies answer for a start, for all but those who stand by, who idle in every plan. One that has another layout
+    than was asked for has no plan."""
+    spares, lengths = situation.alive[len(situation.at_work) :], situation.lengths
+    rows = _asked(replace(situation, alive=situation.at_work, n_spares=0), Moment.START)
+    rows = [replace(row, plan=replace(row.plan, idle=(*row.plan.idle, *spares))) if row.plan else row for row in rows]
     if lengths is None:
         return rows
     wanted, its = layout_text(lengths), "layout {}, where {} was asked for"

@@ -59,7 +59,8 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     slot is healthy and has restarts left. `node_of`: worker -> node. `step`: next step to run. `generation`: of the plan to be
     written. `seconds_to_change`: D, the expected time to the next change; `n_behind`: how sure it is, see ExpectedChange.
     `search_s`: time the search takes now, 0 if it was done ahead. `untrained`: no unit is final yet, so that lost layers are
-    as the script builds them. `lengths`: of the pipelines that a job is to start with, None for the best.
+    as the script builds them. `lengths`: of the pipelines that a job is to start with, None for the best. `n_spares`: the last
+    so many of `alive` are to stand by where a job starts, and strategies are asked for a start without them.
 
     `leaving`: workers that still live and hold state, but are to have no work any more: sources of moves, and no part of
     `alive`. `arriving`: workers whose processes start beside the training and can be taken in after `arrive_s` seconds; they
@@ -82,11 +83,17 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     n_behind: float = math.inf
     aim: Aim = Aim()
     lengths: tuple[int, ...] | None = None
+    n_spares: int = 0
     arriving: tuple[int, ...] = ()
     arrive_s: float = 0.0
     leaving: tuple[int, ...] = ()
     is_running: bool = False
     slow: Mapping[int, float] = {}
+
+    @property
+    def at_work(self) -> tuple[int, ...]:
+        """Who may have work where a job starts."""
+        return self.alive[: max(0, len(self.alive) - self.n_spares)]
 
     @cached_property
     def unused(self) -> tuple[int, ...]:

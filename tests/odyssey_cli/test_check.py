@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ from odyssey_cli.check import probe
 from odyssey_cli.check.judgement import judge
 from odyssey_cli.check.report import Clock, Link, Seen
 from tests import ROOT
-from tests.launcher.cluster.test_agents import MEETS, Agent
+from tests.launcher.cluster.test_agents import MEETS, Agent, start
 from tests.launchers import free_port
 
+__all__ = ["start"]
 GIB = 1 << 30
 GPU = Device("cuda:0", "H100", 1, 80 * GIB, 79 * GIB, 50e12, "aa")
 
@@ -277,6 +279,28 @@ if any("fitness.child" in word for word in sys.orig_argv):
 """A sitecustomize.py for the process that checks a host: it computes, only not quite."""
 
 
+LEFT_OUT = "waits for a place: its host is left out: cpu computes other bits than"
+
+
+@pytest.mark.soak
+def test_a_host_that_comes_late_is_compared_also_when_another_agent_leads(start: Callable[..., Agent], tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/sitecustomize.py").write_text(BROKEN)
+    given = {"nnodes": "2:9", "max_restarts": 9, "detect": "2s", "check": None, "rdzv_conf": "last_call_timeout=1"}
+    first = start("--wait", "9", **given)
+    first.until(lambda line: "leading at" in line)
+    others = [start("--wait", "9", **given) for _ in range(2)]
+    for agent in (first, *others):
+        agent.until(lambda line: line.startswith("SEAT") and line.split()[3] == "3")
+    broken = start("--wait", "9", **given, on=lambda command: ["env", f"PYTHONPATH={tmp_path / 'broken'}", *command])
+    broken.until(lambda line: "its host is left out: cpu computes other bits than 3 equal devices of 4" in line)
+    first.until(lambda line: LEFT_OUT in line)
+    first.process.kill()
+    broken.until(lambda line: "its host is left out: cpu computes other bits than 2 equal devices of 3" in line)
+    for agent in others:
+        agent.until(lambda line: line.startswith("SEAT") and line.split()[3] == "2")
+
+
 def test_a_run_leaves_out_a_host_that_computes_other_bits(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/sitecustomize.py").write_text(BROKEN)
@@ -288,7 +312,7 @@ def test_a_run_leaves_out_a_host_that_computes_other_bits(tmp_path: Path) -> Non
     try:
         agents[0].until(lambda line: "1 of 2 agents here" in line)
         agents.append(Agent(*options, on=lambda command: ["env", f"PYTHONPATH={tmp_path / 'broken'}", *command]))
-        agents[0].until(lambda line: "waits for a place: all hosts are compared before the job begins" in line)
+        agents[0].until(lambda line: "waits for a place: all hosts are compared first" in line)
         agents.append(Agent(*options))
         codes = [agent.end() for agent in agents]
     finally:

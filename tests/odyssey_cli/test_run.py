@@ -74,6 +74,19 @@ def test_nodes_behind_the_script_is_ours_if_no_option_stands_before_it(
     assert said[0].startswith("odyssey: took --nodes 4 as the launcher's")
 
 
+def test_spares_of_a_script_that_may_build_no_job_are_told_of(
+    asked: list[RunOptions], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ours.py").write_text("import odyssey")
+    argv = ["run", "--nodes", "2", "--spares", "1", "--no-display"]
+    told = "odyssey: --spares: train.py does not import odyssey; ranks stand by in an odyssey.Job, else all of them run\n"
+
+    assert [main([*argv, script]) for script in ("train.py", "ours.py")] == [0, 0]
+
+    assert [options.n_spares for options in asked] == [1, 1]
+    assert capfd.readouterr().err.count(told) == 1
+
+
 def test_other_options_behind_the_script_are_the_scripts(asked: list[RunOptions]) -> None:
     main(["run", "train.py", "--layout", "x", "--help"])
 

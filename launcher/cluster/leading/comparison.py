@@ -1,6 +1,8 @@
 """Hosts that come to a job are compared before it begins: who is bad is left out as long as there are enough others.
 
 Pure. An agent that has come waits until it is decided, which is when enough good ones are here, or nobody more is waited for.
+Who comes later is compared with those that are there. Where another agent comes to lead, the members tell it how their hosts
+are, and who else comes waits for that.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from launcher.cluster.wire import Join
 from launcher.host.fitness.judgement import Finding, Level, bad_hosts, judge, labels
 from launcher.host.fitness.report import HostReport
 
-NOT_YET = "all hosts are compared before the job begins"
+NOT_YET = "all hosts are compared first"
 NO_REPORT = "it was not checked: give --check to all agents"
 
 

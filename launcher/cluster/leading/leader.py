@@ -116,6 +116,7 @@ class Leader:
             assert self._take_over is not None
             info = self._take_over.awaited.pop(words.number)
             self._reached(here)
+            self._roster.attached(info, words.session, words.report)
             agent = self._take_in(session, words, info)
             agent.adopt(words.processes, partial(self._take_over.is_current, info.number))
             if isinstance(self._over, JobIsOver):
@@ -204,6 +205,8 @@ class Leader:
         its.done()
         for info in absent:
             self._is_lost(info, "it was not heard of any more")
+        if self._roster.has_compared() and not self._is_over:
+            self.choose()
 
     # -- who goes ------------------------------------------------------------------------------------------------------
 

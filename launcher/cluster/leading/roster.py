@@ -40,7 +40,8 @@ class Roster:
         """By hosts, while the job ran."""
         self.agents: dict[int, AgentInfo] = {leader.number: leader}
         """By number. An agent that leaves is taken out by its owner."""
-        self.comparison = Comparison(report, options.min_agents) if report is not None else None
+        self._report = report
+        self.comparison = self._new_comparison()
         self._not_before = -math.inf
         """The job begins, for another one lives."""
         self._taken_over: set[int] = set()
@@ -96,8 +97,24 @@ class Roster:
         self.agents |= {agent.number: agent for agent in agents}  # this one may have come too late to have ranks of the job
         self._next_number += max(self.agents) + NUMBERS_APART
         self.has_begun = True
-        self.comparison = None  # how the others' hosts are, nobody here has been told
+        self.comparison = self._new_comparison()
         self._note_enough(now)
+
+    def _new_comparison(self) -> Comparison | None:
+        return Comparison(self._report, self._options.min_agents) if self._report is not None else None
+
+    def attached(self, agent: AgentInfo, session: bytes, report: HostReport | None) -> None:
+        """A member of the job that was taken over has come, with what is known of its host."""
+        self._sessions[agent.number] = session
+        if self.comparison is not None:
+            its = (agent.host, agent.pid, agent.n_ranks, agent.role, agent.node_rank, agent.address, agent.port)
+            self.comparison.add(Join(session, _version(), self._options.run_id, *its, report))
+
+    def has_compared(self) -> bool:
+        """No more members are awaited. Answers whether who else comes is compared with those that are here."""
+        if self.comparison is not None:
+            self.comparison.is_decided = True
+        return self.comparison is not None
 
     def took_over(self, number: int) -> bool:
         """Whether the agent was a member of the job when it was taken over."""

@@ -264,7 +264,8 @@ class Member:
             session.send(message)
         if self._leaves_by is not None:
             session.send(WantsToLeave(ending(self._leaves_by)[0]))
-        session.follow(address, Attach(session.token, self._number, tuple(held)), is_held=True)
+        attach = Attach(session.token, self._number, tuple(held), self._local.report)
+        session.follow(address, attach, is_held=True)
 
     @property
     def hears_leader(self) -> bool:

@@ -29,6 +29,7 @@ from launcher.joblog.events import (
     Pausing,
     PlanChosen,
     Proposed,
+    RankExited,
     RankJoined,
     RankLost,
     RankPaused,
@@ -236,6 +237,22 @@ def test_a_newcomer_that_is_killed_while_groups_are_built_costs_the_others_nothi
     assert len(ran.all(Pausing)) == 1 and workers_at_the_end(ran) == EVERYBODY
 
 
+def test_a_newcomer_that_is_killed_again_and_again_is_not_started_any_more(job: Job) -> None:
+    """Its slot has used two restarts since, and others have theirs."""
+
+    def is_retired(event: Event, ran: Ran) -> bool:
+        return isinstance(event.body, Note) and event.body.text.startswith("rank 3 is not started again: lost 3 times in a row")
+
+    job.acts = [does(when(RankStarted, number, rank=3), 3, signal.SIGKILL) for number in (2, 3, 4)]
+    job.acts.append(does(is_behind(THIRD), 1, signal.SIGKILL))
+    job.holds = {SECOND: is_retired, THIRD: have_paused(2), THIRD + 1: when(Draining)}
+    ran = job.run(**OF_WHOLE_MODELS, max_restarts=9)
+    job.assert_exact(ran)
+    assert [loss.rank for loss in ran.all(RankLost)] == [3, 3, 3, 3, 1]
+    assert [started.rank for started in ran.all(RankStarted)] == [*range(4), 3, 3, 3, 1]
+    assert workers_at_the_end(ran) == {0, 1, 2}
+
+
 @pytest.mark.parametrize(("moment", "n_redone"), [(when(Draining), 0), (when(GenerationStarted, 3), 1)])
 def test_a_newcomer_that_is_killed_as_it_takes_part_comes_once_more(job: Job, moment: Moment, n_redone: int) -> None:
     job.acts = [does(moment, 3, signal.SIGKILL)]
@@ -276,6 +293,56 @@ def test_a_rank_that_it_does_not_pay_to_take_in_stands_by_and_may_stand_still(jo
     ran = job.run(layout="1x2")
     job.assert_exact(ran)
     assert not ran.all(Draining) and len(ran.all(Pausing)) == 1
+
+
+# -- ranks that stand by from the start --------------------------------------------------------------------------------
+
+OF_FIVE = {"n_nodes": 5, "n_spares": 1}
+
+
+@pytest.mark.parametrize("lost", [1, 4])
+def test_a_rank_that_stands_by_has_work_after_a_loss_and_nothing_is_started(job: Job, lost: int) -> None:
+    """Rank 4 does, unless it is lost itself."""
+    job.lost = (lost,)
+    ran = job.run(**OF_FIVE, max_restarts=0)
+    job.assert_exact(ran)
+    first, after = (chosen.plan for chosen in ran.all(PlanChosen))
+    assert (first.layout(), first.workers, first.idle) == ("2x2", (0, 1, 2, 3), (4,))
+    assert set(after.workers) == {0, 1, 2, 3, 4} - {lost} and after.spawned == after.idle == ()
+    assert (4 in {move.target for move in after.moves}) == (lost == 1)
+    assert len(ran.all(RankStarted)) == 5
+
+
+def test_a_job_without_a_loss_ends_well_with_a_rank_that_has_stood_by(job: Job) -> None:
+    job.lost, job.holds = (), {FIRST: is_behind(FIRST)}
+    ran = job.run(**OF_FIVE)
+    job.assert_exact(ran)
+    assert [chosen.plan.idle for chosen in ran.all(PlanChosen)] == [(4,)]
+    assert {ended.rank for ended in ran.all(RankExited)} == {*EVERYBODY, 4}
+
+
+def test_a_rank_that_stood_by_has_the_place_of_one_that_comes_back(job: Job) -> None:
+    """Who has come back stands by in its turn, unless the price says something better."""
+
+    def is_weighed(event: Event, ran: Ran) -> bool:
+        body = event.body
+        return isinstance(body, Draining) or (isinstance(body, Note) and body.text.startswith("rank 3 stands by"))
+
+    job.holds = {SECOND: is_weighed}
+    ran = job.run(**OF_FIVE)
+    job.assert_exact(ran)
+    assert set(ran.all(PlanChosen)[1].plan.workers) == {0, 1, 2, 4}
+    assert len(ran.all(Pausing)) == 1 and {ended.rank for ended in ran.all(RankExited)} == {*EVERYBODY, 4}
+
+
+def test_a_rank_lost_before_the_first_plan_has_its_place_taken(job: Job) -> None:
+    job.lost = ()
+    job.holds = {FIRST: is_behind(FIRST)}
+    job.acts = [does(when(RankStarted, rank=2), 2, signal.SIGKILL)]
+    ran = job.run(**OF_FIVE, max_restarts=0)
+    job.assert_exact(ran)
+    (first,) = (chosen.plan for chosen in ran.all(PlanChosen))
+    assert (first.layout(), set(first.workers), first.idle) == ("2x2", {0, 1, 3, 4}, ())
 
 
 # -- something happens while all drain ---------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     ) -> Agent:
         endpoint = f"--rdzv-endpoint=127.0.0.1:{port}"
         values = {"nnodes": nnodes, "rdzv-backend": backend, "log-dir": tmp_path / f"logs{len(agents)}"} | options
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+        flags = [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in values.items()]
         agents.append(Agent(endpoint, *flags, script, *arguments, on=on))
         return agents[-1]
 

@@ -276,6 +276,38 @@ def test_an_agent_that_was_not_checked_counts_as_bad() -> None:
     assert "give --check to all agents" in first and not second
 
 
+def test_who_comes_to_a_job_that_runs_is_compared_with_its_members() -> None:
+    its = comparing(1, 9)
+    a, b, late = checked("a", "good"), checked("b", "bad"), checked("c", "good")
+    its.join(a, 1.0)
+    assert decided(its, a) == [""]
+    its.has_begun = True
+    assert "left out: cpu computes other bits than 2 equal devices of 3" in getattr(its.join(b, 20.0), "what", "")
+    assert isinstance(its.join(late, 21.0), AgentInfo)
+
+
+def test_who_comes_after_another_agent_leads_is_compared_with_the_members_that_have_told_of_their_hosts() -> None:
+    its = comparing(1, 9)
+    members = [checked("a", "good"), checked("b", "good"), checked("c", "bad")]
+    its.take_over(tuple(AgentInfo(7 + i, its.host, 1, 2) for i, its in enumerate(members)), 0.0)
+    for i, member in enumerate(members[:2]):
+        its.attached(its.agents[7 + i], member.session, member.report)
+    bad, good = checked("d", "bad"), checked("e", "good")
+    assert [getattr(its.join(new, 1.0), "what", "") for new in (bad, good)] == ["all hosts are compared first"] * 2
+    assert its.has_compared() and isinstance(its.join(good, 2.0), AgentInfo)
+    assert "left out: cpu computes other bits than 4 equal devices of 5" in getattr(its.join(bad, 2.0), "what", "")
+    for number in (7, 8):
+        its.leave(number, 3.0)
+    assert "than 2 equal devices of 3" in getattr(its.join(bad, 4.0), "what", ""), "who has left is not compared with"
+
+
+def test_without_a_check_nobody_waits_for_a_take_over() -> None:
+    its = roster(1, 9)
+    its.take_over((AgentInfo(7, "a", 1, 2),), 0.0)
+    its.attached(its.agents[7], b"a" * 16, None)
+    assert isinstance(its.join(join(), 1.0), AgentInfo) and not its.has_compared()
+
+
 class Talk:
     """A coordinator of two agents, of 2 ranks and 1 rank, and what it wants done."""
 

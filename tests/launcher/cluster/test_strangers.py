@@ -35,6 +35,7 @@ from launcher.cluster.wire import WhichJob
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.health.stacks import Frame, Stack
 from launcher.health.stalls import Sample
+from launcher.host.fitness.report import Device, HostReport
 from launcher.host.loop import Loop
 from launcher.joblog.events import AgentInfo, Body, Cause, CauseKind, RankExited, RankLost, RankStarted
 from launcher.joblog.news import News, Sender
@@ -106,11 +107,12 @@ def has_ended(connection: socket.socket) -> bool:
 class LeaderOnALoop:
     """A leader on a loop of its own, with real connections to it. Nobody is lost by silence."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: HostReport | None = None) -> None:
+        """`report`: on its host, where hosts are compared."""
         self.now = 0.0
         self.loop = Loop(lambda: self.now)
         options = RunOptions("train.py", min_agents=1, max_agents=4)
-        self.roster = Roster(options, AgentInfo(0, "here", 1, 1), 0.0)
+        self.roster = Roster(options, AgentInfo(0, "here", 1, 1), 0.0, report)
         self.joined: list[AgentInfo] = []
         self.lost: list[tuple[int, str]] = []
         self.fed: list[Any] = []
@@ -209,9 +211,9 @@ class LeaderOnALoop:
 
 
 @pytest.fixture
-def leader() -> Iterator[LeaderOnALoop]:
+def leader(request: pytest.FixtureRequest) -> Iterator[LeaderOnALoop]:
     before = set(os.listdir("/proc/self/fd"))
-    leader = LeaderOnALoop()
+    leader = LeaderOnALoop(getattr(request, "param", None))
     yield leader
     leader.close()
     assert set(os.listdir("/proc/self/fd")) == before
@@ -534,6 +536,30 @@ def test_after_another_agent_led_only_current_processes_are_ranks(leader: Leader
     peer.say(wire.Notice("still one of us"))
     leader.until(lambda: leader.said)
     assert leader.said == ["agent 3: still one of us"]
+
+
+def computes(host: str, digest: str) -> HostReport:
+    device = Device("cpu", "a processor", 1, 64 << 30, 60 << 30, 1e9, digest)
+    return HostReport(host, 1, "", host, 8, 64 << 30, 60 << 30, own_addresses=("10.0.0.1",), devices=(device,))
+
+
+@pytest.mark.parametrize("leader", [computes("here", "good")], indirect=True)
+def test_who_comes_while_another_agent_begins_to_lead_is_compared_when_all_members_have_told(leader: LeaderOnALoop) -> None:
+    hosts = {3: "far", 4: "farther"}
+    agents = (AgentInfo(9, "before", 1, 1), *(AgentInfo(i, hosts[i], 2, 1, address="127.0.0.1", port=1) for i in hosts))
+    leader.within.take_over(agents, 9, lambda agent, seat: True, 1e9, lambda: None)
+    new = []
+    for host, digest in (("bad", "bad"), ("new", "good")):
+        new.append(leader.peer())
+        words = msgspec.structs.replace(join(session=os.urandom(16)), host=host, report=computes(host, digest))
+        new[-1].say_frame(packed(words))
+        leader.until(lambda: len(leader.said) == len(new))
+    assert all("waits for a place: all hosts are compared first" in line for line in leader.said) and not leader.joined
+    for i, host in hosts.items():
+        leader.peer().say_frame(packed(wire.Attach(bytes([i]) * 16, i, (), computes(host, "good"))))
+    leader.until(lambda: leader.joined)
+    assert [agent.host for agent in leader.joined] == ["new"]
+    assert "its host is left out: cpu computes other bits than 4 equal devices of 5" in leader.said[-1]
 
 
 def test_an_agent_that_comes_when_the_job_is_over_keeps_nobody_waiting(leader: LeaderOnALoop) -> None:

@@ -8,7 +8,7 @@ ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the se
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
 tick, broken 1, stop, leads 7, leave 2 (certain)         pass 60         seconds
 connected 0 1 (problem=gone attempt=1)                   all that are awaited, if none is named
-agent 4 (ranks=2)   joins
+agent 4 (ranks=2)   joins                                gone 4          that agent is lost
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from launcher.joblog import reader
 from launcher.joblog.events import (
     AgentInfo,
     AgentJoined,
+    AgentLost,
     Body,
     Cause,
     CauseKind,
@@ -251,6 +252,8 @@ class Talk:
                 yield NoticeGiven(tuple(ranks), "it was asked to", "certain" in plain)
             case "agent":
                 yield AgentJoined(AgentInfo(ranks[0], f"host{ranks[0]}", ranks[0], int(options.get("ranks", "1"))))
+            case "gone":
+                yield AgentLost(AgentInfo(ranks[0], f"host{ranks[0]}", ranks[0], 1), "nothing was heard of it")
             case "broken":
                 t, _, k = plain[1].partition(".") if len(plain) > 1 else ("0", "", "")
                 yield ConnectionLost(ranks[0], (int(t), int(k or 0)), "Connection closed by peer")

@@ -28,7 +28,7 @@ def test_what_the_table_answers_is_what_a_count_over_all_ranks_finds(data: st.Da
             paused.add(rank)
             continue
         if data.draw(st.booleans()):
-            ranks.run()
+            ranks.run(None)
             has_run |= {rank for rank, state in states.items() if state is RankState.MEMBER}
         state = data.draw(st.sampled_from(RankState))
         try:

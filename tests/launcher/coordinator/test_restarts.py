@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.coordinator.restart_policy import GiveUp, Past, Policy, Restart, backoff_s, decide, made_progress
+from launcher.coordinator.restart_policy import (
+    GiveUp,
+    Past,
+    Policy,
+    Restart,
+    SlotLoss,
+    backoff_s,
+    decide,
+    made_progress,
+    why_retired,
+)
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import Cause, CauseKind
 
@@ -130,3 +140,19 @@ def test_silence_is_progress_after_a_minute_only_if_the_script_never_gives_a_sig
     assert made_progress(told=False, gives_signs=False, ran_s=61.0)
     assert not made_progress(told=False, gives_signs=False, ran_s=59.0)
     assert not made_progress(told=False, gives_signs=True, ran_s=6000.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1000), st.booleans()), max_size=6),
+    st.one_of(st.none(), st.tuples(st.integers(0, 9), st.floats(1, 1000))),
+)
+def test_a_slot_is_retired_after_three_losses_in_vain_or_within_the_window(
+    told: list[tuple[float, bool]], limit: tuple[int, float] | None
+) -> None:
+    losses = [SlotLoss(time, in_vain) for time, in_vain in sorted(told)]
+    why = why_retired(Policy(9, limit=limit), losses)
+    newest = losses[-3:]
+    is_in_vain = len(newest) == 3 and not any(not loss.in_vain for loss in newest)
+    is_often = limit is not None and len([loss for loss in newest if loss.time > losses[-1].time - limit[1]]) == 3
+    assert bool(why) == (is_in_vain or is_often)
+    assert ("in a row" in why) == is_in_vain
