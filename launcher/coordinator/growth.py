@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from launcher.coordinator import rank_failure, transition
 from launcher.coordinator.actions import Action, EndRanks, Propose, Record, SendOrder, SetDeadline, Spawn
-from launcher.coordinator.decision import Actions
+from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.gate import final_position
 from launcher.coordinator.rank_assignment import seats_with
 from launcher.coordinator.ranks import RankState
@@ -38,6 +38,7 @@ from launcher.joblog.events import (
     RankSlowed,
     Tick,
 )
+from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import Drain, Pause
 from odyssey.plan import Plan
@@ -117,7 +118,7 @@ def unreachable(job: JobState) -> Set[int]:
 
 def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
     """Those that take part in nothing end at once; the others, and those that the next plan waits for, when a plan without them
-    runs."""
+    runs. Where nobody would be left the job ends, as by a signal to the agent that leads."""
     ranks = job.ranks
     wanted = {rank for rank in body.ranks if rank in ranks.alive}
     if job.status is Status.FINISHING or not wanted:
@@ -127,7 +128,10 @@ def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
     awaited = set(job.next_plan.spawned) if job.next_plan is not None else set()
     at_once = wanted & ranks.among(RankState.STARTING, RankState.JOINED) - awaited
     job.leaving |= dict.fromkeys(sorted(wanted & (job.members | awaited)), body.is_certain)
-    return note, *_let_go(job, at_once), *consider(job)
+    ends = _let_go(job, at_once)
+    if body.is_certain and not job.staying:
+        return note, *ends, *end(job, ExitCode.TERMINATED, "all agents were told to end")
+    return note, *ends, *consider(job)
 
 
 def let_go(job: JobState) -> Actions:

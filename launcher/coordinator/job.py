@@ -290,7 +290,7 @@ def _leader_changed(job: JobState, body: LeaderChanged) -> Actions:
     _clock_from_now(job)
     ending = tuple(sorted(job.ranks.among(RankState.LEAVING, RankState.FAILING)))
     ends = (EndRanks(ending),) if ending else ()
-    return note, *ends, *transition.pause(job, "the leading agent was not heard")
+    return note, *ends, *transition.pause(job, "another agent leads")
 
 
 # -- run and finish ----------------------------------------------------------------------------------------------------

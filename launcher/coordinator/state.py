@@ -207,6 +207,12 @@ class JobState:
         return self.ranks.among(RankState.MEMBER, RankState.FAILING)
 
     @property
+    def staying(self) -> Set[int]:
+        """Living ranks but those that end, or will be lost in any case."""
+        certain = {rank for rank, is_certain in self.leaving.items() if is_certain}
+        return self.world.alive - self.ranks.of(RankState.LEAVING) - certain
+
+    @property
     def factors(self) -> dict[int, float]:
         """Tell how many times as long each member computes that is slow."""
         return {rank: told.factor for rank, told in sorted(self.slow.items()) if self.ranks.is_member(rank)}
