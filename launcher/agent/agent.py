@@ -23,6 +23,7 @@ from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog
 from launcher.agent.job_start import JobStart
 from launcher.agent.leaving import Leaving
+from launcher.agent.notice_socket import NoticeSocket
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
 from launcher.cluster.leading.cluster import Cluster
@@ -72,7 +73,9 @@ class Agent:
         end: JobEnd,
         replication: Replication,
         leaving: Leaving,
+        notices: NoticeSocket | None,
     ) -> None:
+        """`notices`: None where other agents are asked for them as well."""
         self._local = local
         self._coordination = coordination
         self._log = log
@@ -86,6 +89,7 @@ class Agent:
         self._end = end
         self._replication = replication
         self._leaving = leaving
+        self._notices = notices
         self._put_off: list[Callable[[], None]] | None = None
         """What has happened since this agent was elected, until it knows where all ranks are."""
         replication.decide_by(self._decided)
@@ -180,6 +184,8 @@ class Agent:
         options = self._local.options
         if options.verbose and options.max_agents > 1:
             self.say(limits_text(options.detect_s))
+        if self._notices is not None:
+            self._notices.open()
         self._quorum.start()
 
     def start_elsewhere(self) -> None:
@@ -246,3 +252,5 @@ class Agent:
         self._planner.close()
         self._cluster.close()
         self._replication.close()
+        if self._notices is not None:
+            self._notices.close()

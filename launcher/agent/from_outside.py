@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from launcher.agent.notice_socket import ASKED
 from launcher.cluster.links.dial import Address
 from launcher.cluster.questions import Answer, Ending, Noted, NotLeading
 from launcher.cluster.reception import Reception
@@ -42,7 +43,7 @@ def answer_visitors(local: LocalAgent, reception: Reception, leader: Callable[[]
     def leave(ranks: tuple[int, ...]) -> Answer:
         if not local.decides:
             return NotLeading(leader())
-        local.news.event(NoticeGiven(ranks, "somebody has asked for it by `odyssey leave`"))
+        local.news.event(NoticeGiven(ranks, ASKED))
         return Noted()
 
     local.owes = Visitors(

@@ -23,6 +23,7 @@ from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.job_start import JobStart, job_started
 from launcher.agent.leaving import Leaving
+from launcher.agent.notice_socket import NoticeSocket
 from launcher.agent.orders import Orders
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
@@ -121,7 +122,12 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
     replication = Replication(local, began.agreement, began.reception, leader, cluster, quorum, coordination, hangs)
     leaving = Leaving(local, coordination, leader, replication, end)
-    return Agent(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end, replication, leaving)
+    notices = NoticeSocket(loop, local.folder.path, news) if began.reception is None else None
+    return Agent(
+        *(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end, replication),
+        leaving,
+        notices,
+    )
 
 
 def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:

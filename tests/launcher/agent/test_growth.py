@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from launcher.joblog.events import (
     Event,
     GenerationStarted,
     Note,
+    NoticeGiven,
     Pausing,
     PlanChosen,
     RankJoined,
@@ -37,7 +40,7 @@ from launcher.joblog.events import (
 from launcher.options import RunOptions
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile
-from tests import exactness, reference
+from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.held import Held
 
@@ -185,6 +188,24 @@ def test_a_rank_comes_back_and_no_micro_batch_is_done_twice(job: Job, strategy: 
     assert draining.joined == (3,) and workers_at_the_end(ran) == EVERYBODY
     *_, last = ran.all(GenerationStarted)
     assert last.total_s is None and last.stood_s is not None
+
+
+def test_a_rank_leaves_that_a_command_has_told_to(job: Job) -> None:
+    """From another process, which finds the one agent by the job's folder."""
+    told: list[subprocess.Popen[bytes]] = []
+
+    def tell(event: Event, ran: Ran) -> None:
+        if is_behind(FIRST)(event, ran):
+            (folder,) = (job.folder / "logs").iterdir()
+            told.append(subprocess.Popen([sys.executable, "-m", "odyssey_cli", "leave", "2", str(folder)], cwd=ROOT))
+
+    job.lost, job.acts = (), [tell]
+    job.holds = {FIRST: when(NoticeGiven), SECOND: when(Draining), THIRD: when(RankLost, rank=2)}
+    ran = job.run()
+    assert [process.wait() for process in told] == [0]
+    assert not ran.all(Pausing) and [body.ranks for body in ran.all(NoticeGiven)] == [(2,)]
+    assert not (ran.folder / "notices").exists()
+    job.assert_exact(ran)
 
 
 def test_two_ranks_that_come_back_are_taken_in_together(job: Job) -> None:
