@@ -18,8 +18,6 @@ from launcher.joblog.news import News
 from odyssey.codec import Json, Malformed, to_json
 
 NAME = "notices"
-ASKED = "somebody has asked for it by `odyssey leave`"
-"""The reason of a notice, for people."""
 _ask = Json(AskLeave)
 
 
@@ -57,7 +55,7 @@ class NoticeSocket:
         except Malformed as error:
             self._news.say(f"what came to {NAME} in the job's folder is no notice: {error}")
             return
-        self._news.event(NoticeGiven(asked.ranks, ASKED))
+        self._news.event(notice(asked))
 
     def close(self) -> None:
         """Nobody finds it any more."""
@@ -66,6 +64,11 @@ class NoticeSocket:
             self._socket.close()
             self._socket = None
             (self._folder / NAME).unlink(missing_ok=True)
+
+
+def notice(ask: AskLeave) -> NoticeGiven:
+    """Of `odyssey leave`."""
+    return NoticeGiven(ask.ranks, "somebody has asked for it by `odyssey leave`", within_s=ask.within_s)
 
 
 def give(folder: Path, ask: AskLeave) -> None:

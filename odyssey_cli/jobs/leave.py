@@ -9,25 +9,28 @@ from launcher.joblog.events import RankJoined
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import OdysseyError, UsageError
+from odyssey_cli.command_line.values import duration_s
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation
 
 
-def leave(who: str, name: str | None) -> ExitCode:
-    """`who`: a rank's number, or a host's name. Returns when the job has been told. Raises UsageError, OdysseyError."""
+def leave(who: str, name: str | None, within: str | None) -> ExitCode:
+    """`who`: a rank's number, or a host's name; `within`: a duration. Returns when the job has been told. Raises UsageError,
+    OdysseyError."""
+    within_s = duration_s(within, "--within") if within is not None else None
     job = find.find(name, only_running=name is None or name == "last")
     if job.agent is None:
         raise UsageError(f"{job.name} does not run here ({job.status})", "`odyssey ps` shows the jobs that do")
     job.check_is_ours()
     if not any(isinstance(event.body, RankJoined) for event in job.log.events):
         raise UsageError(f"{job.name} has no odyssey.Job, which could go on without a rank", "`odyssey stop` ends it")
-    ranks = _ranks_of(who, job)
+    ask = AskLeave(ranks := _ranks_of(who, job), within_s)
     if job.owner is None:
-        _tell_the_only_agent(job, AskLeave(ranks))
+        _tell_the_only_agent(job, ask)
     else:
         conversation = Conversation(job)
         try:
-            conversation.ask_leader(AskLeave(ranks), "ask on that host")
+            conversation.ask_leader(ask, "ask on that host")
         finally:
             conversation.close()
     print(f"{ranks_text(ranks)} of {job.name} will leave; `odyssey status {job.name}` says when, or why not")
