@@ -177,12 +177,14 @@ class Transition(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What the performance model says of a Plan. `objective` is useful samples per second, see perfmodel/objective.py."""
+    """What the performance model says of a Plan. `objective` is useful samples per second, see perfmodel/objective.py.
+    `beside_s`: what is done for it beside the training, before the transition: groups are built."""
 
     step_s: float
     transition: Transition
     peak_bytes: int
     objective: float
+    beside_s: float = 0.0
 
 
 class StateFrom(enum.StrEnum):

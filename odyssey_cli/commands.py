@@ -438,11 +438,12 @@ def stop(
 def leave(
     who: Annotated[str, typer.Argument(metavar="RANK|HOST", help="The rank, or the host all of whose ranks are meant.")],
     job: JobName = None,
+    within: Annotated[str | None, typer.Option("--within", metavar="TIME", help="They will be lost then: 60, 90s, 2m.")] = None,
 ) -> None:
     """Have a rank, or all ranks of a host, leave a job: what they hold is moved to others first, and nothing is done again."""
     from odyssey_cli.jobs import leave as command
 
-    raise typer.Exit(command.leave(who, job))
+    raise typer.Exit(command.leave(who, job, within))
 
 
 @app.command(context_settings=_SETTINGS, short_help="Show what a job's ranks wrote.")

@@ -346,7 +346,7 @@ COMMANDS = {
     "ps": {"--all", "--help", "--json"},
     "status": {"--help", "--json"},
     "stop": {"--help", "--now"},
-    "leave": {"--help"},
+    "leave": {"--help", "--within"},
     "logs": {"--follow", "--help", "--rank"},
     "stacks": {"--help", "--whole"},
     "slurm": {

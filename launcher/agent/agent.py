@@ -22,6 +22,8 @@ from launcher.agent.executor import Executor
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog
 from launcher.agent.job_start import JobStart
+from launcher.agent.leaving import Leaving
+from launcher.agent.notice_socket import NoticeSocket
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
 from launcher.cluster.leading.cluster import Cluster
@@ -70,7 +72,10 @@ class Agent:
         start: JobStart,
         end: JobEnd,
         replication: Replication,
+        leaving: Leaving,
+        notices: NoticeSocket | None,
     ) -> None:
+        """`notices`: None where other agents are asked for them as well."""
         self._local = local
         self._coordination = coordination
         self._log = log
@@ -83,6 +88,8 @@ class Agent:
         self._start = start
         self._end = end
         self._replication = replication
+        self._leaving = leaving
+        self._notices = notices
         self._put_off: list[Callable[[], None]] | None = None
         """What has happened since this agent was elected, until it knows where all ranks are."""
         replication.decide_by(self._decided)
@@ -125,6 +132,7 @@ class Agent:
         if self._coordination.attempt == attempt:  # else all ranks have started again already, and live elsewhere
             for lost in lost_with_agent:
                 self._local.news.event(lost)
+        self._leaving.look(body)
         if not isinstance(body, UnitCommitted):
             self._local.processes.waits.look()
 
@@ -176,6 +184,8 @@ class Agent:
         options = self._local.options
         if options.verbose and options.max_agents > 1:
             self.say(limits_text(options.detect_s))
+        if self._notices is not None:
+            self._notices.open()
         self._quorum.start()
 
     def start_elsewhere(self) -> None:
@@ -210,6 +220,19 @@ class Agent:
         self._local.processes.waits.look()
 
     def asked_to_end(self, number: signal.Signals) -> None:
+        """SIGTERM has this agent leave a Job that goes on without it. Any other signal, and a second one, ends the job."""
+        if number == signal.SIGTERM and not self._leaving.is_asked:
+            self.leave(number)
+        else:
+            self.end_job(number)
+
+    def leave(self, number: signal.Signals) -> None:
+        """Or the job ends, if that does not go on without this agent."""
+        self._leaving.is_asked = True
+        if not self._replication.end_alone(*ending(number)) and not self._leaving.begin(number):
+            self.end_job(number)
+
+    def end_job(self, number: signal.Signals) -> None:
         """The whole job ends."""
         self._end.signal = number
         if not self._replication.end_alone(*ending(number)):
@@ -229,3 +252,5 @@ class Agent:
         self._planner.close()
         self._cluster.close()
         self._replication.close()
+        if self._notices is not None:
+            self._notices.close()

@@ -11,7 +11,7 @@ from launcher.coordinator import machine
 from launcher.coordinator.actions import Action
 from launcher.coordinator.rank_assignment import RankAssignment, assignments, assignments_on_one_host
 from launcher.coordinator.ranks import RankState
-from launcher.coordinator.state import JobState, PlainState, State, Status, packed, unpacked
+from launcher.coordinator.state import IN_FORCE, JobState, PlainState, State, Status, packed, unpacked
 from launcher.failures.root_cause import RankEnd, root
 from launcher.joblog.events import AgentInfo, Event
 from launcher.options import RunOptions
@@ -87,6 +87,18 @@ class Coordination:
         """The living ranks without a Job, where they do not end anyway."""
         state = self.state
         return [] if state.status is Status.RESTARTING else sorted(state.world.ranks.of(RankState.STARTING))
+
+    @property
+    def is_job_in_force(self) -> bool:
+        """A Job trains, or recovers."""
+        return isinstance(self.state, JobState) and self.state.status in IN_FORCE
+
+    def goes_on_without(self, agent: AgentInfo) -> bool:
+        """A Job trains, or recovers, and other agents have ranks that stay."""
+        state = self.state
+        if not isinstance(state, JobState) or state.status not in IN_FORCE:
+            return False
+        return any(self.home_of(rank) != agent.number for rank in state.staying)
 
     def counts_on(self, ranks: Iterable[int]) -> bool:
         """The generation in force, or the one to come, needs one of these."""

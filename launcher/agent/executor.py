@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
@@ -17,6 +18,7 @@ from launcher.coordinator.actions import (
     Kill,
     Propose,
     Record,
+    RemindOfNotice,
     RenewStore,
     SendOrder,
     SetDeadline,
@@ -25,7 +27,7 @@ from launcher.coordinator.actions import (
 )
 from launcher.health.job_hangs import JobHangs
 from launcher.host.loop import Timer
-from launcher.joblog.events import Body, GenerationStarted, JobEnded, Tick
+from launcher.joblog.events import Body, GenerationStarted, JobEnded, NoticeExpired, Tick
 from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from odyssey.errors import OdysseyError
@@ -92,6 +94,8 @@ class Executor:
                 self._propose(ask)
             case SetDeadline(seconds=seconds):
                 self._set_deadline(seconds)
+            case RemindOfNotice(seconds=seconds):
+                self._local.loop.later(seconds, partial(self._local.news.event, NoticeExpired()))
             case Record(body=body):
                 self._record(body)
             case End(code=code):

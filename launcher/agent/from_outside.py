@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from launcher.agent.notice_socket import notice
 from launcher.cluster.links.dial import Address
-from launcher.cluster.questions import Answer, Ending, Noted, NotLeading
+from launcher.cluster.questions import Answer, AskLeave, Ending, Noted, NotLeading
 from launcher.cluster.reception import Reception
 from launcher.cluster.visitors import Visitors
 from launcher.joblog import owner
-from launcher.joblog.events import JobStarted, NoticeGiven
+from launcher.joblog.events import JobStarted
 from launcher.joblog.owner import Owner
 from launcher.processes.local_agent import LocalAgent
 
@@ -39,10 +40,10 @@ def answer_visitors(local: LocalAgent, reception: Reception, leader: Callable[[]
     def end(now: bool) -> Answer:
         return Ending(local.end(now)) if local.decides else NotLeading(leader())
 
-    def leave(ranks: tuple[int, ...]) -> Answer:
+    def leave(ask: AskLeave) -> Answer:
         if not local.decides:
             return NotLeading(leader())
-        local.news.event(NoticeGiven(ranks, "somebody has asked for it by `odyssey leave`"))
+        local.news.event(notice(ask))
         return Noted()
 
     local.owes = Visitors(

@@ -51,10 +51,18 @@ class JobEnd:
 
     def begin(self, code: int) -> None:
         """The log has ended: end all that is left."""
+        self._stop(code)
+        self._cluster.end(self.signal, code, *self._why, self._log.retold())
+        self._local.loop.later(self._local.options.shutdown_timeout_s + MEMBERS_S, self._cluster.leave_members)
+
+    def apart(self, code: int) -> None:
+        """For this agent alone: another one leads."""
+        self._stop(code)
+        self._cluster.close()
+
+    def _stop(self, code: int) -> None:
         self._local.code = code
         self._quorum.end()
         self._hangs.stop()
         self._stalls.close()
         self._faults.end()
-        self._cluster.end(self.signal, code, *self._why, self._log.retold())
-        self._local.loop.later(self._local.options.shutdown_timeout_s + MEMBERS_S, self._cluster.leave_members)

@@ -22,6 +22,8 @@ from launcher.agent.introductions import Introductions
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.job_start import JobStart, job_started
+from launcher.agent.leaving import Leaving
+from launcher.agent.notice_socket import NoticeSocket
 from launcher.agent.orders import Orders
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
@@ -119,7 +121,13 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
     replication = Replication(local, began.agreement, began.reception, leader, cluster, quorum, coordination, hangs)
-    return Agent(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end, replication)
+    leaving = Leaving(local, coordination, leader, replication, end)
+    notices = NoticeSocket(loop, local.folder.path, news) if began.reception is None else None
+    return Agent(
+        *(local, coordination, log, cluster, quorum, planner, stalls, router, executor, start, end, replication),
+        leaving,
+        notices,
+    )
 
 
 def _others(local: LocalAgent, began: Began) -> tuple[Leader, Quorum]:

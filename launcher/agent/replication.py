@@ -6,6 +6,7 @@ take ─► agreement ─► decided; not heard by enough others ─► its rank
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from launcher.agent import other_jobs
 from launcher.agent.coordination import Coordination
@@ -69,7 +70,8 @@ class Replication:
         self._resume: Callable[[], None] = lambda: None
         self._hold_limit: Timer | None = None
         """While too few others are heard."""
-        self._told_to_end: tuple[str, int] | None = None
+        self._afterwards: Callable[[], None] | None = None
+        """This agent was told to end: what it does when it does not lead any more."""
         self._endpoint: EndpointWatch | None = None
         """Where this agent leads."""
 
@@ -99,7 +101,7 @@ class Replication:
                 self._look_at_endpoint(is_there=True)
             case AgentJoined(agent=agent):
                 self._give_votes((*self._leader.present(), agent))
-            case AgentLost():
+            case AgentLost(agent=agent) if agent.number != self._leader.number:
                 self._give_votes(self._leader.present())
 
     def found(self, agents: tuple[AgentInfo, ...]) -> None:
@@ -166,8 +168,8 @@ class Replication:
         if self._local.code is not None:
             return
         news, detect_s = self._local.news, self._local.options.detect_s
-        if not does_it and self._told_to_end is not None:
-            self.end_alone(*self._told_to_end)
+        if not does_it and self._afterwards is not None:
+            self._afterwards()
         elif not does_it:
             news.say("too few other agents are heard to go on: the ranks here stand still")
             self._hangs.stop()  # until something is expected of ranks again
@@ -184,6 +186,9 @@ class Replication:
     def led_by(self, number: int) -> None:
         if self._local.code is not None:
             return
+        if self._afterwards is not None:
+            self._afterwards()
+            return
         agents = {agent.number: Address(agent.address, agent.port) for agent in self._coordination.state.world.agents}
         at = agents.pop(number, None)
         if at is None:
@@ -199,12 +204,25 @@ class Replication:
     def end_alone(self, reason: str, code: int) -> bool:
         """This agent was told to end. Answers whether it does so alone: where it decides nothing, the job may go on without it.
         Else the whole job is to end."""
-        self._told_to_end = reason, code
+        self._afterwards = partial(self._end_cut_off, reason, code)
         if self._agreement is None or not self._has_begun or self._agreement.is_in_charge:
             return False
+        self._end_cut_off(reason, code)
+        return True
+
+    def _end_cut_off(self, reason: str, code: int) -> None:
         self._local.news.say(f"{reason}; this agent was cut off, and leaves the job")
         self._leave(code)
-        return True
+
+    def depart(self, departed: Callable[[], None]) -> None:
+        """This agent is none of the job's any more, as all have decided: another one is to lead, and then `departed()`."""
+
+        def leave() -> None:
+            departed()
+            self.close()
+
+        self._afterwards = leave
+        self.hand_over()
 
     def _end(self, why: str) -> None:
         """This agent is none of the job's any more, whatever becomes of that."""
@@ -220,7 +238,7 @@ class Replication:
     def hand_over(self) -> None:
         """Another agent is to lead."""
         if self._agreement is not None and self._has_begun:
-            self._agreement.leave()
+            self._agreement.leave(agent.number for agent in self._leader.present())
 
     @property
     def has_handed_over(self) -> bool:

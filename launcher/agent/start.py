@@ -117,4 +117,6 @@ def _take_over(local: LocalAgent, succession: Succession) -> None:
     said = [(rank, message.report) for message in reported.said() if has_current(rank := reported.rank_of(message))]
     ends = [event for rank in reported.ranks if has_current(rank) for event in reported.ends(rank)]
     agent.take_over(succession.leader, said, ends, succession.ended)
+    if succession.member.leaves_by is not None:
+        agent.leave(succession.member.leaves_by)
     succession.retell()

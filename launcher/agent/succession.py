@@ -19,7 +19,6 @@ from launcher.cluster.led.member import Member
 from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
 from launcher.coordinator.actions import Record
-from launcher.coordinator.state import IN_FORCE, JobState
 from launcher.failures.history import RETOLD
 from launcher.joblog.events import (
     AgentInfo,
@@ -146,8 +145,7 @@ class Succession:
 
     @property
     def can_do_without(self) -> bool:
-        state = self.coordination.state
-        return isinstance(state, JobState) and state.status in IN_FORCE
+        return self.coordination.is_job_in_force
 
     def close(self) -> None:
         """The job is over."""

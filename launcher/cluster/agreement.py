@@ -68,6 +68,7 @@ class Agreement:
         self._was_in_charge = False
         self._leader: int | None = None
         self._is_draining = False
+        self._leaves = False
         self._timer: Timer | None = None
         self._is_over = False
 
@@ -91,19 +92,21 @@ class Agreement:
         self._drain()
 
     def members(self, numbers: Iterable[int]) -> None:
-        """Those who vote from now on, this agent among them; nothing where it does not lead."""
+        """Those who vote from now on, this agent among them, unless it leaves; nothing where it does not lead."""
+        others = {*numbers} - {self.me}
+        voters, tie_breaker = (others, min(others, default=None)) if self._leaves else ({self.me, *others}, self.me)
+        if not voters:
+            return
         try:
-            self._node.change({self.me, *numbers}, self.me, self._clock.now())
+            self._node.change(voters, tie_breaker, self._clock.now())
         except NotLeading:
             return  # who leads says who votes
         self._drain()
 
-    def leave(self) -> None:
-        """The others alone vote from now on, as soon as they have all that was decided, and one of them leads."""
-        others = self._node.configuration.voters - {self.me}
-        if others and self._node.is_leading:
-            self._node.change(others, min(others), self._clock.now())
-            self._drain()
+    def leave(self, numbers: Iterable[int]) -> None:
+        """These vote from now on, without this agent, as soon as they have all that was decided, and one of them leads."""
+        self._leaves = True
+        self.members(numbers)
 
     @property
     def has_left(self) -> bool:

@@ -43,7 +43,7 @@ _question = Packed(Question)
 
 class Visitors:
     """`folder`: with what ranks here write, None for none; `pids`: of the living ranks here; `end(now)`: see AskEnd;
-    `leave(ranks)`: see AskLeave; `is_ending()`: the end has begun."""
+    `leave(ask)`: see AskLeave; `is_ending()`: the end has begun."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Visitors:
         *,
         pids: Callable[[], dict[int, int]],
         end: Callable[[bool], Answer],
-        leave: Callable[[tuple[int, ...]], Answer],
+        leave: Callable[[AskLeave], Answer],
         is_ending: Callable[[], bool],
     ) -> None:
         self._loop = loop
@@ -85,8 +85,8 @@ class Visitors:
                 visitor.answer(Ending(self._is_ending()))
             case AskEnd(now=now):
                 visitor.answer(self._end(now))
-            case AskLeave(ranks=ranks):
-                visitor.answer(self._leave(ranks))
+            case AskLeave():
+                visitor.answer(self._leave(question))
 
     def owes(self) -> bool:
         """No rank here writes any more: whether somebody follows what they wrote, and has not had the last of it."""

@@ -75,6 +75,12 @@ class SetDeadline(msgspec.Struct, frozen=True):
     seconds: float | None
 
 
+class RemindOfNotice(msgspec.Struct, frozen=True):
+    """Send a NoticeExpired after this many seconds, beside whatever else is awaited."""
+
+    seconds: float
+
+
 class Record(msgspec.Struct, frozen=True):
     """Append a decision, or a note, to the log."""
 
@@ -87,4 +93,4 @@ class End(msgspec.Struct, frozen=True):
     code: int
 
 
-Action = SendOrder | Spawn | Kill | EndRanks | RenewStore | StartMeasure | Propose | SetDeadline | Record | End
+Action = SendOrder | Spawn | Kill | EndRanks | RenewStore | StartMeasure | Propose | SetDeadline | RemindOfNotice | Record | End

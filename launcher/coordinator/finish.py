@@ -37,6 +37,7 @@ def finished(job: JobState, body: RankFinished) -> Actions:
     unwanted = sorted(rank for rank in ranks.new if ranks.state(rank) in to_join)
     ranks.enter_all(unwanted, RankState.ABSENT)
     job.leaving.clear()
+    job.due.clear()
     pauses: Actions = ()
     if interrupted:
         job.stranded = job.members

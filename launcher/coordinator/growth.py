@@ -6,7 +6,8 @@
 
 The groups of the next plan are built beside the training, so a newcomer that cannot be reached costs the others nothing.
 
-Who is asked to leave trains until then, and is a source of what it holds when the plan without it is taken; then it ends.
+Who is asked to leave trains until then, and is a source of what it holds when the plan without it is taken; then it ends. A
+notice may say how much time there is: a rank for which that is too short trains on, and is ended when it is over.
 
 Nothing is cut and nothing is done twice: the ranks that train stop behind a unit that is final (odyssey.messages.Drain). A loss
 while they drain is a loss as any other. A rank that fails before it takes part costs the others nothing.
@@ -21,8 +22,18 @@ from functools import partial
 from msgspec.structs import replace
 
 from launcher.coordinator import rank_failure, transition
-from launcher.coordinator.actions import Action, EndRanks, Kill, Propose, Record, SendOrder, SetDeadline, Spawn
-from launcher.coordinator.decision import Actions
+from launcher.coordinator.actions import (
+    Action,
+    EndRanks,
+    Kill,
+    Propose,
+    Record,
+    RemindOfNotice,
+    SendOrder,
+    SetDeadline,
+    Spawn,
+)
+from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.gate import final_position
 from launcher.coordinator.rank_assignment import seats_with
 from launcher.coordinator.ranks import RankState
@@ -34,6 +45,7 @@ from launcher.joblog.events import (
     CauseKind,
     Draining,
     Note,
+    NoticeExpired,
     NoticeGiven,
     Proposed,
     RankConnected,
@@ -42,6 +54,7 @@ from launcher.joblog.events import (
     RankSlowed,
     Tick,
 )
+from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import Connect, Drain
 from odyssey.plan import Plan
@@ -134,17 +147,24 @@ def unreachable(job: JobState) -> Set[int]:
 
 def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
     """Those that take part in nothing end at once; the others, and those that the next plan waits for, when a plan without them
-    runs."""
+    runs. Where nobody would be left the job ends, as by a signal to the agent that leads."""
     ranks = job.ranks
     wanted = {rank for rank in body.ranks if rank in ranks.alive}
     if job.status is Status.FINISHING or not wanted:
         why = "the script is ending" if wanted else "it has no process"
         return (Record(Note(f"{ranks_text(body.ranks)} {'are' if len(body.ranks) > 1 else 'is'} not asked to leave: {why}")),)
-    note = Record(Note(f"{ranks_text(wanted)} {'are' if len(wanted) > 1 else 'is'} to leave: {body.reason}"))
+    within = "" if body.within_s is None else f" within {body.within_s:g} s"
+    note = Record(Note(f"{ranks_text(wanted)} {'are' if len(wanted) > 1 else 'is'} to leave{within}: {body.reason}"))
     awaited = set(job.next_plan.spawned) if job.next_plan is not None else set()
     at_once = wanted & ranks.among(RankState.STARTING, RankState.JOINED) - awaited
     job.leaving |= dict.fromkeys(sorted(wanted & (job.members | awaited)), body.is_certain)
-    return note, *_let_go(job, at_once), *consider(job)
+    ends = _let_go(job, at_once)
+    if body.within_s is not None:
+        job.due |= dict.fromkeys(sorted(wanted - at_once), job.world.now + body.within_s)
+        ends += (RemindOfNotice(body.within_s),)
+    if body.is_certain and not job.staying:
+        return note, *ends, *end(job, ExitCode.TERMINATED, "all agents were told to end")
+    return note, *ends, *consider(job)
 
 
 def let_go(job: JobState) -> Actions:
@@ -244,7 +264,7 @@ def answered(job: JobState, body: Proposed) -> Actions:
         return ask(job)  # one that it counts on was lost since it was asked for
     if leaving := job.leaving.keys() & job.members:
         if best is not None and best.plan is not None and leaving.isdisjoint(best.plan.workers):
-            return _connect(job, best.plan, best.reason)
+            return _connect_in_time(job, best, best.plan)
         return _cannot_leave(job, leaving, body.why_not if best is None else best.reason)
     is_for_others = best is not None and best.plan is not None and bool(newcomers) and newcomers.isdisjoint(best.plan.workers)
     if best is None or best.plan is None or best.strategy == UNCHANGED or (is_for_others and not job.slow):
@@ -260,9 +280,61 @@ def _stand_by(job: JobState, newcomers: Set[int], why: str) -> Actions:
     return (Record(Note(f"{ranks_text(newcomers)} {'stand' if len(newcomers) > 1 else 'stands'} by: {why}")),)
 
 
+def _connect_in_time(job: JobState, best: Candidate, plan: Plan) -> Actions:
+    """Unless ranks would be lost before the plan without them runs: they train on until then. Where nobody else holds what they
+    do, the job would end of that: it is tried all the same."""
+    takes_s, now = _until_it_runs_s(job, best), job.world.now
+    late = {rank for rank in job.members & job.leaving.keys() if job.due.get(rank, math.inf) - now < takes_s}
+    if not late:
+        return _connect(job, plan, best.reason)
+    left_s = max(0.0, min(job.due[rank] for rank in late) - now)
+    them = "them" if len(late) > 1 else "it"
+    text = f"{ranks_text(late)} cannot leave in time: {takes_s:.1f} s until a plan without {them} runs, {left_s:.1f} s are left"
+    if alone := _alone(job, late):
+        hold = "hold" if len(alone) > 1 else "holds"
+        told = Record(Note(f"{text}; what {ranks_text(alone)} {hold} nobody else does, so it is tried all the same"))
+        return told, *_connect(job, plan, best.reason)
+    for rank in late:
+        del job.leaving[rank]
+    told = Record(Note(f"{text}; until then {'they train' if len(late) > 1 else 'it trains'} on, and what follows is a loss"))
+    return told, *consider(job)
+
+
+def _until_it_runs_s(job: JobState, best: Candidate) -> float:
+    """From now, as it is priced: the unit that runs comes to its end first. Without a price it is no time."""
+    if best.estimate is None:
+        return 0.0
+    running = job.plan.estimate if job.plan is not None else None
+    return best.estimate.beside_s + (running or best.estimate).step_s + best.estimate.transition.total_s
+
+
+def _alone(job: JobState, ranks: Set[int]) -> Set[int]:
+    """Those of them that hold a layer which no other member does."""
+    held = job.plan.held if job.plan is not None else {}
+    elsewhere = {layer for rank in job.members - ranks for layer in held.get(rank, ())}
+    return {rank for rank in ranks if not elsewhere.issuperset(held.get(rank, ()))}
+
+
+def notice_expired(job: JobState, body: NoticeExpired) -> Actions:
+    """Those whose time is over, and that no plan to come does without, are ended: a loss, of their slots as well."""
+    over = {rank for rank, at in job.due.items() if at <= job.world.now}
+    for rank in over:
+        del job.due[rank]
+    over &= job.members - job.leaving.keys()
+    alone = _alone(job, over)
+    notes: Actions = ()
+    if alone:
+        hold, stay = ("they hold", "they stay") if len(alone) > 1 else ("it holds", "it stays")
+        notes += (Record(Note(f"the time of {ranks_text(alone)} is over; what {hold} nobody else does, so {stay}")),)
+    if not (ended := tuple(sorted(over - alone))):
+        return notes
+    job.world.slots_lost.update(ended)
+    return *notes, Record(Note(f"the time of {ranks_text(ended)} is over")), EndRanks(ended)
+
+
 def _cannot_leave(job: JobState, ranks: Set[int], why: str) -> Actions:
-    """They stay; those that will be lost in any case end now, and that is a loss."""
-    certain = tuple(rank for rank in sorted(ranks) if job.leaving[rank])
+    """They stay; those that will be lost in any case end now, or when their time is over, and that is a loss."""
+    certain = tuple(rank for rank in sorted(ranks) if job.leaving[rank] and rank not in job.due)
     job.leaving.clear()
     note = Record(Note(f"there is no plan without {ranks_text(ranks)}: {why}"))
     return note, *((EndRanks(certain),) if certain else ()), *consider(job)
@@ -283,7 +355,7 @@ def _connect(job: JobState, plan: Plan, reason: str) -> Actions:
 
 
 def _connect_limit_s(job: JobState, plan: Plan) -> float:
-    priced_s = plan.estimate.transition.groups_s if plan.estimate is not None else 0.0
+    priced_s = plan.estimate.beside_s if plan.estimate is not None else 0.0
     return max(transition.join_limit_s(job), TIMES_OF_PATIENCE * priced_s)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.coordinator import finish, gate, growth, next_job, rank_failure, transition
-from launcher.coordinator.actions import EndRanks, Kill, Record, SendOrder, Spawn
+from launcher.coordinator.actions import EndRanks, Kill, Record, RemindOfNotice, SendOrder, Spawn
 from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
 from launcher.coordinator.ranks import ENDED_WELL, RankState
 from launcher.coordinator.restart_policy import GiveUp, after_progress
@@ -28,6 +28,7 @@ from launcher.joblog.events import (
     ConnectionLost,
     LeaderChanged,
     Note,
+    NoticeExpired,
     NoticeGiven,
     Profiled,
     ProfileRefined,
@@ -150,6 +151,7 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     has_failed = body.cause.kind is CauseKind.EXIT or job.ranks.state(rank) is RankState.FAILING
     is_newcomer, is_leaving = _is_newcomer(job, rank), job.ranks.state(rank) is RankState.LEAVING
     job.leaving.pop(rank, None)
+    job.due.pop(rank, None)
     job.slow.pop(rank, None)
     if is_leaving:
         return _has_left(job, rank)
@@ -293,7 +295,8 @@ def _leader_changed(job: JobState, body: LeaderChanged) -> Actions:
     _clock_from_now(job)
     ending = tuple(sorted(job.ranks.among(RankState.LEAVING, RankState.FAILING)))
     ends = (EndRanks(ending),) if ending else ()
-    return note, *ends, *transition.pause(job, "the leading agent was not heard")
+    reminders = tuple(RemindOfNotice(max(0.0, at - world.now)) for at in sorted({*job.due.values()}))
+    return note, *ends, *reminders, *transition.pause(job, "another agent leads")
 
 
 # -- run and finish ----------------------------------------------------------------------------------------------------
@@ -336,6 +339,7 @@ def _exited(job: JobState, body: RankExited) -> Actions:
         return ()
     ranks = job.ranks
     job.leaving.pop(rank, None)
+    job.due.pop(rank, None)
     if ranks.state(rank) is RankState.LEAVING:
         return _has_left(job, rank)
     if job.status is not Status.ENDING and _is_newcomer(job, rank):
@@ -396,6 +400,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
     AgentLost: dict.fromkeys(_LIVING, _agent_lost),
     NoticeGiven: dict.fromkeys(_LIVING, growth.asked_to_leave),
+    NoticeExpired: dict.fromkeys((Status.STARTING, *_WORKING), growth.notice_expired),
     RankSlowed: dict.fromkeys(_LIVING, growth.slowed),
     LeaderChanged: dict.fromkeys((*_LIVING, Status.ENDING), _leader_changed),
     RankJoined: dict.fromkeys(_LIVING, _joined),

@@ -179,8 +179,9 @@ class JobState:
 
     `plan`: of the last generation that ran; `next_plan`: of the one that is to. `results`: the units before the first committed
     step, and those since the last one, itself included. `slow`: what was told of ranks that are. `leaving`: living ranks that
-    are asked to leave, and whether they will be lost in any case. `stranded`: ranks that are owed a Finish when it is sure that
-    others have ended their scripts well. `last_words`: why a failure is not got over, and what to do.
+    are asked to leave, and whether they will be lost in any case; `due`: when ranks will be, where a notice said so.
+    `stranded`: ranks that are owed a Finish when it is sure that others have ended their scripts well. `last_words`: why a
+    failure is not got over, and what to do.
     """
 
     world: World
@@ -192,6 +193,7 @@ class JobState:
     results: tuple[Result, ...] = ()
     slow: dict[int, RankSlowed] = field(default_factory=dict)
     leaving: dict[int, bool] = field(default_factory=dict)
+    due: dict[int, float] = field(default_factory=dict)
     stranded: set[int] = field(default_factory=set)
     last_words: tuple[str, str] = ("", "")
     recovery: Recovery = field(default_factory=Recovery)
@@ -212,6 +214,12 @@ class JobState:
     def members(self) -> set[int]:
         """Ranks that the generation in force, or the one to come, counts on: one that fails, too, until it has ended."""
         return self.ranks.among(RankState.MEMBER, RankState.FAILING)
+
+    @property
+    def staying(self) -> Set[int]:
+        """Living ranks but those that end, or will be lost in any case."""
+        certain = {rank for rank, is_certain in self.leaving.items() if is_certain}
+        return self.world.alive - self.ranks.of(RankState.LEAVING) - certain
 
     @property
     def factors(self) -> dict[int, float]:

@@ -52,6 +52,9 @@ def pause(job: JobState, reason: str, lost: Set[int] | None = None) -> Actions:
     decision = Record(Pausing(tuple(sorted(job.lost if lost is None else lost)), reason))
     ranks.enter_all(ranks.of(RankState.JOINED), RankState.MEMBER)
     members = job.members
+    job.leaving |= dict.fromkeys(
+        sorted(members & job.due.keys()), False
+    )  # all stand now: nothing is too late for the next plan
     if not members and job.plan is None and world.alive:
         return decision, *_wait_as_at_first(job)
     if not members:

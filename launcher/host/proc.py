@@ -200,3 +200,8 @@ def _stat_of(line: bytes) -> Stat | None:
         waited_for_s=(children_user + children_system) * TICK_S,
         started_s=int(fields[19]) * TICK_S,
     )
+
+
+def path_in(folder: int, name: str) -> str:
+    """By which this process finds a file of an open folder: a short one, as the address of a socket has to be."""
+    return f"/proc/self/fd/{folder}/{name}"

@@ -139,11 +139,16 @@ class AgentJoined(msgspec.Struct, frozen=True, tag="agent_joined"):
 
 class NoticeGiven(msgspec.Struct, frozen=True, tag="notice"):
     """These ranks are to leave, and nobody has lost them yet. `reason`: who says so, for people. `is_certain`: they will be
-    lost, whether there is a plan without them or not."""
+    lost, whether there is a plan without them or not. `within_s`: so many seconds from now; None where nobody knows."""
 
     ranks: tuple[int, ...]
     reason: str
     is_certain: bool = False
+    within_s: float | None = None
+
+
+class NoticeExpired(msgspec.Struct, frozen=True, tag="notice_expired"):
+    """The time that a notice gave is over."""
 
 
 class RankSlowed(msgspec.Struct, frozen=True, tag="rank_slowed"):
@@ -441,7 +446,7 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 Decision = Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
     JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
-    | NoticeGiven | RankSlowed
+    | NoticeGiven | NoticeExpired | RankSlowed
     | RankLost | RankPaused | Proposed | RankConnected | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited
     | RankFailed
     | Progressed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested

@@ -66,7 +66,10 @@ class Role(Reader, Protocol):
         """Children may have ended, been stopped or continued."""
 
     def asked_to_end(self, number: signal.Signals) -> None:
-        """By a signal, for the first time."""
+        """By a signal to this agent."""
+
+    def end_job(self, number: signal.Signals) -> None:
+        """By a signal that all processes of the job here have, too, or as by one: the job ends where this agent decides."""
 
     def hand_over(self) -> None:
         """This agent is about to fail: where it leads others, one of them is to."""
@@ -151,9 +154,9 @@ class LocalAgent:
         return self._present.decides
 
     def end(self, now: bool) -> bool:
-        """As by a signal; `now`: as by a second one, which is nothing before the end has begun. Answers whether it has."""
+        """The job; `now`: what is left of it, which is nothing before the end has begun. Answers whether it has."""
         if self.code is None and not now:
-            self._present.asked_to_end(signal.SIGTERM)
+            self._present.end_job(signal.SIGTERM)
         elif self.code is not None and now:
             self.hurry(self._present.ranks)
         return self.code is not None
@@ -224,10 +227,12 @@ class LocalAgent:
                 return  # nobody is impatient
         if self.code is not None:
             self.hurry(role.ranks)  # told to end for the second time
-        elif everywhere and not role.decides:
-            self.loop.later(OTHERS_S, partial(self._end_alone, signal.Signals(number)))
-        else:
+        elif not everywhere:
             role.asked_to_end(signal.Signals(number))
+        elif role.decides:
+            role.end_job(signal.Signals(number))
+        else:
+            self.loop.later(OTHERS_S, partial(self._end_alone, signal.Signals(number)))
 
     def end_ranks(self, number: int) -> None:
         """By this signal, unless whoever sent it to all on another host sends it to all here, too."""
@@ -237,4 +242,4 @@ class LocalAgent:
     def _end_alone(self, number: signal.Signals) -> None:
         """The leading agent was not told to end as well."""
         if self.code is None:
-            self._present.asked_to_end(number)
+            self._present.end_job(number)

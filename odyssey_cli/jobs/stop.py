@@ -1,5 +1,5 @@
-"""`odyssey stop`: ends a job by a signal to its agent, and to no other process that has come to have its number; where another
-host's agent leads the job, by asking that one."""
+"""`odyssey stop`: ends a job by a signal to its agent, and to no other process that has come to have its number. Where there
+may be several agents, to each of which a signal is a notice, it asks the one that leads."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def stop(name: str | None, *, now: bool) -> ExitCode:
         print(f"{job.name} has just ended")
         return ExitCode.OK
     try:
-        if job.owner is not None and job.agents.leader != job.owner.number:
-            _end_from_here(process, job, now)
+        if job.owner is not None:
+            _ask(process, job, now)
         elif job.look_for_agent() == agent:  # seen again through a descriptor that nobody else can get
             _end(process, job, now)
     finally:
@@ -64,13 +64,13 @@ def _end(process: int, job: find.FoundJob, now: bool) -> None:
     gone.poll()
 
 
-def _end_from_here(process: int, job: find.FoundJob, now: bool) -> None:
+def _ask(process: int, job: find.FoundJob, now: bool) -> None:
     """`process`: this host's agent, which ends with the job."""
     if not now:
         _say_that_it_ends(job)
     conversation = Conversation(job)
     try:
-        help = "stop it on that host; a SIGTERM to the agent here ends that alone"
+        help = "stop it on that host, by Ctrl-C; a SIGTERM to an agent has that one leave"
         leader, _ = conversation.ask_leader(AskEnd(now=False), help)
         question = AskEnd(now=True) if now else AskLife()
         while isinstance(conversation.ask({leader: question}, ANSWER_S)[leader], Ending):

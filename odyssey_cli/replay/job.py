@@ -202,8 +202,7 @@ class Job:
                 case _:
                     self._obey(action)
         if connecting and wanted is not None and wanted.estimate is not None:
-            groups_s = wanted.estimate.transition.groups_s
-            self._later(groups_s, lambda: self._tell_connected(connecting), is_report=True)
+            self._later(wanted.estimate.beside_s, lambda: self._tell_connected(connecting), is_report=True)
         if paused:
             self._are_connected = False
             self._later(self._setup.profile.recovery.pause_s, lambda: self._tell_paused(paused), is_report=True)

@@ -262,8 +262,11 @@ def _looked_ahead(situation: Situation, ahead: Ahead, growing: Growing | None, c
     else:
         candidate = replace(candidate, outlook=holders(situation, plan))
     parts = estimate.transition
-    if situation.is_running:  # to go on as before is no transition
-        parts = Transition() if candidate.strategy == unchanged.NAME else while_training(parts)
+    if situation.is_running and candidate.strategy == unchanged.NAME:
+        parts = Transition()
+    elif situation.is_running:
+        candidate = replace(candidate, estimate=replace(estimate, beside_s=parts.groups_s))
+        parts = while_training(parts)
     return _valued(candidate, parts, situation.change, aim)
 
 

@@ -167,6 +167,7 @@ def test_a_running_job_is_listed_shown_read_and_stopped(
     assert Cli(capsys, "logs").out == "[rank 0]: rank 0 begins\n[rank 1]: rank 1 begins\n"
     assert Cli(capsys, "logs", "--rank", "1").out == "rank 1 begins\n"
     assert "has no rank 2" in Cli(capsys, "logs", "--rank", "2").err
+    assert "has no odyssey.Job" in Cli(capsys, "leave", "1").err
 
     stopped = Cli(capsys, "stop")
     assert stopped.code == 0 and stopped.out.splitlines()[-1] == f"{folder.name} has ended"

@@ -324,5 +324,6 @@ class Leader:
         return [agent for agent in self.agents.values() if not agent.is_gone]
 
     def close(self) -> None:
-        """No connection is left."""
+        """No connection is left, and nobody else's ranks are known any more."""
         self._sessions.close()
+        self.agents.clear()

@@ -100,7 +100,7 @@ class Member:
         self._held: Hold | None = None
         """While the ranks stand still."""
         self._is_job_over = False
-        self._leaves_by: signal.Signals | None = None
+        self.leaves_by: signal.Signals | None = None
         """The signal that this agent leaves by, as soon as its ranks have."""
 
     # -- an agent's role -----------------------------------------------------------------------------------------------
@@ -131,12 +131,16 @@ class Member:
         """This agent alone: the job may go on without it. What its ranks hold is moved away first; a second signal does not
         wait for that."""
         reason, _ = ending(number)
-        if self._leaves_by is None and self._has_ranks and self._successors.can_do_without:
-            self._leaves_by = number
+        if self.leaves_by is None and self._has_ranks and self._successors.can_do_without:
+            self.leaves_by = number
             self.say(f"{reason}; what the ranks here hold is moved away, then this agent leaves the job")
             self._tell(WantsToLeave(reason))
         else:
             self._leave(number)
+
+    def end_job(self, number: signal.Signals) -> None:
+        """It decides of itself only."""
+        self.asked_to_end(number)
 
     def _leave(self, number: signal.Signals) -> None:
         reason, code = ending(number)
@@ -180,8 +184,8 @@ class Member:
         elif body.rank in self.reported.ranks:  # else it was of a job that goes on without us
             self.reported.happened(body)
             self._tell(Happened(self.reported.number(body.rank), body))
-            if self._leaves_by is not None and not self._has_ranks and self._local.code is None:
-                self._leave(self._leaves_by)
+            if self.leaves_by is not None and not self._has_ranks and self._local.code is None:
+                self._leave(self.leaves_by)
 
     def heard(self, sender: Sender, report: Report) -> None:
         """A rank says something."""
@@ -262,8 +266,8 @@ class Member:
         held = [self.reported.held(process.assignment) for process in processes.values()]
         for message in self.reported.said():
             session.send(message)
-        if self._leaves_by is not None:
-            session.send(WantsToLeave(ending(self._leaves_by)[0]))
+        if self.leaves_by is not None:
+            session.send(WantsToLeave(ending(self.leaves_by)[0]))
         attach = Attach(session.token, self._number, tuple(held), self._local.report)
         session.follow(address, attach, is_held=True)
 
@@ -419,6 +423,9 @@ class Member:
         """The job goes on without the ranks here."""
         if self._local.code is not None:
             return  # this agent is leaving, as it has told
+        if self.leaves_by is not None:
+            self._leave(self.leaves_by)
+            return
         self.say("cut off for too long: the job goes on without this agent, its ranks end, and it asks to join again")
         self._search.look_for([self._leader_at, *self._successors.others.values()], self._nobody_is_left)
         self._forget(job_goes_on=True)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from launcher.joblog.events import (
     Event,
     GenerationStarted,
     Note,
+    NoticeGiven,
     Pausing,
     PlanChosen,
     Proposed,
@@ -39,7 +42,7 @@ from launcher.joblog.events import (
 from launcher.options import RunOptions
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile
-from tests import exactness, reference
+from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.held import Held
 
@@ -192,6 +195,33 @@ def test_a_rank_comes_back_and_no_micro_batch_is_done_twice(job: Job, strategy: 
     assert draining.joined == (3,) and workers_at_the_end(ran) == EVERYBODY
     *_, last = ran.all(GenerationStarted)
     assert last.total_s is None and last.stood_s is not None
+
+
+@pytest.mark.parametrize("within", ["10m", "1ms"])
+def test_a_rank_leaves_that_a_command_has_told_to(job: Job, within: str) -> None:
+    """From another process, which finds the one agent by the job's folder. Where there is no time for it the rank is lost."""
+    told: list[subprocess.Popen[bytes]] = []
+    is_late = within == "1ms"
+
+    def tell(event: Event, ran: Ran) -> None:
+        if is_behind(FIRST)(event, ran):
+            (folder,) = (job.folder / "logs").iterdir()
+            told.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "odyssey_cli", "leave", "2", str(folder), f"--within={within}"], cwd=ROOT
+                )
+            )
+
+    job.lost, job.acts = (), [tell]
+    job.holds = {FIRST: when(Pausing if is_late else NoticeGiven), THIRD: when(RankLost, rank=2)}
+    job.holds |= {} if is_late else {SECOND: when(Draining)}
+    ran = job.run()
+    assert [process.wait() for process in told] == [0]
+    assert [(body.ranks, body.within_s) for body in ran.all(NoticeGiven)] == [((2,), 0.001 if is_late else 600.0)]
+    assert [body.lost for body in ran.all(Pausing)] == ([(2,)] if is_late else [])
+    assert is_late == any("rank 2 cannot leave in time" in body.text for body in ran.all(Note))
+    assert not (ran.folder / "notices").exists()
+    job.assert_exact(ran)
 
 
 def test_two_ranks_that_come_back_are_taken_in_together(job: Job) -> None:

@@ -250,6 +250,77 @@ def test_ranks_that_leave_hand_over_what_they_alone_hold(start: Callable[..., Ag
     assert reference.largest_difference(expected, torch.load(out)["state"]["model"]) < exactness.TOLERANCE
 
 
+def test_the_agent_that_leads_leaves_and_the_other_one_goes_on(start: Callable[..., Agent], tmp_path: Path) -> None:
+    n_steps, out = 120, tmp_path / "out.pt"
+    steps = ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(n_steps)]
+    steps += ["--pause", "0.05", "--out", str(out)]
+    given = {"script": TRAIN, "nproc_per_node": 2, "layout": "1x4"}
+    first = start(*steps, **given)
+    first.until(lambda line: "leading at" in line)
+    second = start(*steps, **given)
+    first.until(lambda line: line.startswith("step 20 "))
+    first.process.terminate()
+    assert first.end() == 143, first.lines
+    assert second.end() == 0, second.lines
+    seen = first.lines + second.lines
+    assert [line for line in second.lines if "agent 1 (" in line and "leads from now on" in line], seen
+    assert not [line for line in seen if "is silent" in line], "its loss has not to be noticed"
+    assert [int(line.split()[1]) for line in seen if line.startswith("step ")] == list(range(n_steps)), seen
+    _, expected = exactness.expected_of("gpt", n_steps, 15, 2)
+    assert reference.largest_difference(expected, torch.load(out)["state"]["model"]) < exactness.TOLERANCE
+
+
+@pytest.mark.parametrize("leader_first", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_job_whose_agents_are_all_told_to_end_ends(start: Callable[..., Agent], leader_first: bool) -> None:
+    """By a signal to each agent alone: what its ranks hold is moved away for nobody."""
+    given = {"script": TRAIN, "nnodes": "2", "layout": "1x2"}
+    agents = [start("--steps", "100000", "--pause", "0.05", **given)]
+    agents[0].until(lambda line: "leading at" in line)
+    agents.append(start("--steps", "100000", "--pause", "0.05", **given))
+    agents[0].until(lambda line: "generation 1: go" in line)
+    for agent in agents if leader_first else reversed(agents):
+        agent.process.terminate()
+    assert [agent.end() for agent in agents] == [143, 143], [agent.lines for agent in agents]
+
+
+def test_a_second_signal_to_the_agent_that_leads_ends_the_job(start: Callable[..., Agent]) -> None:
+    """Meanwhile all ranks are in a long pause of their script."""
+    given = {"script": TRAIN, "layout": "1x2"}
+    steps = ["--steps", "100", "--pause", "60"]
+    first = start(*steps, **given)
+    first.until(lambda line: "leading at" in line)
+    second = start(*steps, **given)
+    first.until(lambda line: line.startswith("step 0 "))
+    first.process.terminate()
+    first.until(lambda line: "what the ranks here hold is moved away" in line)
+    first.process.terminate()
+    assert first.end() == second.end() == 143, first.lines + second.lines
+    assert not [line for line in first.lines if "this agent leaves the job" in line and "moved" not in line], first.lines
+
+
+@pytest.mark.soak
+def test_who_is_told_to_leave_and_then_comes_to_lead_leaves(start: Callable[..., Agent]) -> None:
+    """Agent 1, unless agent 2, which stands still until nobody leads, is elected before it: then agent 1 tells that one."""
+    given = {"script": TRAIN, "nnodes": "3", "layout": "3x1", "detect": "2s"}
+    steps = ["--steps", "100", "--pause", "0.1"]
+    first = start(*steps, **given)
+    first.until(lambda line: "leading at" in line)
+    leaves = start(*steps, **given)
+    leaves.until(lambda line: "joined the job" in line)
+    stays = start(*steps, **given)
+    first.until(lambda line: line.startswith("step 3 "))
+    stays.process.send_signal(signal.SIGSTOP)
+    first.process.send_signal(signal.SIGSTOP)
+    leaves.process.terminate()
+    leaves.until(lambda line: "what the ranks here hold is moved away" in line)
+    first.process.kill()
+    leaves.until(lambda line: "is silent: the ranks here stand still" in line)
+    stays.process.send_signal(signal.SIGCONT)
+    assert leaves.end() == 143, leaves.lines
+    assert stays.end() == 0, stays.lines
+    assert [line for line in stays.lines if "agent 2 (" in line and "leads from now on" in line], leaves.lines + stays.lines
+
+
 @pytest.mark.soak
 def test_a_job_goes_on_by_the_voice_of_an_agent_that_came_late(start: Callable[..., Agent]) -> None:
     """Two agents begin, of which the one that leads is lost: only with the third, which was taken in, are they most."""

@@ -3,10 +3,11 @@
 start 4             job of 4 ranks (ours: imports odyssey; agents: one each; restarts=1 never=3 limit=2/60 backoff=5 same=yes)
 join 0 1 2 (job=2)  these ranks have built their Job     progress 0      the first step of a script without a Job
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
-                                                         noplan, nostate
+                                                         (takes=9: s after a step of 1 s), noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
-tick, broken 1, stop, leads 7, leave 2 (certain)         pass 60         seconds
+tick, broken 1, stop, leads 7                            pass 60         seconds
+leave 2 (certain within=60)                              expired         the time that a notice gave
 connected 0 1 (problem=gone attempt=1)                   all that are awaited, if none is named
 agent 4 (ranks=2)   joins                                gone 4          that agent is lost
 """
@@ -25,6 +26,7 @@ from launcher.coordinator.actions import (
     Kill,
     Propose,
     Record,
+    RemindOfNotice,
     RenewStore,
     SendOrder,
     SetDeadline,
@@ -50,6 +52,7 @@ from launcher.joblog.events import (
     JobStarted,
     LeaderChanged,
     Note,
+    NoticeExpired,
     NoticeGiven,
     Pausing,
     PlanChosen,
@@ -72,7 +75,7 @@ from launcher.joblog.events import (
 )
 from odyssey.messages import Connect, Drain, Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
 from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Move, Plan, Reduction, StateFrom, move_runs
+from odyssey.plan import Estimate, Move, Plan, Reduction, StateFrom, Transition, move_runs
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
@@ -249,7 +252,10 @@ class Talk:
             case "leads":
                 yield LeaderChanged(AgentInfo(int(ranks[0]), "far", 1, 1))
             case "leave":
-                yield NoticeGiven(tuple(ranks), "it was asked to", "certain" in plain)
+                within_s = float(options["within"]) if "within" in options else None
+                yield NoticeGiven(tuple(ranks), "it was asked to", "certain" in plain, within_s)
+            case "expired":
+                yield NoticeExpired()
             case "agent":
                 yield AgentJoined(AgentInfo(ranks[0], f"host{ranks[0]}", ranks[0], int(options.get("ranks", "1"))))
             case "gone":
@@ -278,7 +284,11 @@ class Talk:
             plan = replace(plan, state_from=StateFrom.SCRIPT, move_runs=())
         if "at" in options:
             plan = replace(plan, step=int(options["at"]))
-        return Proposed((Candidate("test", plan, None, "it is the best"),), 60.0, "test", 0.0, False)
+        estimate = None
+        if "takes" in options:  # steps of 1 s, and the transition
+            estimate = Estimate(1.0, Transition(moves_s=float(options["takes"])), 0, 1.0)
+            plan = replace(plan, estimate=estimate)
+        return Proposed((Candidate("test", plan, estimate, "it is the best"),), 60.0, "test", 0.0, False)
 
     def ready(self, rank: int, *, bad: bool = False) -> RankReady:
         """What a rank of the plan that moves would report; `bad`: with a digest of its own."""
@@ -350,6 +360,8 @@ def _text(action: Action) -> str:
             return f"propose({ask.generation}): {kind}, {who}" + (", while it trains" if ask.is_running else "")
         case SetDeadline(seconds=seconds):
             return f"deadline {seconds:g} s" if seconds is not None else "no deadline"
+        case RemindOfNotice(seconds=seconds):
+            return f"reminder after {seconds:g} s"
         case End(code=code):
             return f"end {code}"
         case Record(body=Draining(reason=reason)):

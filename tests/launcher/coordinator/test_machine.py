@@ -27,6 +27,7 @@ from launcher.joblog.events import (
     CauseKind,
     LeaderChanged,
     Note,
+    NoticeExpired,
     NoticeGiven,
     PlanChosen,
     Profiled,
@@ -352,11 +353,17 @@ class Job(RuleBasedStateMachine):
             if rank in self.talk.state.world.alive and self.talk.state.status is not Status.ENDED:
                 self.end(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), slot_lost=slot)
 
-    @rule(data=st.data(), is_certain=st.booleans())
-    def a_rank_is_asked_to_leave(self, data: st.DataObject, is_certain: bool) -> None:
+    @rule(data=st.data(), is_certain=st.booleans(), within_s=st.sampled_from([None, 0.25, 4.0]))
+    def a_rank_is_asked_to_leave(self, data: st.DataObject, is_certain: bool, within_s: float | None) -> None:
         if len(self.ranks) > 1 and joined(self.talk.state) and self.talk.state.status is not Status.ENDED:
             rank = data.draw(st.sampled_from(sorted(self.ranks)))
-            self.feed(NoticeGiven((rank,), "it was asked to", is_certain))
+            self.feed(NoticeGiven((rank,), "it was asked to", is_certain, within_s))
+
+    @rule()
+    @precondition(lambda self: isinstance(self.talk.state, JobState) and self.talk.state.due)
+    def the_time_of_a_notice_is_over(self) -> None:
+        self.talk.now += 4.0
+        self.feed(NoticeExpired())
 
     @rule(data=st.data())
     def a_rank_is_not_to_connect(self, data: st.DataObject) -> None:

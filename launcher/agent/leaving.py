@@ -1,0 +1,63 @@
+"""The agent that leads is told to leave: what its ranks hold is moved to others, then another agent leads, and this one ends.
+
+SIGTERM ─► NoticeGiven ─► its ranks have left ─► AgentLost, of itself ─► another one is elected (replication.py)
+
+The others know who leads before this agent is gone, so its loss has not to be noticed, and of two agents the other one goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+
+from launcher.agent.coordination import Coordination
+from launcher.agent.job_end import JobEnd
+from launcher.agent.replication import Replication
+from launcher.cluster.leading.leader import Leader
+from launcher.joblog.events import AgentLost, Body, NoticeGiven
+from launcher.joblog.exit_codes import ending
+from launcher.processes.local_agent import LocalAgent
+
+
+class Leaving:
+    """From the signal until another agent leads."""
+
+    def __init__(
+        self, local: LocalAgent, coordination: Coordination, leader: Leader, replication: Replication, end: JobEnd
+    ) -> None:
+        self._local = local
+        self._coordination = coordination
+        self._leader = leader
+        self._replication = replication
+        self._end = end
+        self.is_asked = False
+        self._by: signal.Signals | None = None
+        """The signal that this agent leaves by, while its ranks have not."""
+        self._code = 0
+
+    def begin(self, number: signal.Signals) -> bool:
+        """Answers whether this agent leaves: only a Job that trains, and that others have ranks of, goes on without it."""
+        us, news = self._leader.us, self._local.news
+        if not self._coordination.goes_on_without(us):
+            return False
+        self._by, (reason, _) = number, ending(number)
+        news.say(f"{reason}; what the ranks here hold is moved away, then another agent leads and this one leaves the job")
+        if ranks := tuple(self._coordination.ranks_of(us)):
+            news.event(NoticeGiven(ranks, f"agent {us.number} ({us.host}) was {reason}", is_certain=True))
+        self._look_at_ranks()
+        return True
+
+    def look(self, decided: Body) -> None:
+        """Something has happened: that all ranks here have ended, or that this agent is none of the job's any more."""
+        if isinstance(decided, AgentLost) and decided.agent.number == self._leader.number:
+            self._replication.depart(partial(self._end.apart, self._code))
+        else:
+            self._look_at_ranks()
+
+    def _look_at_ranks(self) -> None:
+        """Where all ranks are ending their scripts nobody else has to lead any more."""
+        if self._by is None or not self._local.processes.have_ended or not self._coordination.is_job_in_force:
+            return
+        (reason, self._code), self._by = ending(self._by), None
+        self._local.news.say(f"{reason}; this agent leaves the job")
+        self._local.news.event(AgentLost(self._leader.us, reason))
