@@ -1,0 +1,229 @@
+"""What it costs that ranks come back and leave: `python -m benchmarks.grow`.
+
+Real jobs of eight ranks with the benchmarks' model, two pipelines of four stages. The cases alternate.
+
+    return    A rank gets SIGKILL, the others go on without it (`--strategy reroute`), and it comes back beside them. When it
+              has joined all drain, and it is taken in. Measured from the moment at which the first rank stands still behind a
+              final step, as the agent saw it (`stood_s` of GenerationStarted), to the first step that the next generation
+              commits, less an ordinary step of that generation. What the loss took is not in it, see benchmarks/recovery.py.
+    respawn   The same with `--strategy respawn`, which by design does without a drain: all who are left stop at the loss, the
+              lost process starts again in its place, and they wait for it. Measured from the SIGKILL to the first step that
+              the next generation commits, less an ordinary step and less what the process took to start (`spawn_s` of
+              GenerationStarted: from the plan until it has joined). The step that the loss cut off is done again within it.
+    leave     Ranks are asked to leave (`--drill 'step=N leave=R'`), one after the other. Each trained micro-batch leaves a
+              byte in a file, so what was computed twice is what is there beyond the job's own micro-batches, in steps.
+
+Prices are those of a profile that was measured here, but for one thing: each rank is said to have a processor of its own. Else
+it would hardly pay to take the eighth rank in, as all share the few that there are. No measured time depends on that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+from rich.console import Console
+
+from benchmarks import joblog, report, trial
+from benchmarks.kept import Kept
+from benchmarks.report import Row
+from benchmarks.run import run
+from launcher.joblog.events import Draining
+from perfmodel import profile as profiles
+
+N_RANKS = 8
+LAYOUT = "2x4"
+STRATEGIES = {"return": "reroute", "respawn": "respawn"}
+N_STEPS_BEFORE, N_STEPS_AFTER = 12, 12
+LEAVE_STEPS = (15, 30, 45)
+N_LEAVE_STEPS = 60
+LIMIT_S = 180.0
+"""For what takes up to a minute."""
+T = TypeVar("T")
+ABOUT = (
+    "Eight real ranks, all times in seconds. `return`: a killed rank that comes back is taken in, from the first rank that "
+    "stands still to the next committed step, beyond an ordinary step. `respawn`: the others wait for the process of a killed "
+    "rank, from the kill to the next committed step, beyond an ordinary step and the process's start. `leave`: ranks are asked "
+    "to leave; steps that were computed more than once. Medians over the changes of a case, parts too."
+)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A rank has come back, and works again. `pause_s`: as the top of this file says; `spawn_s`: what was taken off."""
+
+    case: str
+    pause_s: float
+    step_s: float
+    groups_s: float
+    moves_s: float
+    proof_s: float
+    spawn_s: float
+
+
+PARTS = ("step_s", "groups_s", "moves_s", "proof_s", "spawn_s")
+
+
+class Left(msgspec.Struct, frozen=True):
+    """`n_ranks` have left a job in which so many steps were computed more than once."""
+
+    n_ranks: int
+    redone_steps: float
+
+
+def main() -> None:
+    options = _parse_arguments()
+    kept = Kept("grow")
+    console = Console(stderr=True)
+    generator = random.Random(options.seed)
+    changes: list[Change] = []
+    left: list[Left] = []
+    with trial.new_folder() as name:
+        profile = _measured_profile(Path(name))
+        for i in range(options.jobs):
+            cases = [*STRATEGIES]
+            generator.shuffle(cases)
+            for case in cases:
+                kills = random.Random(f"{options.seed} {i} {case}")
+                one = partial(returns, case, profile, options.kills, kills)
+                found = _tried(console, case, partial(kept.once, f"{i} {case}", tuple[Change, ...], one))
+                for change in found or ():
+                    changes.append(change)
+                    console.print(f"{case}: {change.pause_s:.3f} s beyond a step of {change.step_s:.3f} s", highlight=False)
+            if (
+                one_left := _tried(console, "leave", partial(kept.once, f"{i} leave", Left, partial(leave, profile, i)))
+            ) is not None:
+                left.append(one_left)
+                console.print(f"leave: {one_left.redone_steps:g} steps redone", highlight=False)
+    kept.publish(ABOUT, summarise(changes, left), rows(changes, left), options.results)
+
+
+def _tried(console: Console, what: str, measure: Callable[[], T]) -> T | None:
+    """None where the job has not done what is measured; people are told."""
+    try:
+        return measure()
+    except trial.TrialError as error:
+        console.print(f"{what}: {error}", style="red", markup=False)
+        return None
+
+
+def returns(case: str, profile: Path, n_kills: int, generator: random.Random) -> tuple[Change, ...]:
+    """One job, in which so many ranks are killed and come back. Raises TrialError if one of them does not."""
+    flags = [*_flags(profile), "--strategy", STRATEGIES[case], "--max-restarts", str(n_kills)]
+    changes: list[Change] = []
+    with trial.new_folder() as name, trial.odyssey(Path(name), N_RANKS, flags, ["--steps", "1000000"]) as job:
+        job.wait_for_step(N_STEPS_BEFORE, LIMIT_S)
+        for _ in range(n_kills):
+            n_before = len(joblog.generations(job.events()))
+            kill = job.kill(generator)
+            # Whoever looks takes the processors of the job: not before it is time.
+            job.ends_before(time.monotonic() + N_STEPS_AFTER * trial.step_s(job.marks()))
+            job.wait_until(partial(_are_all_back, job, n_before), "steps of all ranks", LIMIT_S)
+            new = joblog.generations(job.events())[-1]
+            changes.append(change_of(case, new, kill.epoch))
+    return tuple(changes)
+
+
+def _are_all_back(job: trial.Trial, n_before: int) -> bool:
+    """All ranks train in a generation that is none of the first `n_before`, and it has made some steps."""
+    found = joblog.generations(job.events())
+    return len(found) > n_before and len(found[-1].plan.workers) == N_RANKS and len(found[-1].commits) > N_STEPS_AFTER
+
+
+def change_of(case: str, new: joblog.Generation, killed_at: float) -> Change:
+    """The one that ended in generation `new`, in which all ranks train. Raises TrialError if it was another one than was asked
+    for: ranks that were to be taken in are taken in when nobody is lost, else the others have waited for them."""
+    step_s, went = new.step_s(), new.went
+    if step_s is None or (case == "return") != (went.stood_s is not None):
+        raise trial.TrialError(
+            f"{case}: generation {new.plan.generation} ({new.plan.strategy}) is none that was to be measured"
+        )
+    began_at = killed_at if went.stood_s is None else new.went_at - went.stood_s
+    spawn_s = 0.0 if went.stood_s is not None or went.spawn_s is None else went.spawn_s
+    pause_s = new.commits[0].time - began_at - step_s - spawn_s
+    return Change(case, pause_s, step_s, went.groups_s, went.moves_s, went.proof_s, spawn_s)
+
+
+def leave(profile: Path, seed: int) -> Left:
+    """One job to its end, which ranks leave. Raises TrialError if one of them does not."""
+    ranks = random.Random(seed).sample(range(N_RANKS), len(LEAVE_STEPS))
+    drills = [f"--drill=step={step} leave={rank}" for step, rank in zip(LEAVE_STEPS, ranks, strict=True)]
+    with trial.new_folder() as name:
+        count = Path(name) / "count"
+        arguments = ["--steps", str(N_LEAVE_STEPS), "--count", str(count)]
+        with trial.odyssey(Path(name), N_RANKS, [*_flags(profile), *drills], arguments) as job:
+            job.wait_for_end(LIMIT_S)
+            leaving = {rank for event in job.events() if isinstance(event.body, Draining) for rank in event.body.leaving}
+            last = joblog.generations(job.events())[-1]
+        if leaving != set(ranks) or not leaving.isdisjoint(last.plan.workers):
+            raise trial.TrialError(f"ranks {sorted(ranks)} were to leave, and {sorted(leaving)} have")
+        n_micro_batches = last.plan.n_micro_batches
+        return Left(len(ranks), count.stat().st_size / n_micro_batches - N_LEAVE_STEPS)
+
+
+def _flags(profile: Path) -> list[str]:
+    return ["--no-display", "--layout", LAYOUT, "--profile", str(profile)]
+
+
+def _measured_profile(folder: Path) -> Path:
+    """Of the benchmarks' model here, with a processor for each rank."""
+    path = folder / "profile.json"
+    command = [sys.executable, "-m", "odyssey_cli", "profile", "--nodes", str(N_RANKS), "--output", str(path)]
+    command += ["--log-dir", str(folder / "logs"), str(trial.JOBS / "odyssey_gpt.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(trial.ROOT)}
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, timeout=LIMIT_S)
+    profile = profiles.read(path)
+    profiles.write(replace(profile, cluster=replace(profile.cluster, cores=None)), path)
+    return path
+
+
+def summarise(changes: Sequence[Change], left: Sequence[Left]) -> dict[str, float]:
+    """The headline numbers, of what there are measurements of."""
+    summary: dict[str, float] = {}
+    for case, figure in (("return", f"grow_pause_s_{N_RANKS}"), ("respawn", f"respawn_pause_s_{N_RANKS}")):
+        if its := [change.pause_s for change in changes if change.case == case]:
+            summary[figure] = median(its)
+    if left:
+        summary["notice_redone_steps"] = sum(one.redone_steps for one in left)
+    return summary
+
+
+def rows(changes: Sequence[Change], left: Sequence[Left]) -> list[Row]:
+    """One row a case, medians."""
+    result: list[Row] = []
+    for case in STRATEGIES:
+        if its := [change for change in changes if change.case == case]:
+            pauses_s = [change.pause_s for change in its]
+            row: Row = {"case": case, "ranks": len(its), "pause": median(pauses_s), "worst": max(pauses_s)}
+            for part in PARTS:
+                row[part.removesuffix("_s")] = median(getattr(change, part) for change in its)
+            result.append(row | {"steps redone": None})
+    if left:
+        blank = dict.fromkeys(("pause", "worst", *(part.removesuffix("_s") for part in PARTS)))
+        n_ranks = sum(one.n_ranks for one in left)
+        result.append({"case": "leave", "ranks": n_ranks, **blank, "steps redone": sum(one.redone_steps for one in left)})
+    return result
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.grow", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--jobs", type=int, default=3, help="of each case (default %(default)s)")
+    parser.add_argument("--kills", type=int, default=4, help="of a job (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=report.RESULTS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run(main)
