@@ -12,18 +12,17 @@ Real jobs of eight ranks with the benchmarks' model, two pipelines of four stage
               GenerationStarted: from the plan until it has joined). The step that the loss cut off is done again within it.
     leave     Ranks are asked to leave (`--drill 'step=N leave=R'`), one after the other. Each trained micro-batch leaves a
               byte in a file, so what was computed twice is what is there beyond the job's own micro-batches, in steps.
+    slow      A rank becomes three times slower: benchmarks/slow_rank.py, which says what is real in it.
 
 Prices are those of a profile that was measured here, but for one thing: each rank is said to have a processor of its own. Else
-it would hardly pay to take the eighth rank in, as all share the few that there are. No measured time depends on that.
+it would hardly pay to take the eighth rank in, as all share the few that there are. That has a part in what is done, and none
+in how it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,15 +31,14 @@ from statistics import median
 from typing import TypeVar
 
 import msgspec
-from msgspec.structs import replace
 from rich.console import Console
 
-from benchmarks import joblog, report, trial
+from benchmarks import joblog, report, slow_rank, trial
 from benchmarks.kept import Kept
 from benchmarks.report import Row
 from benchmarks.run import run
+from benchmarks.slow_rank import SlowRank
 from launcher.joblog.events import Draining
-from perfmodel import profile as profiles
 
 N_RANKS = 8
 LAYOUT = "2x4"
@@ -55,7 +53,9 @@ ABOUT = (
     "Eight real ranks, all times in seconds. `return`: a killed rank that comes back is taken in, from the first rank that "
     "stands still to the next committed step, beyond an ordinary step. `respawn`: the others wait for the process of a killed "
     "rank, from the kill to the next committed step, beyond an ordinary step and the process's start. `leave`: ranks are asked "
-    "to leave; steps that were computed more than once. Medians over the changes of a case, parts too."
+    "to leave; steps that were computed more than once. `slow`: one of four ranks, with devices that are waited for, becomes "
+    "three times slower; steps of what the job makes of it, of leaving it alone, and of dropping it. Medians over the changes "
+    "of a case, parts too."
 )
 
 
@@ -88,33 +88,31 @@ def main() -> None:
     generator = random.Random(options.seed)
     changes: list[Change] = []
     left: list[Left] = []
+    slow: list[SlowRank] = []
     with trial.new_folder() as name:
-        profile = _measured_profile(Path(name))
+        profile = trial.profile_of_own_processors(Path(name), N_RANKS, trial.JOBS / "odyssey_gpt.py", [])
         for i in range(options.jobs):
             cases = [*STRATEGIES]
             generator.shuffle(cases)
             for case in cases:
                 kills = random.Random(f"{options.seed} {i} {case}")
                 one = partial(returns, case, profile, options.kills, kills)
-                found = _tried(console, case, partial(kept.once, f"{i} {case}", tuple[Change, ...], one))
-                for change in found or ():
-                    changes.append(change)
-                    console.print(f"{case}: {change.pause_s:.3f} s beyond a step of {change.step_s:.3f} s", highlight=False)
-            if (
-                one_left := _tried(console, "leave", partial(kept.once, f"{i} leave", Left, partial(leave, profile, i)))
-            ) is not None:
-                left.append(one_left)
-                console.print(f"leave: {one_left.redone_steps:g} steps redone", highlight=False)
-    kept.publish(ABOUT, summarise(changes, left), rows(changes, left), options.results)
+                for found in _tried(console, case, partial(kept.once, f"{i} {case}", tuple[Change, ...], one)):
+                    changes += found
+            left += _tried(console, "leave", partial(kept.once, f"{i} leave", Left, partial(leave, profile, i)))
+            slow += _tried(console, "slow", partial(kept.once, f"{i} slow", SlowRank, slow_rank.measure))
+    kept.publish(ABOUT, summarise(changes, left, slow), rows(changes, left, slow), options.results)
 
 
-def _tried(console: Console, what: str, measure: Callable[[], T]) -> T | None:
-    """None where the job has not done what is measured; people are told."""
+def _tried(console: Console, what: str, measure: Callable[[], T]) -> list[T]:
+    """Nothing where the job has not done what is measured; people are told."""
     try:
-        return measure()
+        found = measure()
     except trial.TrialError as error:
         console.print(f"{what}: {error}", style="red", markup=False)
-        return None
+        return []
+    console.print(f"{what}: {found}", highlight=False, markup=False, soft_wrap=True)
+    return [found]
 
 
 def returns(case: str, profile: Path, n_kills: int, generator: random.Random) -> tuple[Change, ...]:
@@ -175,19 +173,7 @@ def _flags(profile: Path) -> list[str]:
     return ["--no-display", "--layout", LAYOUT, "--profile", str(profile)]
 
 
-def _measured_profile(folder: Path) -> Path:
-    """Of the benchmarks' model here, with a processor for each rank."""
-    path = folder / "profile.json"
-    command = [sys.executable, "-m", "odyssey_cli", "profile", "--nodes", str(N_RANKS), "--output", str(path)]
-    command += ["--log-dir", str(folder / "logs"), str(trial.JOBS / "odyssey_gpt.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(trial.ROOT)}
-    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, timeout=LIMIT_S)
-    profile = profiles.read(path)
-    profiles.write(replace(profile, cluster=replace(profile.cluster, cores=None)), path)
-    return path
-
-
-def summarise(changes: Sequence[Change], left: Sequence[Left]) -> dict[str, float]:
+def summarise(changes: Sequence[Change], left: Sequence[Left], slow: Sequence[SlowRank]) -> dict[str, float]:
     """The headline numbers, of what there are measurements of."""
     summary: dict[str, float] = {}
     for case, figure in (("return", f"grow_pause_s_{N_RANKS}"), ("respawn", f"respawn_pause_s_{N_RANKS}")):
@@ -195,24 +181,24 @@ def summarise(changes: Sequence[Change], left: Sequence[Left]) -> dict[str, floa
             summary[figure] = median(its)
     if left:
         summary["notice_redone_steps"] = sum(one.redone_steps for one in left)
-    return summary
+    return summary | slow_rank.summarise(slow)
 
 
-def rows(changes: Sequence[Change], left: Sequence[Left]) -> list[Row]:
+def rows(changes: Sequence[Change], left: Sequence[Left], slow: Sequence[SlowRank]) -> list[Row]:
     """One row a case, medians."""
-    result: list[Row] = []
+    found: list[Row] = []
     for case in STRATEGIES:
         if its := [change for change in changes if change.case == case]:
             pauses_s = [change.pause_s for change in its]
-            row: Row = {"case": case, "ranks": len(its), "pause": median(pauses_s), "worst": max(pauses_s)}
-            for part in PARTS:
-                row[part.removesuffix("_s")] = median(getattr(change, part) for change in its)
-            result.append(row | {"steps redone": None})
+            found.append({"case": case, "ranks": len(its), "pause": median(pauses_s), "worst": max(pauses_s)})
+            found[-1] |= {part.removesuffix("_s"): median(getattr(change, part) for change in its) for part in PARTS}
     if left:
-        blank = dict.fromkeys(("pause", "worst", *(part.removesuffix("_s") for part in PARTS)))
         n_ranks = sum(one.n_ranks for one in left)
-        result.append({"case": "leave", "ranks": n_ranks, **blank, "steps redone": sum(one.redone_steps for one in left)})
-    return result
+        found.append({"case": "leave", "ranks": n_ranks, "steps redone": sum(one.redone_steps for one in left)})
+    if slow:
+        found.append(slow_rank.row(slow))
+    columns = dict.fromkeys(column for row in found for column in row)
+    return [columns | row for row in found]
 
 
 def _parse_arguments() -> argparse.Namespace:
