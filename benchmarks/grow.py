@@ -1,6 +1,7 @@
 """What it costs that ranks come back and leave: `python -m benchmarks.grow`.
 
-Real jobs of eight ranks with the benchmarks' model, two pipelines of four stages. The cases alternate.
+Real jobs of eight ranks with the benchmarks' model, in the layout that the job chooses by itself: in another one it would be
+laid out anew as soon as it grows. The cases alternate.
 
     return    A rank gets SIGKILL, the others go on without it (`--strategy reroute`), and it comes back beside them. When it
               has joined all drain, and it is taken in. Measured from the moment at which the first rank stands still behind a
@@ -10,8 +11,9 @@ Real jobs of eight ranks with the benchmarks' model, two pipelines of four stage
               lost process starts again in its place, and they wait for it. Measured from the SIGKILL to the first step that
               the next generation commits, less an ordinary step and less what the process took to start (`spawn_s` of
               GenerationStarted: from the plan until it has joined). The step that the loss cut off is done again within it.
-    leave     Ranks are asked to leave (`--drill 'step=N leave=R'`), one after the other. Each trained micro-batch leaves a
-              byte in a file, so what was computed twice is what is there beyond the job's own micro-batches, in steps.
+    leave     Ranks are asked to leave (`--drill 'step=N leave=R'`), one after the other, of two pipelines of four
+              stages, in which no layer is held by all. Each trained micro-batch leaves a byte in a file, so what was computed
+              twice is what is there beyond the job's own micro-batches, in steps.
     slow      A rank becomes three times slower: benchmarks/slow_rank.py, which says what is real in it.
 
 Prices are those of a profile that was measured here, but for one thing: each rank is said to have a processor of its own. Else
@@ -41,7 +43,7 @@ from benchmarks.slow_rank import SlowRank
 from launcher.joblog.events import Draining
 
 N_RANKS = 8
-LAYOUT = "2x4"
+LEAVE_LAYOUT = "2x4"
 STRATEGIES = {"return": "reroute", "respawn": "respawn"}
 N_STEPS_BEFORE, N_STEPS_AFTER = 12, 12
 LEAVE_STEPS = (15, 30, 45)
@@ -60,7 +62,8 @@ ABOUT = (
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A rank has come back, and works again. `pause_s`: as the top of this file says; `spawn_s`: what was taken off."""
+    """A rank has come back, and works again. `pause_s`: as the top of this file says; `spawn_s`: what was taken off; `n_moved`:
+    states of layers that ranks got."""
 
     case: str
     pause_s: float
@@ -69,9 +72,18 @@ class Change(msgspec.Struct, frozen=True):
     moves_s: float
     proof_s: float
     spawn_s: float
+    n_moved: int
 
 
-PARTS = ("step_s", "groups_s", "moves_s", "proof_s", "spawn_s")
+PARTS = {
+    "step": "step_s",
+    "groups": "groups_s",
+    "moves": "moves_s",
+    "proof": "proof_s",
+    "start": "spawn_s",
+    "states moved": "n_moved",
+}
+"""Column -> field."""
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -149,7 +161,7 @@ def change_of(case: str, new: joblog.Generation, killed_at: float) -> Change:
     began_at = killed_at if went.stood_s is None else new.went_at - went.stood_s
     spawn_s = 0.0 if went.stood_s is not None or went.spawn_s is None else went.spawn_s
     pause_s = new.commits[0].time - began_at - step_s - spawn_s
-    return Change(case, pause_s, step_s, went.groups_s, went.moves_s, went.proof_s, spawn_s)
+    return Change(case, pause_s, step_s, went.groups_s, went.moves_s, went.proof_s, spawn_s, len(new.plan.moves))
 
 
 def leave(profile: Path, seed: int) -> Left:
@@ -159,7 +171,7 @@ def leave(profile: Path, seed: int) -> Left:
     with trial.new_folder() as name:
         count = Path(name) / "count"
         arguments = ["--steps", str(N_LEAVE_STEPS), "--count", str(count)]
-        with trial.odyssey(Path(name), N_RANKS, [*_flags(profile), *drills], arguments) as job:
+        with trial.odyssey(Path(name), N_RANKS, [*_flags(profile), "--layout", LEAVE_LAYOUT, *drills], arguments) as job:
             job.wait_for_end(LIMIT_S)
             leaving = {rank for event in job.events() if isinstance(event.body, Draining) for rank in event.body.leaving}
             last = joblog.generations(job.events())[-1]
@@ -170,7 +182,7 @@ def leave(profile: Path, seed: int) -> Left:
 
 
 def _flags(profile: Path) -> list[str]:
-    return ["--no-display", "--layout", LAYOUT, "--profile", str(profile)]
+    return ["--no-display", "--profile", str(profile)]
 
 
 def summarise(changes: Sequence[Change], left: Sequence[Left], slow: Sequence[SlowRank]) -> dict[str, float]:
@@ -191,7 +203,7 @@ def rows(changes: Sequence[Change], left: Sequence[Left], slow: Sequence[SlowRan
         if its := [change for change in changes if change.case == case]:
             pauses_s = [change.pause_s for change in its]
             found.append({"case": case, "ranks": len(its), "pause": median(pauses_s), "worst": max(pauses_s)})
-            found[-1] |= {part.removesuffix("_s"): median(getattr(change, part) for change in its) for part in PARTS}
+            found[-1] |= {column: median(getattr(change, part) for change in its) for column, part in PARTS.items()}
     if left:
         n_ranks = sum(one.n_ranks for one in left)
         found.append({"case": "leave", "ranks": n_ranks, "steps redone": sum(one.redone_steps for one in left)})

@@ -129,7 +129,7 @@ def test_a_slow_rank_that_nothing_is_made_of_is_left_alone():
 
 def test_growth_is_summed_up_by_medians_and_by_all_that_was_redone():
     def one(case: str, pause_s: float) -> grow.Change:
-        return grow.Change(case, pause_s, 0.1, 0.01, 0.02, 0.01, 0.0)
+        return grow.Change(case, pause_s, 0.1, 0.01, 0.02, 0.01, 0.0, 1)
 
     changes = [one("return", 0.1), one("return", 0.2), one("return", 0.6), one("respawn", 0.3)]
     left, slow = [grow.Left(3, 0.0), grow.Left(3, 0.5)], [slow_rank.SlowRank(0.6, 0.2, 0.3, "rebalance", 30.0)]
