@@ -21,15 +21,19 @@ from types import TracebackType
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
 from benchmarks.run import MEMORY
 from launcher.joblog import reader
 from launcher.joblog.events import Event
 from odyssey.plan import Plan, encode
+from perfmodel import profile as profiles
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ROOT / "benchmarks" / "jobs"
 QUIET_S = 1.0
+PROFILE_S = 180.0
+"""For what takes some seconds."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -241,6 +245,18 @@ def odyssey(folder: Path, n_ranks: int, flags: Sequence[str], arguments: Sequenc
     """`odyssey run` with the benchmarks' model."""
     run = [sys.executable, "-m", "odyssey_cli", "run", "--nodes", str(n_ranks), "--log-dir", str(folder / "logs"), *flags]
     return Trial([*run, str(JOBS / "odyssey_gpt.py"), *arguments], {"PYTHONPATH": str(ROOT)}, folder)
+
+
+def profile_of_own_processors(folder: Path, n_ranks: int, script: Path, arguments: Sequence[str]) -> Path:
+    """A profile of `script`, measured here and written to `folder`, but for one thing: each rank has a processor of its own."""
+    path = folder / "profile.json"
+    command = [sys.executable, "-m", "odyssey_cli", "profile", "--nodes", str(n_ranks), "--output", str(path)]
+    command += ["--log-dir", str(folder / "logs-of-profile"), str(script), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, timeout=PROFILE_S)
+    profile = profiles.read(path)
+    profiles.write(replace(profile, cluster=replace(profile.cluster, cores=None)), path)
+    return path
 
 
 def odyssey_with_plan(folder: Path, n_ranks: int, plan: Plan, arguments: Sequence[str]) -> Trial:

@@ -12,7 +12,20 @@ import msgspec
 import psutil
 import pytest
 
-from benchmarks import accuracy, coordinator, joblog, launch, recovery, report, restart, simulated_agents, summary, trial
+from benchmarks import (
+    accuracy,
+    coordinator,
+    grow,
+    joblog,
+    launch,
+    recovery,
+    report,
+    restart,
+    simulated_agents,
+    slow_rank,
+    summary,
+    trial,
+)
 from examples import demo
 from launcher.joblog.events import (
     Body,
@@ -80,6 +93,56 @@ def test_parts_of_a_recovery_add_up_to_the_whole():
     in_turn = (parts.detect_s, parts.pause_s, parts.plan_s, parts.ready_s, parts.first_step_s)
     assert in_turn == pytest.approx((0.02, 0.04, 0.01, 0.1, 0.22))
     assert sum(in_turn) == pytest.approx(11.42 - 11.03)
+
+
+def a_generation(went: GenerationStarted) -> joblog.Generation:
+    """It goes at 20.0 and makes steps of 0.2 s."""
+    commits = tuple(joblog.Commit(step, 20.25 + step * 0.2, 0.1) for step in range(6))
+    return joblog.Generation(job_events.plan(2, None, estimate(0.2)), False, None, None, 19.9, 20.0, went, commits)
+
+
+def test_a_pause_for_growth_begins_when_a_rank_stands_still_and_one_for_a_respawn_at_the_kill():
+    taken_in = a_generation(GenerationStarted(None, None, None, 0.02, 0.03, None, stood_s=0.07))
+    waited_for = a_generation(GenerationStarted(0.01, 0.04, 0.01, 0.02, 0.03, 0.5, spawn_s=0.3))
+    assert grow.change_of("return", taken_in, killed_at=15.0).pause_s == pytest.approx(20.25 - 19.93 - 0.2)
+    assert grow.change_of("respawn", waited_for, killed_at=19.5).pause_s == pytest.approx(20.25 - 19.5 - 0.2 - 0.3)
+    with pytest.raises(trial.TrialError):
+        grow.change_of("return", waited_for, killed_at=19.5)
+
+
+def test_a_slow_rank_that_nothing_is_made_of_is_left_alone():
+    def ran(generation: int, strategy: str, step_s: float) -> joblog.Generation:
+        plan = msgspec.structs.replace(job_events.plan(generation, None, estimate(0.2)), strategy=strategy)
+        commits = tuple(joblog.Commit(step, 20.0 + step * step_s, 0.1) for step in range(20))
+        return joblog.Generation(
+            plan, False, None, None, 19.9, 20.0, GenerationStarted(None, None, None, 0.0, 0.0, None), commits
+        )
+
+    alone, reacted, dropped = ran(1, "initial", 0.6), ran(2, "rebalance", 0.2), ran(3, "reroute", 0.3)
+    found = [slow_rank.slow_rank_of(alone, reacted, dropped, slow_at=20.1)]
+    assert (found[0].strategy, found[0].reacted_after_s) == ("rebalance", pytest.approx(-0.1))
+    figures = {"slow_rank_throughput_ratio": 3.0, "slow_rank_over_dropped": 1.5}
+    assert slow_rank.summarise(found) == pytest.approx(figures)
+    found = [slow_rank.slow_rank_of(alone, alone, dropped, slow_at=20.1)]
+    assert slow_rank.summarise(found) == pytest.approx({"slow_rank_throughput_ratio": 1.0, "slow_rank_over_dropped": 0.5})
+
+
+def test_growth_is_summed_up_by_medians_and_by_all_that_was_redone():
+    def one(case: str, pause_s: float) -> grow.Change:
+        return grow.Change(case, pause_s, 0.1, 0.01, 0.02, 0.01, 0.0, 1)
+
+    changes = [one("return", 0.1), one("return", 0.2), one("return", 0.6), one("respawn", 0.3)]
+    left, slow = [grow.Left(3, 0.0), grow.Left(3, 0.5)], [slow_rank.SlowRank(0.6, 0.2, 0.3, "rebalance", 30.0)]
+    figures = {"grow_pause_s_8": 0.2, "respawn_pause_s_8": 0.3, "notice_redone_steps": 0.5}
+    assert grow.summarise(changes, left, []) == figures
+    assert grow.summarise(changes, left, slow).keys() - figures.keys() == {
+        "slow_rank_throughput_ratio",
+        "slow_rank_over_dropped",
+    }
+    found = grow.rows(changes, left, slow)
+    expected = [("return", 3, 0.6), ("respawn", 1, 0.3), ("leave", 6, None), ("slow: rebalance", 1, None)]
+    assert [(row["case"], row["ranks"], row["worst"]) for row in found] == expected
+    assert len({tuple(row) for row in found}) == 1
 
 
 def test_accuracy_compares_each_generation_with_its_own_estimate():

@@ -56,6 +56,7 @@ RUNS: dict[str, tuple[list[str], Callable[[Below], bool]]] = {
     "job_wall": (["-m", "benchmarks.job_wall"], agents(1)),
     "restart": (["-m", "benchmarks.restart"], agents(1)),
     "recovery": (["-m", "benchmarks.recovery"], agents(1)),
+    "grow": (["-m", "benchmarks.grow"], agents(1)),
 }
 """Each with what shows that it is at work."""
 
