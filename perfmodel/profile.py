@@ -105,8 +105,8 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `rest_s`: until Go beside all of these, for orders on their way and engines that are made, and `proof_byte_s` of each byte
     of state whose digest a rank shows before it goes on; 0 in cluster files. `n_seen`: transitions of the job that these have
     been learnt from.
-    Groups take `groups_base_s + groups_member_s * (sum over groups of their members)`. Moves take `moves_scale` times what
-    bytes and links alone would.
+    Groups take `groups_base_s + groups_member_s * (sum over the groups of a rank of their members)`. Moves take `moves_scale`
+    times what bytes and links alone would.
 
     `resubmit_s`: until a job that has ended makes steps again: 9 minutes until it is scheduled and 14 of set-up (Unicron, arXiv
     2401.00134, without its 30 of noticing and 15 of redone steps). Others: requeued in 7.6 minutes on 2,048 GPUs (ByteRobust,

@@ -12,6 +12,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from odyssey.needs import levels
 from odyssey.plan import Plan, Transition
 from perfmodel.costs import Costs
 from perfmodel.moving import moves_s
@@ -44,8 +45,18 @@ def proved_bytes(plan: Plan, costs: Costs) -> int:
 
 
 def group_members(plan: Plan) -> int:
-    """Sum over the groups that are built of their members: the reductions of two or more, and the world."""
-    return sum(len(group.workers) for group in plan.reduce if len(group.workers) > 1) + len(plan.workers)
+    """Sum of the members of those groups that one rank builds, of the rank that builds most: one after the other, as all others
+    do with theirs. Branches of the tree over all, reductions of two or more, and, where that tree has several branches, pairs:
+    with two neighbours, and with whom states are moved; those of work that is routed around are left out (odyssey/needs.py).
+    """
+    tree = [branches[0] for branches in levels(plan.workers)]
+    sizes = [len(group.workers) if len(group.workers) > 1 else 0 for group in plan.reduce]
+    reductions = max((sum(sizes[g] for g in groups) for groups in set(plan.groups_of.values())), default=0)
+    pairs = 0
+    if len(tree) > 1:
+        moved = Counter(rank for move in plan.moves for rank in {move.source, move.target})
+        pairs = 2 * (2 + max(moved.values(), default=0))
+    return sum(map(len, tree)) + reductions + pairs
 
 
 def left_of_op_s(plan: Plan, costs: Costs) -> float:

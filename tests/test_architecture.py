@@ -14,6 +14,7 @@ from tests import ROOT
 
 OURS = {"odyssey", "perfmodel", "strategies", "launcher", "odyssey_cli", "configs"}
 PLAN_SIDE = {
+    "odyssey.needs",
     "odyssey.plan",
     "odyssey.plan_proof",
     "odyssey.renaming",
@@ -83,7 +84,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "split plan_proof renaming",
         "schedule messages tracebacks",
         "calls",
-        "buckets link trial",
+        "buckets link needs trial",
         "zygote model",
         "runtime",
         "checkpoints",

@@ -53,7 +53,10 @@ class Connections:
         return self._kept is not None
 
     def keep(self) -> None:
-        """All are there. We keep duplicates: Gloo may close its descriptors, and the numbers may be reused, at any time."""
+        """All are there, as far as is known: more may be built later. We keep duplicates: Gloo may close its descriptors, and
+        the numbers may be reused, at any time."""
+        for connection in self._kept or ():
+            connection.close()
         self._kept = self._open()
 
     def shut(self) -> None:

@@ -16,8 +16,9 @@ from queue import SimpleQueue
 from odyssey.link import AgentLink
 from odyssey.messages import Command, Connect, Connected, Drain, Known, Pause, Paused, Ping, Pong, Stop
 from odyssey.model.model import Model
+from odyssey.needs import Needs
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import Groups, Needs
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase
 from odyssey.schedule import Op
 
@@ -36,7 +37,7 @@ START, COMMIT = "start of the call", "commit"
 
 class Control:
     """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with.
-    `new_groups(generation, needs, attempt)`: makes groups that are to be built."""
+    `groups_for`: makes groups that are to be built beside what runs."""
 
     def __init__(
         self,
@@ -44,12 +45,12 @@ class Control:
         phase: Phase,
         model: Model,
         at: Callable[[], tuple[Op | str, float] | None],
-        new_groups: Callable[[int, Needs, int], Groups],
+        groups_for: Callable[[Connect], Groups],
     ) -> None:
         self._link = link
         self._model = model
         self._at = at
-        self._new_groups = new_groups
+        self._groups_for = groups_for
         self._orders: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
         self._phase = phase
@@ -146,7 +147,7 @@ class Control:
             self._forget_ahead()
             if order.generation < self._phase.generation:
                 return
-            self._ahead = self._new_groups(order.generation, Needs.of(order.plan), order.number)
+            self._ahead = self._groups_for(order)
             self._ahead.build_beside(lambda problem: self._link.report(Connected(order.generation, order.number, problem)))
 
     def _learn(self, known: Known) -> None:

@@ -16,56 +16,33 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
 
 from odyssey.messages import Known, Offered
-from odyssey.plan import Plan
+from odyssey.needs import Needs
 from odyssey.runtime import nccl, peers
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
+from odyssey.runtime.tree import TreeSum
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""
-FORGOTTEN = timedelta(hours=1)
-STEPS_OF_PATIENCE = 100
-"""The transport ends an operation after the longer of these. That is for what was cut and is waited for by nobody: nothing else
-ends it. Whether it is waited for in vain is the agent's to find out, from what all ranks do."""
 NO_LIMIT = timedelta(days=365)
 """For a wait on what another rank does for as long as it takes: writes a file, runs the script's own code."""
 END_S = 5.0
 """For threads to come back from C++ at the end."""
 END_OF_WAIT_S = 0.5
-"""The same for a thread that waits for a send that was cut: what does not come back soon stays until FORGOTTEN."""
+"""The same for a thread that waits for a send that was cut: what does not come back soon stays until the limit."""
 ADDRESS = "ODYSSEY_ADDRESS"
 """By which the ranks of the job reach this host, as far as its agent knew when this one was started."""
+_OnDevice = dict[tuple[Way, int | None], Any]
+"""By way, and by the other one of a pair; None for the group of all."""
 _living: set[Groups] = set()
 """Generations of this process whose threads may be in C++: there, the end of the interpreter would end them badly."""
-
-
-class Needs(NamedTuple):
-    """Which groups there are to be; all that build them together must be given them alike.
-
-    `members`: workers in the order of their ranks in the group of all. `subsets`: for each reduction, the workers of its group.
-    `movers`: who takes part in moves of state, the members and perhaps workers that have no work any more. `limit`: of each
-    operation, as far as the transport is concerned.
-    """
-
-    members: tuple[int, ...]
-    subsets: tuple[tuple[int, ...], ...] = ()
-    movers: tuple[int, ...] = ()
-    limit: timedelta = FORGOTTEN
-
-    @classmethod
-    def of(cls, plan: Plan) -> Needs:
-        """What the plan and its moves need."""
-        step_s = plan.estimate.step_s if plan.estimate is not None else 0.0
-        limit = max(FORGOTTEN, timedelta(seconds=STEPS_OF_PATIENCE * step_s))
-        movers = sorted({*plan.workers, *(move.source for move in plan.moves)})
-        return cls(plan.workers, tuple(group.workers for group in plan.reduce), tuple(movers), limit)
 
 
 class Groups:
@@ -95,11 +72,16 @@ class Groups:
         self._prefix = f"{attempt} " if attempt else ""
         self._is_begun = False
         self.by_subset: dict[tuple[int, ...], Any] = {}
-        self.world: Any = None
+        self._tree: list[Any] = []
+        """The branches of it that this rank is in, from the leaves: one, with all in it, where they are meshed."""
+        self._pairs: dict[int, Any] = {}
+        """On the host, by the other one; on a device `_on_device` has them."""
         self._here = here
         self._has_device_groups = _has_own_device(device)
-        self._on_device: dict[Way, Any] = {}
+        self._on_device: _OnDevice = {}
         self._moving: Any = None
+        self._device: Any = None
+        """Of the transport: where this rank listens."""
         self._lock = threading.Lock()
         self._connections = Connections()
         self._introductions = Introductions(generation, offer)
@@ -181,9 +163,12 @@ class Groups:
 
     def all_reduce(self, tensor: torch.Tensor, group: Any = None, limit: timedelta | None = None) -> Any:
         """Start a sum of `tensor` over `group` (default: all workers) in place; wait for the work it returns by `wait`."""
+        limit = limit or self.limit
+        if group is None and self.needs.is_tree:
+            return self._start(partial(TreeSum, self._tree, tensor, limit, has_root=self.needs.in_root(self.me)))
         options = dist.AllreduceOptions()
-        options.timeout = limit or self.limit
-        return self._start(lambda: (group or self.world).allreduce([tensor], options))
+        options.timeout = limit
+        return self._start(lambda: (group or self._tree[0]).allreduce([tensor], options))
 
     def send(self, tensor: torch.Tensor, worker: int, tag: int, way: Way | None = None) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed. `way`: needed for a tensor on a
@@ -203,12 +188,18 @@ class Groups:
             raise Cut(str(error)) from None
 
     def _way_to(self, tensor: torch.Tensor, worker: int, way: Way | None) -> tuple[Any, int]:
-        if worker in self.members and self.me in self.members:
-            if tensor.device.type != "cpu":
-                assert way is not None, f"a tensor on {tensor.device} goes no way"
-                return self._on_device[way], self.members.index(worker)
-            return self.world, self.members.index(worker)
-        return self._moving, self._movers.index(worker)
+        """The group, and the other one's rank in it."""
+        is_on_device = tensor.device.type != "cpu"
+        assert way is not None or not is_on_device, f"a tensor on {tensor.device} goes no way"
+        if self.needs.are_meshed(self.me, worker):
+            mesh = self._on_device[way, None] if way is not None and is_on_device else self._tree[0]
+            return mesh, self.members.index(worker)
+        if self._moving is not None:
+            return self._moving, self._movers.index(worker)
+        if worker not in self._pairs:
+            self.wait(partial(self._build_pair, worker))
+        pair = self._on_device[way, worker] if way is not None and is_on_device else self._pairs[worker]
+        return pair, int(worker > self.me)
 
     # Gloo sends and receives from host memory only: a rank that computes on a device but has no communicator of its own
     # there (ranks that share one GPU) passes its tensors through the host.
@@ -252,7 +243,7 @@ class Groups:
 
     def _outlive(self) -> None:
         """Never destroy the groups: that would wait for the thread that waits in C++. The end of the process ends both."""
-        for group in [self.world, self._moving, *self.by_subset.values(), *self._on_device.values()]:
+        for group in [*self._tree, self._moving, *self._pairs.values(), *self.by_subset.values(), *self._on_device.values()]:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     # -- any thread ---------------------------------------------------------------------------------------------------
@@ -289,7 +280,7 @@ class Groups:
                 self._introductions.end(reason)
             self._connections.shut()
             for group in {id(g): g for g in [*self._on_device.values(), *self.by_subset.values()]}.values():
-                if self._has_device_groups and group is not self.world:
+                if self._has_device_groups:
                     group.abort()
 
     # -- the waiting thread -------------------------------------------------------------------------------------------
@@ -305,7 +296,9 @@ class Groups:
         # Destroying a Gloo group joins a thread that polls every 10 ms; here nobody waits for that.
         self.by_subset.clear()
         self._on_device.clear()
-        self.world = self._moving = None
+        self._tree.clear()
+        self._pairs.clear()
+        self._moving = self._device = None
         self._introductions.forget()
         self._outcomes = SimpleQueue()  # what a cut build has raised still has what it had built, down to its device
 
@@ -314,12 +307,12 @@ class Groups:
         device = _gloo_device(self._here)  # of its own: whoever connects to it means this generation
         connected: list[peers.Member] = []
         moving = None
-        if movers != members:
+        if self.needs.has_moving:
             moving = self._gloo("moving", movers, device, connected)
-        self.check()
-        world = None
-        if self.me in members and len(members) > 1:
-            world = self._gloo("world", members, device, connected)
+        tree: list[Any] = []
+        for branch in self.needs.branches_of(self.me):
+            self.check()
+            tree.append(self._gloo(f"level {len(tree)} from {branch[0]}", branch, device, connected))
         by_subset: dict[tuple[int, ...], Any] = {}
         for number, subset in enumerate(subsets):
             self.check()
@@ -327,17 +320,39 @@ class Groups:
                 name = f"reduce {number}"
                 own = self._nccl(name, subset) if self._has_device_groups else self._gloo(name, subset, device, connected)
                 by_subset[subset] = own
-        on_device: dict[Way, Any] = {}
-        if self._has_device_groups and self.me in members and len(members) > 1:
+        on_device: _OnDevice = {}
+        if self._has_device_groups and self.me in members and len(members) > 1 and not self.needs.is_tree:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
-            on_device = {way: self._nccl(way, members) for way in get_args(Way)}
-            by_subset[members] = on_device["outputs"]
+            on_device = {(way, None): self._nccl(way, members) for way in get_args(Way)}
+            by_subset[members] = on_device["outputs", None]
+        pairs = {}
+        for peer in self.needs.pairs_of(self.me):
+            self.check()
+            pairs[peer] = self._pair(peer, device, connected, on_device)
         peers.prove(connected)
         with self._lock:
-            if self._cut is not None:
-                raise Cut(self._cut)
-            self.world, self._moving, self.by_subset = world, moving, by_subset
-            self._on_device = on_device
+            self.check()
+            self._tree, self._moving, self.by_subset, self._pairs, self._on_device = tree, moving, by_subset, pairs, on_device
+            self._device = device
+            self._connections.keep()
+
+    def _pair(self, worker: int, device: Any, connected: list[peers.Member], on_device: _OnDevice) -> Any:
+        both = tuple(sorted((self.me, worker)))
+        name = "pair {} {}".format(*both)
+        if self._has_device_groups:
+            on_device |= {(way, worker): self._nccl(f"{name} {way}", both) for way in get_args(Way)}
+        return self._gloo(name, both, device, connected)
+
+    def _build_pair(self, worker: int) -> None:
+        """With one that the plan has nothing to exchange with: it is there when that one wants it, too."""
+        connected: list[peers.Member] = []
+        on_device: _OnDevice = {}
+        pair = self._pair(worker, self._device, connected, on_device)
+        peers.prove(connected)
+        with self._lock:
+            self.check()
+            self._pairs[worker] = pair
+            self._on_device |= on_device
             self._connections.keep()
 
     def _gloo(self, name: str, members: Sequence[int], device: Any, connected: list[peers.Member]) -> Any:

@@ -9,12 +9,13 @@ import torch
 
 from odyssey.messages import Position, Result, position_after
 from odyssey.model.model import Model
+from odyssey.needs import Needs
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction, StateFrom
 from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import Groups, Needs
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.transaction import Transaction, Values

@@ -31,6 +31,7 @@ from odyssey.messages import (
     Broken,
     Command,
     Committed,
+    Connect,
     Finish,
     Finished,
     Follow,
@@ -44,6 +45,7 @@ from odyssey.messages import (
     position_after,
 )
 from odyssey.model.model import Model
+from odyssey.needs import Needs
 from odyssey.plan import Plan, StateFrom
 from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
@@ -52,7 +54,7 @@ from odyssey.runtime.control import COMMIT, START, Control
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import NO_LIMIT, Groups, Needs
+from odyssey.runtime.groups import NO_LIMIT, Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.measure import measure
 from odyssey.runtime.phase import Activity, Phase
@@ -80,7 +82,7 @@ class Session:
         # Orders of an earlier Job may still be on their way: they are of generations that it knew.
         phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
         self._control: Control = Control(
-            link, phase, model, lambda: None if self._engine is None else self._engine.now, self._new_groups
+            link, phase, model, lambda: None if self._engine is None else self._engine.now, self._groups_for
         )
         self._engine: Engine | None = None
         self._data: Prefetcher | None = None
@@ -317,10 +319,9 @@ class Session:
         return self._control.phase.activity is Activity.DONE
 
     def _measure(self, order: Measure) -> None:
-        members = [stage.worker for stage in order.chain if stage.worker is not None]
-        groups = self._new_groups(order.generation, Needs(tuple(members)))
+        groups = self._new_groups(order.generation, Needs.of_chain(order.chain, self.rank))
         self._control.use(groups)
-        if self.rank in members:
+        if self.rank in groups.members:
             self._link.report(measure(order, self.rank, self.model, self._job_spec, self._backend, groups))
         self._control.change(Phase.measured)
 
@@ -333,7 +334,7 @@ class Session:
         else:
             self._roll_forward(transaction, order.results)
         started_s = time.monotonic()
-        needs = Needs.of(plan)
+        needs = Needs.of(plan, me)
         ahead = self._control.use_ahead(needs)
         groups = ahead or self._new_groups(order.generation, needs)
         self._control.use(groups)
@@ -369,6 +370,9 @@ class Session:
         )
         self._control.change(Phase.ready)
         self._link.report(report)
+
+    def _groups_for(self, order: Connect) -> Groups:
+        return self._new_groups(order.generation, Needs.of(order.plan, self.rank), order.number)
 
     def _new_groups(self, generation: int, needs: Needs, attempt: int = 0) -> Groups:
         return Groups(self._link.report, generation, needs, self.rank, self.model.device, self._link.reached_at, attempt)

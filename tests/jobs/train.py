@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import odyssey
-from odyssey import buckets
+from odyssey import buckets, needs
 from odyssey.runtime import gradients
 from odyssey.runtime.groups import Groups
 from tests import models
@@ -31,6 +31,7 @@ def main() -> None:
     options = parse_arguments()
     if options.bucket_bytes:
         buckets.BUCKET_BYTES = options.bucket_bytes
+    needs.BRANCH = options.branch
     if options.die is not None:
         die_in_reductions(*options.die)
     if options.lose_message is not None:
@@ -250,6 +251,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--eval-every", type=int, default=0)
     parser.add_argument("--keeps", type=Path, help="a folder: each rank writes there how many bytes its graphs kept at most")
     parser.add_argument("--bucket-bytes", type=int, default=0, help="of gradients that are reduced together; 0: as ever")
+    parser.add_argument("--branch", type=int, default=needs.BRANCH, help="members of a group at most that is for all")
     parser.add_argument("--die", type=int, nargs=2, metavar=("RANK", "N"), help="that rank is killed before its reduction N")
     parser.add_argument("--lose-message", type=int, nargs=2, metavar=("RANK", "N"), help="which it sends between stages")
     parser.add_argument("--lose-message-after", type=int, nargs=2, metavar=("RANK", "STEP"), help="which it sends next")

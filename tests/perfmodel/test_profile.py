@@ -216,13 +216,13 @@ def test_a_real_transition_moves_the_parts_that_took_place() -> None:
     rows = [layer(str(i), parameter_bytes=100) for i in range(2)]
     of = profile(rows, 4, intra=Link(0.0, 100.0), recovery=Recovery(0.1, 0.2, 1.0, 0.5, 0.01, move_layer_s=0.0))
     plan = msgspec.structs.replace(first_plan(of, "2x2", 4), move_runs=move_runs((Move(0, 0, 2),)))
-    went = GenerationStarted(0.3, None, None, 0.5 + 8 * 0.05, 3.0, 5.0, rest_s=0.9, proof_s=0.2)
+    went = GenerationStarted(0.3, None, None, 0.5 + 6 * 0.05, 3.0, 5.0, rest_s=0.9, proof_s=0.2)
     first = calibrate(of, plan, went)
     assert first.recovery.n_seen == 1, "and what had a default before counts in full"
     assert first.recovery.detect_s == pytest.approx(0.3) and first.recovery.groups_member_s == pytest.approx(0.05)
     assert first.recovery.moves_scale == pytest.approx(3) and first.recovery.rest_s == pytest.approx(0.7)
     assert first.recovery.pause_s == 0.2 and first.recovery.spawn_s == 1.0, "these did not take place"
-    went = msgspec.structs.replace(went, detect_s=0.5, pause_s=0.4, spawn_s=0.1, groups_s=0.5 + 8 * 0.25)
+    went = msgspec.structs.replace(went, detect_s=0.5, pause_s=0.4, spawn_s=0.1, groups_s=0.5 + 6 * 0.25)
     after = calibrate(first, plan, went).recovery
     assert after.detect_s == pytest.approx(0.3 + TRANSITION_WEIGHT * 0.2)
     assert after.pause_s == pytest.approx(0.2 + TRANSITION_WEIGHT * 0.2)

@@ -224,6 +224,16 @@ def test_a_rank_leaves_that_a_command_has_told_to(job: Job, within: str) -> None
     job.assert_exact(ran)
 
 
+def test_more_ranks_than_one_group_has_take_one_in(job: Job) -> None:
+    """They sum through a tree and send over pairs; states go over pairs, too, those of the file at the end included."""
+    job.holds = {SECOND: when(Draining)}
+    ran = job.run("--branch", "2", "--eval-every", "4")
+    assert ran.code == 0 and workers_at_the_end(ran) == EVERYBODY
+    _, expected = exactness.expected_of("gpt", job.n_steps, job.global_batch, 2)
+    state = torch.load(job.folder / "out.pt")["state"]["model"]
+    assert reference.largest_difference(expected, state) < exactness.TOLERANCE
+
+
 def test_two_ranks_that_come_back_are_taken_in_together(job: Job) -> None:
     job.lost, job.holds = (2, 3), {SECOND: when(Draining)}
     ran = job.run()

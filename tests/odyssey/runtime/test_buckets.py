@@ -15,13 +15,14 @@ from odyssey import buckets as rules
 from odyssey.buckets import Bucket, Start, buckets, cuts, starts
 from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
+from odyssey.needs import Needs
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Compute, Plan, Reduction, Schedule
 from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import Groups, Needs
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.schedule import Reduce, program

@@ -17,6 +17,7 @@ from launcher.coordinator import gate
 from launcher.joblog.events import RankReady
 from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
+from odyssey.needs import Needs
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Move, Plan, Reduction, move_runs
 from odyssey.plan_proof import prove
@@ -24,7 +25,7 @@ from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import Groups, Needs
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from tests import models

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from odyssey.messages import Deframer, Known, Report, frame
+from odyssey.needs import Needs
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups, Needs
+from odyssey.runtime.groups import ADDRESS, Groups
 from odyssey.runtime.introductions import to_nobody
 
 pytestmark = pytest.mark.timeout(60)
@@ -51,7 +52,8 @@ def introduce(ranks: list[socket.socket]) -> None:
 RECEIVER = """
 import signal, socket, sys, torch
 from odyssey.link import AgentLink
-from odyssey.runtime.groups import Groups, Needs
+from odyssey.needs import Needs
+from odyssey.runtime.groups import Groups
 link = AgentLink(socket.socket(fileno=int(sys.argv[1])))
 groups = Groups(link.report, 1, Needs((0, 1)), 1, torch.device("cpu"))
 link.listen(groups.learn)
@@ -64,10 +66,11 @@ signal.pause()
 SENDER = """
 import socket, sys, threading, torch
 from odyssey.link import AgentLink
+from odyssey.needs import Needs
 from odyssey.runtime import groups
-groups.FORGOTTEN, groups.END_S = groups.NO_LIMIT, 1e6
+groups.END_S = 1e6
 link = AgentLink(socket.socket(fileno=int(sys.argv[1])))
-mine = groups.Groups(link.report, 1, groups.Needs((0, 1)), 0, torch.device("cpu"))
+mine = groups.Groups(link.report, 1, Needs((0, 1), limit=groups.NO_LIMIT), 0, torch.device("cpu"))
 link.listen(mine.learn)
 mine.build()
 mine.wait(mine.receive(torch.zeros(1), 1, 2).wait)

@@ -18,9 +18,10 @@ from launcher.agent.introductions import Introductions as OfAgent
 from launcher.joblog.events import ConnectionLost, Event, GenerationStarted, RankLost, UnitCommitted
 from launcher.options import RunOptions
 from odyssey.messages import Command, Known, Offered
+from odyssey.needs import Needs
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups, Needs
+from odyssey.runtime.groups import ADDRESS, Groups
 from odyssey.runtime.introductions import TOKEN_BYTES, GlooStore, Introductions, Listening, NcclStore
 from tests import ROOT
 from tests.agent_runs import TRAIN, Ran

@@ -13,13 +13,14 @@ import torch
 from launcher.processes.environment import for_all, nccl_problem
 from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
+from odyssey.needs import Needs
 from odyssey.plan import Plan
 from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Prefetcher, Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.exchange import Exchange
-from odyssey.runtime.groups import Cut, Groups, Needs
+from odyssey.runtime.groups import Cut, Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.session import Session

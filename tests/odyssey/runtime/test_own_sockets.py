@@ -14,9 +14,10 @@ import torch
 from launcher.joblog.events import ConnectionLost, GenerationStarted
 from launcher.options import RunOptions
 from odyssey.messages import Known, Offered
+from odyssey.needs import Needs
 from odyssey.runtime.connections import Connections, Endpoint
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups, Needs
+from odyssey.runtime.groups import ADDRESS, Groups
 from tests import ROOT
 from tests.agent_runs import Ran, descriptors, nothing_left
 

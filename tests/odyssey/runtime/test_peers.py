@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from odyssey.messages import Known, Offered
+from odyssey.needs import Needs
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import ADDRESS, Groups, Needs
+from odyssey.runtime.groups import ADDRESS, Groups
 from odyssey.runtime.introductions import TOKEN_BYTES, Listening
 
 pytestmark = pytest.mark.timeout(60)

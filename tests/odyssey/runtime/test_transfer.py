@@ -13,10 +13,11 @@ import torch
 from launcher.agent.introductions import Introductions
 from odyssey.errors import OdysseyError
 from odyssey.messages import Offered
+from odyssey.needs import Needs
 from odyssey.plan import Move
 from odyssey.runtime import transfer
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import Groups, Needs
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.transfer import move_layers
 
 pytestmark = pytest.mark.timeout(60)

@@ -1,0 +1,53 @@
+"""Which groups a plan needs: the tree over all, and pairs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odyssey import needs
+from odyssey.needs import Needs, levels
+from odyssey.pipelines import Stage
+from tests.launcher.coordinator.talk import make_plan
+
+
+@given(members=st.lists(st.integers(0, 10**6), unique=True, min_size=1, max_size=400), branch=st.integers(2, 20))
+def test_a_tree_has_everybody_once_and_one_root(members: list[int], branch: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(needs, "BRANCH", branch)
+        found = levels(members)
+
+        assert [rank for its in found[0] for rank in its] == members
+        assert len(found[-1]) == 1
+        for below, above in pairwise(found):
+            assert [its[0] for its in below] == [rank for its in above for rank in its]
+        assert max(len(its) for level in found for its in level) <= branch
+        assert len(found) == 1 or len(members) > branch
+        for rank in members:
+            mine = Needs(tuple(members)).branches_of(rank)
+            assert all(its[0] == rank for its in mine[:-1]), "it goes up where it is the first"
+            assert not mine or Needs(tuple(members)).in_root(rank) == (mine[-1] == found[-1][0])
+
+
+def test_up_to_a_number_all_are_meshed_and_beyond_there_are_pairs_for_what_is_exchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = make_plan([[(0, 0, 2), (1, 2, 4)], [(2, 0, 2), (3, 2, 4)]], None)
+
+    meshed = Needs.of(plan, 0)
+    assert not meshed.is_tree and meshed.are_meshed(0, 3) and meshed.pairs_of(0) == []
+    monkeypatch.setattr(needs, "BRANCH", 2)
+    of = {rank: Needs.of(plan, rank) for rank in plan.workers}
+
+    assert all(its.is_tree and not its.are_meshed(0, 1) for its in of.values())
+    assert {rank: its.pairs_of(rank) for rank, its in of.items()} == {0: [1], 1: [0], 2: [3], 3: [2]}
+
+
+def test_a_chain_has_pairs_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "BRANCH", 2)
+    chain = [Stage(4, 0, 1), Stage(1, 1, 2), Stage(7, 2, 3)]
+
+    assert [Needs.of_chain(chain, rank).pairs_of(rank) for rank in (4, 1, 7)] == [[1], [4, 7], [1]]
