@@ -225,15 +225,18 @@ def test_a_change_while_the_job_trains_is_not_detected_and_pauses_nobody() -> No
     of = job()
     plan = first_plan(of, "2x3", 6)
     running = replace(with_newcomers(of, plan, [6, 7]), search_s=3.0)
-    parts_of = {row.strategy: row.estimate.transition for row in answer(running) if row.estimate is not None}
+    priced = {row.strategy: row.estimate for row in answer(running) if row.estimate is not None}
+    parts_of = {strategy: estimate.transition for strategy, estimate in priced.items()}
     paused = {
         row.strategy: row.estimate.transition for row in answer(replace(running, is_running=False)) if row.estimate is not None
     }
 
     assert parts_of["unchanged"] == Transition()
     grown, same = parts_of["expand"], paused["expand"]
-    assert (grown.detect_s, grown.pause_s, grown.search_s) == (0.0, 0.0, 0.0) and grown.groups_s > 0 and grown.moves_s > 0
-    assert same == replace(grown, detect_s=of.recovery.detect_s, pause_s=of.recovery.pause_s, search_s=3.0)
+    assert (grown.detect_s, grown.pause_s, grown.search_s, grown.groups_s) == (0.0, 0.0, 0.0, 0.0) and grown.moves_s > 0
+    beside_s = priced["expand"].beside_s
+    assert beside_s > 0 and same.groups_s == beside_s, "groups are built while it trains"
+    assert same == replace(grown, detect_s=of.recovery.detect_s, pause_s=of.recovery.pause_s, search_s=3.0, groups_s=beside_s)
 
 
 # -- who leaves --------------------------------------------------------------------------------------------------------
