@@ -23,12 +23,12 @@ import odyssey
 
 N_LAYERS, WIDTH = 2, 16
 FORWARD_S, BACKWARD_S = 4e-3, 8e-3
-"""Of a layer, for a micro-batch of one sample."""
+"""A layer takes so long for a micro-batch of one sample."""
 BUSY_SHARE = 0.2
 FACTOR = 3.0
 """So many times as long takes a slow rank."""
 pace = 1.0
-"""Of this rank, now."""
+"""It holds for this rank, now."""
 
 
 class Layer(nn.Module):

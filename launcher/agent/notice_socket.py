@@ -67,7 +67,7 @@ class NoticeSocket:
 
 
 def notice(ask: AskLeave) -> NoticeGiven:
-    """Of `odyssey leave`."""
+    """What `odyssey leave` asks for, as the coordinator hears it."""
     return NoticeGiven(ask.ranks, "somebody has asked for it by `odyssey leave`", within_s=ask.within_s)
 
 

@@ -65,7 +65,7 @@ from strategies.situation.faults import attempt
 UNCHANGED = "unchanged"
 """The row of a table that stands for the plan in force."""
 TIMES_OF_PATIENCE = 10
-"""So many times the price of its groups, or as long as a rank may take to join, is what a plan's newcomers get to connect."""
+"""So many times the price of its groups and of a step, or the time to join, is what newcomers of a plan get to connect."""
 
 # -- processes start beside the training -------------------------------------------------------------------------------
 
@@ -355,7 +355,9 @@ def _connect(job: JobState, plan: Plan, reason: str) -> Actions:
 
 
 def _connect_limit_s(job: JobState, plan: Plan) -> float:
-    priced_s = plan.estimate.beside_s if plan.estimate is not None else 0.0
+    """A rank may hold the interpreter for as long as its ops last, and build nothing meanwhile."""
+    running = job.plan.estimate if job.plan is not None else None
+    priced_s = (plan.estimate.beside_s if plan.estimate is not None else 0.0) + (running.step_s if running is not None else 0.0)
     return max(transition.join_limit_s(job), TIMES_OF_PATIENCE * priced_s)
 
 

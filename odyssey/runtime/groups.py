@@ -74,6 +74,7 @@ class Groups:
         self.by_subset: dict[tuple[int, ...], Any] = {}
         self._tree: list[Any] = []
         """The branches of it that this rank is in, from the leaves: one, with all in it, where they are meshed."""
+        self._is_in_root = needs.in_root(me)
         self._pairs: dict[int, Any] = {}
         """On the host, by the other one; on a device `_on_device` has them."""
         self._here = here
@@ -81,7 +82,7 @@ class Groups:
         self._on_device: _OnDevice = {}
         self._moving: Any = None
         self._device: Any = None
-        """Of the transport: where this rank listens."""
+        """The transport's own: it has the socket at which this rank listens."""
         self._lock = threading.Lock()
         self._connections = Connections()
         self._introductions = Introductions(generation, offer)
@@ -165,7 +166,7 @@ class Groups:
         """Start a sum of `tensor` over `group` (default: all workers) in place; wait for the work it returns by `wait`."""
         limit = limit or self.limit
         if group is None and self.needs.is_tree:
-            return self._start(partial(TreeSum, self._tree, tensor, limit, has_root=self.needs.in_root(self.me)))
+            return self._start(partial(TreeSum, self._tree, tensor, limit, has_root=self._is_in_root))
         options = dist.AllreduceOptions()
         options.timeout = limit
         return self._start(lambda: (group or self._tree[0]).allreduce([tensor], options))

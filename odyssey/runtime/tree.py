@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 class TreeSum:
-    """Of `tensor` in place, begun, as torch's Work. Several are waited for in the order in which they were begun.
+    """It sums `tensor` in place, as a Work of torch does. Several are waited for in the order in which they were begun.
 
     `groups`: of the branches that this rank is in, from the leaves; it is the first member of all but the last. `has_root`:
     whether that is the root. `limit`: of each operation.

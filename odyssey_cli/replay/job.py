@@ -250,7 +250,7 @@ class Job:
             self._later(self._setup.profile.recovery.spawn_s, lambda: self._feed(RankJoined(rank, model)))
 
     def _move_s(self) -> float:
-        """Of moves, and of groups that have not been built before, as the plan was priced."""
+        """Moves take so long, and groups that have not been built before, as the plan was priced."""
         assert self.plan is not None and self.plan.estimate is not None
         parts = self.plan.estimate.transition
         return parts.moves_s + (0.0 if self._are_connected else parts.groups_s)

@@ -92,7 +92,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def at_work(self) -> tuple[int, ...]:
-        """Who may have work where a job starts."""
+        """These may have work where a job starts."""
         return self.alive[: max(0, len(self.alive) - self.n_spares)]
 
     @cached_property

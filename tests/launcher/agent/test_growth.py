@@ -362,7 +362,7 @@ def test_a_job_without_a_loss_ends_well_with_a_rank_that_has_stood_by(job: Job) 
 
 
 def test_a_rank_that_stood_by_has_the_place_of_one_that_comes_back(job: Job) -> None:
-    """Who has come back stands by in its turn, unless the price says something better."""
+    """A rank that has come back stands by in its turn, unless the price says something better."""
 
     def is_weighed(event: Event, ran: Ran) -> bool:
         body = event.body

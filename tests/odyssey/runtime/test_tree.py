@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.mark.parametrize(("branch", "n"), [(2, 3), (2, 7), (3, 10), (4, 13)])
 def test_all_have_the_same_sum(branch: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what each has, also where several sums are begun before the first is waited for."""
+    """Each adds what it has, also where several sums are begun before the first is waited for."""
     monkeypatch.setattr(needs, "BRANCH", branch)
     sums: dict[int, list[torch.Tensor]] = {}
 
