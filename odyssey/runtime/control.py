@@ -80,12 +80,13 @@ class Control:
             self._answer()
         return self._orders.get()  # ended by the agent's next order; without an agent the link ends the process
 
-    def use_ahead(self, needs: Needs) -> Groups | None:
-        """Groups that are built already, or nearly, if they are what is needed now. What was built in vain is let go."""
+    def use_ahead(self, needs: Needs, generation: int) -> Groups | None:
+        """Groups that are built already, or nearly, if they are what `generation` needs. What was built in vain is let go."""
         with self._lock:
             ahead = self._ahead
             if ahead is not None and ahead.needs == needs:
                 self._ahead = None
+                ahead.are_for(generation)
                 return ahead
             self._forget_ahead()
             return None

@@ -268,6 +268,10 @@ class Groups:
 
         self._requests.put(build)
 
+    def are_for(self, generation: int) -> None:
+        """The agent hears what is offered for the generation that runs: from now on this one."""
+        self._introductions.generation = generation
+
     def learn(self, known: Known) -> None:
         """The agent tells where others are reached."""
         self._introductions.learn(known)

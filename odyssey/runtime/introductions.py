@@ -33,10 +33,10 @@ def to_nobody(offered: Offered) -> None:
 
 
 class Introductions:
-    """What ranks of one generation offer each other. `offer`: tells the agent."""
+    """What ranks of one generation, `generation`, offer each other. `offer`: tells the agent."""
 
     def __init__(self, generation: int, offer: Callable[[Offered], None]) -> None:
-        self._generation = generation
+        self.generation = generation
         self._offer = offer
         self._known: dict[str, dict[int, bytes]] = {}
         self._ended: str | None = None
@@ -53,7 +53,7 @@ class Introductions:
 
     def offer(self, name: str, n: int, value: bytes) -> None:
         """To all `n` ranks, this one included, that offer something under this name."""
-        self._offer(Offered(self._generation, name, n, value))
+        self._offer(Offered(self.generation, name, n, value))
 
     def wait(self, name: str, limit: timedelta) -> dict[int, bytes]:
         """What they all have offered, by rank. Raises Cut."""
@@ -74,7 +74,7 @@ class Introductions:
     def learn(self, known: Known) -> None:
         """The agent hands out what they have offered. The first word counts."""
         with self._changed:
-            if known.generation == self._generation:
+            if known.generation == self.generation:
                 self._known.setdefault(known.name, known.values)
                 self._changed.notify_all()
 

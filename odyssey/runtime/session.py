@@ -335,7 +335,7 @@ class Session:
             self._roll_forward(transaction, order.results)
         started_s = time.monotonic()
         needs = Needs.of(plan, me)
-        ahead = self._control.use_ahead(needs)
+        ahead = self._control.use_ahead(needs, order.generation)
         groups = ahead or self._new_groups(order.generation, needs)
         self._control.use(groups)
         groups.build()

@@ -217,7 +217,7 @@ from tests.jobs import train
 offer = Introductions.offer
 if os.environ["RANK"] == "1":
     def once(self, name, n, value):
-        nonsense = self._generation == 2
+        nonsense = self.generation == 2
         offer(self, name, n, b"nonsense" if nonsense else value)
     Introductions.offer = once
 train.main()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 import torch
 
+from launcher.agent.introductions import Introductions
 from odyssey import needs
+from odyssey.messages import Offered
+from odyssey.needs import Needs
 from odyssey.plan import Move
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.transfer import move_layers
-from tests.odyssey.runtime.test_transfer import Holder, same, state_of, together
+from tests.odyssey.runtime.test_transfer import CPU, Holder, same, state_of, together
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,6 +60,43 @@ def test_states_move_over_pairs_that_are_built_when_they_are_wanted(monkeypatch:
     assert set(ended.values()) == {None}
     assert {rank: set(holder.held) for rank, holder in ranks.items()} == {0: {0, 1, 3}, 1: {0, 3}, 2: {0, 3}, 3: {0, 1, 3}}
     assert all(same(state, state_of(layer)) for holder in ranks.values() for layer, state in holder.held.items())
+
+
+def test_groups_that_were_built_before_their_generation_have_pairs_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent drops what is offered for any generation but the one at hand."""
+    monkeypatch.setattr(needs, "BRANCH", 2)
+    at_hand, n = 1, 3
+    of_rank: dict[int, Groups] = {}
+    introductions, lock = Introductions(lambda rank, known: of_rank[rank].learn(known)), threading.Lock()
+
+    def offer(rank: int, offered: Offered) -> None:
+        with lock:
+            if offered.generation == at_hand:
+                introductions.offered(rank, offered)
+
+    built: SimpleQueue[str] = SimpleQueue()
+    for rank in range(n):
+        of_rank[rank] = Groups(partial(offer, rank), 1, Needs(tuple(range(n))), rank, CPU, attempt=1)
+        of_rank[rank].build_beside(built.put)
+    assert [built.get() for _ in range(n)] == [""] * n
+    at_hand = 2
+    for groups in of_rank.values():
+        groups.are_for(2)
+        groups.build()
+    passed = torch.zeros(1)
+
+    def send() -> None:
+        of_rank[1].wait(of_rank[1].send(torch.ones(1), 2, 7).wait)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    of_rank[2].wait(of_rank[2].receive(passed, 1, 7).wait)
+    sender.join()
+    for groups in of_rank.values():
+        groups.release()
+        groups._thread.join()
+
+    assert passed.item() == 1.0
 
 
 def test_a_cut_ends_the_wait_for_a_sum_and_for_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
