@@ -59,6 +59,14 @@ def test_a_rank_that_is_asked_to_leave_hands_over_what_it_holds(tmp_path: Path) 
 
 
 @pytest.mark.soak
+def test_more_ranks_than_one_group_has_lose_one_and_go_on(tmp_path: Path) -> None:
+    """Whether it pays to take it in again is this machine's to say."""
+    ran = run(tmp_path, 40, ("step=6 kill=7",), layout="6x3", n_nodes=18)
+    assert_exact(ran, tmp_path, 40)
+    assert [body.rank for body in ran.all(RankLost)] == [7]
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(12))
 def test_any_sequence_of_changes_trains_what_one_process_trains(seed: int, tmp_path: Path) -> None:
     """Ranks are killed, stopped, asked to leave; those that were lost come back meanwhile, as often as it goes."""
