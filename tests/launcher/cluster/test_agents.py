@@ -226,16 +226,29 @@ def test_after_the_loss_of_the_leading_agent_others_find_the_one_that_leads(star
     late.until(lambda line: "the job has all its 3 agents; this agent waits" in line)
 
 
-@pytest.mark.parametrize("how", ["signal", pytest.param("command", marks=pytest.mark.soak)])
-def test_ranks_that_leave_hand_over_what_they_alone_hold(start: Callable[..., Agent], tmp_path: Path, how: str) -> None:
-    n_steps, out = 120, tmp_path / "out.pt"
-    steps = ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(n_steps)]
-    steps += ["--pause", "0.05", "--out", str(out)]
+N_STEPS = 120
+
+
+def a_chain_of_two_agents(start: Callable[..., Agent], tmp_path: Path) -> tuple[Agent, Agent]:
+    """Each has half of the model alone, and 20 steps are done."""
+    steps = ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS)]
+    steps += ["--pause", "0.05", "--out", str(tmp_path / "out.pt")]
     given = {"script": TRAIN, "nproc_per_node": 2, "layout": "1x4"}
     first = start(*steps, **given)
     first.until(lambda line: "leading at" in line)
     second = start(*steps, **given)
     first.until(lambda line: line.startswith("step 20 "))
+    return first, second
+
+
+def assert_trained_exactly(tmp_path: Path) -> None:
+    _, expected = exactness.expected_of("gpt", N_STEPS, 15, 2)
+    assert reference.largest_difference(expected, torch.load(tmp_path / "out.pt")["state"]["model"]) < exactness.TOLERANCE
+
+
+@pytest.mark.parametrize("how", ["signal", pytest.param("command", marks=pytest.mark.soak)])
+def test_ranks_that_leave_hand_over_what_they_alone_hold(start: Callable[..., Agent], tmp_path: Path, how: str) -> None:
+    first, second = a_chain_of_two_agents(start, tmp_path)
     if how == "signal":
         second.process.terminate()
     else:
@@ -246,28 +259,19 @@ def test_ranks_that_leave_hand_over_what_they_alone_hold(start: Callable[..., Ag
     assert first.end() == 0, first.lines
     assert second.end() == (128 + signal.SIGTERM if how == "signal" else 0), second.lines
     assert not [line for line in first.lines if "recovered in" in line], "nothing was lost"
-    _, expected = exactness.expected_of("gpt", n_steps, 15, 2)
-    assert reference.largest_difference(expected, torch.load(out)["state"]["model"]) < exactness.TOLERANCE
+    assert_trained_exactly(tmp_path)
 
 
 def test_the_agent_that_leads_leaves_and_the_other_one_goes_on(start: Callable[..., Agent], tmp_path: Path) -> None:
-    n_steps, out = 120, tmp_path / "out.pt"
-    steps = ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(n_steps)]
-    steps += ["--pause", "0.05", "--out", str(out)]
-    given = {"script": TRAIN, "nproc_per_node": 2, "layout": "1x4"}
-    first = start(*steps, **given)
-    first.until(lambda line: "leading at" in line)
-    second = start(*steps, **given)
-    first.until(lambda line: line.startswith("step 20 "))
+    first, second = a_chain_of_two_agents(start, tmp_path)
     first.process.terminate()
     assert first.end() == 143, first.lines
     assert second.end() == 0, second.lines
     seen = first.lines + second.lines
     assert [line for line in second.lines if "agent 1 (" in line and "leads from now on" in line], seen
     assert not [line for line in seen if "is silent" in line], "its loss has not to be noticed"
-    assert [int(line.split()[1]) for line in seen if line.startswith("step ")] == list(range(n_steps)), seen
-    _, expected = exactness.expected_of("gpt", n_steps, 15, 2)
-    assert reference.largest_difference(expected, torch.load(out)["state"]["model"]) < exactness.TOLERANCE
+    assert [int(line.split()[1]) for line in seen if line.startswith("step ")] == list(range(N_STEPS)), seen
+    assert_trained_exactly(tmp_path)
 
 
 @pytest.mark.parametrize("leader_first", [True, pytest.param(False, marks=pytest.mark.soak)])
