@@ -289,7 +289,8 @@ def test_a_newcomer_that_is_killed_again_and_again_is_not_started_any_more(job: 
     ran = job.run(**OF_WHOLE_MODELS, max_restarts=9)
     job.assert_exact(ran)
     assert [loss.rank for loss in ran.all(RankLost)] == [3, 3, 3, 3, 1]
-    assert [started.rank for started in ran.all(RankStarted)] == [*range(4), 3, 3, 3, 1]
+    *first, a, b, c, d = (started.rank for started in ran.all(RankStarted))
+    assert sorted(first) == [0, 1, 2, 3] and [a, b, c, d] == [3, 3, 3, 1]
     assert workers_at_the_end(ran) == {0, 1, 2}
 
 
