@@ -297,12 +297,12 @@ def test_in_a_terminal_ranks_write_to_it_and_ctrl_c_reaches_the_launcher_alone(s
 
 @under_both
 def test_several_launchers_share_a_host(scene: Scene, launcher: Launcher) -> None:
-    runs = [scene.start(launcher, "--nproc-per-node=1", PROBE, env={"PROBES": str(scene.folder / f"p{i}")}) for i in range(3)]
-    for run in runs:
-        (Path(run.env["PROBES"])).mkdir()
-    for run in runs:
+    folders = [scene.folder / f"p{i}" for i in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    for run in [scene.start(launcher, "--nproc-per-node=1", PROBE, env={"PROBES": str(folder)}) for folder in folders]:
         run.succeed()
-    found = [json.loads((scene.folder / f"p{i}" / "0.0.json").read_text()) for i in range(3)]
+    found = [json.loads((folder / "0.0.json").read_text()) for folder in folders]
     assert len({facts["env"]["MASTER_PORT"] for facts in found}) == 3
     assert len({facts["env"]["TORCHELASTIC_RUN_ID"] for facts in found}) == 3
 
