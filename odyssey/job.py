@@ -356,7 +356,7 @@ def _session(connection: link.AgentLink | None, model: Model, job_spec: JobSpec,
         return LocalSession(model, job_spec, backend)
     if _newest is not None:
         _newest.finish()
-    _newest = session = Session(connection, int(os.environ["RANK"]), model, job_spec, backend, _newest)
+    _newest = session = Session(connection, connection.rank, model, job_spec, backend, _newest)
     session.start()
     atexit.register(session.finish)
     return session

@@ -40,19 +40,16 @@ from launcher.joblog.events import (
     JobEnded,
     JobStarted,
     RankExited,
-    RankFailed,
-    RankJoined,
     RankLost,
     RankStarted,
     StopRequested,
-    UnitCommitted,
 )
 from launcher.joblog.exit_codes import ending
 from launcher.joblog.news import Sender
 from launcher.planning.planner import Planner
 from launcher.processes.environment import nccl_problem
 from launcher.processes.local_agent import LocalAgent
-from odyssey.messages import Report
+from odyssey.messages import Committed, Failed, Hello, Report
 
 
 class Agent:
@@ -133,20 +130,20 @@ class Agent:
             for lost in lost_with_agent:
                 self._local.news.event(lost)
         self._leaving.look(body)
-        if not isinstance(body, UnitCommitted):
+        if not isinstance(body, Committed):
             self._local.processes.waits.look()
 
     def _see(self, event: Event) -> None:
         """What has to know of an event before it is decided upon."""
         self._planner.watch(event)
         match event.body:
-            case UnitCommitted(result=result):
+            case Committed(result=result):
                 self._router.decided(result)
             case RankStarted(rank=rank):
                 self._router.began(rank)
-            case RankJoined(rank=0, model=model) if model.device != "cpu" and (problem := nccl_problem(os.environ)):
+            case Hello(rank=0, model=model) if model.device != "cpu" and (problem := nccl_problem(os.environ)):
                 self.say(problem)
-            case RankLost(rank=rank) | RankFailed(rank=rank):
+            case RankLost(rank=rank) | Failed(rank=rank):
                 for at in self._stalls.untold(rank):
                     self._log.append(Event(event.time, event.generation, "agent", at))
 

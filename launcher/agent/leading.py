@@ -40,11 +40,11 @@ from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
-from launcher.joblog.events import AgentInfo, Cause, CauseKind, ConnectionLost, RankFailed, Suspected
+from launcher.joblog.events import AgentInfo, Cause, CauseKind, Suspected
 from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
-from odyssey.messages import SAME_CALLS, Position, ReachedAt, frame
+from odyssey.messages import SAME_CALLS, Broken, Failed, Position, ReachedAt, frame
 from odyssey.text import as_unicode
 from perfmodel.profile import Profile
 
@@ -195,7 +195,8 @@ def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordi
     news = local.news
 
     def stuck(rank: int, position: Position, what: str) -> None:
-        news.event(ConnectionLost(rank, position, what), generation=coordination.generation)
+        generation = coordination.generation
+        news.event(Broken(rank, generation, position, what), generation=generation)
 
     return JobHangs(
         local.loop,
@@ -203,7 +204,7 @@ def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordi
         Inspection(cluster, local.own_ranks, list).sample,
         lambda rank, text: cluster.kill_rank(rank, Cause(CauseKind.HANG, text)),
         lambda text: news.event(Suspected(text)),
-        lambda rank, text: news.event(RankFailed(rank, text, SAME_CALLS, "", True)),
+        lambda rank, text: news.event(Failed(rank, text, SAME_CALLS, "", True)),
         stuck,
     )
 

@@ -10,25 +10,13 @@ from launcher.agent.introductions import Introductions
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.host.loop import Loop
-from launcher.joblog.events import (
-    Body,
-    ConnectionLost,
-    Progressed,
-    RankConnected,
-    RankFailed,
-    RankFinished,
-    RankJoined,
-    RankPaused,
-    RankReady,
-    StepTimed,
-    UnitCommitted,
-)
+from launcher.joblog.events import Progressed
 from launcher.joblog.news import News, Sender
 from launcher.planning.planner import Planner
 from launcher.processes.spawner import Spawner
 from odyssey import messages
 from odyssey.errors import OdysseyError
-from odyssey.messages import Committed, Connected, Failed, Finished, Hello, Paused, Ready, Report, Result, position_after
+from odyssey.messages import Connected, Paused, Ready, Report, Result, Word, position_after
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
@@ -77,7 +65,7 @@ class ReportRouter:
             case messages.Committed(result=result, unit_s=unit_s):
                 if self._is_next(result):
                     self._undecided.append(result)
-                    self._pass_on(rank, report)
+                    self._pass_on(report)
                     self._unit_is_final(result, unit_s)
             case messages.Offered() as offered:
                 if offered.generation == self._coordination.generation:
@@ -85,25 +73,25 @@ class ReportRouter:
             case messages.Pong() as pong:
                 self._hangs.pong(rank, pong)
             case messages.Broken() as broken:
-                self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, broken))
+                self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(broken))
             case messages.OpTimes(generation=generation) as times:
                 if self._coordination.runs(generation):
                     self._planner.took(rank, times)
             case messages.StepTimes(generation=generation):
                 if self._coordination.runs(generation):
-                    self._pass_on(rank, report)
+                    self._pass_on(report)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
             case messages.Finished():
                 sender.has_finished = True
-                self._pass_on(rank, report)
+                self._pass_on(report)
                 self._hangs.expect(FINISH_S, together=False)
             case messages.Hello():
                 sender.has_finished = False  # an earlier Job of its script, at most
-                self._pass_on(rank, report)
+                self._pass_on(report)
             case messages.Failed():
                 sender.has_failed = True
-                self._pass_on(rank, report)
+                self._pass_on(report)
             case messages.Stepped(modules=modules):
                 if self._coordination.may_restart:
                     self._spawner.prepare(modules)
@@ -112,8 +100,8 @@ class ReportRouter:
             case messages.Beat() as beat:
                 self._has_progressed(rank)
                 self._stalls.beat(rank, beat)
-            case _:
-                self._pass_on(rank, report)
+            case Paused() | Connected() | Ready():
+                self._pass_on(report)
 
     def _is_next(self, result: Result) -> bool:
         """Of a unit: no rank has told of it before, decided upon or not yet."""
@@ -142,39 +130,15 @@ class ReportRouter:
             self._progressed.add(rank)
             self._news.event(Progressed(rank))
 
-    def _pass_on(self, rank: int, report: Report) -> None:
-        body = event_of(rank, report)
-        assert body is not None
-        self._news.event(body, f"rank {rank}", getattr(report, "generation", None))
+    def _pass_on(self, word: Word) -> None:
+        self._news.event(word, f"rank {word.rank}", getattr(word, "generation", None))
 
-    def _still_broken(self, rank: int, broken: messages.Broken) -> None:
+    def _still_broken(self, broken: messages.Broken) -> None:
         if self._coordination.runs(broken.generation):
-            self._news.event(ConnectionLost(rank, broken.position, broken.what), generation=broken.generation)
+            self._pass_on(broken)
 
     def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
         self._hangs.made(unit_s)
         if result.kind == "step":
             expected_s = self._coordination.expected_step_s
             self._faults.on_step(result.position[0] + 1, unit_s if expected_s is None else min(expected_s, unit_s))
-
-
-def event_of(rank: int, report: Report) -> Body | None:
-    """None for a report that is no event: times, measurements, addresses, life signs."""
-    match report:
-        case Committed(result=result, n_samples=n_samples, unit_s=unit_s):
-            return UnitCommitted(rank, result, n_samples, unit_s)
-        case messages.StepTimes(step=step, began_s=began_s, moments_us=moments_us):
-            return StepTimed(rank, step, began_s, moments_us)
-        case Paused(position=position, phase=phase, held=held):
-            return RankPaused(rank, position, phase, held)
-        case Connected(number=number, problem=problem):
-            return RankConnected(rank, number, problem)
-        case Ready() as ready:
-            return RankReady(rank, **{name: getattr(ready, name) for name in RankReady.__struct_fields__ if name != "rank"})
-        case Hello(model=model, job=job):
-            return RankJoined(rank, model, job)
-        case Failed(error=error, help=help, traceback=traceback, is_final=is_final):
-            return RankFailed(rank, error, help, traceback, is_final)
-        case Finished():
-            return RankFinished(rank)
-    return None

@@ -20,25 +20,11 @@ from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
 from launcher.coordinator.actions import Record
 from launcher.failures.history import RETOLD
-from launcher.joblog.events import (
-    AgentInfo,
-    AgentJoined,
-    AgentLost,
-    AtStep,
-    Body,
-    Event,
-    JobEnded,
-    JobStarted,
-    RankConnected,
-    RankPaused,
-    RankReady,
-    StepTimed,
-    UnitCommitted,
-    decode,
-)
+from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, AtStep, Body, Event, JobEnded, JobStarted, decode
 from launcher.planning import situations
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
+from odyssey.messages import Committed, Connected, Paused, Ready, StepTimes
 
 
 class _Story:
@@ -49,9 +35,9 @@ class _Story:
         self._newest_unit: Event | None = None
 
     def note(self, event: Event) -> None:
-        if isinstance(event.body, UnitCommitted):
+        if isinstance(event.body, Committed):
             self._newest_unit = event
-        elif not isinstance(event.body, StepTimed | AtStep | RankPaused | RankConnected | RankReady):
+        elif not isinstance(event.body, StepTimes | AtStep | Paused | Connected | Ready):
             self._events.append(event)
 
     def events(self) -> list[Event]:
@@ -172,7 +158,7 @@ class Succession:
                 self._begins(started)
             case AgentJoined(agent=agent):
                 self._know_agent(agent)
-            case UnitCommitted(result=result):
+            case Committed(result=result):
                 self.member.reported.is_final(result.position)
         actions = self.coordination.take(event)
         self._note(event)

@@ -8,9 +8,8 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from launcher.joblog.events import RankPaused, RankReady
 from launcher.joblog.wording import ranks_text
-from odyssey.messages import ModelSpec, Position, Result, position_after
+from odyssey.messages import ModelSpec, Paused, Position, Ready, Result, position_after
 from odyssey.plan import Plan
 
 
@@ -70,7 +69,7 @@ def _where_it_differs(words: str, others: str) -> str:
 _SETTING = re.compile(r"\w+=(?:\([^)]*\)|[^,;()])*")
 
 
-def roll_forward_problem(paused: Mapping[int, RankPaused], results: tuple[Result, ...]) -> str | None:
+def roll_forward_problem(paused: Mapping[int, Paused], results: tuple[Result, ...]) -> str | None:
     """Why some survivor cannot be brought to the position behind the newest result; None if all can.
 
     Whoever passes the commit point needed everybody's contribution, so a holder of state is there, or one unit behind
@@ -93,7 +92,7 @@ def roll_forward_problem(paused: Mapping[int, RankPaused], results: tuple[Result
     return None
 
 
-def final_position(paused: Mapping[int, RankPaused], results: tuple[Result, ...]) -> Position:
+def final_position(paused: Mapping[int, Paused], results: tuple[Result, ...]) -> Position:
     """Behind the newest result; where there is none yet, where the ranks are."""
     if results:
         return position_after(results[-1])
@@ -101,7 +100,7 @@ def final_position(paused: Mapping[int, RankPaused], results: tuple[Result, ...]
 
 
 def gate_problem(
-    plan: Plan, ready: Mapping[int, RankReady], end: Position | None, held_before: Mapping[int, Collection[int]]
+    plan: Plan, ready: Mapping[int, Ready], end: Position | None, held_before: Mapping[int, Collection[int]]
 ) -> str | None:
     """The first thing in which the ranks at the gate disagree with each other or with the plan; None: go.
 
@@ -111,7 +110,7 @@ def gate_problem(
 
 
 def _gate_problems(
-    plan: Plan, ready: Mapping[int, RankReady], end: Position | None, held_before: Mapping[int, Collection[int]]
+    plan: Plan, ready: Mapping[int, Ready], end: Position | None, held_before: Mapping[int, Collection[int]]
 ) -> Iterator[str]:
     expected = end if end is not None else ready[plan.leader].position
     for rank, report in sorted(ready.items()):
@@ -152,7 +151,7 @@ def _gate_problems(
         yield f"the ranks count {counted} samples in all, the global batch is {plan.global_batch}"
 
 
-def _reduction_problems(plan: Plan, ready: Mapping[int, RankReady]) -> Iterator[str]:
+def _reduction_problems(plan: Plan, ready: Mapping[int, Ready]) -> Iterator[str]:
     for g, group in enumerate(plan.reduce):
         contracts = {worker: dict(ready[worker].contracts).get(g) for worker in group.workers}
         if None in contracts.values() or len(set(contracts.values())) > 1:
@@ -163,7 +162,7 @@ def _reduction_problems(plan: Plan, ready: Mapping[int, RankReady]) -> Iterator[
             yield f"rank {worker} takes part in reduction {min(foreign)}, against the plan"
 
 
-def _stream_problems(plan: Plan, ready: Mapping[int, RankReady]) -> Iterator[str]:
+def _stream_problems(plan: Plan, ready: Mapping[int, Ready]) -> Iterator[str]:
     streams = {worker: ready[worker].stream for worker in plan.workers if ready[worker].stream is not None}
     if len(set(streams.values())) > 1:
         texts = ", ".join(f"rank {worker} {stream}" for worker, stream in sorted(streams.items()))

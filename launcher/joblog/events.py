@@ -1,7 +1,8 @@
 """The events of a job: what its log `events.jsonl` holds, one JSON object a line, append-only.
 
 The coordinator's state is a fold over this log; the display, `odyssey status`, `odyssey plan` and post-mortems are
-readers of it and of nothing else. Inputs are what happened; decisions are what the coordinator made of it.
+readers of it and of nothing else. Inputs are what happened, by agents and, as they say it, by ranks (odyssey.messages.Word);
+decisions are what the coordinator made of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import enum
 import msgspec
 
 from odyssey.codec import Json, Name, Pid, check_ip_address, to_json
-from odyssey.messages import ModelSpec, Position, Result
+from odyssey.messages import Result, Word
 from odyssey.plan import Plan
 from perfmodel.profile import Profile
 from strategies.situation import Aim, Candidate
@@ -182,14 +183,6 @@ class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
     host: Name = ""
 
 
-class RankJoined(msgspec.Struct, frozen=True, tag="rank_joined"):
-    """The rank's script has built a Job: its first one, or which of those that follow each other."""
-
-    rank: int
-    model: ModelSpec
-    job: int = 1
-
-
 class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
     """The merged profile at the start; `seconds`: what it took."""
 
@@ -212,15 +205,6 @@ class RankLost(msgspec.Struct, frozen=True, tag="rank_lost"):
     diagnostics: Diagnostics = Diagnostics()
 
 
-class RankPaused(msgspec.Struct, frozen=True, tag="rank_paused"):
-    """A survivor is out of communication."""
-
-    rank: int
-    position: Position
-    phase: str
-    held: tuple[int, ...]
-
-
 class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
     """The table of all candidates for the situation of this generation, best first.
 
@@ -241,71 +225,11 @@ class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
     n_to_plan: int = 0
 
 
-class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
-    """A rank stands at the gate, with what the gate compares."""
-
-    rank: int
-    position: Position
-    digests: tuple[tuple[int, str], ...]
-    samples: tuple[tuple[int, int], ...]
-    denominator: int
-    groups_s: float
-    moves_s: float
-    moved_bytes: int
-    contracts: tuple[tuple[int, str], ...] = ()
-    stream: str | None = None
-    problem: str = ""
-    proof_s: float = 0.0
-
-
-class RankConnected(msgspec.Struct, frozen=True, tag="rank_connected"):
-    """A rank has the groups of a plan that may be the next one, or a `problem` has ended them. `number`: see Connect of
-    odyssey.messages."""
-
-    rank: int
-    number: int
-    problem: str = ""
-
-
-class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):
-    """The first report of a unit's result: it is final for the job."""
-
-    rank: int
-    result: Result
-    n_samples: int
-    unit_s: float
-
-
-class StepTimed(msgspec.Struct, frozen=True, tag="step_timed"):
-    """When the ops of the third step of this generation ran on `rank`, as odyssey.messages.StepTimes; for people."""
-
-    rank: int
-    step: int
-    began_s: float
-    moments_us: tuple[int, ...]
-
-
-class RankFinished(msgspec.Struct, frozen=True, tag="rank_finished"):
-    """The rank's script ended in good order."""
-
-    rank: int
-
-
 class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
     """The rank's process ended with exit code 0. `was_ended`: the agent had told it to end."""
 
     rank: int
     was_ended: bool = False
-
-
-class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
-    """The script raised in this rank. `is_final`: an error of ours about what it does or passes, which would come again."""
-
-    rank: int
-    error: str
-    help: str
-    traceback: str
-    is_final: bool = False
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
@@ -324,14 +248,6 @@ class StoreLost(msgspec.Struct, frozen=True, tag="store_lost"):
     """The process that served the store is gone; another one serves a fresh store at the same address."""
 
     reason: str
-
-
-class ConnectionLost(msgspec.Struct, frozen=True, tag="connection_lost"):
-    """`rank` cannot talk to another one although no rank was lost. `position`: of the unit that it is in."""
-
-    rank: int
-    position: Position
-    what: str
 
 
 class Tick(msgspec.Struct, frozen=True, tag="tick"):
@@ -445,11 +361,9 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 Decision = Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
-    JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
-    | NoticeGiven | NoticeExpired | RankSlowed
-    | RankLost | RankPaused | Proposed | RankConnected | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited
-    | RankFailed
-    | Progressed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
+    JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | Word | Profiled | ProfileRefined
+    | NoticeGiven | NoticeExpired | RankSlowed | RankLost | Proposed | RankExited
+    | Progressed | Suspected | StoreLost | Tick | StopRequested
     | Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
 )  # fmt: skip
 

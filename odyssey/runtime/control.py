@@ -144,12 +144,15 @@ class Control:
             self._set(heard)
 
     def _connect(self, order: Connect) -> None:
+        rank = self._link.rank
         with self._lock:
             self._forget_ahead()
             if order.generation < self._phase.generation:
                 return
             self._ahead = self._groups_for(order)
-            self._ahead.build_beside(lambda problem: self._link.report(Connected(order.generation, order.number, problem)))
+            self._ahead.build_beside(
+                lambda problem: self._link.report(Connected(rank, order.generation, order.number, problem))
+            )
 
     def _learn(self, known: Known) -> None:
         with self._lock:
@@ -191,4 +194,6 @@ class Control:
         phase = self._phase
         if phase.communication is Communication.CUT:
             self._phase = phase.answered()
-            self._link.report(Paused(phase.generation, phase.position, phase.word, tuple(sorted(self._model.held))))
+            self._link.report(
+                Paused(self._link.rank, phase.generation, phase.position, phase.word, tuple(sorted(self._model.held)))
+            )

@@ -51,7 +51,7 @@ class Engine:
         self.expectations = Expectations(backend.boundaries(boundaries))
         self.computation = backend.computation(plan, worker, model, job_spec, data, self.expectations)
         self.gradients = Gradients(plan, worker, model)
-        self.recorder = Recorder(plan.generation)
+        self.recorder = Recorder(worker, plan.generation)
         self._data = data
         self._program = program(plan, worker)
         self._reductions = Reductions(plan, worker, self._program, self.gradients, groups)

@@ -32,6 +32,7 @@ def ready(
     started_s = time.monotonic()
     digests = tuple((number, digest(model.shard_state(number))) for number in sorted(model.shards))
     return Ready(
+        rank=engine.worker,
         generation=engine.plan.generation,
         position=position,
         digests=digests,

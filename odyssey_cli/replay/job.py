@@ -1,8 +1,8 @@
 """One start of a job in a replay: the coordinator of a real job, and what its ranks would tell it, at the times of the price.
 
 Nothing is decided here. A lost node is told to `machine.step`; whatever that wants done is answered as the agent and the
-ranks would: Pause by RankPaused after `pause_s`, Propose by the search, Spawn by RankJoined after `spawn_s`, Prepare by
-RankReady after groups and moves, all as the profile has it; and a deadline that passes is told. Between two changes no step is
+ranks would: Pause by Paused after `pause_s`, Propose by the search, Spawn by Hello after `spawn_s`, Prepare by
+Ready after groups and moves, all as the profile has it; and a deadline that passes is told. Between two changes no step is
 simulated: the coordinator is told of one unit for all steps of such a stretch, as it keeps only the newest.
 """
 
@@ -32,18 +32,27 @@ from launcher.joblog.events import (
     JobEnded,
     JobStarted,
     PlanChosen,
-    RankConnected,
-    RankJoined,
     RankLost,
-    RankPaused,
-    RankReady,
     Tick,
-    UnitCommitted,
 )
 from launcher.joblog.wording import REPORT, faults_texts, ranks_text
 from launcher.planning.situations import expected_change, proposed
 from odyssey.errors import OdysseyError
-from odyssey.messages import Connect, Drain, ModelSpec, Pause, Position, Prepare, Result, position_after
+from odyssey.messages import (
+    Committed,
+    Connect,
+    Connected,
+    Drain,
+    Hello,
+    ModelSpec,
+    Pause,
+    Paused,
+    Position,
+    Prepare,
+    Ready,
+    Result,
+    position_after,
+)
 from odyssey.plan import Plan
 from perfmodel.profile import Profile, layer_specs
 from strategies.search import best
@@ -99,7 +108,7 @@ class Job:
         self._feed(JobStarted(*words, agents=agents, aim=setup.aim))
         model = _model(setup.profile)
         for rank in self._node_of:
-            self._feed(RankJoined(rank, model))
+            self._feed(Hello(rank, model))
 
     # -- what happens to it --------------------------------------------------------------------------------------------
 
@@ -176,12 +185,16 @@ class Job:
         assert self.plan is not None
         result = Result(self._position, kind, values)
         self._position = position_after(result)
-        self._feed(UnitCommitted(self.plan.leader, result, self._setup.profile.global_batch, 0.0))
+        self._feed(Committed(self.plan.leader, self._generation, result, self._setup.profile.global_batch, 0.0))
 
     # -- what its coordinator wants done -------------------------------------------------------------------------------
 
+    @property
+    def _generation(self) -> int:
+        return self._state.world.generation
+
     def _feed(self, body: Body) -> None:
-        self._state, actions = step(self._state, Event(self._now_s, self._state.world.generation, "replay", body))
+        self._state, actions = step(self._state, Event(self._now_s, self._generation, "replay", body))
         paused: list[int] = []
         prepared: list[int] = []
         connecting: list[tuple[int, int]] = []
@@ -247,7 +260,7 @@ class Job:
         else:
             self._dead.discard(rank)
             model = _model(self._setup.profile)
-            self._later(self._setup.profile.recovery.spawn_s, lambda: self._feed(RankJoined(rank, model)))
+            self._later(self._setup.profile.recovery.spawn_s, lambda: self._feed(Hello(rank, model)))
 
     def _move_s(self) -> float:
         """Moves take so long, and groups that have not been built before, as the plan was priced."""
@@ -270,12 +283,12 @@ class Job:
         self._are_connected = True
         for rank, number in ranks:
             if rank not in self._dead:
-                self._feed(RankConnected(rank, number))
+                self._feed(Connected(rank, self._generation, number))
 
     def _tell_paused(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             if rank not in self._dead:
-                self._feed(RankPaused(rank, self._position, "compute", self._held.get(rank, ())))
+                self._feed(Paused(rank, self._generation, self._position, "compute", self._held.get(rank, ())))
 
     def _tell_ready(self, ranks: Sequence[int]) -> None:
         """Each holds and trains just what the plan says."""
@@ -296,8 +309,9 @@ class Job:
                 ties = (plan.n_layers + t for t, tie in enumerate(plan.ties) if not layers.isdisjoint(tie))
                 shards[layers] = tuple((shard, "state") for shard in (*sorted(layers), *ties))
             self._feed(
-                RankReady(
+                Ready(
                     rank,
+                    self._generation,
                     self._position,
                     digests=shards[layers],
                     samples=tuple(counted.get(rank, ())),

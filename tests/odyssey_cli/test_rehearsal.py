@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from launcher.agent.drills import parse as parse_drill
 from launcher.coordinator.replay import replay
-from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
-from odyssey.messages import Result
+from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost
+from odyssey.messages import Committed, Result
 from odyssey.plan import Estimate, StateFrom, Transition
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from odyssey_cli.rehearsal.rehearse import losses, losses_of
@@ -206,7 +206,7 @@ def test_the_report_by_hand() -> None:
 
     def commit(time: float, generation: int, step: int) -> None:
         for rank in (0, 1):  # each tells; the first counts
-            add(time + rank / 8, generation, UnitCommitted(rank, Result((step, 0), "step", (0.0,)), 8, 0.1))
+            add(time + rank / 8, generation, Committed(rank, generation, Result((step, 0), "step", (0.0,)), 8, 0.1))
 
     add(0, 1, PlanChosen(plans[0], "", ()))
     add(1, 1, GenerationStarted(None, None, None, 0.5, 0.0, None))

@@ -31,7 +31,7 @@ def _cut(report: Finished | Failed) -> Finished | Failed:
     if isinstance(report, Finished):
         return report
     error, help, traceback = (text[-MAX_TEXT:] for text in (report.error, report.help, report.traceback))
-    return Failed(error, help, traceback, report.is_final)
+    return replace(report, error=error, help=help, traceback=traceback)
 
 
 class Reported:

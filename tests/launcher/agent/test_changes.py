@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.joblog.events import Draining, GenerationStarted, PlanChosen, RankJoined, RankLost, UnitCommitted
+from launcher.joblog.events import Draining, GenerationStarted, PlanChosen, RankLost
 from launcher.options import RunOptions
+from odyssey.messages import Committed, Hello
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
@@ -36,7 +37,7 @@ def assert_exact(ran: Ran, tmp_path: Path, n_steps: int) -> None:
 
 def n_steps_done(ran: Ran) -> int:
     """By the log, each counted as often as it became final."""
-    return sum(body.result.kind == "step" for body in ran.all(UnitCommitted))
+    return sum(body.result.kind == "step" for body in ran.all(Committed))
 
 
 def test_a_rank_that_was_lost_comes_back_and_has_work_again(tmp_path: Path) -> None:
@@ -79,4 +80,4 @@ def test_any_sequence_of_changes_trains_what_one_process_trains(seed: int, tmp_p
     ran = run(tmp_path, n_steps, drills, layout=chance.choice(["2x2", "4x1", "2+1+1"]), max_restarts=20)
     assert_exact(ran, tmp_path, n_steps)
     assert n_steps_done(ran) == n_steps
-    assert len(ran.all(RankJoined)) > 4, "somebody has come back"
+    assert len(ran.all(Hello)) > 4, "somebody has come back"

@@ -8,7 +8,7 @@ from typing import Any
 from launcher.agent.coordination import Coordination
 from launcher.agent.report_router import ReportRouter
 from launcher.coordinator.state import JobState, World
-from launcher.joblog.events import Body, UnitCommitted
+from launcher.joblog.events import Body
 from launcher.joblog.news import News
 from launcher.options import RunOptions
 from odyssey.messages import Committed, Report, Result
@@ -22,7 +22,7 @@ class Undecided:
         self.told: list[Result] = []
 
     def take(self, body: Body, origin: str, generation: int | None) -> None:
-        assert isinstance(body, UnitCommitted)
+        assert isinstance(body, Committed)
         self.told.append(body.result)
 
     def heard(self, sender: Any, report: Report) -> None: ...
@@ -42,11 +42,11 @@ def test_units_that_follow_each_other_closely_are_all_told_once() -> None:
     for unit in units[:3]:
         for rank in (0, 1):
             sender: Any = SimpleNamespace(rank=rank, has_finished=False, has_failed=False)
-            router.heard(sender, Committed(1, unit, 8, 0.1, 0.0))
+            router.heard(sender, Committed(rank, 1, unit, 8, 0.1))
     assert reader.told == units[:3]
     for unit in units[:3]:
         state.results = (unit,)
         router.decided(unit)
-    router.heard(sender, Committed(1, units[2], 8, 0.1, 0.0))
-    router.heard(sender, Committed(1, units[3], 8, 0.1, 0.0))
+    router.heard(sender, Committed(1, 1, units[2], 8, 0.1))
+    router.heard(sender, Committed(1, 1, units[3], 8, 0.1))
     assert reader.told == units

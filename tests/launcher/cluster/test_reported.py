@@ -15,7 +15,7 @@ SEAT = RankAssignment(0, 0, 0, 2, 2, 1, 0, 2)
 
 
 def unit(step: int, process: int) -> FromRank:
-    return FromRank(process, Committed(1, Result((step, 0), "step", (0.0, 0.0)), 8, 0.1, 0.0))
+    return FromRank(process, Committed(process - 10, 1, Result((step, 0), "step", (0.0, 0.0)), 8, 0.1))
 
 
 def test_units_are_told_until_they_are_final_by_a_rank_that_lives() -> None:
@@ -42,7 +42,7 @@ def test_what_ranks_left_behind_is_cut_to_what_first_words_may_hold() -> None:
         seat = replace(SEAT, rank=rank)
         reported.spawned(rank, rank)
         left = Diagnostics(error="E" * 10_000_000 + "end", traceback="T" * 100_000, last_lines="short")
-        reported.reported(rank, FromRank(rank, Failed("E" * 10_000_000, "help", "T" * 10_000_000)))
+        reported.reported(rank, FromRank(rank, Failed(rank, "E" * 10_000_000, "help", "T" * 10_000_000)))
         reported.happened(RankLost(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), False, left))
         (words,), lost = reported.held(seat).last_words, reported.held(seat).happened[0]
         assert isinstance(words, Failed) and words.help == "help"
@@ -64,9 +64,9 @@ def test_the_end_of_a_process_is_kept() -> None:
 def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:
     reported = Reported()
     reported.spawned(0, 10)
-    reported.reported(0, FromRank(10, Finished((3, 0))))
-    reported.reported(0, FromRank(10, Paused(1, (0, 0), "compute", ())))
-    assert [message.report for message in reported.said()] == [Finished((3, 0))]
+    reported.reported(0, FromRank(10, Finished(0, (3, 0))))
+    reported.reported(0, FromRank(10, Paused(0, 1, (0, 0), "compute", ())))
+    assert [message.report for message in reported.said()] == [Finished(0, (3, 0))]
     reported.spawned(0, 12)
     assert list(reported.said()) == []
     assert reported.held(SEAT).process == 12 and reported.held(SEAT).happened == ()

@@ -32,17 +32,28 @@ from launcher.joblog.events import (
     PlanChosen,
     Profiled,
     Proposed,
-    RankConnected,
-    RankFailed,
-    RankFinished,
-    RankJoined,
     RankLost,
-    RankPaused,
-    RankReady,
     Tick,
-    UnitCommitted,
 )
-from odyssey.messages import Connect, Drain, Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
+from odyssey.messages import (
+    Committed,
+    Connect,
+    Connected,
+    Drain,
+    Failed,
+    Finish,
+    Finished,
+    Follow,
+    Go,
+    Hello,
+    Pause,
+    Paused,
+    Position,
+    Prepare,
+    Ready,
+    Result,
+    position_after,
+)
 from odyssey.plan import Plan
 from strategies.situation import Candidate
 from tests.examples import examples
@@ -103,7 +114,7 @@ class Job(RuleBasedStateMachine):
 
     def take_news(self, body: Any, generation: int | None) -> None:
         state, world = self.talk.state, self.talk.state.world
-        late = isinstance(body, UnitCommitted) and state.status in (Status.PAUSING, Status.FINISHING, Status.DRAINING)
+        late = isinstance(body, Committed) and state.status in (Status.PAUSING, Status.FINISHING, Status.DRAINING)
         is_stale = generation is not None and generation < world.generation and state.status is not Status.ENDED and not late
         before = copy.deepcopy(state) if is_stale else None
         actions = self.talk.feed(body, generation)
@@ -116,7 +127,7 @@ class Job(RuleBasedStateMachine):
         match action:
             case Spawn(rank=rank):
                 assert rank not in self.ranks, f"rank {rank} is spawned while it lives"
-                self.ranks[rank] = Rank(outbox=deque([(None, RankJoined(rank, model()))]))
+                self.ranks[rank] = Rank(outbox=deque([(None, Hello(rank, model()))]))
             case SendOrder(rank=rank, order=order):
                 assert not self.is_known_to_be_gone(rank), f"an order for rank {rank}, which is gone"
                 if isinstance(order, Prepare):
@@ -179,7 +190,7 @@ class Job(RuleBasedStateMachine):
                 if generation >= me.paused_for:
                     problem = "refused" if rank in self.refused else ""
                     self.refused.discard(rank)
-                    me.outbox.append((generation, RankConnected(rank, number, problem)))
+                    me.outbox.append((generation, Connected(rank, generation, number, problem)))
             case Drain(generation=generation) if me.plan is not None and rank in me.plan.held:
                 if me.running is not None and generation > me.running:
                     me.drain = generation
@@ -187,7 +198,7 @@ class Job(RuleBasedStateMachine):
                 me.running, me.drain, me.paused_for = None, None, generation
                 idle = me.plan is not None and rank not in me.plan.held
                 phase = "idle" if idle else me.phase
-                me.outbox.append((generation, RankPaused(rank, me.position, phase, tuple(sorted(me.held)))))
+                me.outbox.append((generation, Paused(rank, generation, me.position, phase, tuple(sorted(me.held)))))
             case Prepare(generation=generation, plan=plan, results=results) if generation >= me.paused_for:
                 if me.plan is None and results:
                     me.position = position_after(results[-1])
@@ -199,7 +210,7 @@ class Job(RuleBasedStateMachine):
                 last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
                 samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()
                 contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
-                ready = RankReady(rank, me.position, held, samples, plan.global_batch, 0.0, 0.0, 0, contracts, "same")
+                ready = Ready(rank, generation, me.position, held, samples, plan.global_batch, 0.0, 0.0, 0, contracts, "same")
                 me.outbox.append((generation, ready))
             case Go(generation=generation) if generation >= me.paused_for:
                 assert me.plan is not None
@@ -222,7 +233,7 @@ class Job(RuleBasedStateMachine):
         me = self.ranks[rank]
         if not me.finished:
             me.finished = True
-            me.outbox.append((None, RankFinished(rank)))
+            me.outbox.append((None, Finished(rank, me.position)))
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -315,11 +326,14 @@ class Job(RuleBasedStateMachine):
         """Each rank reports each unit, in order."""
         for worker in workers:
             me = self.ranks[worker]
-            me.outbox.append((me.running, UnitCommitted(worker, result, 8, 0.1)))
+            assert me.running is not None
+            me.outbox.append((me.running, Committed(worker, me.running, result, 8, 0.1)))
             self.take(me, result)
             if self.drained_for is not None:
                 me.running, me.drain, me.paused_for = None, None, self.drained_for
-                me.outbox.append((self.drained_for, RankPaused(worker, me.position, "between", tuple(sorted(me.held)))))
+                me.outbox.append(
+                    (self.drained_for, Paused(worker, self.drained_for, me.position, "between", tuple(sorted(me.held))))
+                )
 
     def all_pass_a_unit(self) -> None:
         """Whoever has not passed the newest one passes it; else the next one is run, and passed by all."""
@@ -378,7 +392,7 @@ class Job(RuleBasedStateMachine):
         rank = data.draw(st.sampled_from(living))
         if raises:
             self.failing.add(rank)
-            self.feed(RankFailed(rank, error, "", "Traceback"))
+            self.feed(Failed(rank, error, "", "Traceback"))
         else:
             self.end(rank, Cause(CauseKind.EXIT, "exit code 3", 3))
 
@@ -442,7 +456,7 @@ class Job(RuleBasedStateMachine):
             old = data.draw(st.integers(0, generation - 1))
             report = data.draw(st.sampled_from(["paused", "ready"]))
             body = (
-                RankPaused(rank, (0, 0), "compute", ()) if report == "paused" else RankReady(rank, (9, 9), (), (), 0, 0, 0, 0)
+                Paused(rank, old, (0, 0), "compute", ()) if report == "paused" else Ready(rank, old, (9, 9), (), (), 0, 0, 0, 0)
             )
             self.feed(body, old)
 
@@ -454,10 +468,10 @@ class Job(RuleBasedStateMachine):
         for me in self.ranks.values():
             if data.draw(st.booleans()):
                 me.inbox.clear()
-            me.outbox = deque(told for told in me.outbox if isinstance(told[1], RankJoined | UnitCommitted | RankFinished))
+            me.outbox = deque(told for told in me.outbox if isinstance(told[1], Hello | Committed | Finished))
         self.feed(LeaderChanged(AgentInfo(7, "far", 1, 1)))
         for rank in sorted(set(self.ranks) & joined(self.talk.state)):
-            self.feed(RankJoined(rank, model()))
+            self.feed(Hello(rank, model()))
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 

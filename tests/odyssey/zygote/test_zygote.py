@@ -48,7 +48,9 @@ class Forks:
         ours, theirs = socket.socketpair()
         out, err = (cwd / f"{self._number}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull) as stdin:
-            environment = {os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, **variables}.items()}
+            environment = {
+                os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, "RANK": "0", **variables}.items()
+            }
             line = tuple(map(os.fsencode, arguments))
             request = protocol.ForkRank(
                 self._number, os.fsencode(script), line, bytes(cwd), environment, "ODYSSEY_AGENT_FD", os.getpid(), entry
@@ -250,7 +252,8 @@ def test_a_fork_has_its_own_session_threads_and_no_descriptor_of_ours(forks: For
         "import os, sys, torch\n"
         "fds = {int(fd): os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')}\n"
         "ours = [fd for fd, file in fds.items() if os.path.exists(f'/proc/self/fd/{fd}') and 'odyssey-stacks' not in file]\n"
-        "print(os.getsid(0) == os.getpid(), os.getppid(), ours == [0, 1, 2, int(os.environ['ODYSSEY_AGENT_FD'])])\n"
+        "number = int(os.environ['ODYSSEY_AGENT_FD'].partition(':')[0])\n"
+        "print(os.getsid(0) == os.getpid(), os.getppid(), ours == [0, 1, 2, number])\n"
         "print(torch.get_num_threads(), 'OPENBLAS_NUM_THREADS' in os.environ, 'odyssey.zygote' in sys.modules)\n"
     )
     code, out, _, _ = forks.run(script, cwd=tmp_path, OMP_NUM_THREADS="3")
