@@ -62,6 +62,11 @@ def position_after(result: Result) -> Position:
     return (step, n_units + 1)
 
 
+def is_next(result: Result, before: Result | None) -> bool:
+    """Whether the unit follows `before`; any does where there is none before."""
+    return before is None or result.position == position_after(before)
+
+
 # -- what a rank tells of the model ------------------------------------------------------------------------------------
 
 

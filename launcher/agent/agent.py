@@ -43,13 +43,14 @@ from launcher.joblog.events import (
     RankLost,
     RankStarted,
     StopRequested,
+    UnitFinal,
 )
 from launcher.joblog.exit_codes import ending
 from launcher.joblog.news import Sender
 from launcher.planning.planner import Planner
 from launcher.processes.environment import nccl_problem
 from launcher.processes.local_agent import LocalAgent
-from odyssey.messages import Committed, Failed, Hello, Report
+from odyssey.messages import Failed, Hello, Report
 
 
 class Agent:
@@ -101,6 +102,8 @@ class Agent:
         if self._put_off is not None and not isinstance(body, StopRequested):  # whose actions are about no single rank
             self._put_off.append(partial(self._local.news.event, body, origin, generation))
             return
+        if (unit := self._router.untold()) is not None:
+            self._replication.take(Event(self._now(), unit.generation, f"rank {unit.rank}", UnitFinal(unit.result)))
         self._replication.take(Event(self._now(), -1 if generation is None else generation, origin, body))
 
     def _now(self) -> float:
@@ -130,15 +133,13 @@ class Agent:
             for lost in lost_with_agent:
                 self._local.news.event(lost)
         self._leaving.look(body)
-        if not isinstance(body, Committed):
+        if not isinstance(body, UnitFinal):
             self._local.processes.waits.look()
 
     def _see(self, event: Event) -> None:
         """What has to know of an event before it is decided upon."""
         self._planner.watch(event)
         match event.body:
-            case Committed(result=result):
-                self._router.decided(result)
             case RankStarted(rank=rank):
                 self._router.began(rank)
             case Hello(rank=0, model=model) if model.device != "cpu" and (problem := nccl_problem(os.environ)):

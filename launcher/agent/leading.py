@@ -18,7 +18,6 @@ from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Drill, Faults
 from launcher.agent.executor import Executor
 from launcher.agent.from_outside import answer_visitors
-from launcher.agent.introductions import Introductions
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.job_start import JobStart, job_started
@@ -114,9 +113,7 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     stalls = _watch_over_scripts(local, cluster, coordination)
     processes.waits.watch(planner.awaited)
     processes.waits.watch(Awaited(processes, cluster, quorum, coordination))
-    router = ReportRouter(
-        loop, news, coordination, processes.spawner, planner, hangs, stalls, faults, Introductions(orders.send)
-    )
+    router = ReportRouter(loop, news, coordination, processes.spawner, planner, hangs, stalls, faults, log, orders)
     start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)

@@ -20,7 +20,19 @@ from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
 from launcher.coordinator.actions import Record
 from launcher.failures.history import RETOLD
-from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, AtStep, Body, Event, JobEnded, JobStarted, decode
+from launcher.joblog.events import (
+    AgentInfo,
+    AgentJoined,
+    AgentLost,
+    AtStep,
+    Body,
+    Event,
+    GenerationStarted,
+    JobEnded,
+    JobStarted,
+    UnitFinal,
+    decode,
+)
 from launcher.planning import situations
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
@@ -37,7 +49,7 @@ class _Story:
     def note(self, event: Event) -> None:
         if isinstance(event.body, Committed):
             self._newest_unit = event
-        elif not isinstance(event.body, StepTimes | AtStep | Paused | Connected | Ready):
+        elif not isinstance(event.body, StepTimes | AtStep | UnitFinal | Paused | Connected | Ready):
             self._events.append(event)
 
     def events(self) -> list[Event]:
@@ -92,6 +104,12 @@ class Succession:
         self.agreement.hearer = self
         self._know(leader, address)
         send_on(reception, self._local.options.run_id, lambda: self._where.get(self.leader))
+
+    def passed(self, unit: Committed) -> bool:
+        event = self.log.unit(unit)
+        if event is not None:
+            self._story.note(event)
+        return event is not None
 
     def know(self, number: int, address: Address) -> None:
         if self.agreement is not None:
@@ -158,7 +176,7 @@ class Succession:
                 self._begins(started)
             case AgentJoined(agent=agent):
                 self._know_agent(agent)
-            case Committed(result=result):
+            case UnitFinal(result=result):
                 self.member.reported.is_final(result.position)
         actions = self.coordination.take(event)
         self._note(event)
@@ -166,6 +184,8 @@ class Succession:
             if isinstance(action, Record):
                 if isinstance(action.body, JobEnded):
                     self.ended = action.body
+                elif isinstance(action.body, GenerationStarted):
+                    self.member.reported.began(self.coordination.generation)
                 self._note(Event(event.time, self.coordination.generation, "coordinator", action.body))
 
     @property

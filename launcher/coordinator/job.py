@@ -36,10 +36,11 @@ from launcher.joblog.events import (
     RankLost,
     RankSlowed,
     Tick,
+    UnitFinal,
 )
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import ProfileError
-from odyssey.messages import SAME_CALLS, Broken, Committed, Connected, Failed, Finished, Follow, Hello, Pause, Paused, Ready
+from odyssey.messages import SAME_CALLS, Broken, Connected, Failed, Finished, Hello, Pause, Paused, Ready
 
 _SAME_MODEL = "all ranks must build the same model: check what depends on the rank"
 
@@ -301,7 +302,7 @@ def _ready(job: JobState, body: Ready) -> Actions:
     return *told, *growth.let_go(job), *growth.start_lost(job), *growth.consider(job)
 
 
-def _committed(job: JobState, body: Committed) -> Actions:
+def _unit_final(job: JobState, body: UnitFinal) -> Actions:
     results = with_result(job.results, body.result)
     if results is job.results:
         return ()
@@ -309,10 +310,7 @@ def _committed(job: JobState, body: Committed) -> Actions:
     job.recovery.n_redone = 0
     if body.result.kind == "step":
         job.world.restarts.past = after_progress(job.world.restarts.past)
-    idle = job.plan.idle if job.plan is not None else ()
-    order = Follow(job.world.generation, body.result)
-    orders = tuple(SendOrder(rank, order) for rank in sorted(filter(job.ranks.is_member, idle)))
-    return *orders, *finish.made_without(job)
+    return finish.made_without(job)
 
 
 def _lost_while_finishing(job: JobState, rank: int) -> Actions:
@@ -409,7 +407,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     Proposed: {Status.PLANNING: transition.proposed, Status.RUNNING: growth.answered},
     Connected: {Status.RUNNING: growth.rank_connected},
     Ready: {Status.MOVING: _ready},
-    Committed: dict.fromkeys(_LIVING, _committed),
+    UnitFinal: dict.fromkeys(_LIVING, _unit_final),
     Finished: dict.fromkeys(_LIVING, finish.finished),
     Broken: {
         **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING, Status.DRAINING), _connection_lost),

@@ -14,8 +14,8 @@ from launcher.coordinator.decision import Actions, end, if_failed_and_gone
 from launcher.coordinator.restart_policy import Policy
 from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.failures.root_cause import is_from_outside
-from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested
-from odyssey.messages import Broken, Committed, Hello
+from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, UnitFinal
+from odyssey.messages import Broken, Hello
 
 
 def step(state: State, event: Event) -> tuple[State, Actions]:
@@ -56,8 +56,8 @@ def _is_late_result(state: State, event: Event) -> bool:
     """A result is final whoever reported it, and comes before the same rank's answer to Pause. Who drains still runs the
     generation before."""
     if state.status is Status.DRAINING and isinstance(state, JobState) and state.plan is not None:
-        return isinstance(event.body, Committed | Broken) and event.generation >= state.plan.generation
-    return isinstance(event.body, Committed) and state.status in (Status.PAUSING, Status.FINISHING)
+        return isinstance(event.body, UnitFinal | Broken) and event.generation >= state.plan.generation
+    return isinstance(event.body, UnitFinal) and state.status in (Status.PAUSING, Status.FINISHING)
 
 
 def _started(state: State, body: JobStarted) -> Actions:

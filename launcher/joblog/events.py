@@ -238,6 +238,13 @@ class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
     rank: int
 
 
+class UnitFinal(msgspec.Struct, frozen=True, tag="unit_final"):
+    """The agent that leads knows that this unit is final, and so are all before it. A step is told when something else is about
+    to be decided upon, so one may stand for many; each line that tells of a step to people is a rank's Committed."""
+
+    result: Result
+
+
 class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
     """No progress for much longer than the profile explains; who waits for whom."""
 
@@ -362,7 +369,7 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 Decision = Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
     JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | Word | Profiled | ProfileRefined
-    | NoticeGiven | NoticeExpired | RankSlowed | RankLost | Proposed | RankExited
+    | NoticeGiven | NoticeExpired | RankSlowed | RankLost | Proposed | UnitFinal | RankExited
     | Progressed | Suspected | StoreLost | Tick | StopRequested
     | Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
 )  # fmt: skip

@@ -34,12 +34,12 @@ from launcher.joblog.events import (
     PlanChosen,
     RankLost,
     Tick,
+    UnitFinal,
 )
 from launcher.joblog.wording import REPORT, faults_texts, ranks_text
 from launcher.planning.situations import expected_change, proposed
 from odyssey.errors import OdysseyError
 from odyssey.messages import (
-    Committed,
     Connect,
     Connected,
     Drain,
@@ -185,7 +185,7 @@ class Job:
         assert self.plan is not None
         result = Result(self._position, kind, values)
         self._position = position_after(result)
-        self._feed(Committed(self.plan.leader, self._generation, result, self._setup.profile.global_batch, 0.0))
+        self._feed(UnitFinal(result))
 
     # -- what its coordinator wants done -------------------------------------------------------------------------------
 

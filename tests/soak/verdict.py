@@ -28,6 +28,7 @@ from launcher.joblog.events import (
     PlanChosen,
     RankLost,
     RankStarted,
+    UnitFinal,
 )
 from odyssey.messages import Committed, Hello, Paused, Ready, Result
 from odyssey.plan import Plan
@@ -56,7 +57,7 @@ def judge(case: Case, folder: Path, starts: list[Start]) -> str:
             return "stopped"
         if lost:
             raise Broken("wrongly lost", f"nothing had struck {lost}, which were lost; struck were {start.struck}")
-    _check_end(case, logs, folder)
+    _check_end(case, [list(reader.events(log)) for start in starts for log in start.logs(set(start.codes))], folder)
     return "exact"
 
 
@@ -168,8 +169,8 @@ def _compare(what: str, case: Case, state: dict[str, torch.Tensor], n_done: int)
 
 
 def _units(log: list[Event], kind: str) -> list[Result]:
-    """Of this kind, in the order in which they became final."""
-    results = [event.body.result for event in log if isinstance(event.body, Committed)]
+    """Of this kind, in the order in which they became final; some are told twice."""
+    results = [event.body.result for event in log if isinstance(event.body, Committed | UnitFinal)]
     return [result for result in results if result.kind == kind]
 
 

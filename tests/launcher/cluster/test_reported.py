@@ -30,10 +30,23 @@ def test_units_are_told_until_they_are_final_by_a_rank_that_lives() -> None:
     reported.happened(RankLost(1, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     said = list(reported.said())
     assert [message.report.result.position for message in said if isinstance(message.report, Committed)] == [(2, 0), (3, 0)]
-    assert {message.process for message in said} == {10}
+    assert {(message.process, message.report.rank) for message in said if isinstance(message.report, Committed)} == {(10, 0)}
     assert [reported.rank_of(message) for message in said] == [0, 0]
     reported.happened(RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     assert list(reported.said()) == [], "nobody would hear of ranks that are gone"
+
+
+def test_what_only_ranks_that_are_lost_have_passed_is_void_when_others_have_gone_on() -> None:
+    """They do it again, and whoever leads next must not hear that it had been final."""
+    reported = Reported()
+    reported.spawned(0, 10)
+    reported.reported(0, unit(3, 10))
+    reported.happened(RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
+    reported.spawned(0, 11)
+    reported.began(1)
+    assert [message.process for message in reported.said()] == [11], "it is of the generation that runs"
+    reported.began(2)
+    assert list(reported.said()) == []
 
 
 def test_what_ranks_left_behind_is_cut_to_what_first_words_may_hold() -> None:

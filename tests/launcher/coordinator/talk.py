@@ -4,7 +4,7 @@ start 4             job of 4 ranks (ours: imports odyssey; agents: one each; res
 join 0 1 2 (job=2)  these ranks have built their Job     progress 0      the first step of a script without a Job
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
                                                          (takes=9: s after a step of 1 s), noplan, nostate
-ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
+ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
 tick, broken 1, stop, leads 7                            pass 60         seconds
 leave 2 (certain within=60)                              expired         the time that a notice gave
@@ -63,18 +63,17 @@ from launcher.joblog.events import (
     Restarting,
     StopRequested,
     Tick,
+    UnitFinal,
     encode,
 )
 from odyssey.messages import (
     Broken,
-    Committed,
     Connect,
     Connected,
     Drain,
     Failed,
     Finish,
     Finished,
-    Follow,
     Go,
     Hello,
     LayerSpec,
@@ -229,7 +228,7 @@ class Talk:
             case "commit":
                 t, _, k = plain[0].partition(".")
                 result = Result((int(t), int(k or 0)), options.get("kind", "step"), (0.5, 1.0))
-                yield Committed(int(options.get("by", "0")), of, result, 8, 0.1)
+                yield UnitFinal(result)
             case "paused":
                 rank, (t, _, k) = ranks[0], plain[1].partition(".")
                 plan = self.state.plan if isinstance(self.state, JobState) else None
@@ -345,8 +344,6 @@ def _order_text(order: object) -> str:
             return f"go({g})"
         case Finish(generation=g, results=results):
             return f"finish({g}, results {_results(results)})"
-        case Follow(result=result):
-            return f"follow({_results((result,))})"
     return str(order)
 
 

@@ -128,7 +128,8 @@ print(__name__, globals().get("__file__"), __package__, __doc__, type(__loader__
 print(__spec__ and (__spec__.name, __spec__.origin, __spec__.parent), globals().get("__cached__"))
 print(main.__dict__ is globals(), sorted(globals()))
 print(sys.argv, sys.orig_argv, sys.path, sys.flags, sys.executable, sys.prefix, sys.warnoptions, sys._xoptions)
-print(os.getcwd(), os.environ.get("PWD"), sorted(set(os.environ) - {"OMP_NUM_THREADS", "ODYSSEY_AGENT_FD", "_", "LC_CTYPE"}))
+others = {"OMP_NUM_THREADS", "ODYSSEY_AGENT_FD", "RANK", "_", "LC_CTYPE"}
+print(os.getcwd(), os.environ.get("PWD"), sorted(set(os.environ) - others))
 for number in sorted(signal.valid_signals() - {signal.SIGRTMAX - 7}):
     print(number, signal.getsignal(number), signal.siginterrupt)
 print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
