@@ -289,11 +289,13 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
-    """Decision: this plan, for this reason; `results` is what every rank rolls forward to."""
+    """Decision: this plan, for this reason; `results` is what every rank rolls forward to. `n_kept`: samples of the step that
+    was cut that are not run again."""
 
     plan: Plan
     reason: str
     results: tuple[Result, ...]
+    n_kept: int = 0
 
 
 class GenerationStarted(msgspec.Struct, frozen=True, tag="go"):
