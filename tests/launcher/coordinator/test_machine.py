@@ -506,8 +506,8 @@ class Job(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def another_agent_leads(self, data: st.DataObject) -> None:
-        """Orders that were on their way may be lost, answers are, and so is what only the one before knew. What holds for good is
-        told again, by the agents of ranks that live; some are lost with the one before."""
+        """Orders on their way may be lost, answers are, and so is what only the one before knew; with it some ranks. What holds
+        for good is told again, by the agents of ranks that live."""
         if self.talk.state.status is Status.ENDED:
             return
         lost: list[int] = []
