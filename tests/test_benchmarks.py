@@ -292,7 +292,7 @@ def test_simulated_ranks_join_go_and_pause():
     assert phases == [("join", 64), ("ready", 64), ("pause", 64)]
 
 
-def test_a_step_costs_agents_a_message_a_rank_and_a_few_an_agent(tmp_path, monkeypatch):
+def test_a_step_costs_a_message_an_agent_and_is_nothing_to_agree_upon(tmp_path, monkeypatch):
     monkeypatch.setattr(simulated_agents, "STEP_S", 0.1)
     n, n_ranks_each = 3, 8
     with simulated_agents.simulated(n, n_ranks_each, tmp_path, free_port()) as its:
@@ -302,11 +302,11 @@ def test_a_step_costs_agents_a_message_a_rank_and_a_few_an_agent(tmp_path, monke
 
         its.until(lambda: its.have_joined and its.step >= 5)
         before, step = sent(), its.step
-        its.until(lambda: its.step >= step + 10 and {"Committed", "AppendEntries", "Appended"} <= {*(sent() - before)})
+        its.until(lambda: its.step >= step + 10 and "Committed" in sent() - before)
         found, n_steps = sent() - before, its.step - step
     ours = {kind: found[kind] / n_steps for kind in ("Committed", "AppendEntries", "Appended", "FromRank", "other")}
-    assert ours["Committed"] <= 2 * n * n_ranks_each  # on a busy machine some of the steps before
-    assert ours["AppendEntries"] <= 4 * n and ours["Appended"] <= 4 * n
+    assert ours["Committed"] <= 2 * (n - 1)  # on a busy machine some of the steps before
+    assert ours["AppendEntries"] < n - 1 and ours["Appended"] < n - 1, "less than a round of messages a step"
     assert ours["FromRank"] + ours["other"] <= n
 
 
