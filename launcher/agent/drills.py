@@ -1,5 +1,5 @@
-"""`--drill 'step=20 kill=2'`: faults on purpose, and returns, at a random moment of a step, so that recovery is seen before it is
-needed."""
+"""`--drill 'step=20 kill=2'`: faults on purpose, and returns, at a random moment of a step, so that recovery is seen before
+it is needed."""
 
 from __future__ import annotations
 

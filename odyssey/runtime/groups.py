@@ -249,9 +249,9 @@ class Groups:
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
-    def build_beside(self, done: Callable[[str], None]) -> None:
-        """Begin to connect all groups while the owner does something else, and waits later. `done` is told on another thread,
-        with what has ended it if something has; not where that is `cut`."""
+    def build_beside(self, built: Callable[[], None], done: Callable[[str], None]) -> None:
+        """Begin to connect all groups while the owner does something else, and waits later. On another thread `built` is called
+        when they stand, and then `done`, with what has ended it if something has; not where that is `cut`."""
         if self._has_none:
             done("")
             return
@@ -260,6 +260,7 @@ class Groups:
         def build() -> None:
             try:
                 self._build()
+                built()
             except (Cut, RuntimeError) as error:
                 if self._cut is None:
                     done(str(error))

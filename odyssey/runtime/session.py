@@ -82,7 +82,7 @@ class Session:
         # Orders of an earlier Job may still be on their way: they are of generations that it knew.
         phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
         self._control: Control = Control(
-            link, phase, model, lambda: None if self._engine is None else self._engine.now, self._groups_for
+            link, phase, model, lambda: None if self._engine is None else self._engine.now, self._groups_for, backend.built
         )
         self._engine: Engine | None = None
         self._data: Prefetcher | None = None

@@ -1,5 +1,7 @@
 """What a rehearsal has shown: each generation's step, and each transition part by part, beside what the model had predicted.
 
+A transition that takes ranks in, or lets them go, begins where the first rank stands still behind its step: its pause is how
+much longer the others ran, and what was searched, started and built beside the training is no part of it.
 All times are those of the cluster: what was measured at another speed is put right.
 """
 
@@ -90,11 +92,12 @@ def _generation(
     step_s = median(between) if between else None
     predicted: dict[str, float] = {}
     rehearsed: dict[str, float] = {}
-    if body.total_s is not None:
+    if body.total_s is not None or body.stood_s is not None:
         predicted = {part: getattr(plan.estimate.transition, f"{part}_s") * speed for part in PARTS}
+        own_s = body.groups_s + body.moves_s + (body.rest_s or 0.0)
         parts = {
             "detect": body.detect_s,
-            "pause": body.pause_s,
+            "pause": body.pause_s if body.stood_s is None else body.stood_s - own_s,
             "search": body.plan_s,
             "spawn": body.spawn_s,
             "groups": body.groups_s,
