@@ -61,7 +61,7 @@ TraceFile = Annotated[
 ]
 
 ChangeFile = Annotated[
-    str | None, typer.Option("--change", metavar="FILE", help="Draw the layouts before and after each loss.")
+    str | None, typer.Option("--change", metavar="FILE", help="Draw the layouts before and after each change.")
 ]
 
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes. Default: as in SOURCE.")]
@@ -125,7 +125,7 @@ def plan(
     fail_ranks: Annotated[str | None, typer.Option("--fail-ranks", metavar="RANKS", help="Lose these: 1,5 or 4-7.")] = None,
     fail_nodes: Annotated[int | None, typer.Option("--fail-nodes", metavar="N", help="Lose any N whole nodes.")] = None,
     join: Annotated[
-        int | None, typer.Option("--join", metavar="N", help="Then N ranks come, lost ones first: are they taken in?")
+        int | None, typer.Option("--join", metavar="N", help="N ranks come, after what is lost: are they taken in?")
     ] = None,
     join_nodes: Annotated[int | None, typer.Option("--join-nodes", metavar="N", help="The same for whole nodes.")] = None,
     layouts: Annotated[
@@ -149,7 +149,7 @@ def plan(
     strategy: Annotated[str, typer.Option("--strategy", metavar="NAME", help="Only this one may propose a plan.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     timeline: Annotated[
-        bool, typer.Option("--timeline", help="Show what every rank does during a step; with a loss, before and after it.")
+        bool, typer.Option("--timeline", help="Show what every rank does during a step; with --fail or --join also after it.")
     ] = False,
     svg: SvgFile = None,
     trace: TraceFile = None,
@@ -193,7 +193,7 @@ def plan(
 Drills = Annotated[
     list[str] | None,
     typer.Option(
-        "--drill", metavar="FAULT", help="As for run: 'step=4 lose=3 step=8 join=3'. Default: lose one rank, in the middle."
+        "--drill", metavar="FAULT", help="As for run: 'step=5 lose=3', 'step=9 join=3'. Default: lose one rank, in the middle."
     ),
 ]
 Strategies = Annotated[

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 import strategies
-from launcher.joblog.events import Event
+from launcher.joblog.events import Event, RankFinished, RankJoined, RankStarted, SlotsReturned
 from launcher.joblog.exit_codes import SIGNALS
+from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
@@ -123,8 +124,29 @@ def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: P
     finally:
         interfaces.unlink(missing_ok=True)
         began.unlink(missing_ok=True)
+    if late := came_too_late(events):
+        start = quantities.seconds(found.profile.recovery.spawn_s)
+        what = f"the job ended while {ranks_text(late)} {'were' if len(late) > 1 else 'was'} starting, which takes {start}"
+        print(f"odyssey: {what}: give more --steps to see what comes of that", file=sys.stderr)
     ran = generations(events, wanted.speed)
     return Rehearsal(strategy, code, profile.global_batch, tuple(ran))
+
+
+def came_too_late(events: Iterable[Event]) -> set[int]:
+    """Ranks that have come back, and had not built their Job yet when the job ended."""
+    back: set[int] = set()
+    starting: set[int] = set()
+    for event in events:
+        match event.body:
+            case SlotsReturned(ranks=ranks):
+                back.update(ranks)
+            case RankStarted(rank=rank) if rank in back:
+                starting.add(rank)
+            case RankJoined(rank=rank):
+                starting.discard(rank)
+            case RankFinished():
+                break
+    return starting
 
 
 def losses(mtbf_s: float, step_s: float, n_steps: int, n_ranks: int, seed: int) -> tuple[str, ...]:

@@ -14,28 +14,33 @@ from hypothesis import strategies as st
 from launcher.agent.drills import parse as parse_drill
 from launcher.coordinator.replay import replay
 from launcher.joblog.events import (
+    Body,
     Cause,
     CauseKind,
     Draining,
     Event,
     GenerationStarted,
     PlanChosen,
+    RankFinished,
+    RankJoined,
     RankLost,
+    RankStarted,
     SlotsReturned,
     UnitCommitted,
 )
 from odyssey.messages import Result
 from odyssey.plan import Estimate, StateFrom, Transition
 from odyssey_cli.rehearsal.network import Interfaces, Network
-from odyssey_cli.rehearsal.rehearse import changes_of, losses
+from odyssey_cli.rehearsal.rehearse import came_too_late, changes_of, losses
 from odyssey_cli.rehearsal.report import generations
 from odyssey_cli.replay.traces import parse
 from perfmodel.catalog import load_job
 from perfmodel.costs import Costs
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile, scaled, write
+from tests import job_events
 from tests.examples import examples
-from tests.launchers import Launcher, Scene, scene
+from tests.launchers import PATIENCE_S, Launcher, Scene, scene
 from tests.planning import first_plan
 
 __all__ = ["scene"]
@@ -46,10 +51,10 @@ REHEARSE = Launcher("odyssey-rehearse", ("odyssey_cli", "rehearse"))
 SMALL = ("gpt3-medium-a100-32", "--no-display", "--nodes=1", "--nproc-per-node=4", "--layout=2x2", "--speed=20")
 
 
-def rehearse(scene: Scene, *arguments: str) -> tuple[list[dict], list[Event]]:
+def rehearse(scene: Scene, *arguments: str, patience_s: float = PATIENCE_S) -> tuple[list[dict], list[Event]]:
     """What `--json` tells of a rehearsal that went well, and the newest job's events."""
     out = scene.cwd / "rehearsal.json"
-    run = scene.start(REHEARSE, *SMALL, f"--json={out}", *arguments).succeed()
+    run = scene.start(REHEARSE, *SMALL, f"--json={out}", *arguments).succeed(patience_s)
     assert "Traceback" not in run.stderr and "(rehearsed)" in run.stderr
     from launcher.joblog import reader
 
@@ -96,9 +101,9 @@ def test_a_spare_takes_the_place_of_a_lost_rank(scene: Scene) -> None:
 def test_thirty_two_ranks_lose_three_gain_two_and_lose_one(scene: Scene) -> None:
     large = ("--nodes=4", "--nproc-per-node=8", "--layout=8x4", "--speed=1", "--steps=60")
     drills = ("step=4 lose=3 lose=12 lose=21", "step=10 join=3 join=21", "step=50 lose=8")
-    ((found,), events) = rehearse(scene, *large, *(f"--drill={drill}" for drill in drills))
+    ((found,), events) = rehearse(scene, *large, *(f"--drill={drill}" for drill in drills), patience_s=500)
     assert found["code"] == 0 and sum(one["n_steps"] for one in found["generations"]) == 60
-    assert [event.body.ranks for event in events if isinstance(event.body, SlotsReturned)] == [(3,), (21,)]
+    assert {event.body.ranks for event in events if isinstance(event.body, SlotsReturned)} == {(3,), (21,)}
     assert {rank for event in events if isinstance(event.body, Draining) for rank in event.body.joined} == {3, 21}
     assert {event.body.rank for event in events if isinstance(event.body, RankLost)} == {3, 12, 21, 8}
     plans = [event.body.plan for event in events if isinstance(event.body, PlanChosen)]
@@ -238,6 +243,18 @@ def test_the_changes_of_a_trace_by_hand() -> None:
     drills += ("step=3 lose=node0", "step=3 kill=node3", "step=6 lose=node1", "step=9 lose=node3")
     assert changes_of(trace, 10) == drills
     assert [len(parse_drill(text, n_nodes=4, n_ranks_per_node=2)[0].ranks) for text in drills] == [2] * 9
+
+
+def test_who_had_not_started_when_the_job_ended_came_too_late() -> None:
+    model = next(event.body.model for event in job_events.job() if isinstance(event.body, RankJoined))
+    bodies: list[Body] = [RankStarted(rank, 10 + rank, 0) for rank in range(3)]
+    bodies += [RankJoined(rank, model) for rank in range(3)]
+    bodies += [SlotsReturned((0, 1, 2, 3), "a drill"), RankStarted(1, 21, 0), RankStarted(2, 22, 0), RankJoined(2, model)]
+    events = [Event(float(i), 1, "test", body) for i, body in enumerate(bodies)]
+    assert came_too_late(events) == {1}, "0 lives, 2 has joined, and 3 was not started"
+    assert came_too_late([*events, Event(20.0, 1, "test", RankJoined(1, model))]) == set()
+    ended = [Event(20.0, 1, "test", RankFinished(0)), Event(21.0, 1, "test", RankJoined(1, model))]
+    assert came_too_late([*events, *ended]) == {1}
 
 
 def test_the_report_by_hand() -> None:
