@@ -19,8 +19,9 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
+
+from odyssey import own_process
 
 _PLACE_BYTES = _SECRET_BYTES = 16
 _CARD = struct.Struct("<16s16sqQ")
@@ -118,16 +119,13 @@ def _tried(its_card: bytes) -> PeerMemory | None:
 
 
 def _place() -> bytes | None:
-    """The kernel and the namespaces in which a process id means what it means here; None where nothing can be read."""
+    """Where a process id means what it means here; None where nothing can be read."""
     if not _can_read:
         return None
     try:
-        # With the network's, as hosts that are but namespaces of one kernel are to be as far apart as they seem.
-        namespaces = [os.readlink(f"/proc/self/ns/{of}") for of in ("pid", "net")]
-        facts = [Path("/proc/sys/kernel/random/boot_id").read_text(), *namespaces]
+        return hashlib.blake2b(repr(own_process.place()).encode(), digest_size=_PLACE_BYTES).digest()
     except OSError:
         return None
-    return hashlib.blake2b(repr(facts).encode(), digest_size=_PLACE_BYTES).digest()
 
 
 class _Span(ctypes.Structure):
