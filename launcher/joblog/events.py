@@ -265,6 +265,7 @@ class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
     stream: str | None = None
     problem: str = ""
     proof_s: float = 0.0
+    read_bytes: int = 0
 
 
 class RankConnected(msgspec.Struct, frozen=True, tag="rank_connected"):
