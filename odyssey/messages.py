@@ -345,7 +345,7 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
     rank computes, its number of samples; the sum over ranks is the denominator. `contracts`: for each reduce group of this
     rank, a digest of what is summed with whom. `stream`: digest of the data and random numbers that the next step begins
     with; None where this rank reads no data. `problem`: why this rank must not train, empty if nothing is wrong. `proof_s`:
-    what it took to find all this.
+    what it took to find all this. `read_bytes`: of `moved_bytes`, what was read from the memory of ranks of this host.
     """
 
     rank: int
@@ -361,6 +361,7 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
     stream: str | None = None
     problem: str = ""
     proof_s: float = 0.0
+    read_bytes: int = 0
 
 
 class Committed(msgspec.Struct, frozen=True, tag="step_committed"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
 from launcher.agent.introductions import Introductions
@@ -16,7 +18,7 @@ from launcher.planning.planner import Planner
 from launcher.processes.spawner import Spawner
 from odyssey import messages
 from odyssey.errors import OdysseyError
-from odyssey.messages import Committed, Connected, Follow, Paused, Ready, Report, Result, Word, is_next
+from odyssey.messages import Committed, Connected, Follow, Paused, Report, Result, Word, is_next
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
@@ -41,7 +43,9 @@ class ReportRouter:
         faults: Faults,
         log: JobLog,
         orders: Orders,
+        explain: Callable[[str], None],
     ) -> None:
+        """`explain`: for people who want to know more."""
         self._loop = loop
         self._news = news
         self._coordination = coordination
@@ -53,6 +57,7 @@ class ReportRouter:
         self._log = log
         self._orders = orders
         self._introductions = Introductions(orders.send)
+        self._explain = explain
         self._progressed: set[int] = set()
         """Ranks without a Job that have shown progress since they were started."""
         self._newest: tuple[int | None, Result | None] = None, None
@@ -88,6 +93,10 @@ class ReportRouter:
                     self._pass_on(report)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
+            case messages.Ready(moved_bytes=moved_bytes, read_bytes=read_bytes):
+                if moved_bytes:
+                    self._explain(_way_of(rank, moved_bytes, read_bytes))
+                self._pass_on(report)
             case messages.Finished():
                 sender.has_finished = True
                 self._pass_on(report)
@@ -106,7 +115,7 @@ class ReportRouter:
             case messages.Beat() as beat:
                 self._has_progressed(rank)
                 self._stalls.beat(rank, beat)
-            case Paused() | Connected() | Ready():
+            case Paused() | Connected():
                 self._pass_on(report)
 
     # -- units ---------------------------------------------------------------------------------------------------------
@@ -167,3 +176,11 @@ class ReportRouter:
     def _still_broken(self, broken: messages.Broken) -> None:
         if self._coordination.runs(broken.generation):
             self._pass_on(broken)
+
+
+def _way_of(rank: int, moved_bytes: int, read_bytes: int) -> str:
+    """How states have come to a rank."""
+    sent_bytes = moved_bytes - read_bytes
+    ways = [(read_bytes, "read from the memory of ranks of its host"), (sent_bytes, "sent over connections")]
+    told = ", ".join(f"{n_bytes / 1e6:.1f} MB {way}" for n_bytes, way in ways if n_bytes)
+    return f"rank {rank} has got its layers: {told}"

@@ -1,4 +1,4 @@
-"""What ranks tell of units: who hears of it when, and what the agents have to agree upon."""
+"""What ranks tell of units: who hears of it when, what the agents have to agree upon; and what is said of states that moved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from launcher.joblog.events import Body, Event, UnitFinal
 from launcher.joblog.news import News
 from launcher.options import RunOptions
 from launcher.output.log_files import JobFolder
-from odyssey.messages import Command, Committed, Follow, Report, Result
+from odyssey.messages import Command, Committed, Follow, Ready, Report, Result
 from tests.fake_loop import FakeLoop
 from tests.launcher.coordinator.talk import make_plan
 
@@ -41,18 +41,25 @@ class Leading:
         """Told to the agents, who have not decided yet."""
         self.written: list[Result] = []
         self.sent: list[tuple[int, Command]] = []
+        self.ready: list[Ready] = []
+        self.explained: list[str] = []
         news = News()
         news.read_by(self)
         quiet: Any = SimpleNamespace(made=lambda s: None, on_step=lambda *step: None, watch=lambda event: None)
         orders: Any = SimpleNamespace(send=lambda rank, order: self.sent.append((rank, order)))
         log = JobLog(JobFolder(options, 0.0, self.say), self.watch, self.coordination, lambda: 0.0)
-        self.router = ReportRouter(FakeLoop(), news, self.coordination, quiet, quiet, quiet, quiet, quiet, log, orders)
+        self.router = ReportRouter(
+            FakeLoop(), news, self.coordination, quiet, quiet, quiet, quiet, quiet, log, orders, self.explained.append
+        )
 
     def watch(self, event: Event) -> None:
         if isinstance(event.body, Committed):
             self.written.append(event.body.result)
 
     def take(self, body: Body, origin: str, generation: int | None) -> None:
+        if isinstance(body, Ready):
+            self.ready.append(body)
+            return
         assert isinstance(body, UnitFinal)
         if (unit := self.router.untold()) is not None:
             self.agreed.append(unit.result)
@@ -132,3 +139,21 @@ def test_a_unit_that_was_lost_with_all_who_knew_of_it_is_heard_of_again() -> Non
     agent.hear(STEPS[1], ranks=(0,))
     told = agent.router.untold()
     assert told is not None and told.result == STEPS[1]
+
+
+@pytest.mark.parametrize(
+    ("read_bytes", "said"),
+    [
+        (3_000_000, "3.0 MB read from the memory of ranks of its host"),
+        (0, "3.0 MB sent over connections"),
+        (1_000_000, "1.0 MB read from the memory of ranks of its host, 2.0 MB sent over connections"),
+    ],
+)
+def test_who_wants_to_know_hears_which_way_states_have_come(read_bytes: int, said: str) -> None:
+    agent = Leading()
+    sender: Any = SimpleNamespace(rank=2, has_finished=False, has_failed=False)
+    for moved_bytes in (3_000_000, 0):
+        ready = Ready(2, 1, (0, 0), (), (), 8, 0.0, 0.0, moved_bytes, read_bytes=min(read_bytes, moved_bytes))
+        agent.router.heard(sender, ready)
+    assert agent.explained == [f"rank 2 has got its layers: {said}"]
+    assert [body.moved_bytes for body in agent.ready] == [3_000_000, 0]
