@@ -81,7 +81,10 @@ class Reported:
         if isinstance(report, Committed):
             self._results[report.result.position] = message, report
         elif isinstance(report, Hello | Finished | Failed):
-            self._processes[rank].said[type(report)] = message
+            said = self._processes[rank].said
+            if isinstance(report, Hello):
+                said.clear()  # what it had finished is the script's Job before
+            said[type(report)] = message
 
     def is_final(self, position: Position) -> None:
         """All units up to this one are in the agents' log."""

@@ -9,7 +9,8 @@ from launcher.cluster.led.reported import Reported
 from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankLost, RankStarted
-from odyssey.messages import Committed, Failed, Finished, Paused, Result
+from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Result
+from tests.launcher.coordinator.talk import model
 
 SEAT = RankAssignment(0, 0, 0, 2, 2, 1, 0, 2)
 
@@ -80,6 +81,8 @@ def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:
     reported.reported(0, FromRank(10, Finished(0, (3, 0))))
     reported.reported(0, FromRank(10, Paused(0, 1, (0, 0), "compute", ())))
     assert [message.report for message in reported.said()] == [Finished(0, (3, 0))]
+    reported.reported(0, again := FromRank(10, Hello(0, model(), 2)))
+    assert list(reported.said()) == [again], "the end of a Job before is none of the one that follows"
     reported.spawned(0, 12)
     assert list(reported.said()) == []
     assert reported.held(SEAT).process == 12 and reported.held(SEAT).happened == ()
