@@ -123,7 +123,7 @@ def test_a_host_is_cut_off_and_taken_in_again_three_times_in_a_row(who: str, tmp
         hosts = Hosts(3, tmp_path, 100 + os.getpid() % 100)
     except Impossible as error:
         pytest.skip(f"no network namespaces here: {error}")
-    n_steps, out = 500, tmp_path / "out.pt"
+    n_steps, out = 300, tmp_path / "out.pt"
     job = [*JOB[: JOB.index("--steps")], "--steps", str(n_steps), "--pause", "0.2", "--out", str(out)]
     its = Episode(hosts, tmp_path, 29_400, Random(0), [TRAIN, *job], holds_state=True, silence_s=SILENT_S["Job"])
     try:

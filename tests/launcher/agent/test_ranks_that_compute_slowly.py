@@ -15,9 +15,9 @@ from tests.agent_runs import TRAIN, Ran, nothing_left
 
 __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
-SLOW_FROM = 60
+SLOW_FROM = 45
 """What is usual is known by then: it is the median of the first forty reports."""
-N_STEPS = 200
+N_STEPS = 140
 """After some sixty with the slow rank an alarm has been confirmed, and another plan is taken."""
 
 
@@ -26,7 +26,7 @@ class Paced(Ran):
 
     def __init__(self, folder: Path, slow_until: int | None = None) -> None:
         self._pace, self._slow_until, self._out = folder / "pace", slow_until, folder / "out.pt"
-        arguments = ("--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS))
+        arguments = ("--model", "mlp", "--global-batch", "8", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS))
         arguments += ("--pace", str(self._pace), "--out", str(self._out))
         options = RunOptions(TRAIN, arguments, n_nodes=2, layout="2x1", log_dir=folder / "logs", capture_output=True)
         super().__init__(options)
@@ -43,7 +43,7 @@ class Paced(Ran):
     def assert_exact(self) -> None:
         assert self.code == 0, (self.events[-1], self.text("stderr")[-2000:])
         assert not self.all(RankLost)
-        _, expected = exactness.expected_of("gpt", N_STEPS, 15, 2)
+        _, expected = exactness.expected_of("mlp", N_STEPS, 8, 2)
         state = torch.load(self._out)["state"]["model"]
         assert reference.largest_difference(expected, state) < exactness.TOLERANCE
         assert self.steps() == list(range(N_STEPS)), "each step is told once"
