@@ -18,6 +18,7 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import Transaction, Values
 
 
@@ -48,8 +49,9 @@ class LocalSession:
         self.replaying: deque[Result] = deque()
         self.is_idle = False
         model.hold_built(layers)
+        tally = Tally(len(spec.layers), spec.ties)
         groups = Groups(to_nobody, 1, Needs((0,)), 0, model.device)
-        self._engine = Engine(self.plan, 0, model, job_spec, backend, job_spec.prefetcher(self.plan), groups, ())
+        self._engine = Engine(self.plan, 0, model, job_spec, backend, job_spec.prefetcher(self.plan), groups, (), tally)
 
     @property
     def place(self) -> Position:
