@@ -16,7 +16,7 @@ N_RANKS, N_LEAST = 8, 8
 """Of each job, and changes that must have struck in it."""
 LAYOUTS = ("4x2", "2x4", "8x1", "3+2+3", "auto")
 RECIPES = tuple(
-    Recipe(variant, global_batch=global_batch, micro_batch=2, steps=60, eval_every=0)
+    Recipe(variant, global_batch=global_batch, micro_batch=2, steps=80, eval_every=0)
     for variant, global_batch in (("gpt", 16), ("tied", 15), ("shared", 19), ("mlp", 32))
 )
 """Few, so that one process trains them once for many jobs."""
@@ -24,8 +24,8 @@ KINDS = {"kill": 8, "stop": 2, "leave": 2, "slow": 3, "freeze": 1, "cut": 1}
 MOST = {"stop": 1, "leave": 3}
 """In a sequence: one that stands still is lost after three seconds, one that has left does not come back."""
 AFTER_A_LOSS = ("started", "joined", "joined", "draining", "go")
-N_UNITS = 25
-"""A change waits for so many units at most."""
+N_UNITS, N_UNITS_SLOW = 12, 25
+"""A change waits for so many units at most; behind that of a slow rank, which takes a while to be noticed."""
 
 
 def case(seed: int) -> Case:
@@ -66,11 +66,11 @@ def _among_agents(rng: random.Random, n_late: int) -> tuple[Fault, ...]:
 
 
 def _change(rng: random.Random, kind: str, target: str, before: list[Fault]) -> Fault:
-    on, number = "unit", rng.randint(2, 8)
+    on, number, n_units = "unit", rng.randint(2, 6), N_UNITS
     if before and before[-1].may_lose_a_rank and rng.random() < 0.7:
         on, number = rng.choice(AFTER_A_LOSS), 1
     elif before and before[-1].kind == "slow":
-        number = rng.randint(2, N_UNITS)
+        number, n_units = rng.randint(2, N_UNITS_SLOW), N_UNITS_SLOW
     sent = {"kill": signal.SIGKILL, "leave": signal.SIGTERM}.get(kind, 0)
     delay_s = rng.choice((0.0, rng.uniform(0, 0.03)))
     return Fault(
@@ -78,7 +78,7 @@ def _change(rng: random.Random, kind: str, target: str, before: list[Fault]) -> 
         signal=int(sent),
         seconds=rng.uniform(0.05, 0.4) if kind == "freeze" else 0.0,
         n_cut=rng.randint(1, 3) if kind == "cut" else 0,
-        n_units=N_UNITS,
+        n_units=n_units,
     )
 
 
