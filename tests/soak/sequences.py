@@ -43,7 +43,7 @@ def case(seed: int) -> Case:
 
 def _on_one_host(rng: random.Random) -> tuple[Fault, ...]:
     changes: list[Fault] = []
-    for _ in range(rng.randint(N_LEAST, N_LEAST + 4)):
+    for _ in range(rng.randint(N_LEAST + 1, N_LEAST + 4)):
         left = {kind: weight for kind, weight in KINDS.items() if _count(changes, kind) < MOST.get(kind, len(changes) + 1)}
         kind = rng.choices([*left], [*left.values()])[0]
         changes.append(_change(rng, kind, "rank", changes))
@@ -55,7 +55,7 @@ def _among_agents(rng: random.Random, n_late: int) -> tuple[Fault, ...]:
     changes: list[Fault] = []
     of_agents = ["kill", "leave", "join", "join"][: 2 + n_late]
     rng.shuffle(of_agents)
-    for i in range(N_LEAST + 2):
+    for i in range(N_LEAST + 3):
         if i % 2 and of_agents:
             kind = of_agents.pop()
             target = "late agent" if kind == "join" else rng.choice(("agent", "member", "member"))

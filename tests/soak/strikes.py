@@ -246,7 +246,9 @@ class Striker:
                     self._strike_helper(fault, helper)
 
     def _can_strike(self, fault: Fault) -> bool:
-        return fault.kind == "slow" or fault.target != "rank" or self._victim(fault, fault.rank) is not None
+        if fault.target in ("agent", "member"):
+            return self._agent_victim(fault) is not None
+        return fault.target != "rank" or fault.kind == "slow" or self._victim(fault, fault.rank) is not None
 
     def _struck(self, fault: Fault, rank: int | None, agent: int | None = None) -> None:
         self._tell(struck=fault.label, on=fault.on, rank=rank, agent=agent, innocent=not fault.may_lose_a_rank)
@@ -256,16 +258,11 @@ class Striker:
         looked for until it is back (docs/hosts.md): for good nobody may."""
         if fault.kind == "stop" and not self._agents:
             return
-        pid = os.getpid()
-        if fault.target == "member":
-            others = sorted(set(self._agents.values()) - {pid})
-            if not others:
-                return
-            pid = others[(fault.rank or 0) % len(others)]
-        is_short = fault.kind == "signal" or (fault.kind == "freeze" and fault.seconds < self._silence_s)
+        pid = self._agent_victim(fault)
+        if pid is None:
+            return
+        is_short = self._is_short(fault)
         if not is_short:
-            if self._case.spares and not self._agent_can_be_spared(pid):
-                return
             for rank in [rank for rank, its in self._agent_of.items() if its == pid]:
                 self._held.pop(rank, None)
         self._struck(fault, None, None if is_short else pid)
@@ -274,6 +271,20 @@ class Striker:
         else:
             with suppress(ProcessLookupError):
                 os.kill(pid, fault.signal or signal.SIGSTOP)
+
+    def _is_short(self, fault: Fault) -> bool:
+        return fault.kind == "signal" or (fault.kind == "freeze" and fault.seconds < self._silence_s)
+
+    def _agent_victim(self, fault: Fault) -> int | None:
+        """Its pid; None if nobody may be struck."""
+        pid = os.getpid()
+        if fault.target == "member":
+            others = sorted(set(self._agents.values()) - {pid})
+            if not others:
+                return None
+            pid = others[(fault.rank or 0) % len(others)]
+        may_be = self._is_short(fault) or not self._case.spares or self._agent_can_be_spared(pid)
+        return pid if may_be else None
 
     def _agent_can_be_spared(self, pid: int) -> bool:
         """The others are more than half of the members, and hold all layers; or the half with the leading agent."""
