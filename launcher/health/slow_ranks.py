@@ -82,8 +82,6 @@ class _Rank:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=N_RECENT))
     usual: float = 0.0
     """The median of the recent ones."""
-    n_others: int = 0
-    """Healthy ones that it is compared with."""
     level: float = 0.0
     """This is the level of the others; with none, the last one."""
     first: list[_Seen] = field(default_factory=list)
@@ -114,6 +112,7 @@ class SlowRanks:
         self._ranks: dict[int, _Rank] = {}
         self._slow = threshold
         self._expected_s: Callable[[OpTime], float] = lambda _: 0.0
+        self._n_healthy: dict[Hashable, int] = {}
         self._n_since = 0
 
     def begin(self, ranks: Collection[int], expected_s: Callable[[OpTime], float]) -> None:
@@ -124,7 +123,7 @@ class SlowRanks:
         """
         self._ranks = {rank: _Rank(slow=its.slow if (its := self._ranks.get(rank)) else None) for rank in ranks}
         self._expected_s = expected_s
-        self._n_since = 0
+        self._n_healthy, self._n_since = {}, 0
 
     @property
     def slow(self) -> Mapping[int, Slow]:
@@ -153,7 +152,7 @@ class SlowRanks:
             return self._look_again(its, seen)
         if its.past is None:
             _learn_first(its, seen)
-        elif its.is_compared and its.n_others >= self._n_others_needed:
+        elif its.is_compared and self._n_others(its) >= self._n_others_needed:
             return self._judge(its, its.past, seen, now)
         return False
 
@@ -175,10 +174,10 @@ class SlowRanks:
         for its in healthy:
             its.usual = median(its.recent)
         by_peers = _grouped((self._peers(its), its.usual) for its in healthy)
+        self._n_healthy = {peers: len(of) for peers, of in by_peers.items()}
         same = _grouped((its.layers, its.usual) for its in healthy)
         for its in self._ranks.values():
             everyone = sorted(by_peers.get(self._peers(its), ()))
-            its.n_others = len(everyone) - (its.slow is None and bool(its.recent))
             if its.slow is None:
                 its.level = _quartile_of_others(everyone, its.usual, its.level)
             elif its.past is not None:
@@ -220,7 +219,12 @@ class SlowRanks:
 
     def _noise(self, its: _Rank) -> float:
         """Variance that counts in a sum: that of the report and, as it follows slowly, that of the level."""
-        return its.noise * (1 + MEDIAN_VARIANCE / its.n_others if its.n_others > 0 else 1.0)
+        n_others = self._n_others(its)
+        return its.noise * (1 + MEDIAN_VARIANCE / n_others if n_others > 0 else 1.0)
+
+    def _n_others(self, its: _Rank) -> int:
+        """Healthy ones that a healthy rank is compared with."""
+        return self._n_healthy.get(self._peers(its), 0) - 1
 
     def _threshold(self, its: _Rank) -> float:
         """That of a slow rank, and two standard errors of what is usual for it."""
