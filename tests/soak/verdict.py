@@ -26,6 +26,7 @@ from launcher.joblog.events import (
     LeaderChanged,
     Pausing,
     PlanChosen,
+    RankExited,
     RankLost,
     RankStarted,
     UnitFinal,
@@ -57,7 +58,7 @@ def judge(case: Case, folder: Path, starts: list[Start]) -> str:
             return "stopped"
         if lost:
             raise Broken("wrongly lost", f"nothing had struck {lost}, which were lost; struck were {start.struck}")
-    _check_end(case, [list(reader.events(log)) for start in starts for log in start.logs(set(start.codes))], folder)
+    _check_end(case, logs, {step for start in starts for log in start.logs(set(start.codes)) for step in _steps(log)}, folder)
     return "exact"
 
 
@@ -112,9 +113,15 @@ def _check_saves(logs: list[list[Event]]) -> None:
         saved = max([saved, *_saved(log)])
 
 
-def _check_end(case: Case, logs: list[list[Event]], folder: Path) -> None:
+def _steps(log: Path) -> set[int]:
+    """All that one agent knew to be final: lines are of those that its own ranks told, and where it led all."""
+    results = [event.body.result for event in reader.events(log) if isinstance(event.body, Committed | UnitFinal)]
+    return {result.position[0] for result in results if result.kind == "step"}
+
+
+def _check_end(case: Case, logs: list[list[Event]], steps: set[int], folder: Path) -> None:
+    """`steps`: that any agent knew to be final."""
     task = case.recipe
-    steps = {unit.position[0] for log in logs for unit in _units(log, "step")}
     if steps != set(range(task.steps)):
         raise Broken("wrong", f"exit code 0 with the steps {sorted(steps)} of {task.steps}")
     if task.once_every:
@@ -125,6 +132,27 @@ def _check_end(case: Case, logs: list[list[Event]], folder: Path) -> None:
         raise Broken("wrong", "exit code 0 without a result")
     state = torch.load(folder / "result.pt", weights_only=False)["state"]["model"]
     _compare("the parameters at the end", case, state, task.steps)
+    _check_own(case, logs[-1], folder)
+    if case.is_sequence and (positions := [unit.position[0] for unit in _units(logs[-1], "step")]) != [*range(task.steps)]:
+        raise Broken("wrong", f"steps became final in the order {positions}")
+
+
+def _check_own(case: Case, log: list[Event], folder: Path) -> None:
+    """Each rank that came to its end has in its own modules what it should, of the layers that the last plan that ran gives it,
+    and its script has seen the steps one by one."""
+    last_go = max(i for i, event in enumerate(log) if isinstance(event.body, GenerationStarted))
+    plan = next(event.body.plan for event in reversed(log[:last_go]) if isinstance(event.body, PlanChosen))
+    ended = {event.body.rank for event in log if isinstance(event.body, RankExited) and not event.body.was_ended}
+    for rank in sorted(ended):
+        own = torch.load(folder / f"own-{rank}.pt")
+        wanted = recipe.expected_of(case.recipe).states[case.recipe.steps]
+        held = {name: wanted[name] for name in wanted if int(name.split(".")[1]) in plan.held.get(rank, ())}
+        worst = reference.largest_difference(held, own["model"])
+        if not worst <= TOLERANCE[case.recipe.dtype]:
+            raise Broken("wrong", f"the parameters of rank {rank} itself differ by {worst}")
+        first = case.recipe.steps - len(own["steps"])
+        if own["steps"] != [*range(first, case.recipe.steps)]:
+            raise Broken("wrong", f"the script of rank {rank} has seen the steps {own['steps']}")
 
 
 def _saved(log: list[Event]) -> list[int]:
@@ -169,8 +197,8 @@ def _compare(what: str, case: Case, state: dict[str, torch.Tensor], n_done: int)
 
 
 def _units(log: list[Event], kind: str) -> list[Result]:
-    """Of this kind, in the order in which they became final; some are told twice."""
-    results = [event.body.result for event in log if isinstance(event.body, Committed | UnitFinal)]
+    """Of this kind, in the order in which they became final."""
+    results = [event.body.result for event in log if isinstance(event.body, Committed)]
     return [result for result in results if result.kind == kind]
 
 
