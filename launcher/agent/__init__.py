@@ -6,7 +6,8 @@ replication.py   what all agents have agreed upon, and whether this one leads; o
 agent.py         it takes one event after the other: events in, actions out
 coordination.py  the coordinator's state, as the agent reads it
 executor.py      does what the coordinator has decided; orders.py: what it tells ranks
-report_router.py what ranks say, as events and to those whom it concerns; introductions.py: where they reach each other
+report_router.py what ranks say, as events and to those whom it concerns; units.py: which units are final;
+                 introductions.py: where they reach each other
 job_log.py       what is told of the job to people and programs
 job_start.py     how a job begins; job_end.py: how it ends; leaving.py: how it goes on without this agent
 from_outside.py  what commands of `odyssey` find of an agent, from any host; notice_socket.py: where there is one agent

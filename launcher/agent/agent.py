@@ -102,7 +102,7 @@ class Agent:
         if self._put_off is not None and not isinstance(body, StopRequested):  # whose actions are about no single rank
             self._put_off.append(partial(self._local.news.event, body, origin, generation))
             return
-        if (unit := self._router.untold()) is not None:
+        if (unit := self._router.units.untold()) is not None:
             self._replication.take(Event(self._now(), unit.generation, f"rank {unit.rank}", UnitFinal(unit.result)))
         self._replication.take(Event(self._now(), -1 if generation is None else generation, origin, body))
 

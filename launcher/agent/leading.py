@@ -18,6 +18,7 @@ from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Drill, Faults
 from launcher.agent.executor import Executor
 from launcher.agent.from_outside import answer_visitors
+from launcher.agent.introductions import Introductions
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.job_start import JobStart, job_started
@@ -27,6 +28,7 @@ from launcher.agent.orders import Orders
 from launcher.agent.replication import Replication
 from launcher.agent.report_router import ReportRouter
 from launcher.agent.succession import Succession
+from launcher.agent.units import Units
 from launcher.cluster.agreement import Agreement
 from launcher.cluster.leading.cluster import Cluster
 from launcher.cluster.leading.inspection import Inspection
@@ -114,7 +116,9 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     processes.waits.watch(planner.awaited)
     processes.waits.watch(Awaited(processes, cluster, quorum, coordination))
     explain = news.say if options.verbose else lambda text: None
-    router = ReportRouter(loop, news, coordination, processes.spawner, planner, hangs, stalls, faults, log, orders, explain)
+    units = Units(news, coordination, planner, hangs, faults, log, orders)
+    introductions = Introductions(orders.send)
+    router = ReportRouter(loop, news, coordination, processes.spawner, planner, hangs, stalls, units, introductions, explain)
     start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)

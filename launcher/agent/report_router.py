@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher.agent.coordination import Coordination
-from launcher.agent.drills import Faults
 from launcher.agent.introductions import Introductions
-from launcher.agent.job_log import JobLog
-from launcher.agent.orders import Orders
+from launcher.agent.units import Units
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.host.loop import Loop
-from launcher.joblog.events import Progressed, UnitFinal
+from launcher.joblog.events import Progressed
 from launcher.joblog.news import News, Sender
 from launcher.planning.planner import Planner
 from launcher.processes.spawner import Spawner
 from odyssey import messages
 from odyssey.errors import OdysseyError
-from odyssey.messages import Committed, Connected, Follow, Paused, Report, Result, Word, is_next
+from odyssey.messages import Connected, Paused, Report, Word
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
-STEPS_OF_AN_ENTRY = 256
-"""So many steps at most before the agents are told: until then each keeps what its ranks have told of them."""
 CONNECTION_GRACE_S = 1.0
 """A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
@@ -40,9 +36,8 @@ class ReportRouter:
         planner: Planner,
         hangs: JobHangs,
         stalls: StallWatch,
-        faults: Faults,
-        log: JobLog,
-        orders: Orders,
+        units: Units,
+        introductions: Introductions,
         explain: Callable[[str], None],
     ) -> None:
         """`explain`: for people who want to know more."""
@@ -53,18 +48,11 @@ class ReportRouter:
         self._planner = planner
         self._hangs = hangs
         self._stalls = stalls
-        self._faults = faults
-        self._log = log
-        self._orders = orders
-        self._introductions = Introductions(orders.send)
+        self.units = units
+        self._introductions = introductions
         self._explain = explain
         self._progressed: set[int] = set()
         """Ranks without a Job that have shown progress since they were started."""
-        self._newest: tuple[int | None, Result | None] = None, None
-        """The unit that a rank has told last, and while which generation ran."""
-        self._untold: Committed | None = None
-        """The newest step, where the agents have not been told of it."""
-        self._n_untold = 0
 
     def began(self, rank: int) -> None:
         """There is a new process of this rank."""
@@ -76,8 +64,7 @@ class ReportRouter:
         rank = sender.rank
         match report:
             case messages.Committed() as unit:
-                if self._is_news(unit):
-                    self._unit_is_final(unit)
+                self.units.told(unit)
             case messages.Offered() as offered:
                 if offered.generation == self._coordination.generation:
                     self._introductions.offered(rank, offered)
@@ -117,42 +104,6 @@ class ReportRouter:
                 self._stalls.beat(rank, beat)
             case Paused() | Connected():
                 self._pass_on(report)
-
-    # -- units ---------------------------------------------------------------------------------------------------------
-
-    def _is_news(self, unit: Committed) -> bool:
-        """No rank has told of it before."""
-        ran, newest = self._newest
-        if newest is None or ran != self._coordination.ran:
-            newest = self._coordination.newest_unit
-        return is_next(unit.result, newest)
-
-    def _unit_is_final(self, unit: Committed) -> None:
-        """Scripts of idle ranks go on with those of the others; the agents are told when it matters to them."""
-        result, coordination = unit.result, self._coordination
-        self._newest = coordination.ran, result
-        order = Follow(coordination.generation, result)
-        for rank in coordination.idle:
-            self._orders.send(rank, order)
-        if (event := self._log.unit(unit)) is not None:
-            self._planner.watch(event)
-        self._hangs.made(unit.unit_s)
-        if result.kind == "step":
-            expected_s = coordination.expected_step_s
-            self._faults.on_step(result.position[0] + 1, unit.unit_s if expected_s is None else min(expected_s, unit.unit_s))
-            self._untold, self._n_untold = unit, self._n_untold + 1
-            if self._n_untold < STEPS_OF_AN_ENTRY and not coordination.waits_for_unit:
-                return
-            self.untold()
-        self._news.event(UnitFinal(result), f"rank {unit.rank}", unit.generation)
-
-    def untold(self) -> Committed | None:
-        """The newest step, which the agents are to be told of now, before anything that is decided upon with it. None if they
-        know all."""
-        unit, self._untold, self._n_untold = self._untold, None, 0
-        return unit
-
-    # -- all else ------------------------------------------------------------------------------------------------------
 
     def _measured(self, rank: int, report: messages.Measured) -> None:
         """A rank's part of the profile."""

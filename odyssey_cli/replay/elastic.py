@@ -127,6 +127,7 @@ class ElasticLife:
             running_s = job.running_since_s if at_s > 0 else 0.0
             self._ledger.pause(running_s, self._doing)
             self._ledger.step_s = step_s(job.plan)
+            self._ledger.keep(job.plan.estimate.kept_s if job.plan.estimate is not None else 0.0)
             at_work = job.nodes_at_work
             self._nodes.use((node for node, number in self._members.items() if number in at_work), at_s)
             self._decide(running_s, f"{job.plan.strategy} {job.plan.form()}", len(job.plan.workers), self._ledger.step_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +19,7 @@ class Doing(enum.StrEnum):
 
     TRAINING = "training"
     REDONE = "redone"
-    """Training that did not count: the step that a loss cut off, and steps since the last checkpoint."""
+    """Training that did not count: what is not kept of a step that a loss cut off, steps since the last checkpoint."""
     TRANSITION = "transition"
     """From a loss to the next step, the state in memory."""
     RESTART = "restart"
@@ -36,6 +37,14 @@ class Stretch(msgspec.Struct, gc=False):
     end_s: float
     doing: Doing
     step_s: float = 0.0
+
+
+class Cut(NamedTuple):
+    """A step that was cut off: the stretch that is lost of it, the part that was done before it, and the part that is done."""
+
+    place: int
+    ahead: float
+    done: float
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -68,6 +77,9 @@ class Ledger:
         self._since_save_s = 0.0
         self._n_saved = 0
         """Stretches up to the newest checkpoint."""
+        self._ahead = 0.0
+        """The part of the first step that is done when it begins."""
+        self._cut: Cut | None = None
 
     @property
     def now_s(self) -> float:
@@ -83,11 +95,27 @@ class Ledger:
         self._spend(until_s, doing)
 
     def cut_off(self, at_s: float) -> bool:
-        """As `train`, but the step that runs then is lost. Whether any was done."""
+        """As `train`, but the step that runs then is lost, but for what is kept of it. Whether any was done."""
         n_before = len(self.stretches)
         doing = self._whole_steps(at_s)
-        self._spend(at_s, Doing.REDONE if doing is Doing.TRAINING else doing)
+        if doing is Doing.TRAINING:
+            self._cut = Cut(len(self.stretches), self._ahead, self._ahead + (at_s - self.now_s) / self.step_s)
+            doing = Doing.REDONE
+        self._spend(at_s, doing)
         return any(stretch.doing is Doing.TRAINING for stretch in self.stretches[n_before:])
+
+    def keep(self, kept_s: float) -> None:
+        """Steps of `step_s` begin. The first is shorter by what is kept of the one that was cut off last: by `kept_s` where
+        half of that was done."""
+        cut, self._cut, self._ahead = self._cut, None, 0.0
+        if cut is None:
+            return
+        self._ahead = min(cut.done, 2 * cut.done * kept_s / self.step_s)
+        if cut.place < len(self.stretches) and self._ahead > cut.ahead:
+            lost = self.stretches[cut.place]
+            until_s = min(lost.start_s + (self._ahead - cut.ahead) * lost.step_s, lost.end_s)
+            self.stretches.insert(cut.place, Stretch(lost.start_s, until_s, Doing.TRAINING, lost.step_s))
+            lost.start_s = until_s
 
     def finish_step(self, at_s: float) -> None:
         """Train beyond `at_s` to the end of the step, or of the checkpoint, that is under way then."""
@@ -98,7 +126,7 @@ class Ledger:
         doing = self._whole_steps(at_s)
         if self.now_s >= at_s:
             return self.now_s
-        return self.now_s + (self.step_s if doing is Doing.TRAINING else self._save_s)
+        return self.now_s + ((1 - self._ahead) * self.step_s if doing is Doing.TRAINING else self._save_s)
 
     def _whole_steps(self, until_s: float) -> Doing:
         """All steps and checkpoints that end by then; answers what is under way."""
@@ -110,12 +138,13 @@ class Ledger:
                 self._spend(now + self._save_s, Doing.CHECKPOINT)
                 self.saved()
                 continue
-            n_steps = math.floor((until_s - now) / self.step_s * (1 + 1e-12))
+            n_steps = math.floor(((until_s - now) / self.step_s + self._ahead) * (1 + 1e-12))
             if n_steps < 1:
                 return Doing.TRAINING
             if math.isfinite(self.interval_s):
                 n_steps = min(n_steps, max(1, math.ceil((self.interval_s - self._since_save_s) / self.step_s)))
-            self._spend(min(now + n_steps * self.step_s, until_s), Doing.TRAINING)
+            self._spend(min(now + (n_steps - self._ahead) * self.step_s, until_s), Doing.TRAINING)
+            self._ahead = 0.0
             self._since_save_s += self.now_s - now
 
     def close(self, at_s: float) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from launcher.agent import report_router
+from launcher.agent import units
 from launcher.agent.coordination import Coordination
+from launcher.agent.introductions import Introductions
 from launcher.agent.job_log import JobLog
 from launcher.agent.report_router import ReportRouter
+from launcher.agent.units import Units
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status, World
 from launcher.joblog.events import Body, Event, UnitFinal
@@ -48,8 +50,10 @@ class Leading:
         quiet: Any = SimpleNamespace(made=lambda s: None, on_step=lambda *step: None, watch=lambda event: None)
         orders: Any = SimpleNamespace(send=lambda rank, order: self.sent.append((rank, order)))
         log = JobLog(JobFolder(options, 0.0, self.say), self.watch, self.coordination, lambda: 0.0)
+        self.units = Units(news, self.coordination, quiet, quiet, quiet, log, orders)
+        introductions = Introductions(orders.send)
         self.router = ReportRouter(
-            FakeLoop(), news, self.coordination, quiet, quiet, quiet, quiet, quiet, log, orders, self.explained.append
+            FakeLoop(), news, self.coordination, quiet, quiet, quiet, quiet, self.units, introductions, self.explained.append
         )
 
     def watch(self, event: Event) -> None:
@@ -61,7 +65,7 @@ class Leading:
             self.ready.append(body)
             return
         assert isinstance(body, UnitFinal)
-        if (unit := self.router.untold()) is not None:
+        if (unit := self.units.untold()) is not None:
             self.agreed.append(unit.result)
         self.agreed.append(body.result)
 
@@ -85,9 +89,9 @@ def test_steps_are_written_at_once_and_told_to_the_agents_when_something_is_deci
     agent = Leading()
     agent.hear(*STEPS[:3])
     assert agent.written == STEPS[:3] and agent.agreed == []
-    told = agent.router.untold()
+    told = agent.units.untold()
     assert told is not None and told.result == STEPS[2], "the newest stands for all"
-    assert agent.router.untold() is None
+    assert agent.units.untold() is None
     agent.hear(STEPS[2], STEPS[3])
     assert agent.written == STEPS and agent.agreed == []
 
@@ -106,7 +110,7 @@ def test_a_step_that_somebody_waits_for_is_told_to_the_agents_at_once() -> None:
 
 
 def test_the_agents_need_not_keep_more_than_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_router, "STEPS_OF_AN_ENTRY", 2)
+    monkeypatch.setattr(units, "STEPS_OF_AN_ENTRY", 2)
     agent = Leading()
     agent.hear(*STEPS)
     assert agent.agreed == [STEPS[1], STEPS[3]]
@@ -137,7 +141,7 @@ def test_a_unit_that_was_lost_with_all_who_knew_of_it_is_heard_of_again() -> Non
     assert agent.job.plan is not None
     agent.job.plan = replace(agent.job.plan, generation=2)
     agent.hear(STEPS[1], ranks=(0,))
-    told = agent.router.untold()
+    told = agent.units.untold()
     assert told is not None and told.result == STEPS[1]
 
 
