@@ -21,6 +21,7 @@ from odyssey.codec import Count, Malformed, Name, Packed
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
 from odyssey.text import all_as_unicode
+from odyssey.worker import Rank
 
 Position = tuple[int, int]
 SAME_CALLS = "let all ranks make the same calls in the same order"
@@ -191,7 +192,7 @@ class Known(msgspec.Struct, frozen=True, tag=True):
 
     generation: int
     name: str
-    values: dict[int, bytes]
+    values: dict[Rank, bytes]
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
@@ -242,7 +243,7 @@ Command = Measure | Pause | Connect | Drain | Prepare | Known | Go | Follow | Fi
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """The script has built its `odyssey.Job`. Ask for a plan. `job`: which one of the script's, counted from 1."""
 
-    rank: int
+    rank: Rank
     pid: int
     model: ModelSpec
     job: Count = 1

@@ -19,6 +19,7 @@ PLAN_SIDE = {
     "odyssey.plan_proof",
     "odyssey.renaming",
     "odyssey.pipelines",
+    "odyssey.worker",
     "odyssey.layout",
     "odyssey.kernel",
     "odyssey.split",
@@ -79,7 +80,9 @@ def test_imports_point_down(package: str) -> None:
 FLOORS: dict[str, tuple[str, ...]] = {
     "odyssey": (
         "text errors own_process control_group kernel",
-        "codec layout pipelines",
+        "codec layout",
+        "worker",
+        "pipelines",
         "plan",
         "split plan_proof renaming",
         "schedule messages tracebacks",

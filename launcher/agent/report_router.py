@@ -29,6 +29,7 @@ from launcher.processes.spawner import Spawner
 from odyssey import messages
 from odyssey.errors import OdysseyError
 from odyssey.messages import Committed, Connected, Failed, Finished, Hello, Paused, Ready, Report, Result, position_after
+from odyssey.worker import Rank
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
@@ -60,12 +61,12 @@ class ReportRouter:
         self._stalls = stalls
         self._faults = faults
         self._introductions = introductions
-        self._progressed: set[int] = set()
+        self._progressed: set[Rank] = set()
         """Ranks without a Job that have shown progress since they were started."""
         self._undecided: deque[Result] = deque()
         """Of units, passed on; all agents are about to agree that they are final."""
 
-    def began(self, rank: int) -> None:
+    def began(self, rank: Rank) -> None:
         """There is a new process of this rank."""
         self._stalls.began(rank)
         self._progressed.discard(rank)
@@ -126,7 +127,7 @@ class ReportRouter:
         if self._undecided and self._undecided[0].position == result.position:
             self._undecided.popleft()
 
-    def _measured(self, rank: int, report: messages.Measured) -> None:
+    def _measured(self, rank: Rank, report: messages.Measured) -> None:
         """A rank's part of the profile."""
         try:
             profiled = self._planner.measured(rank, report)
@@ -136,18 +137,18 @@ class ReportRouter:
         if profiled is not None:
             self._news.event(profiled)
 
-    def _has_progressed(self, rank: int) -> None:
+    def _has_progressed(self, rank: Rank) -> None:
         """A rank without a Job has done a step, or says that it goes on."""
         if rank not in self._progressed:
             self._progressed.add(rank)
             self._news.event(Progressed(rank))
 
-    def _pass_on(self, rank: int, report: Report) -> None:
+    def _pass_on(self, rank: Rank, report: Report) -> None:
         body = event_of(rank, report)
         assert body is not None
         self._news.event(body, f"rank {rank}", getattr(report, "generation", None))
 
-    def _still_broken(self, rank: int, broken: messages.Broken) -> None:
+    def _still_broken(self, rank: Rank, broken: messages.Broken) -> None:
         if self._coordination.runs(broken.generation):
             self._news.event(ConnectionLost(rank, broken.position, broken.what), generation=broken.generation)
 
@@ -158,7 +159,7 @@ class ReportRouter:
             self._faults.on_step(result.position[0] + 1, unit_s if expected_s is None else min(expected_s, unit_s))
 
 
-def event_of(rank: int, report: Report) -> Body | None:
+def event_of(rank: Rank, report: Report) -> Body | None:
     """None for a report that is no event: times, measurements, addresses, life signs."""
     match report:
         case Committed(result=result, n_samples=n_samples, unit_s=unit_s):

@@ -13,6 +13,7 @@ import msgspec
 from odyssey.codec import Json, Name, Pid, check_ip_address, to_json
 from odyssey.messages import ModelSpec, Position, Result
 from odyssey.plan import Plan
+from odyssey.worker import Rank
 from perfmodel.profile import Profile
 from strategies.situation import Aim, Candidate
 
@@ -141,7 +142,7 @@ class NoticeGiven(msgspec.Struct, frozen=True, tag="notice"):
     """These ranks are to leave, and nobody has lost them yet. `reason`: who says so, for people. `is_certain`: they will be
     lost, whether there is a plan without them or not. `within_s`: so many seconds from now; None where nobody knows."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     reason: str
     is_certain: bool = False
     within_s: float | None = None
@@ -154,7 +155,7 @@ class NoticeExpired(msgspec.Struct, frozen=True, tag="notice_expired"):
 class RankSlowed(msgspec.Struct, frozen=True, tag="rank_slowed"):
     """A rank computes `factor` times as long as it should; 1 where it no longer is slow. `since`: when that began."""
 
-    rank: int
+    rank: Rank
     factor: float
     since: float
 
@@ -175,7 +176,7 @@ class LeaderChanged(msgspec.Struct, frozen=True, tag="leader_changed"):
 class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
     """A process was spawned for `rank`."""
 
-    rank: int
+    rank: Rank
     pid: Pid
     node: int
     local_rank: int = 0
@@ -185,7 +186,7 @@ class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
 class RankJoined(msgspec.Struct, frozen=True, tag="rank_joined"):
     """The rank's script has built a Job: its first one, or which of those that follow each other."""
 
-    rank: int
+    rank: Rank
     model: ModelSpec
     job: int = 1
 
@@ -206,7 +207,7 @@ class ProfileRefined(msgspec.Struct, frozen=True, tag="profile_refined"):
 class RankLost(msgspec.Struct, frozen=True, tag="rank_lost"):
     """`slot_lost`: nothing can be respawned there."""
 
-    rank: int
+    rank: Rank
     cause: Cause
     slot_lost: bool
     diagnostics: Diagnostics = Diagnostics()
@@ -215,7 +216,7 @@ class RankLost(msgspec.Struct, frozen=True, tag="rank_lost"):
 class RankPaused(msgspec.Struct, frozen=True, tag="rank_paused"):
     """A survivor is out of communication."""
 
-    rank: int
+    rank: Rank
     position: Position
     phase: str
     held: tuple[int, ...]
@@ -244,7 +245,7 @@ class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
 class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
     """A rank stands at the gate, with what the gate compares."""
 
-    rank: int
+    rank: Rank
     position: Position
     digests: tuple[tuple[int, str], ...]
     samples: tuple[tuple[int, int], ...]
@@ -262,7 +263,7 @@ class RankConnected(msgspec.Struct, frozen=True, tag="rank_connected"):
     """A rank has the groups of a plan that may be the next one, or a `problem` has ended them. `number`: see Connect of
     odyssey.messages."""
 
-    rank: int
+    rank: Rank
     number: int
     problem: str = ""
 
@@ -270,7 +271,7 @@ class RankConnected(msgspec.Struct, frozen=True, tag="rank_connected"):
 class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):
     """The first report of a unit's result: it is final for the job."""
 
-    rank: int
+    rank: Rank
     result: Result
     n_samples: int
     unit_s: float
@@ -279,7 +280,7 @@ class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):
 class StepTimed(msgspec.Struct, frozen=True, tag="step_timed"):
     """When the ops of the third step of this generation ran on `rank`, as odyssey.messages.StepTimes; for people."""
 
-    rank: int
+    rank: Rank
     step: int
     began_s: float
     moments_us: tuple[int, ...]
@@ -288,20 +289,20 @@ class StepTimed(msgspec.Struct, frozen=True, tag="step_timed"):
 class RankFinished(msgspec.Struct, frozen=True, tag="rank_finished"):
     """The rank's script ended in good order."""
 
-    rank: int
+    rank: Rank
 
 
 class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
     """The rank's process ended with exit code 0. `was_ended`: the agent had told it to end."""
 
-    rank: int
+    rank: Rank
     was_ended: bool = False
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
     """The script raised in this rank. `is_final`: an error of ours about what it does or passes, which would come again."""
 
-    rank: int
+    rank: Rank
     error: str
     help: str
     traceback: str
@@ -311,7 +312,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
     """The first sign of progress of a script without a Job, in this generation: an optimizer step or a heartbeat."""
 
-    rank: int
+    rank: Rank
 
 
 class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
@@ -329,7 +330,7 @@ class StoreLost(msgspec.Struct, frozen=True, tag="store_lost"):
 class ConnectionLost(msgspec.Struct, frozen=True, tag="connection_lost"):
     """`rank` cannot talk to another one although no rank was lost. `position`: of the unit that it is in."""
 
-    rank: int
+    rank: Rank
     position: Position
     what: str
 
@@ -352,7 +353,7 @@ class StopRequested(msgspec.Struct, frozen=True, tag="stop_requested"):
 class Pausing(msgspec.Struct, frozen=True, tag="pausing"):
     """Decision: a new generation begins. `lost`: all ranks lost since the last one that ran."""
 
-    lost: tuple[int, ...]
+    lost: tuple[Rank, ...]
     reason: str
 
 
@@ -360,9 +361,9 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
     """Decision: a new generation is to take in the ranks `joined` and to do without those that are `leaving`; all that train
     stop for it behind a unit that is final."""
 
-    joined: tuple[int, ...]
+    joined: tuple[Rank, ...]
     reason: str
-    leaving: tuple[int, ...] = ()
+    leaving: tuple[Rank, ...] = ()
 
 
 class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
@@ -418,7 +419,7 @@ class JobEnded(msgspec.Struct, frozen=True, tag="job_ended"):
 class AtStep(msgspec.Struct, frozen=True, tag="at_step"):
     """The step that a script without a Job last told by `odyssey.heartbeat(step)`; written now and then."""
 
-    rank: int
+    rank: Rank
     step: int
 
 
@@ -426,8 +427,8 @@ class Stalled(msgspec.Struct, frozen=True, tag="stalled"):
     """Ranks of a script without a Job make no progress. `apart`: those that the others seem to wait for; `text`: all of it,
     with where every rank is, in several lines."""
 
-    ranks: tuple[int, ...]
-    apart: tuple[int, ...]
+    ranks: tuple[Rank, ...]
+    apart: tuple[Rank, ...]
     text: str
 
 

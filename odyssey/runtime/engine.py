@@ -27,6 +27,7 @@ from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.recorder import Recorder
 from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
+from odyssey.worker import Worker
 
 
 class Engine:
@@ -35,7 +36,7 @@ class Engine:
     def __init__(
         self,
         plan: Plan,
-        worker: int,
+        worker: Worker,
         model: Model,
         job_spec: JobSpec,
         backend: Backend,

@@ -14,12 +14,13 @@ from odyssey.plan import Compute, Plan
 from odyssey.runtime.gradients import Gradients
 from odyssey.runtime.groups import Groups
 from odyssey.schedule import Op
+from odyssey.worker import Worker
 
 
 class Reductions:
     """Of one generation. `cuts`: (stage, micro-batch) -> the layers that begin a piece of it."""
 
-    def __init__(self, plan: Plan, worker: int, program: Sequence[Op], gradients: Gradients, groups: Groups) -> None:
+    def __init__(self, plan: Plan, worker: Worker, program: Sequence[Op], gradients: Gradients, groups: Groups) -> None:
         self._gradients = gradients
         self._groups = groups
         self._starts = starts(plan, worker, program, gradients.layer_bytes, gradients.tie_bytes)

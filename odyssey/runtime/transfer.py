@@ -18,6 +18,7 @@ from odyssey.model.model import Model
 from odyssey.model.packing import digest_bytes, pack, unpack
 from odyssey.plan import Move
 from odyssey.runtime.groups import Groups
+from odyssey.worker import Worker
 
 _SIZES, _HEADER, _BODY, _DIGESTS = 1, 2, 3, 4  # tags
 PIECE_BYTES = 4 << 20
@@ -25,7 +26,7 @@ N_ON_THE_WAY = 2
 """Pieces of a state that are sent, or expected, at once: all that a sender holds of it twice."""
 
 
-def move_layers(moves: Iterable[Move], worker: int, model: Model, groups: Groups) -> int:
+def move_layers(moves: Iterable[Move], worker: Worker, model: Model, groups: Groups) -> int:
     """Take part in `moves`: send what leaves this worker, adopt what comes. Returns the bytes received.
 
     One after the other in the order of `moves`, as they are priced (perfmodel/moving.py). It is the same for all: of the moves
@@ -44,7 +45,7 @@ def move_layers(moves: Iterable[Move], worker: int, model: Model, groups: Groups
     return n_bytes
 
 
-def send_state(state: Any, target: int, groups: Groups, limit: timedelta | None = None) -> None:
+def send_state(state: Any, target: Worker, groups: Groups, limit: timedelta | None = None) -> None:
     """Send a nesting of tensors and plain values. That it is taken is waited for until `limit`, by default the groups' own.
 
     Raises Cut.
@@ -67,7 +68,7 @@ def send_state(state: Any, target: int, groups: Groups, limit: timedelta | None 
         groups.wait(partial(work.wait, limit))
 
 
-def receive_state(source: int, groups: Groups, what: str, limit: timedelta | None = None) -> tuple[Any, int]:
+def receive_state(source: Worker, groups: Groups, what: str, limit: timedelta | None = None) -> tuple[Any, int]:
     """What `send_state` of `source` sent, and its size in bytes. It is waited for until `limit`, as above.
 
     Raises Cut, and OdysseyError if its digest differs.

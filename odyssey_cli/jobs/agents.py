@@ -16,6 +16,7 @@ from launcher.joblog.events import (
     RankStarted,
     Restarting,
 )
+from odyssey.worker import Rank
 
 
 class Agents:
@@ -26,9 +27,9 @@ class Agents:
         """By number, all that there ever were."""
         self.present: set[int] = set()
         self.leader = 0
-        self.home_of: dict[int, int] = {}
+        self.home_of: dict[Rank, int] = {}
         """rank -> number of the agent that has started its newest process."""
-        self.rank_at: dict[tuple[int, int, int], int] = {}
+        self.rank_at: dict[tuple[int, int, int], Rank] = {}
         """(number of the agent, attempt, local rank) -> rank."""
         self._order: tuple[AgentInfo, ...] = ()
         self._is_job = False

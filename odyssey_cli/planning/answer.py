@@ -45,9 +45,10 @@ def show(answer: Answer) -> None:
 
 def render(answer: Answer, width: int, *, ascii_only: bool = False) -> RenderableType:
     """The layout now; the losses looked at; of the worst one that training survives the layout after it and all candidates."""
+    idle_states = dict.fromkeys(answer.now.all_ranks_of(answer.now.idle), RankState.IDLE)
     parts: list[RenderableType] = [
         Text.assemble(("now", "bold"), "  ", _facts(answer.now), (f"  {answer.source}", "dim")),
-        plan_grid(answer.now, dict.fromkeys(answer.now.idle, RankState.IDLE), width, ascii_only=ascii_only),
+        plan_grid(answer.now, idle_states, width, ascii_only=ascii_only),
     ]
     if answer.now.idle and (idle := idle_line(answer.now, {}, ascii_only=ascii_only)):
         parts.append(idle)

@@ -11,6 +11,7 @@ import msgspec
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
+from odyssey.worker import Rank
 from odyssey_cli import files
 from odyssey_cli.command_line import values
 from odyssey_cli.planning import source, start_tables
@@ -130,7 +131,7 @@ def _exclude(given: Sequence[str]) -> None:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other", "give one of them")
 
 
-def _losses(request: Request) -> Losses | tuple[int, ...]:
+def _losses(request: Request) -> Losses | tuple[Rank, ...]:
     if request.fail_ranks is not None:
         return values.ranks(request.fail_ranks, "--fail-ranks")
     if request.fail_nodes is not None:
