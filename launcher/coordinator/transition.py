@@ -135,19 +135,21 @@ def propose(job: JobState) -> Actions:
     survivors = {rank: paused[rank] for rank in sorted(members)}
     if (problem := gate.roll_forward_problem(survivors, job.results)) is not None:
         return end(job, 1, f"the survivors cannot go on exactly: {problem}", "restart the job from its last checkpoint")
+    held = workers.held({rank: report.held for rank, report in survivors.items()})
     respawnable, leaving = _respawnable(job), job.leaving.keys() & members
+    not_staying = workers.any_of(leaving)
     coming = (respawnable | job.ranks.of(RankState.STARTING)) - job.leaving.keys()
     ask = Propose(
         generation=job.world.generation,
         step=gate.final_position(survivors, job.results)[0],
         plan=job.plan,
-        alive=tuple(sorted(workers.all_of(members - leaving))),
+        alive=tuple(sorted(held.keys() - not_staying)),
         lost=tuple(sorted(workers.any_of(job.lost))),
         respawnable=tuple(sorted(workers.completed_by(respawnable, members))),
-        held=workers.held({rank: report.held for rank, report in survivors.items()}),
+        held=held,
         untrained=not job.results,
         arriving=tuple(sorted(workers.completed_by(coming, members))),
-        leaving=tuple(sorted(workers.completed_by(leaving, members))),
+        leaving=tuple(sorted(held.keys() & not_staying)),
         slow=workers.slowest(job.factors),
     )
     return SetDeadline(None), ask

@@ -35,14 +35,24 @@ class Workers:
 
     def completed_by(self, ranks: Set[Rank], there: Set[Rank]) -> set[Worker]:
         """Those with one of these ranks that have all others among these or those that are `there`."""
-        return {worker for worker in self.any_of(ranks) if all(one in ranks or one in there for one in self.ranks_of(worker))}
+        found: set[Worker] = set()
+        for rank in ranks:
+            worker = self.worker_of(rank)
+            its = self.ranks_of(worker)
+            if len(its) == 1 or all(one in ranks or one in there for one in its):
+                found.add(worker)
+        return found
 
     def held(self, by_rank: Mapping[Rank, Collection[int]]) -> dict[Worker, frozenset[int]]:
         """The layers that each worker holds which all ranks of have said what they hold."""
         found: dict[Worker, frozenset[int]] = {}
-        for worker in sorted(self.all_of(by_rank.keys())):
-            first, *others = self.ranks_of(worker)
-            found[worker] = frozenset(by_rank[first]).intersection(*(by_rank[rank] for rank in others))
+        for rank, layers in by_rank.items():
+            worker = self.worker_of(rank)
+            its = self.ranks_of(worker)
+            if len(its) == 1:
+                found[worker] = frozenset(layers)
+            elif worker not in found and all(one in by_rank for one in its):
+                found[worker] = frozenset(layers).intersection(*(by_rank[one] for one in its))
         return found
 
     def slowest(self, by_rank: Mapping[Rank, float]) -> dict[Worker, float]:
