@@ -20,6 +20,7 @@ import msgspec
 from odyssey.codec import Count, Malformed, Name, Packed
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
+from odyssey.rest import Rest, Summed
 from odyssey.text import all_as_unicode
 from odyssey.worker import Rank
 
@@ -178,13 +179,14 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
     `results`: the units that are final since the last committed step, that step's own among them, and all units before
     the first step; a rank that is behind applies them, a rank that joins replays them. `boundaries` tell every
-    receiver what to expect between any two layers.
+    receiver what to expect between any two layers. `rest`: what is left of the plan's first step, if something of it is kept.
     """
 
     generation: int
     plan: Plan
     results: tuple[Result, ...]
     boundaries: tuple[Boundary, ...]
+    rest: Rest | None = None
 
 
 class Known(msgspec.Struct, frozen=True, tag=True):
@@ -294,14 +296,15 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
 class Paused(msgspec.Struct, frozen=True, tag=True):
     """Nothing of this rank is in flight: it was aborted, or is done. `position` is the first unit that it has no result of.
 
-    `phase`: `compute` (gradients of the unit are worth nothing), `contributed` (everything of the unit is done but its
-    result), `between` (in the script's own code), `idle`. `held`: layers with full state.
+    `phase`: `compute` (the unit is not done), `contributed` (everything of the unit is done but its result), `between` (in the
+    script's own code), `idle`. `held`: layers with full state. `summed`: gradients of the unit at hand, where that is a step.
     """
 
     generation: int
     position: Position
     phase: str
     held: tuple[int, ...]
+    summed: tuple[Summed, ...] = ()
 
 
 class Connected(msgspec.Struct, frozen=True, tag=True):

@@ -180,13 +180,15 @@ class Transition(msgspec.Struct, frozen=True):
 
 class Estimate(msgspec.Struct, frozen=True):
     """What the performance model says of a Plan. `objective` is useful samples per second, see perfmodel/objective.py.
-    `beside_s`: what is done for it beside the training, before the transition: groups are built."""
+    `beside_s`: what is done for it beside the training, before the transition: groups are built. `kept_s`: by which its first
+    step is shorter than its others in the mean, as of the step that was cut something is kept."""
 
     step_s: float
     transition: Transition
     peak_bytes: int
     objective: float
     beside_s: float = 0.0
+    kept_s: float = 0.0
 
 
 class StateFrom(enum.StrEnum):
@@ -276,6 +278,18 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             first = self._first_positions[p] + (micro_batch - self.pipelines[p].first_micro_batch) * self.micro_batch
         return range(first, first + self.n_samples(micro_batch))
 
+    def number(self, micro_batch: int) -> int:
+        """By which the random numbers of a micro-batch are drawn: its own where none is cut, as nothing draws where one is."""
+        return micro_batch
+
+    def only(self, ops: list[Compute]) -> list[Compute]:
+        """Those of a worker's computations that its next step consists of: all, but in the rest of one (odyssey/rest.py)."""
+        return ops
+
+    def summed(self, micro_batch: int) -> frozenset[int]:
+        """Layers that have the gradients of a micro-batch's samples before the step begins: none, but in the rest of one."""
+        return frozenset()
+
     def samples_of(self, pipeline: int) -> int:
         """How many samples of a step a pipeline has."""
         its = self.pipelines[pipeline]
@@ -307,6 +321,14 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             for stage in pipeline.stages
             if stage.worker is not None
         }
+
+    @cached_property
+    def moved_to(self) -> Mapping[Worker, frozenset[int]]:
+        """Worker -> the layers that moves bring to it, for those to which any does."""
+        found: dict[Worker, set[int]] = {}
+        for move in self.moves:
+            found.setdefault(move.target, set()).add(move.layer)
+        return {worker: frozenset(layers) for worker, layers in found.items()}
 
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
@@ -412,13 +434,13 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def under(self, schedule: Schedule) -> Plan:
         """The same under another schedule. What was derived of the rest is not derived again."""
         other = msgspec.structs.replace(self, schedule=schedule)
-        other.__dict__.update((name, self.__dict__[name]) for name in _WITHOUT_SCHEDULE if name in self.__dict__)
+        other.__dict__.update((name, self.__dict__[name]) for name in WITHOUT_SCHEDULE if name in self.__dict__)
         return other
 
 
-_WITHOUT_SCHEDULE = (
+WITHOUT_SCHEDULE = (
     *("pipelines", "reduce", "moves", "home", "route_of", "held", "workers", "place", "_holders"),
-    *("routed_to", "groups_of"),
+    *("routed_to", "groups_of", "moved_to"),
 )
 """What is derived of other fields alone."""
 

@@ -109,10 +109,11 @@ def program(plan: Plan, worker: Worker) -> list[Op]:
 
 
 def compute_order(plan: Plan, worker: Worker) -> list[Compute]:
-    """The explicit order of the plan where there is one, else the plan's rule over the worker's own pipeline."""
+    """The explicit order of the plan where there is one, else the plan's rule over the worker's own pipeline; in the rest of a
+    step, what of it is left."""
     known: dict[Worker, list[Compute]] = _memory(plan, "compute_order")
     if worker not in known:
-        known[worker] = _ordered(plan, worker)
+        known[worker] = plan.only(_ordered(plan, worker))
     return known[worker]
 
 

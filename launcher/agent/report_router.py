@@ -166,8 +166,8 @@ def event_of(rank: Rank, report: Report) -> Body | None:
             return UnitCommitted(rank, result, n_samples, unit_s)
         case messages.StepTimes(step=step, began_s=began_s, moments_us=moments_us):
             return StepTimed(rank, step, began_s, moments_us)
-        case Paused(position=position, phase=phase, held=held):
-            return RankPaused(rank, position, phase, held)
+        case Paused(position=position, phase=phase, held=held, summed=summed):
+            return RankPaused(rank, position, phase, held, summed)
         case Connected(number=number, problem=problem):
             return RankConnected(rank, number, problem)
         case Ready() as ready:

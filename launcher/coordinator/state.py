@@ -20,6 +20,7 @@ from odyssey import messages
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
+from odyssey.rest import Rest
 from odyssey.worker import Rank, numbers_from
 from perfmodel.profile import Profile
 from perfmodel.reliability import WINDOW_S
@@ -164,7 +165,8 @@ class Recovery:
     were spawned had joined. `joined_after_s`: what the first start of all ranks took. `n_redone`: generations that have ended
     without a loss since a unit was final. `wanted`: the plan that the ranks connect and drain for, and why. `n_connects`: how
     often ranks have been asked to connect; `unconnected`: who has not answered the newest; `n_unreached`: how often that has
-    failed since ranks drained. `drained_at`: when the first of them stood still.
+    failed since ranks drained. `drained_at`: when the first of them stood still. `rest`: of the step that was cut, under the
+    plan that was chosen.
     """
 
     loss_at: float | None = None
@@ -178,6 +180,7 @@ class Recovery:
     unconnected: set[Rank] = field(default_factory=set)
     n_unreached: int = 0
     drained_at: float | None = None
+    rest: Rest | None = None
 
 
 @dataclass(slots=True)

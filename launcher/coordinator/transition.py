@@ -24,6 +24,7 @@ from odyssey.messages import Go, Pause, Prepare
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan, StateFrom
 from odyssey.plan_proof import prove
+from odyssey.rest import Rest, rest_of_step
 from odyssey.worker import Rank
 from strategies.situation.faults import attempt
 
@@ -211,7 +212,24 @@ def take(job: JobState, plan: Plan, reason: str) -> Actions:
     rank_failure.count_respawn(job, new)
     ranks.enter_all(new, RankState.STARTING)
     spawns: Actions = tuple(Spawn(rank) for rank in new)
-    return *spawns, *if_spawned_joined(job), Record(PlanChosen(plan, reason, job.results))
+    rest, notes = None, list[Action]()
+    try:
+        rest = _rest(job, plan)
+    except ValueError as error:
+        what = f"what the ranks say that they have summed of the step cannot be: {error}; it is begun anew; {_REPORT}"
+        notes.append(Record(Note(what)))
+    recovery.rest = rest
+    n_kept = 0 if rest is None else plan.global_batch - sum(part.stop - part.first for part in rest.parts)
+    return *notes, *spawns, *if_spawned_joined(job), Record(PlanChosen(plan, reason, job.results, n_kept))
+
+
+def _rest(job: JobState, plan: Plan) -> Rest | None:
+    """What is left of the step that was cut, if some of those who have begun it live. Raises ValueError if that cannot be."""
+    if plan.state_from is StateFrom.SCRIPT:
+        return None
+    paused = job.ranks.paused
+    end = gate.final_position(paused, job.results)
+    return rest_of_step(plan, {rank: its.summed for rank, its in paused.items() if its.position == end})
 
 
 # -- move, gate, go ----------------------------------------------------------------------------------------------------
@@ -227,7 +245,7 @@ def if_spawned_joined(job: JobState) -> Actions:
     ranks.enter_all(ranks.of(RankState.JOINED) & spawned, RankState.MEMBER)
     job.recovery.joined_at = job.world.now
     boundaries = job.profile.boundaries if job.profile is not None else ()
-    order = Prepare(job.world.generation, plan, job.results, boundaries)
+    order = Prepare(job.world.generation, plan, job.results, boundaries, job.recovery.rest)
     return *(SendOrder(rank, order) for rank in sorted(job.members)), SetDeadline(None)
 
 

@@ -13,6 +13,7 @@ import msgspec
 from odyssey.codec import Json, Name, Pid, check_ip_address, to_json
 from odyssey.messages import ModelSpec, Position, Result
 from odyssey.plan import Plan
+from odyssey.rest import Summed
 from odyssey.worker import Rank
 from perfmodel.profile import Profile
 from strategies.situation import Aim, Candidate
@@ -220,6 +221,7 @@ class RankPaused(msgspec.Struct, frozen=True, tag="rank_paused"):
     position: Position
     phase: str
     held: tuple[int, ...]
+    summed: tuple[Summed, ...] = ()
 
 
 class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
@@ -367,11 +369,13 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
-    """Decision: this plan, for this reason; `results` is what every rank rolls forward to."""
+    """Decision: this plan, for this reason; `results` is what every rank rolls forward to. `n_kept`: samples of the step that
+    was cut that are not run again."""
 
     plan: Plan
     reason: str
     results: tuple[Result, ...]
+    n_kept: int = 0
 
 
 class GenerationStarted(msgspec.Struct, frozen=True, tag="go"):

@@ -28,7 +28,7 @@ from odyssey.runtime.groups import Groups
 from odyssey.runtime.halves import backward_input, backward_weight
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.reductions import Reductions
-from odyssey.schedule import Receive, Send
+from odyssey.schedule import Op, Receive, Send
 from odyssey.worker import Worker
 
 
@@ -72,13 +72,18 @@ class Live:
 
 @dataclass
 class Try:
-    """What a step holds from its beginning until it is applied, or redone."""
+    """What a step holds from its beginning until it is applied, or redone. `plan` may be of the rest of a step.
+
+    `losses`: what is computed of them goes there, see Tally.
+    """
 
     step: int
+    plan: Plan
+    program: Sequence[Op]
     groups: Groups
     exchange: Exchange
     reductions: Reductions
-    loss_sum: torch.Tensor
+    losses: dict[range, torch.Tensor]
     live: dict[tuple[int, int], Live] = field(default_factory=dict)
 
 
@@ -101,8 +106,8 @@ class Computation:
 
     # -- what an engine tells of ---------------------------------------------------------------------------------------
 
-    def begin(self, step: int, groups: Groups) -> None:
-        """A step begins, perhaps anew, and communicates over `groups`."""
+    def begin(self, attempt: Try) -> None:
+        """A step begins, perhaps anew."""
 
     def leaving(self, op: Send, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """What `op` sends, ready to go."""
@@ -121,8 +126,11 @@ class Computation:
 
     def compute(self, op: Compute, attempt: Try) -> None:
         """Run `op`, and put what it gives where the ops behind it look."""
-        layers = self.plan.layer_range(op.micro_batch, op.stage)
-        with self.clock.measure(op.kind, layers.first, layers.stop, self.plan.n_samples(op.micro_batch)):
+        plan = attempt.plan
+        layers = plan.layer_range(op.micro_batch, op.stage)
+        is_whole = plan.summed(op.micro_batch).isdisjoint(layers.layers)
+        n_samples = plan.n_samples(op.micro_batch)
+        with self.clock.measure(op.kind, layers.first, layers.stop, n_samples) if is_whole else nullcontext():
             match op.kind:
                 case "F":
                     self._forward(op, attempt)
@@ -146,13 +154,14 @@ class Computation:
                 shard.scheduler.step()
 
     def _forward(self, op: Compute, attempt: Try) -> None:
-        stage = self.plan.layer_range(op.micro_batch, op.stage)
+        plan = attempt.plan
+        stage = plan.layer_range(op.micro_batch, op.stage)
         leaves: list[torch.Tensor] = []
         if op.stage == 0:
             value = self._on_device(self._sample(op, attempt)[0])
         else:
             leaves = attempt.exchange.take("F", op.stage - 1, op.micro_batch)
-            value = self._expect(stage.first - 1, op.micro_batch).nest(leaves)
+            value = self._expect(stage.first - 1, op, attempt).nest(leaves)
         pieces: list[Piece] = []
         first = stage.first
         cuts = attempt.reductions.cuts.get((op.stage, op.micro_batch), frozenset())
@@ -162,23 +171,26 @@ class Computation:
                     pieces.append(Piece(range(first, layer), leaves, flatten(value, layer - 1)))
                     first, value = layer, detached(value)
                     leaves = pytree.tree_leaves(value)
-                self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, op.micro_batch, layer))
-                value = self.model.call(layer, value) if not self.plan.is_cut else self._call_undrawn(layer, value)
-            if self.plan.is_last(op.micro_batch, op.stage):
+                number = plan.number(op.micro_batch)
+                self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, number, layer))
+                value = self.model.call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
+            if plan.is_last(op.micro_batch, op.stage):
                 target = self._on_device(self._sample(op, attempt)[1])
                 loss = self.loss(value, target)
-                attempt.loss_sum += loss.detach().double() * self.plan.n_samples(op.micro_batch)
+                if stage.stop - 1 not in plan.summed(op.micro_batch):
+                    n_samples = plan.n_samples(op.micro_batch)
+                    attempt.losses[plan.positions(op.micro_batch)] = loss.detach().double() * n_samples
                 outputs = [loss]
             else:
                 outputs = flatten(value, stage.stop - 1)
-                self._expect(stage.stop - 1, op.micro_batch).check(outputs)
+                self._expect(stage.stop - 1, op, attempt).check(outputs)
         pieces.append(Piece(range(first, stage.stop), leaves, outputs))
         attempt.live[op.stage, op.micro_batch] = Live(pieces)
         self.hand_on(op, attempt, [output.detach() for output in outputs])
 
     def _sample(self, op: Compute, attempt: Try) -> Any:
         """`(input, target)` of a micro-batch. However slow the data set is, a cut ends the wait: raises Cut."""
-        key = attempt.step, self.plan.positions(op.micro_batch)
+        key = attempt.step, attempt.plan.positions(op.micro_batch)
         if not self._data.is_there(*key):
             attempt.groups.beside(partial(self._data.wait_for, *key))
         return self._data.get(*key)
@@ -197,8 +209,13 @@ class Computation:
         self._hand_back(op, attempt, live)
 
     def _whole_backward(self, op: Compute, attempt: Try, live: Live, gradients: list[torch.Tensor | None]) -> None:
+        summed = attempt.plan.summed(op.micro_batch)
         for piece in reversed(live.pieces):
-            backward(piece.outputs, gradients)
+            to: list[torch.Tensor] | None = None
+            if not summed.isdisjoint(piece.layers):
+                to = [leaf for leaf in piece.inputs if leaf.requires_grad]
+                to += self._weights(piece.layers, summed)
+            backward(piece.outputs, gradients, to)
             self._complete(op, attempt, piece)
             gradients = [leaf.grad for leaf in piece.inputs]
 
@@ -209,7 +226,8 @@ class Computation:
             live.gradients = gradients  # there is no such half
         else:
             for piece in reversed(live.pieces):
-                piece.split = backward_input(piece.outputs, gradients, piece.inputs, self._weights(piece.layers))
+                weights = self._weights(piece.layers, attempt.plan.summed(op.micro_batch))
+                piece.split = backward_input(piece.outputs, gradients, piece.inputs, weights)
                 piece.outputs = []
                 gradients = [leaf.grad for leaf in piece.inputs]
         self._hand_back(op, attempt, live)
@@ -225,20 +243,21 @@ class Computation:
 
     def _complete(self, op: Compute, attempt: Try, piece: Piece) -> None:
         """`op` adds no more to the gradients of a piece's layers. Of the stage's first piece the program itself tells."""
-        if piece.layers.start > self.plan.layer_range(op.micro_batch, op.stage).first:
+        if piece.layers.start > attempt.plan.layer_range(op.micro_batch, op.stage).first:
             attempt.reductions.behind(op, piece.layers.start)
 
     def _output_gradients(self, op: Compute, attempt: Try, live: Live) -> list[torch.Tensor | None]:
         """The gradient of the sum of the micro-batch's sample losses by each output of the stage."""
-        if self.plan.is_last(op.micro_batch, op.stage):
-            return [torch.full_like(live.outputs[0], self.plan.n_samples(op.micro_batch))]
+        plan = attempt.plan
+        if plan.is_last(op.micro_batch, op.stage):
+            return [torch.full_like(live.outputs[0], plan.n_samples(op.micro_batch))]
         gradients = iter(attempt.exchange.take("B", op.stage + 1, op.micro_batch))
-        expected = self._expect(self.plan.layer_range(op.micro_batch, op.stage).stop - 1, op.micro_batch)
+        expected = self._expect(plan.layer_range(op.micro_batch, op.stage).stop - 1, op, attempt)
         return [next(gradients) if tensor.requires_grad else None for tensor in expected.tensors]
 
     def hand_on(self, op: Compute, attempt: Try, outputs: list[torch.Tensor]) -> None:
         """Keep the outputs of a forward for this worker's own next stage."""
-        plan, k = self.plan, op.micro_batch
+        plan, k = attempt.plan, op.micro_batch
         if not plan.is_last(k, op.stage) and plan.runner(k, op.stage + 1) == self.worker:
             attempt.exchange.hand_over("F", op, outputs)
 
@@ -249,8 +268,10 @@ class Computation:
             gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in needing]
             attempt.exchange.hand_over("B", op, gradients)
 
-    def _weights(self, layers: range) -> list[nn.Parameter]:
-        found = {id(p): p for layer in layers for p in self.model.layers[layer].parameters() if p.requires_grad}
+    def _weights(self, layers: range, summed: frozenset[int]) -> list[nn.Parameter]:
+        """Those of the layers that are to be added to."""
+        adding = [layer for layer in layers if layer not in summed]
+        found = {id(p): p for layer in adding for p in self.model.layers[layer].parameters() if p.requires_grad}
         return list(found.values())
 
     def loss(self, output: Any, target: Any) -> torch.Tensor:
@@ -262,8 +283,8 @@ class Computation:
         autocast = self._job_spec.autocast
         return torch.autocast(self.model.device.type, autocast) if autocast else nullcontext()
 
-    def _expect(self, layer: int, micro_batch: int) -> Expectation:
-        return self.expectations.behind(layer, self.plan.n_samples(micro_batch))
+    def _expect(self, layer: int, op: Compute, attempt: Try) -> Expectation:
+        return self.expectations.behind(layer, attempt.plan.n_samples(op.micro_batch))
 
     def _on_device(self, value: Any) -> Any:
         return on_device(value, self.model.device)

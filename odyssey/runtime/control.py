@@ -20,6 +20,7 @@ from odyssey.needs import Needs
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase
+from odyssey.runtime.tally import Tally
 from odyssey.schedule import Op
 
 _WORDS = {
@@ -44,11 +45,13 @@ class Control:
         link: AgentLink,
         phase: Phase,
         model: Model,
+        tally: Tally,
         at: Callable[[], tuple[Op | str, float] | None],
         groups_for: Callable[[Connect], Groups],
     ) -> None:
         self._link = link
         self._model = model
+        self._tally = tally
         self._at = at
         self._groups_for = groups_for
         self._orders: SimpleQueue[Command] = SimpleQueue()
@@ -191,4 +194,5 @@ class Control:
         phase = self._phase
         if phase.communication is Communication.CUT:
             self._phase = phase.answered()
-            self._link.report(Paused(phase.generation, phase.position, phase.word, tuple(sorted(self._model.held))))
+            held, summed = tuple(sorted(self._model.held)), self._tally.summed()
+            self._link.report(Paused(phase.generation, phase.position, phase.word, held, summed))

@@ -102,11 +102,13 @@ class Prefetcher:
         start = step * self._plan.global_batch
         return self._sampler.ids(start + positions.start, start + positions.stop)
 
-    def want(self, step: int, micro_batches: Sequence[range]) -> None:
-        """From now on these micro-batches of `step`, then those of the next step, and nothing else."""
+    def want(self, step: int, micro_batches: Sequence[range], then: Sequence[range] | None = None) -> None:
+        """From now on these micro-batches of `step`, then those of the next step, which are the same if no others are given,
+        and nothing else."""
         with self._changed:
             self._values = {key: value for key, value in self._values.items() if step <= key[0] <= step + 1}
-            wanted = [(at, positions) for at in (step, step + 1) for positions in micro_batches]
+            wanted = [(step, positions) for positions in micro_batches]
+            wanted += [(step + 1, positions) for positions in (micro_batches if then is None else then)]
             self._missing = dict.fromkeys(key for key in wanted if key not in self._values)
             self._changed.notify_all()
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-
-import torch
+from contextlib import nullcontext
 
 from odyssey.messages import Boundary
 from odyssey.model.model import Model
 from odyssey.plan import Compute, Plan
+from odyssey.rest import Rest, rest_plan
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.computation import Try
@@ -26,8 +26,21 @@ from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.recorder import Recorder
 from odyssey.runtime.reductions import Reductions
+from odyssey.runtime.tally import Tally
 from odyssey.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
 from odyssey.worker import Worker
+
+
+class Share:
+    """A worker's part of a step: its program, what that reduces, and the positions of the samples that it reads."""
+
+    def __init__(self, plan: Plan, worker: Worker, gradients: Gradients, groups: Groups, tally: Tally) -> None:
+        self.plan = plan
+        self.program = program(plan, worker)
+        self.reductions = Reductions(plan, worker, self.program, gradients, groups, tally)
+        self.forwards = [op for op in self.program if isinstance(op, Compute) and op.kind == "F"]
+        read = dict.fromkeys(op.micro_batch for op in self.forwards if op.stage == 0 or plan.is_last(op.micro_batch, op.stage))
+        self.read = [plan.positions(micro_batch) for micro_batch in read]
 
 
 class Engine:
@@ -43,7 +56,10 @@ class Engine:
         data: Prefetcher,
         groups: Groups,
         boundaries: Iterable[Boundary],
+        tally: Tally,
+        rest: Rest | None = None,
     ) -> None:
+        """`rest`: what the first step of the plan is the rest of, if it is: what `tally` has of that is in the gradients."""
         self.plan = plan
         self.worker = worker
         self.groups = groups
@@ -54,25 +70,24 @@ class Engine:
         self.gradients = Gradients(plan, worker, model)
         self.recorder = Recorder(plan.generation)
         self._data = data
-        self._program = program(plan, worker)
-        self._reductions = Reductions(plan, worker, self._program, self.gradients, groups)
-        computed = [op for op in self._program if isinstance(op, Compute) and op.kind == "F"]
-        read = dict.fromkeys(op.micro_batch for op in computed if self._needs_data(op))
-        self._read = [plan.positions(micro_batch) for micro_batch in read]
+        self._tally = tally
+        self._whole = Share(plan, worker, self.gradients, groups, tally)
+        self._rest = None if rest is None else Share(rest_plan(plan, rest), worker, self.gradients, groups, tally)
         self.samples = tuple(
-            (op.micro_batch, plan.n_samples(op.micro_batch)) for op in computed if plan.is_last(op.micro_batch, op.stage)
+            (op.micro_batch, plan.n_samples(op.micro_batch))
+            for op in self._whole.forwards
+            if plan.is_last(op.micro_batch, op.stage)
         )
-        self._try = self._new_try(0)
+        self._try = self._new_try(0, self._whole)
 
     @property
     def reads_data(self) -> bool:
         """Whether this worker's part of the plan begins or ends a pipeline for some micro-batch."""
-        return bool(self._read)
+        return bool(self._whole.read)
 
-    def _new_try(self, step: int) -> Try:
-        exchange = Exchange(self.plan, self.groups, self.expectations, self._program)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.model.device)
-        return Try(step, self.groups, exchange, self._reductions, loss_sum)
+    def _new_try(self, step: int, share: Share) -> Try:
+        exchange = Exchange(share.plan, self.groups, self.expectations, share.program)
+        return Try(step, share.plan, share.program, self.groups, exchange, share.reductions, self._tally.losses)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -80,34 +95,38 @@ class Engine:
         """Run all micro-batches of `step` and reduce the gradients. Returns what this worker adds to the commit point:
         the sum of its samples' losses, and of the squares of the gradient sums that it is the first holder of.
 
-        Raises Cut when communication ends. Calling it again redoes the step from its beginning.
+        Raises Cut when communication ends. The rest of a step is run once, and what an engine runs else from its beginning.
         """
-        with self.computation.clock.measure_overhead():
-            self._begin(step)
+        rest = self._rest if step == self.plan.step else None
+        self._rest = None
+        with self.computation.clock.measure_overhead() if rest is None else nullcontext():
+            if rest is None:
+                self._tally.clear()
+                self.gradients.zero()
+            self._begin(step, rest or self._whole)
             self._run_program()
-            return [float(self._try.loss_sum), self.gradients.square_sum()]
+            return [float(sum(self._tally.losses.values())), self.gradients.square_sum()]
 
-    def _begin(self, step: int) -> None:
-        self._try = self._new_try(step)
-        self._data.want(step, self._read)
-        self.gradients.zero()
+    def _begin(self, step: int, share: Share) -> None:
+        self._try = self._new_try(step, share)
+        self._data.want(step, share.read, self._whole.read)
         for layer in self.model.held:
             if not self.model.layers[layer].training:
                 self.model.layers[layer].train()
-        self._reductions.begin()
+        share.reductions.begin()
         self._try.exchange.begin()
-        self.computation.begin(step, self.groups)
+        self.computation.begin(self._try)
 
     def _run_program(self) -> None:
         began_s = self.recorder.begin()
-        for op in self._program:
+        for op in self._try.program:
             now_s = time.monotonic()
             self.now = (op, now_s)
             began_s.append(now_s)
             match op:
                 case Compute():
                     self.groups.check()
-                    self.computation.compute(op, self._try)
+                    self._compute(op)
                 case Send():
                     outputs = self._try.live[op.stage, op.micro_batch].outputs if op.kind == "F" else []
                     self._try.exchange.send(op, outputs, self.computation.leaving)
@@ -117,13 +136,22 @@ class Engine:
                     del self._try.live[op.stage, op.micro_batch]
                     self._try.exchange.drop(op.stage, op.micro_batch)
                 case Reduce():
-                    self._reductions.up_to(op.group)
+                    self._try.reductions.up_to(op.group)
                 case Commit():
                     self._try.exchange.finish()
-                    self._reductions.wait()
+                    self._try.reductions.wait()
                     self.computation.reduced()
                 case OptimizerStep():
                     pass  # in `apply`, behind the commit point
+
+    def _compute(self, op: Compute) -> None:
+        if op.kind in ("F", "I"):
+            self.computation.compute(op, self._try)
+            return
+        plan, k = self._try.plan, op.micro_batch
+        layers, summed = plan.layer_range(k, op.stage).layers, plan.summed(k)
+        with self._tally.adding(frozenset(layers) - summed if summed else layers, plan.positions(k)):
+            self.computation.compute(op, self._try)
 
     def apply(self, factor: float) -> None:
         """Step all optimizers with gradients = sums x `factor`; then the schedulers."""
@@ -133,16 +161,15 @@ class Engine:
         with self.computation.clock.measure("S", first, stop, 0):
             self.gradients.scale(factor)
             self.computation.step(self._try.step)
-        self._try = self._new_try(self._try.step)  # the commit point has passed, so every send has been received
+        self._try = self._new_try(self._try.step, self._whole)  # behind the commit point every send has been received
         done_s = time.monotonic()
         self.recorder.applied(self._try.step, began_s, done_s)
         self.now = ("between steps", done_s)
 
-    def release(self) -> None:
-        """Let go of what the unit at hand has taken: activations, messages, gradients. Nothing is run here any more."""
-        self._try = self._new_try(self._try.step)
-        self._reductions.begin()
-        self.gradients.release(self.model)
-
-    def _needs_data(self, op: Compute) -> bool:
-        return op.stage == 0 or self.plan.is_last(op.micro_batch, op.stage)
+    def release(self, kept: frozenset[int]) -> None:
+        """Let go of what the unit at hand has taken, but for the gradients of layers that are kept: activations, messages.
+        Nothing is run here any more."""
+        self._try.reductions.begin()
+        self._try = self._new_try(self._try.step, self._whole)
+        self._tally.keep(kept)
+        self.gradients.release(self.model, kept)

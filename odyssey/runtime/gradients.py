@@ -21,7 +21,7 @@ from odyssey.worker import Worker
 
 
 class Gradients:
-    """The gradient sums of all layers that a worker holds under one plan."""
+    """The gradient sums of all layers that a worker holds under one plan. Where a parameter has a gradient it is taken over."""
 
     def __init__(self, plan: Plan, worker: Worker, model: Model) -> None:
         self._flats: dict[int, list[torch.Tensor]] = {}
@@ -54,11 +54,15 @@ class Gradients:
             if group.workers[0] == worker:
                 self._counted.append(number)
 
-    def release(self, model: Model) -> None:
-        """Let go of all of them; nothing is summed here any more."""
+    def release(self, model: Model, kept: frozenset[int]) -> None:
+        """Let go of all but those of layers that are kept; nothing is summed here any more."""
+        stay = {id(parameter) for layer in kept for parameter in model.layers[layer].parameters()}
         for layer in model.held:
             for parameter in model.layers[layer].parameters():
-                parameter.grad = None
+                if id(parameter) not in stay:
+                    parameter.grad = None
+                elif kept != model.held and parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()  # or it would hold on to the others' part of its buffer
         self._flats, self._parts = {}, {}
 
     def zero(self) -> None:
@@ -108,11 +112,14 @@ class Gradients:
 
 
 def _flat_gradient(parameters: list[nn.Parameter], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A zero buffer whose parts are the parameters' `.grad`."""
+    """A buffer whose parts are the parameters' `.grad`: as it was, or zero."""
     flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=device)
     start = 0
     for parameter in parameters:
-        parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
+        part = flat[start : start + parameter.numel()].view_as(parameter)
+        if parameter.grad is not None:
+            part.copy_(parameter.grad)
+        parameter.grad = part
         start += parameter.numel()
     return flat
 
@@ -121,8 +128,10 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
-    """Full backward: adds to the `.grad` of parameters and of the stage's inputs."""
+def backward(
+    outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], to: Sequence[torch.Tensor] | None = None
+) -> None:
+    """Full backward: adds to the `.grad` of parameters and of the stage's inputs; of no leaves but `to`, if these are given."""
     pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
-    if pairs:
-        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+    if pairs and (to is None or to):
+        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs], inputs=to)

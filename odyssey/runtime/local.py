@@ -18,6 +18,7 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import Transaction, Values
 from odyssey.worker import Rank, worker_of
 
@@ -50,8 +51,9 @@ class LocalSession:
         self.replaying: deque[Result] = deque()
         self.is_idle = False
         model.hold_built(layers)
+        tally = Tally(len(spec.layers), spec.ties)
         groups = Groups(to_nobody, 1, Needs((alone,)), alone, model.device)
-        self._engine = Engine(self.plan, alone, model, job_spec, backend, job_spec.prefetcher(self.plan), groups, ())
+        self._engine = Engine(self.plan, alone, model, job_spec, backend, job_spec.prefetcher(self.plan), groups, (), tally)
 
     @property
     def place(self) -> Position:

@@ -13,16 +13,20 @@ from odyssey.buckets import Start, cuts, starts
 from odyssey.plan import Compute, Plan
 from odyssey.runtime.gradients import Gradients
 from odyssey.runtime.groups import Groups
+from odyssey.runtime.tally import Tally
 from odyssey.schedule import Op
 from odyssey.worker import Worker
 
 
 class Reductions:
-    """Of one generation. `cuts`: (stage, micro-batch) -> the layers that begin a piece of it."""
+    """Of one program in one generation. `cuts`: (stage, micro-batch) -> the layers that begin a piece of it."""
 
-    def __init__(self, plan: Plan, worker: Worker, program: Sequence[Op], gradients: Gradients, groups: Groups) -> None:
+    def __init__(
+        self, plan: Plan, worker: Worker, program: Sequence[Op], gradients: Gradients, groups: Groups, tally: Tally
+    ) -> None:
         self._gradients = gradients
         self._groups = groups
+        self._tally = tally
         self._starts = starts(plan, worker, program, gradients.layer_bytes, gradients.tie_bytes)
         self.cuts = cuts(plan, self._starts)
         self._left: list[Start] = []
@@ -51,4 +55,6 @@ class Reductions:
         self._works = []
 
     def _start_next(self) -> None:
-        self._works += self._gradients.start_reduction(self._left.pop().bucket, self._groups)
+        bucket = self._left.pop().bucket
+        self._tally.reducing(bucket)
+        self._works += self._gradients.start_reduction(bucket, self._groups)

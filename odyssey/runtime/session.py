@@ -47,6 +47,7 @@ from odyssey.messages import (
 from odyssey.model.model import Model
 from odyssey.needs import Needs
 from odyssey.plan import Plan, StateFrom
+from odyssey.rest import kept_layers
 from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
@@ -60,6 +61,7 @@ from odyssey.runtime.measure import measure
 from odyssey.runtime.phase import Activity, Phase
 from odyssey.runtime.proof import problem, ready
 from odyssey.runtime.replay import Replay
+from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction, Values
 from odyssey.runtime.transfer import move_layers
 from odyssey.worker import Rank, worker_of
@@ -82,8 +84,9 @@ class Session:
         self._link = link
         # Orders of an earlier Job may still be on their way: they are of generations that it knew.
         phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
+        self._tally = Tally(len(model.layers), model.ties)
         self._control: Control = Control(
-            link, phase, model, lambda: None if self._engine is None else self._engine.now, self._groups_for
+            link, phase, model, self._tally, lambda: None if self._engine is None else self._engine.now, self._groups_for
         )
         self._engine: Engine | None = None
         self._data: Prefetcher | None = None
@@ -183,6 +186,7 @@ class Session:
                     self._obey(transaction)
             return phase.values
         finally:
+            self._tally.clear()
             self._control.change(Phase.left)
 
     def _try(self, transaction: Transaction, started_s: float) -> None:
@@ -349,7 +353,8 @@ class Session:
         if self._engine is not None:
             # What survivors know has been taken over: old gradients make room for what comes, and for new ones.
             self._control.change(Phase.given_up)
-            self._engine.release()
+            kept = frozenset() if order.rest is None else order.rest.layers & kept_layers(self._tally.summed(), plan, me)
+            self._engine.release(kept)
         built_s = time.monotonic()
         needed = plan.held.get(me, frozenset())
         if plan.state_from is StateFrom.SCRIPT:
@@ -361,7 +366,9 @@ class Session:
         moved_s = time.monotonic()
         if self._data is None:
             self._data = self._job_spec.prefetcher(plan)
-        self._engine = Engine(plan, me, self.model, self._job_spec, self._backend, self._data, groups, order.boundaries)
+        self._engine = Engine(
+            plan, me, self.model, self._job_spec, self._backend, self._data, groups, order.boundaries, self._tally, order.rest
+        )
         self._control.change(lambda phase: phase.rebuilt(me not in plan.held))
         report = ready(
             self._engine,

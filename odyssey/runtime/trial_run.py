@@ -23,6 +23,7 @@ from odyssey.runtime.backend import Backend
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.tally import Tally
 from odyssey.worker import Worker
 
 N_STEPS = 3
@@ -52,7 +53,7 @@ def try_steps(
     data = job_spec.prefetcher(plan)
     try:
         with torch.random.fork_rng(devices=[]):
-            engine = Engine(plan, worker, model, job_spec, backend, data, groups, boundaries)
+            engine = Engine(plan, worker, model, job_spec, backend, data, groups, boundaries, Tally(plan.n_layers, plan.ties))
             seconds = []
             for step in range(N_STEPS + 1):
                 if step == 1:

@@ -114,9 +114,10 @@ def _text(event: Event, board: Board) -> str:
             return f"generation {event.generation}: pause: {reason}"
         case Proposed() as proposed if event.generation > 1:
             return f"generation {event.generation}: {_proposed(proposed, board)}"
-        case PlanChosen(plan=plan, reason=reason):
+        case PlanChosen(plan=plan, reason=reason, n_kept=n_kept):
+            kept = f"; of step {plan.step} {n_kept} of {plan.global_batch} samples are kept" if n_kept else ""
             idle = f", {len(plan.idle)} stand{'s' if len(plan.idle) == 1 else ''} by" if plan.idle else ""
-            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.form()}{idle}: {reason}"
+            return f"generation {event.generation}: plan {plan.strategy}, layout {plan.form()}{idle}: {reason}{kept}"
         case GenerationStarted() as went:
             return _went(event.generation, went)
         case StoreLost(reason=reason):

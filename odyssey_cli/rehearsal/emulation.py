@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from odyssey.buckets import Bucket, buckets, starts
+from odyssey.buckets import Bucket, Start, buckets, starts
 from odyssey.messages import Boundary, ModelSpec, OpTime, TensorSpec
 from odyssey.model.model import Model
 from odyssey.plan import Compute, Plan
@@ -25,9 +25,8 @@ from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.computation import Computation, Live, Piece, Try
 from odyssey.runtime.data import Prefetcher
-from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
-from odyssey.schedule import Receive, Send, program
+from odyssey.schedule import Op, Receive, Send
 from odyssey.worker import Worker
 from odyssey_cli.rehearsal.device import Device, sleep_until
 from odyssey_cli.rehearsal.network import Interfaces, Network
@@ -59,7 +58,7 @@ class _NoClock(Clock):
 class Waits(Computation):
     """Takes the time of every op, and computes nothing."""
 
-    _groups: Groups  # since a step began
+    _try: Try  # since a step began
 
     def __init__(
         self,
@@ -84,13 +83,18 @@ class Waits(Computation):
             for bucket in buckets(plan, g, emulated.costs.gradient_bytes, profile.tie_bytes)
             if len(group.workers) > 1 and bucket.size_bytes
         ]
-        self._starts = starts(plan, worker, program(plan, worker), emulated.costs.gradient_bytes, profile.tie_bytes)
+        self._program: Sequence[Op] = ()
+        self._starts: tuple[Start, ...] = ()
+        """Of the step at hand, and where buckets start in it."""
         self._exchanged: tuple[torch.Tensor, Any] | None = None
         self._complete_s: dict[Bucket, float] = {}
         """When the gradients of a bucket were complete here in this step, by time.monotonic."""
 
-    def begin(self, step: int, groups: Groups) -> None:
-        self._groups = groups
+    def begin(self, attempt: Try) -> None:
+        self._try = attempt
+        if attempt.program is not self._program:
+            costs, self._program = self._costs, attempt.program
+            self._starts = starts(attempt.plan, self.worker, attempt.program, costs.gradient_bytes, costs.profile.tie_bytes)
         self._exchanged = None
         self._complete_s = {start.bucket: self._device.until for start in self._starts if start.op is None}
         if not self._has_run and self.plan.generation > 1:
@@ -98,7 +102,7 @@ class Waits(Computation):
         self._has_run = True
 
     def compute(self, op: Compute, attempt: Try) -> None:
-        plan, k = self.plan, op.micro_batch
+        plan, k = attempt.plan, op.micro_batch
         layers = plan.layer_range(k, op.stage)
         if op.kind == "F" and op.stage > 0:
             attempt.exchange.take("F", op.stage - 1, k)
@@ -122,9 +126,10 @@ class Waits(Computation):
 
     def leaving(self, op: Send, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         profile, k = self._costs.profile, op.micro_batch
-        layers = self.plan.layer_range(k, op.stage)
+        plan = self._try.plan
+        layers = plan.layer_range(k, op.stage)
         boundary = profile.layers[layers.stop - 1 if op.kind == "F" else layers.first - 1]
-        size_bytes = boundary.output_bytes * self.plan.n_samples(k) / profile.micro_batch
+        size_bytes = boundary.output_bytes * plan.n_samples(k) / profile.micro_batch
         return [torch.tensor([self._network.leave(op.peer, size_bytes, self._device.until)], dtype=torch.float64)]
 
     def arrived(self, op: Receive, tensors: Sequence[torch.Tensor]) -> None:
@@ -137,14 +142,14 @@ class Waits(Computation):
             workers, times = self.plan.workers, [self._complete_s.get(bucket, 0.0) for bucket in self._buckets]
             complete = torch.zeros(len(workers), len(times), dtype=torch.float64)
             complete[workers.index(self.worker)] = torch.tensor(times, dtype=torch.float64)
-            self._exchanged = complete, self._groups.all_reduce(complete)
+            self._exchanged = complete, self._try.groups.all_reduce(complete)
 
     def reduced(self) -> None:
         if self._buckets:
             self._exchange()
             assert self._exchanged is not None, "all ops have run"
             complete, work = self._exchanged
-            self._groups.wait(work.wait)
+            self._try.groups.wait(work.wait)
             ready = zip(complete.max(dim=0).values.tolist(), self._buckets, strict=True)
             done = queue(self.plan, self._costs, ready)
             self._device.wait(max((one.end_s for one in done if one.bucket in self._complete_s), default=0.0))

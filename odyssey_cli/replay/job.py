@@ -70,8 +70,11 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """Of some nodes, numbered from 0 in the job. `running_since_s`: None while no step is made; `drains`: the step that is made
-    is the last one of this plan; `why_ended`: empty while it lives; `plan`: the one that runs, or is about to.
+    """Of some nodes, numbered from 0 in the job.
+
+    `running_since_s`: None while no step is made; earlier by what the first one is shorter, if something is kept that was
+    cut. `drains`: the step that is made is the last one of this plan; `why_ended`: empty while it lives; `plan`: the one that
+    runs, or is about to.
     """
 
     def __init__(self, setup: Setup, n_nodes: int, at_s: float, faults: dict[str, None], *, resumed: bool) -> None:
@@ -92,6 +95,8 @@ class Job:
         self._held: dict[Rank, tuple[int, ...]] = {}
         self._are_connected = False
         """The groups of the next plan are there, as they were built beside the training."""
+        self._part_done = 0.0
+        """Of the step that was cut last."""
         self._position: Position = (0, 0)
         self._is_to_resume = resumed
         agents = tuple(AgentInfo(node, f"node{node}", 1, setup.ranks_per_node) for node in range(n_nodes))
@@ -124,6 +129,8 @@ class Job:
         if stepped:
             self._commit("step", (0.0, 0.0))
         if self.is_at_work(nodes):
+            if self.running_since_s is not None and self.plan is not None and self.plan.estimate is not None:
+                self._part_done = (at_s - self.running_since_s) / self.plan.estimate.step_s % 1.0
             self.running_since_s, self.drains = None, False
         agents = [self._state.world.seated[node] for node in nodes]
         self._dead.update(rank for node in nodes for rank in self._ranks_of(node))
@@ -264,7 +271,8 @@ class Job:
         assert self.plan is not None and self.plan.estimate is not None
         held = ((worker, tuple(sorted(layers))) for worker, layers in self.plan.held.items())
         self._held = {rank: layers for worker, layers in held for rank in self.plan.ranks_of(worker)}
-        self.running_since_s = self._now_s + self.plan.estimate.transition.warm_up_s
+        kept_s = 2 * self._part_done * self.plan.estimate.kept_s  # as priced where half of a step is done
+        self.running_since_s = self._now_s + self.plan.estimate.transition.warm_up_s - kept_s
         self._are_connected = False
         if self._is_to_resume:
             self._is_to_resume = False

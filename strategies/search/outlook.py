@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from odyssey.plan import Estimate, Plan
 from odyssey.worker import Worker
 from perfmodel.checkpointing import redone_s
+from perfmodel.keeping import kept_of_all_s
 from perfmodel.objective import After, Grown, expected_rate, growing_rate, useful_rate
 from perfmodel.reliability import ExpectedChange
 from perfmodel.transition import while_training
@@ -40,7 +41,7 @@ NODE_SHARE = 0.25
 
 
 class Then(NamedTuple):
-    """Of a NextLoss."""
+    """Of a NextLoss. `pause_s`: less what is kept of the step that is cut, where that is known."""
 
     step_s: float | None
     pause_s: float
@@ -120,7 +121,8 @@ class Ahead:
         everyone = (*plan.workers, *plan.idle)
         n = len(everyone)
         rank = (1 - NODE_SHARE) / n
-        unchanged = Then(estimate.step_s, self._pause_s(estimate, 0.0), is_own=True)
+        kept_s = kept_of_all_s(plan, estimate.step_s)
+        unchanged = Then(estimate.step_s, self._pause_s(estimate, 0.0) - kept_s, is_own=True)
         losses: list[tuple[float, int, Then]] = [
             (rank * len(plan.idle), n - 1, unchanged),
             (rank * (len(plan.workers) - len(last_holders)), n - 1, self._survived(plan, estimate)),
@@ -143,7 +145,8 @@ class Ahead:
         n_stages = sum(len(pipeline.stages) for pipeline in plan.pipelines) / len(plan.pipelines)
         share = n_micro_batches_of(self._situation) / len(plan.pipelines)
         slower = 1 + math.ceil(share / n_others) / (n_stages + share - 1)
-        routed = Then(estimate.step_s * slower, self._pause_s(estimate, 0.0), is_own=True)
+        kept_s = kept_of_all_s(plan, estimate.step_s * slower) * n_others / (n_others + 1)
+        routed = Then(estimate.step_s * slower, self._pause_s(estimate, 0.0) - kept_s, is_own=True)
         return max(routed, regrouped, key=self._rate)
 
     def _rate(self, then: Then) -> float:

@@ -21,6 +21,7 @@ from odyssey.errors import OdysseyError, StateLost, UsageError
 from odyssey.layout import layout_text
 from odyssey.plan import Transition, move_runs
 from odyssey.plan_proof import prove
+from perfmodel.keeping import kept_s
 from perfmodel.moving import moves_s
 from perfmodel.objective import objective
 from perfmodel.price import price_in_detail
@@ -308,6 +309,8 @@ def _priced(situation: Situation, proposal: Proposal) -> Candidate:
     if situation.plan is None:  # nothing was lost, so nothing is detected, paused or searched: only groups are built
         parts = Transition(groups_s=estimate.transition.groups_s, warm_up_s=estimate.transition.warm_up_s)
         estimate = replace(estimate, transition=parts)
+    elif not situation.is_running:
+        estimate = replace(estimate, kept_s=kept_s(situation.plan, plan, estimate.step_s))
     limit = situation.profile.cluster.memory_bytes
     if estimate.peak_bytes > limit:
         needs, may_take = _sizes(estimate.peak_bytes, limit)
@@ -324,7 +327,7 @@ def _valued(candidate: Candidate, parts: Transition, change: ExpectedChange, aim
     def worth_of(one: Candidate, transition_s: float) -> float:
         assert one.estimate is not None
         if aim.objective is Objective.AHEAD:
-            return worth(one, transition_s, change)
+            return worth(one, transition_s - one.estimate.kept_s, change)
         return objective(plan.global_batch, one.estimate.step_s, transition_s, change.seconds)
 
     if aim.objective is Objective.AHEAD:

@@ -23,6 +23,7 @@ import torch
 import odyssey
 from odyssey import buckets, needs
 from odyssey.runtime import gradients
+from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from tests import models
 
@@ -41,6 +42,8 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     built = []
     losses: dict[int, float] = {}
+    if options.at_op:
+        stop_at_ops(options.at_op, options.stands, losses)
     loss = models.loss_for(options.model)
     has_begun = False
 
@@ -121,6 +124,30 @@ def die_in_reductions(rank, n_started):
         return start(self, bucket, groups)
 
     gradients.Gradients.start_reduction = counted
+
+
+def stop_at_ops(at, stands, losses):
+    """At (rank, step, op, what) that rank stands until its communication is cut, or is killed when those before it stand."""
+    pipe = os.open(stands, os.O_RDWR)
+    left, n_stand = [], 0
+    for rank, step, op, what in at:
+        if rank == os.environ["RANK"]:
+            left.append((int(step), op, what, n_stand))
+        n_stand = 0 if what == "die" else n_stand + 1
+    compute = Engine._compute
+
+    def stopping(self, op):
+        if left and left[0][:2] == (len(losses), str(op)):
+            *_, what, n_others = left.pop(0)
+            if what == "die":
+                for _ in range(n_others):
+                    os.read(pipe, 1)
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.write(pipe, b".")
+            self.groups.beside(threading.Event().wait)
+        compute(self, op)
+
+    Engine._compute = stopping
 
 
 def lose_message(rank, number):
@@ -256,6 +283,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lose-message", type=int, nargs=2, metavar=("RANK", "N"), help="which it sends between stages")
     parser.add_argument("--lose-message-after", type=int, nargs=2, metavar=("RANK", "STEP"), help="which it sends next")
     parser.add_argument("--at-commit", nargs=3, action="append", default=[], metavar=("RANK", "N", "stay|lose"))
+    parser.add_argument("--at-op", nargs=4, action="append", default=[], metavar=("RANK", "STEP", "OP", "die|stand"))
+    parser.add_argument("--stands", type=Path, help="a pipe, for --at-op")
     parser.add_argument("--count", type=Path, help="a file that gets a byte for each loss of a micro-batch that is trained")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()

@@ -25,6 +25,7 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.tally import Tally
 from odyssey.schedule import Reduce, program
 from tests import models
 from tests.odyssey.test_schedule import plain, plans, with_orders
@@ -172,7 +173,7 @@ def engine(variant: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[E
     monkeypatch.setattr(groups, "all_reduce", sums)
     groups.by_subset = {group.workers: object() for group in plan.reduce}
     data = Prefetcher(models.data_for(variant), Sampler(96, 0), plan)
-    made = Engine(plan, 0, model, job_spec, Backend(), data, groups, ())
+    made = Engine(plan, 0, model, job_spec, Backend(), data, groups, (), Tally(plan.n_layers, plan.ties))
     return made, given
 
 

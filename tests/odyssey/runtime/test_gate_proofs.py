@@ -28,6 +28,7 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.tally import Tally
 from tests import models
 from tests.moved import moved
 
@@ -91,7 +92,9 @@ class Rank:
         self.data = Prefetcher(models.TokenData(96), Sampler(self.n_samples, 0), of)
         self.job_spec = JobSpec(spec, models.token_loss, None, None, None, 0, None)
         groups = Groups(to_nobody, of.generation, Needs((self.number,)), self.number, CPU)
-        self.engine = Engine(of, self.number, self.model, self.job_spec, Backend(), self.data, groups, ())
+        self.engine = Engine(
+            of, self.number, self.model, self.job_spec, Backend(), self.data, groups, (), Tally(of.n_layers, of.ties)
+        )
         groups.release()
 
     def report(self):

@@ -24,6 +24,7 @@ from odyssey.runtime.groups import Cut, Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.session import Session
+from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import Transaction
 from tests import models
 from tests.odyssey.runtime.test_buckets import CPU, replicas
@@ -75,7 +76,7 @@ def engine(plan: Plan, groups: Groups) -> Engine:
     spec = ModelSpec((), (), (), plan.global_batch, plan.micro_batch, 96, 0, "cpu")
     job_spec = JobSpec(spec, models.loss_for("gpt"), None, None, None, 0, None)
     data = Prefetcher(models.data_for("gpt"), Sampler(96, 0), plan)
-    return Engine(plan, 0, model, job_spec, Backend(), data, groups, ())
+    return Engine(plan, 0, model, job_spec, Backend(), data, groups, (), Tally(plan.n_layers, plan.ties))
 
 
 class Beside:

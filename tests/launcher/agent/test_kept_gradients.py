@@ -1,0 +1,65 @@
+"""Real ranks that are killed in the middle of a step: what the others have summed of it is not computed again, and is exact."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.joblog.events import PlanChosen, RankLost, RankPaused
+from launcher.options import RunOptions
+from tests import exactness, reference
+from tests.agent_runs import TRAIN, Ran, nothing_left
+from tests.exactness import EXACT, N_STEPS
+
+__all__ = ["nothing_left"]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
+
+
+def run(tmp_path: Path, layout: str, *at_ops: str, model: str = "gpt", **options: object) -> tuple[Ran, int]:
+    """A job that is exact; and how often a loss was computed. `at_ops`: see tests/jobs/train.py."""
+    count, stands = tmp_path / "count", tmp_path / "stands"
+    os.mkfifo(stands)
+    words = [word for at in at_ops for word in ("--at-op", *at.split())]
+    arguments = (*EXACT, "--model", model, *words, "--stands", str(stands), "--count", str(count))
+    arguments = (*arguments, "--out", str(tmp_path / "out.pt"))
+    ran = Ran(RunOptions(TRAIN, arguments, layout=layout, log_dir=tmp_path / "logs", capture_output=True, **options))
+    assert ran.code == 0, ran.text("stderr")
+    losses, expected = exactness.expected_of(model, N_STEPS, 15, 2)
+    saved = torch.load(tmp_path / "out.pt")
+    assert reference.largest_difference(saved["state"]["model"], expected) < exactness.TOLERANCE
+    assert [saved["losses"][step] for step in range(N_STEPS)] == pytest.approx(losses, abs=exactness.TOLERANCE)
+    ran.assert_replays()
+    return ran, len(count.read_bytes())
+
+
+def test_micro_batches_that_the_survivor_has_done_are_not_done_again(tmp_path: Path) -> None:
+    """Of eight, rank 0 has done three of its four when rank 1 is lost: five are left."""
+    ran, n_losses = run(tmp_path, "2x1", "0 3 0F3 stand", "1 3 0B6 die", n_nodes=2)
+    assert [chosen.n_kept for chosen in ran.all(PlanChosen)] == [0, 6]
+    assert n_losses == 8 * N_STEPS + 3  # those that rank 1 had computed, and nothing of rank 0's
+    assert [lost.rank for lost in ran.all(RankLost)] == [1]
+
+
+def test_a_rank_that_is_lost_in_the_rest_of_a_step_leaves_what_others_have_of_both(tmp_path: Path) -> None:
+    """Rank 0 has 0 and 1, rank 1 has 3 and 4 of eight micro-batches when rank 2 is lost. Of the other four rank 0 does number 5
+    on the way of number 0 before rank 1 is lost, and with it 3 and 4."""
+    first = ("0 3 0F2 stand", "1 3 0F5 stand", "2 3 0B6 die")
+    ran, _ = run(tmp_path, "3x1", *first, "0 3 0F2 stand", "1 3 0B6 die", n_nodes=3)
+    assert [chosen.n_kept for chosen in ran.all(PlanChosen)] == [0, 8, 6]
+
+
+@pytest.mark.parametrize("model", ["gpt", "tied"])
+def test_what_is_in_flight_goes_back_through_layers_that_have_it_and_adds_nothing(model: str, tmp_path: Path) -> None:
+    """Rank 1, the last stage, is a micro-batch ahead of rank 0; of the other pipeline the last stage is lost."""
+    ops = ("0 3 0B1 stand", "1 3 1F2 stand", "2 3 0F7 stand", "3 3 1B6 die")
+    ran, _ = run(tmp_path, "2x2", *ops, model=model, n_nodes=4, strategy="reroute")
+    assert [chosen.n_kept for chosen in ran.all(PlanChosen)] == [0, 2]
+    summed = {paused.rank: paused.summed for paused in ran.all(RankPaused)}
+    assert {rank: [its.samples for its in found] for rank, found in summed.items()} == {
+        0: [((0, 2),)],
+        1: [((0, 4),)],
+        2: [((8, 12),)],
+    }
