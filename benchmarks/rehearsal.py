@@ -1,7 +1,8 @@
 """Rehearsed against predicted, and rehearsed against real: `python -m benchmarks.rehearsal` (half an hour).
 
 For each situation (a model on a cluster, a layout, a loss) a job is rehearsed for every strategy and one for the model's own
-choice. Then a real job of two ranks, with a core each, is profiled, and rehearsed at its own profile.
+choice. Then one that loses three of 32 ranks, has two of them back and loses one more, by the model's choice alone. Then a real
+job of two ranks, with a core each, is profiled, and rehearsed at its own profile.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ CLOSE = 0.03
 """A choice is right if nothing that was rehearsed is better by more than this."""
 ABOUT = (
     "Rehearsed on this machine: one process a rank, real groups, kills and messages; ops and links take the time that the "
-    "profile gives them. Step error: median step of a plan against the prediction, relative. Transition error: from the loss "
-    "to the first op of the next generation, likewise. Choice right: share of situations where the strategy that the model "
-    "chose is the best of those rehearsed, by the objective at rehearsed times, or within 3 % of it. Real: two ranks with a "
-    "core each, profiled, then rehearsed at that profile. Agent's share: processor time of the launcher over its length."
+    "profile gives them. Step error: median step of a plan against the prediction, relative. Transition error: from the "
+    "loss to the first op of the next generation, likewise. Choice right: share of situations where the strategy that the "
+    "model chose is the best of those rehearsed, by the objective at rehearsed times, or within 3 % of it. Growth: the job "
+    "in which ranks come back; a transition that takes them in begins with the first rank that stands still. Real: two "
+    "ranks with a core each, profiled, then rehearsed at that profile. Agent's share: processor time of the launcher over "
+    "its length."
 )
 
 
@@ -59,6 +62,7 @@ class Case(NamedTuple):
     shape: tuple[int, int]
     layout: str
     drill: str
+    n_steps: int = N_STEPS
 
 
 CASES = (
@@ -72,6 +76,15 @@ CASES = (
     Case("gpt3-3.35b-a100-32", (4, 8), "4x8", "step=5 lose=12"),
     Case("gpt3-3.35b-a100-32", (4, 8), "4x8", "step=5 lose=12 lose=13"),
     Case("gpt3-6.7b-a100-32", (4, 8), "4x8", "step=5 lose=31"),
+)
+
+
+GROWTH = Case(
+    "gpt3-medium-a100-32",
+    (4, 8),
+    "8x4",
+    "step=5 lose=3 lose=12 lose=21 step=11 join=3 join=21 step=50 lose=8",  # a start takes some twenty steps
+    n_steps=60,
 )
 
 
@@ -97,10 +110,12 @@ def main() -> None:
         for case in CASES[: options.cases]:
             found = _rehearsed(kept, case, asked, Path(folder), rows, agent_share)
             for one in found:
-                steps += [_off(g.step_s, g.predicted_step_s) for g in one.generations if g.step_s is not None]
-                transitions += [_off(g.transition_s, g.predicted_transition_s) for g in one.generations if g.transition]
+                more_steps, more_transitions = _all_off(one)
+                steps += more_steps
+                transitions += more_transitions
             if (verdict := _is_right(found)) is not None:
                 right.append(verdict)
+        grown = _rehearsed(kept, GROWTH, ("auto",), Path(folder), rows, agent_share) if options.growth else []
         real = []
         for i in range(N_REAL if options.real else 0):
             try:
@@ -111,12 +126,13 @@ def main() -> None:
             shown = dict.fromkeys(rows[0]) | {"model": "train_gpt.py, real", "ranks": 2, "layout": "1x2"}
             rows.append(shown | {"step s": steps_s[0], "rehearsed s": steps_s[1]})
             real.append(steps_s[1] / steps_s[0])
-    summary = {
-        "rehearsed_cases": float(len(transitions)),
-        "rehearsed_step_median_error": median(steps),
-        "rehearsed_transition_median_error": median(transitions),
-        "choice_right": sum(right) / len(right),
-    }
+    summary = {"rehearsed_cases": float(len(transitions))}
+    if transitions:
+        summary["rehearsed_step_median_error"] = median(steps)
+        summary["rehearsed_transition_median_error"] = median(transitions)
+        summary["choice_right"] = sum(right) / len(right)
+    for one in grown:
+        summary["growth_step_most_off"], summary["growth_transition_most_off"] = map(max, _all_off(one))
     if real:
         summary["rehearsed_over_real_2"] = median(real)
     if 32 in agent_share:
@@ -156,7 +172,7 @@ def _rehearsed(
 def _watched(case: Case, strategy: str, folder: Path) -> Ran:
     """One job, of which this process is the launcher."""
     began, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
-    one = rehearsed(case, strategy, (case.drill,), N_STEPS, folder)
+    one = rehearsed(case, strategy, (case.drill,), case.n_steps, folder)
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
     return Ran(one, cpu_s / (time.monotonic() - began))
@@ -207,6 +223,12 @@ def _is_right(found: list[Rehearsal]) -> bool | None:
     return fmean(worth[chosen]) >= (1 - CLOSE) * max(map(fmean, worth.values()))
 
 
+def _all_off(one: Rehearsal) -> tuple[list[float], list[float]]:
+    """Steps of all plans, and transitions."""
+    steps = [_off(its.step_s, its.predicted_step_s) for its in one.generations if its.step_s is not None]
+    return steps, [_off(its.transition_s, its.predicted_transition_s) for its in one.generations if its.transition]
+
+
 def _off(found: float | None, expected: float) -> float:
     assert found is not None
     return abs(found / expected - 1)
@@ -236,6 +258,7 @@ def _arguments() -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many situations")
     parser.add_argument("--strategies", nargs="+", help="default: auto and every strategy")
+    parser.add_argument("--no-growth", dest="growth", action="store_false", help="leave the job out in which ranks come back")
     parser.add_argument("--no-real", dest="real", action="store_false", help="leave the real job out")
     parser.add_argument("--results", type=Path, default=report.RESULTS)
     return parser.parse_args()

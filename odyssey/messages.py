@@ -336,7 +336,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     rank computes, its number of samples; the sum over ranks is the denominator. `contracts`: for each reduce group of this
     rank, a digest of what is summed with whom. `stream`: digest of the data and random numbers that the next step begins
     with; None where this rank reads no data. `problem`: why this rank must not train, empty if nothing is wrong. `proof_s`:
-    what it took to find all this.
+    what it took to find all this. `read_bytes`: of `moved_bytes`, what was read from the memory of ranks of this host.
     """
 
     generation: int
@@ -351,6 +351,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     stream: str | None = None
     problem: str = ""
     proof_s: float = 0.0
+    read_bytes: int = 0
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):

@@ -20,6 +20,15 @@ def n_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def place() -> tuple[str, ...]:
+    """The kernel, and the namespaces of process ids and of the network, in which this process is. Raises OSError without /proc.
+
+    Where two have the same, a process id means the same to both; hosts that are but namespaces of one kernel are apart.
+    """
+    with open("/proc/sys/kernel/random/boot_id") as boot:
+        return boot.read().strip(), os.readlink("/proc/self/ns/pid"), os.readlink("/proc/self/ns/net")
+
+
 def proportional_bytes() -> int:
     """Memory of this process now, of pages that it shares with others its part."""
     with open("/proc/self/smaps_rollup") as rollup:

@@ -62,7 +62,7 @@ TraceFile = Annotated[
 ]
 
 ChangeFile = Annotated[
-    str | None, typer.Option("--change", metavar="FILE", help="Draw the layouts before and after each loss.")
+    str | None, typer.Option("--change", metavar="FILE", help="Draw the layouts before and after each change.")
 ]
 
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes. Default: as in SOURCE.")]
@@ -110,7 +110,9 @@ def _launch(context: typer.Context, command: Command) -> int:
     return run.execute(context.args, command)
 
 
-@app.command(context_settings=_SETTINGS, short_help="Say what would be done if ranks were lost, and what to start with.")
+@app.command(
+    context_settings=_SETTINGS, short_help="Say what would be done if ranks were lost or came, and what to start with."
+)
 def plan(
     source: Annotated[
         str | None,
@@ -123,6 +125,10 @@ def plan(
     fail: Annotated[int | None, typer.Option("--fail", metavar="N", help="Lose any N ranks: the worst case.")] = None,
     fail_ranks: Annotated[str | None, typer.Option("--fail-ranks", metavar="RANKS", help="Lose these: 1,5 or 4-7.")] = None,
     fail_nodes: Annotated[int | None, typer.Option("--fail-nodes", metavar="N", help="Lose any N whole nodes.")] = None,
+    join: Annotated[
+        int | None, typer.Option("--join", metavar="N", help="N ranks come, after what is lost: are they taken in?")
+    ] = None,
+    join_nodes: Annotated[int | None, typer.Option("--join-nodes", metavar="N", help="The same for whole nodes.")] = None,
     layouts: Annotated[
         bool, typer.Option("--layouts", help="Instead: what each layout to start with comes to at this failure rate.")
     ] = False,
@@ -144,13 +150,13 @@ def plan(
     strategy: Annotated[str, typer.Option("--strategy", metavar="NAME", help="Only this one may propose a plan.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     timeline: Annotated[
-        bool, typer.Option("--timeline", help="Show what every rank does during a step; with a loss, before and after it.")
+        bool, typer.Option("--timeline", help="Show what every rank does during a step; with --fail or --join also after it.")
     ] = False,
     svg: SvgFile = None,
     trace: TraceFile = None,
     change: ChangeFile = None,
 ) -> None:
-    """Say what would be done if ranks were lost, and what to start with, without starting any."""
+    """Say what would be done if ranks were lost or came, and what to start with, without starting any."""
     from odyssey_cli.planning import plan as command
 
     raise typer.Exit(
@@ -160,6 +166,8 @@ def plan(
                 fail=fail,
                 fail_ranks=fail_ranks,
                 fail_nodes=fail_nodes,
+                join=join,
+                join_nodes=join_nodes,
                 layouts=layouts,
                 spares=spares,
                 spare_nodes=spare_nodes,
@@ -185,7 +193,9 @@ def plan(
 
 Drills = Annotated[
     list[str] | None,
-    typer.Option("--drill", metavar="FAULT", help="As for run: 'step=5 lose=3'. Default: one rank, in the middle."),
+    typer.Option(
+        "--drill", metavar="FAULT", help="As for run: 'step=5 lose=3', 'step=9 join=3'. Default: lose one rank, in the middle."
+    ),
 ]
 Strategies = Annotated[
     str, typer.Option("--strategy", metavar="NAMES", help="auto, one or several with commas, or all: a job for each.")
@@ -199,11 +209,11 @@ Slow = Annotated[
 ]
 
 
-@app.command(context_settings=_SETTINGS, short_help="Rehearse a cluster that is not there, and losses in it.")
+@app.command(context_settings=_SETTINGS, short_help="Rehearse a cluster that is not there, with losses and returns.")
 def rehearse(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A job of configs/, model@cluster, a profile, or a job.")],
     drill: Drills = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Lose nodes as in a trace, drawn together.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Lose nodes, and have them back, as in a trace.")] = None,
     strategy: Strategies = "auto",
     steps: Annotated[int, typer.Option(metavar="N", help="Steps of each job.")] = 12,
     speed: Annotated[float, typer.Option(metavar="X", help="Seconds of the cluster that pass in one of ours.")] = 1.0,
@@ -216,11 +226,12 @@ def rehearse(
     slow: Slow = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of noise and losses.")] = 0,
     max_restarts: Annotated[int, typer.Option(metavar="N", help="As for run: what respawn may use.")] = 0,
+    spares: Annotated[int, typer.Option(metavar="N", help="As for run: the last N ranks stand by from the start.")] = 0,
     log_dir: Annotated[Path, typer.Option(metavar="FOLDER", help="Where jobs keep their logs.")] = Path("odyssey-logs"),
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there, too.")] = None,
     no_display: Annotated[bool, typer.Option("--no-display", help="As for run.")] = False,
 ) -> None:
-    """Rehearse a job on a cluster that is not there: real ranks, real losses, and ops that only take their time."""
+    """Rehearse a job on a cluster that is not there: real ranks, real losses and returns, and ops that only take their time."""
     from odyssey_cli.rehearsal import rehearse as rehearsal
 
     raise typer.Exit(
@@ -240,6 +251,7 @@ def rehearse(
             slow=tuple(slow or ()),
             seed=seed,
             max_restarts=max_restarts,
+            spares=spares,
             log_dir=log_dir,
             json_file=json_file,
             display=not no_display,

@@ -236,11 +236,15 @@ class Costs:
         between = cluster.inter_host
         if cluster.interface_bandwidth is not None:
             between = Link(between.latency_s, min(between.bandwidth, cluster.interface_bandwidth))
+        within = cluster.intra_host
+        # Within a host `move_byte_s` is of the whole way, which need not be that of the link: states are read from memory.
+        ways = (
+            (within, recovery.move_byte_s or 1 / within.bandwidth),
+            (between, max(1 / between.bandwidth, recovery.move_byte_s)),
+        )
         near, far = (
             tuple(link.latency_s + size_bytes * byte_s + recovery.move_layer_s for size_bytes in self.move_bytes)
-            for link, byte_s in (
-                (link, max(1 / link.bandwidth, recovery.move_byte_s)) for link in (cluster.intra_host, between)
-            )
+            for link, byte_s in ways
         )
         return near, far
 

@@ -100,8 +100,8 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Parts of a transition as measured (or the stated defaults before the first one).
 
     `move_layer_s`: of a layer that moves, for its optimizer and messages about it, whatever its size. `move_byte_s`: of a byte
-    that is packed, digested, sent and copied, all of which overlaps, where the link is not slower; 0 in cluster files: the link
-    alone counts there.
+    that is packed, digested, read or sent, and copied: within a host that is all, between hosts it counts where the link is not
+    slower; 0 in cluster files: the link alone counts there.
     `rest_s`: until Go beside all of these, for orders on their way and engines that are made, and `proof_byte_s` of each byte
     of state whose digest a rank shows before it goes on; 0 in cluster files. `n_seen`: transitions of the job that these have
     been learnt from.

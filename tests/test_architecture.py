@@ -333,14 +333,15 @@ COMMANDS = {
     "profile": {"--help"},
     "check": {"--help"},
     "plan": {
-        "--fail", "--fail-nodes", "--fail-ranks", "--failure-rate", "--help", "--json", "--layout", "--mtbf", "--nodes",
+        "--fail", "--fail-nodes", "--fail-ranks", "--failure-rate", "--help", "--join", "--join-nodes", "--json", "--layout",
+        "--mtbf", "--nodes",
         "--nproc-per-node", "--objective", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
         "--change", "--layouts", "--spares", "--spare-nodes", "--horizon",
     },
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
-        "--nodes", "--nproc-per-node", "--objective", "--seed", "--slow", "--speed", "--steps", "--strategy",
-        "--trace",
+        "--nodes", "--nproc-per-node", "--objective", "--seed", "--slow", "--spares", "--speed", "--steps",
+        "--strategy", "--trace",
     },
     "replay": {
         "--checkpoint-every", "--days", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--objective",

@@ -1,4 +1,5 @@
-"""`--drill 'step=20 kill=2'`: faults on purpose, at a random moment of a step, so that recovery is seen before it is needed."""
+"""`--drill 'step=20 kill=2'`: faults on purpose, and returns, at a random moment of a step, so that recovery is seen before
+it is needed."""
 
 from __future__ import annotations
 
@@ -11,17 +12,19 @@ import msgspec
 
 from launcher.cluster.leading.cluster import Cluster
 from launcher.host.loop import Loop
-from launcher.joblog.events import NoticeGiven
+from launcher.joblog.events import NoticeGiven, SlotsReturned
 from launcher.joblog.news import News
 from odyssey.errors import UsageError
 from odyssey.worker import Rank, numbers_from
 
-HELP = "for example: --drill 'step=20 kill=2', 'after=30s lose=node1', 'step=9 hang=3'"
+HELP = "for example: --drill 'step=20 kill=2', 'after=30s lose=node1', 'step=9 hang=3', 'step=40 join=node1'"
+_WORDS = "step=, after=, kill=, lose=, hang=, leave=, join="
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0, "m": 60.0, "h": 3600.0}
 
 
 class Drill(msgspec.Struct, frozen=True):
-    """When: within `step`, or `after_s` seconds from the start. What: `kill`, `lose` (the slot, too), `hang` or `leave`."""
+    """When: within `step`, or `after_s` seconds from the start. What: `kill`, `lose` (the slot, too), `hang`, `leave`, or
+    `join` (a lost slot is there again)."""
 
     text: str
     step: int | None
@@ -46,13 +49,13 @@ def parse(text: str, *, n_nodes: int, n_ranks_per_node: int) -> tuple[Drill, ...
             if match is None:
                 raise UsageError(f"--drill {text!r}: after: expected a duration, got {value!r}", HELP)
             step, after_s = None, float(match[1]) * _UNITS[match[2]]
-        elif key in ("kill", "lose", "hang", "leave"):
+        elif key in ("kill", "lose", "hang", "leave", "join"):
             if step is None and after_s is None:
                 raise UsageError(f"--drill {text!r}: {part}: says not when", HELP)
             ranks = _ranks(text, part, value, n_nodes, n_ranks_per_node)
             drills.append(Drill(text, step, after_s, key, ranks))
         else:
-            raise UsageError(f"--drill {text!r}: {part!r} is none of step=, after=, kill=, lose=, hang=, leave=", HELP)
+            raise UsageError(f"--drill {text!r}: {part!r} is none of {_WORDS}", HELP)
     if not drills:
         raise UsageError(f"--drill {text!r}: says not what to do", HELP)
     return tuple(drills)
@@ -132,6 +135,9 @@ class Faults:
     def _fire(self, fault: Drill) -> None:
         if fault.action == "leave":
             self._news.event(NoticeGiven(fault.ranks, f"drill {fault.text!r}"))
+            return
+        if fault.action == "join":
+            self._news.event(SlotsReturned(fault.ranks, f"drill {fault.text!r}"))
             return
         number = signal.SIGSTOP if fault.action == "hang" else signal.SIGKILL
         for rank in fault.ranks:

@@ -115,8 +115,9 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     stalls = _watch_over_scripts(local, cluster, coordination)
     processes.waits.watch(planner.awaited)
     processes.waits.watch(Awaited(processes, cluster, quorum, coordination))
+    explain = news.say if options.verbose else lambda text: None
     router = ReportRouter(
-        loop, news, coordination, processes.spawner, planner, hangs, stalls, faults, Introductions(orders.send)
+        loop, news, coordination, processes.spawner, planner, hangs, stalls, faults, Introductions(orders.send), explain
     )
     start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)

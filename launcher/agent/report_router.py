@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
@@ -51,7 +52,9 @@ class ReportRouter:
         stalls: StallWatch,
         faults: Faults,
         introductions: Introductions,
+        explain: Callable[[str], None],
     ) -> None:
+        """`explain`: for people who want to know more."""
         self._loop = loop
         self._news = news
         self._coordination = coordination
@@ -61,6 +64,7 @@ class ReportRouter:
         self._stalls = stalls
         self._faults = faults
         self._introductions = introductions
+        self._explain = explain
         self._progressed: set[Rank] = set()
         """Ranks without a Job that have shown progress since they were started."""
         self._undecided: deque[Result] = deque()
@@ -95,6 +99,10 @@ class ReportRouter:
                     self._pass_on(rank, report)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
+            case messages.Ready(moved_bytes=moved_bytes, read_bytes=read_bytes):
+                if moved_bytes:
+                    self._explain(_way_of(rank, moved_bytes, read_bytes))
+                self._pass_on(rank, report)
             case messages.Finished():
                 sender.has_finished = True
                 self._pass_on(rank, report)
@@ -157,6 +165,14 @@ class ReportRouter:
         if result.kind == "step":
             expected_s = self._coordination.expected_step_s
             self._faults.on_step(result.position[0] + 1, unit_s if expected_s is None else min(expected_s, unit_s))
+
+
+def _way_of(rank: Rank, moved_bytes: int, read_bytes: int) -> str:
+    """How states have come to a rank."""
+    sent_bytes = moved_bytes - read_bytes
+    ways = [(read_bytes, "read from the memory of ranks of its host"), (sent_bytes, "sent over connections")]
+    told = ", ".join(f"{n_bytes / 1e6:.1f} MB {way}" for n_bytes, way in ways if n_bytes)
+    return f"rank {rank} has got its layers: {told}"
 
 
 def event_of(rank: Rank, report: Report) -> Body | None:

@@ -53,6 +53,7 @@ from launcher.joblog.events import (
     RankLost,
     RankPaused,
     RankSlowed,
+    SlotsReturned,
     Tick,
 )
 from launcher.joblog.exit_codes import ExitCode
@@ -98,6 +99,37 @@ def agent_joined(job: JobState, agent: AgentInfo) -> Actions:
     ranks.enter_all(its, RankState.STARTING)
     note = Note(f"agent {agent.number} ({agent.host}) joined; {ranks_text(its)} {'start' if len(its) > 1 else 'starts'} there")
     return Record(note), *(Spawn(rank) for rank in its)
+
+
+def slots_returned(job: JobState, body: SlotsReturned) -> Actions:
+    """Who was lost or has left starts there again, beside the training. That counts as no restart."""
+    world, ranks = job.world, job.ranks
+    why_not = {rank: _why_not_back(job, rank) for rank in body.ranks}
+    back = [rank for rank, why in why_not.items() if not why]
+    stays = tuple(Record(Note(f"{ranks_text([rank])} does not come back: {why}")) for rank, why in why_not.items() if why)
+    if not back:
+        return stays
+    world.slots_lost.difference_update(back)
+    for rank in back:
+        world.slot_losses.pop(rank, None)
+    ranks.enter_all(back, RankState.STARTING)
+    note = Note(f"{ranks_text(back)} {'come back and start' if len(back) > 1 else 'comes back and starts'}: {body.reason}")
+    return *stays, Record(note), *(Spawn(rank) for rank in back)
+
+
+def _why_not_back(job: JobState, rank: Rank) -> str:
+    """Empty where it may start again."""
+    world = job.world
+    if job.status is Status.FINISHING:
+        return "the script is ending"
+    if job.number > 1:
+        return f"its script would begin with the first of its {job.number} Jobs"
+    if job.ranks.state(rank) not in (RankState.ABSENT, RankState.LOST):
+        return "it has a process" if rank in world.alive else "its script has ended"
+    present = {agent.number for agent in world.agents}
+    if rank >= world.n_ranks or (world.homes and world.homes[rank] not in present):
+        return "its agent is gone" if world.homes else "the job has no such rank"
+    return ""
 
 
 def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) -> Actions:

@@ -42,6 +42,7 @@ from launcher.joblog.events import (
     RankPaused,
     RankReady,
     RankSlowed,
+    SlotsReturned,
     Tick,
     UnitCommitted,
 )
@@ -400,6 +401,7 @@ _LIVING = (Status.STARTING, *_WORKING, Status.FINISHING)
 TABLE: Mapping[type, Mapping[Status, Handler]] = {
     AgentJoined: dict.fromkeys(_LIVING, _agent_joined),
     AgentLost: dict.fromkeys(_LIVING, _agent_lost),
+    SlotsReturned: dict.fromkeys(_LIVING, growth.slots_returned),
     NoticeGiven: dict.fromkeys(_LIVING, growth.asked_to_leave),
     NoticeExpired: dict.fromkeys((Status.STARTING, *_WORKING), growth.notice_expired),
     RankSlowed: dict.fromkeys(_LIVING, growth.slowed),

@@ -139,6 +139,13 @@ class AgentJoined(msgspec.Struct, frozen=True, tag="agent_joined"):
     agent: AgentInfo
 
 
+class SlotsReturned(msgspec.Struct, frozen=True, tag="slots_returned"):
+    """Ranks that were lost with their slots can be started there again. `reason`: who says so, for people."""
+
+    ranks: tuple[Rank, ...]
+    reason: str
+
+
 class NoticeGiven(msgspec.Struct, frozen=True, tag="notice"):
     """These ranks are to leave, and nobody has lost them yet. `reason`: who says so, for people. `is_certain`: they will be
     lost, whether there is a plan without them or not. `within_s`: so many seconds from now; None where nobody knows."""
@@ -259,6 +266,7 @@ class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
     stream: str | None = None
     problem: str = ""
     proof_s: float = 0.0
+    read_bytes: int = 0
 
 
 class RankConnected(msgspec.Struct, frozen=True, tag="rank_connected"):
@@ -451,7 +459,7 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 Decision = Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
     JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
-    | NoticeGiven | NoticeExpired | RankSlowed
+    | SlotsReturned | NoticeGiven | NoticeExpired | RankSlowed
     | RankLost | RankPaused | Proposed | RankConnected | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited
     | RankFailed
     | Progressed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested

@@ -26,6 +26,11 @@ class Packed(NamedTuple):
     size_bytes: int
     tensors: tuple[torch.Tensor, ...]
 
+    @property
+    def rows(self) -> tuple[torch.Tensor, ...]:
+        """The bytes of each tensor, as they lie in the memory of this process; nothing where some do not."""
+        return tuple(map(row_of, self.tensors)) if all(tensor.device.type == "cpu" for tensor in self.tensors) else ()
+
     def pieces(self, piece_bytes: int) -> Iterator[torch.Tensor]:
         """The flat row in pieces of `piece_bytes` (a multiple of 16; the last may be shorter), each copied when it is asked
         for: uint8, in host memory, the caller's own."""
@@ -37,32 +42,37 @@ def pack(state: Any) -> Packed:
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(state)
-    offsets = _offsets([tensor.numel() * tensor.element_size() for tensor in pickler.tensors])
+    offsets = offsets_of([tensor.numel() * tensor.element_size() for tensor in pickler.tensors])
     return Packed(pickle.dumps((buffer.getvalue(), offsets)), offsets[-1], tuple(pickler.tensors))
 
 
 def _pieces(tensors: Iterable[torch.Tensor], size_bytes: int, piece_bytes: int, device: torch.device) -> Iterator[torch.Tensor]:
     """Of the flat row of these tensors, on `device`."""
     parts = (part for tensor in tensors for part in _padded(tensor))
-    part = torch.empty(0, dtype=torch.uint8)
+    part = nothing = torch.empty(0, dtype=torch.uint8)
     for start in range(0, size_bytes, piece_bytes):
-        piece = torch.empty(min(piece_bytes, size_bytes - start), dtype=torch.uint8, device=device)
-        n_done = 0
-        while n_done < piece.numel():
+        room = min(piece_bytes, size_bytes - start)
+        pieces = []
+        while room:
             if not part.numel():
                 part = next(parts)
-            n_bytes = min(part.numel(), piece.numel() - n_done)
-            piece[n_done : n_done + n_bytes].copy_(part[:n_bytes])
-            part, n_done = part[n_bytes:], n_done + n_bytes
-        yield piece
+            taken, part = (part, nothing) if part.numel() <= room else (part[:room], part[room:])
+            pieces.append(taken.to(device))
+            room -= taken.numel()
+        yield torch.cat(pieces)
+
+
+def row_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes where it lives; a copy only where they do not lie there in order."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def _padded(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Its bytes where it lives, and zeros up to the next one's place."""
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    yield whole
-    if padding := -whole.numel() % _ALIGNMENT:
-        yield torch.zeros(padding, dtype=torch.uint8, device=whole.device)
+    row = row_of(tensor)
+    yield row
+    if padding := -row.numel() % _ALIGNMENT:
+        yield torch.zeros(padding, dtype=torch.uint8, device=row.device)
 
 
 class _Pickler(pickle.Pickler):
@@ -99,7 +109,8 @@ class _Unpickler(pickle.Unpickler):
         return view.to(device)
 
 
-def _offsets(sizes: list[int]) -> list[int]:
+def offsets_of(sizes: Iterable[int]) -> list[int]:
+    """Where in the flat row tensors of these sizes begin, and where it ends."""
     offsets = [0]
     for size in sizes:
         offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
@@ -151,7 +162,7 @@ def digest(state: Any) -> str:
 
 def _flattened(tensors: list[torch.Tensor], device: torch.device) -> Iterator[torch.Tensor]:
     """Their bytes in buffers on `device`, a piece at a time."""
-    offsets = _offsets([tensor.numel() * tensor.element_size() for tensor in tensors])
+    offsets = offsets_of([tensor.numel() * tensor.element_size() for tensor in tensors])
     return _pieces(tensors, offsets[-1], DIGEST_BYTES, device)
 
 

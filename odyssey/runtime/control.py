@@ -17,6 +17,7 @@ from odyssey.link import AgentLink
 from odyssey.messages import Command, Connect, Connected, Drain, Known, Pause, Paused, Ping, Pong, Stop
 from odyssey.model.model import Model
 from odyssey.needs import Needs
+from odyssey.plan import Plan
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase
@@ -38,7 +39,7 @@ START, COMMIT = "start of the call", "commit"
 
 class Control:
     """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with.
-    `groups_for`: makes groups that are to be built beside what runs."""
+    `groups_for`: makes groups that are to be built beside what runs; `built`: is called where they stand, see Backend."""
 
     def __init__(
         self,
@@ -48,12 +49,14 @@ class Control:
         tally: Tally,
         at: Callable[[], tuple[Op | str, float] | None],
         groups_for: Callable[[Connect], Groups],
+        built: Callable[[Plan, float], None],
     ) -> None:
         self._link = link
         self._model = model
         self._tally = tally
         self._at = at
         self._groups_for = groups_for
+        self._built = built
         self._orders: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
         self._phase = phase
@@ -152,7 +155,11 @@ class Control:
             if order.generation < self._phase.generation:
                 return
             self._ahead = self._groups_for(order)
-            self._ahead.build_beside(lambda problem: self._link.report(Connected(order.generation, order.number, problem)))
+            began_s = time.monotonic()
+            self._ahead.build_beside(
+                lambda: self._built(order.plan, began_s),
+                lambda problem: self._link.report(Connected(order.generation, order.number, problem)),
+            )
 
     def _learn(self, known: Known) -> None:
         with self._lock:

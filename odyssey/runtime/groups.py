@@ -12,7 +12,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from odyssey.messages import Known, Offered
 from odyssey.needs import Needs
-from odyssey.runtime import nccl, peers
+from odyssey.runtime import nccl, peer_memory, peers
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
@@ -82,6 +82,13 @@ class Groups:
         self._has_device_groups = _has_own_device(device)
         self._on_device: _OnDevice = {}
         self._moving: Any = None
+        self._cards: dict[Rank, bytes] = {}
+        """Of the others, by rank."""
+        self._readers: set[Rank] = set()
+        """Who can read this rank's memory."""
+        self.lent: set[Any] = set()
+        """What others may be reading now. It stays until they have: where that is cut, as long as there are these groups, since
+        all ranks stand still before the next ones."""
         self._device: Any = None
         """The transport's own: it has the socket at which this rank listens."""
         self._lock = threading.Lock()
@@ -188,6 +195,21 @@ class Groups:
         group, rank = self._way_to(tensor, worker, way)
         return self._start(lambda: group.recv([tensor], rank, tag))
 
+    def is_read_by(self, worker: Worker) -> bool:
+        """Whether that one can read this rank's memory: what is on the host goes there without being sent."""
+        return all(rank in self._readers for rank in ranks_of(worker))
+
+    def read(self, worker: Worker, parts: Iterable[peer_memory.Part]) -> None:
+        """Copy from the memory of one that `is_read_by` this one. Raises Cut, as a connection that ends does."""
+        card = self._cards[ranks_of(worker)[0]]
+        try:
+            if (memory := peer_memory.reach(card)) is None:
+                raise PermissionError("it is not to be read")
+            memory.read(parts, self.check)
+        except OSError as error:
+            peer_memory.forget(card)  # the next groups try again
+            raise Cut(f"the memory of rank {worker}: {error}") from None
+
     def _start(self, operation: Callable[[], Any]) -> Any:
         try:
             return operation()
@@ -255,9 +277,9 @@ class Groups:
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
-    def build_beside(self, done: Callable[[str], None]) -> None:
-        """Begin to connect all groups while the owner does something else, and waits later. `done` is told on another thread,
-        with what has ended it if something has; not where that is `cut`."""
+    def build_beside(self, built: Callable[[], None], done: Callable[[str], None]) -> None:
+        """Begin to connect all groups while the owner does something else, and waits later. On another thread `built` is called
+        when they stand, and then `done`, with what has ended it if something has; not where that is `cut`."""
         if self._has_none:
             done("")
             return
@@ -266,6 +288,7 @@ class Groups:
         def build() -> None:
             try:
                 self._build()
+                built()
             except (Cut, RuntimeError) as error:
                 if self._cut is None:
                     done(str(error))
@@ -340,9 +363,10 @@ class Groups:
         for peer in self.needs.pairs_of(self.me):
             self.check()
             pairs[peer] = self._pair(peer, device, connected, on_device)
-        peers.prove(connected)
+        readers = peers.prove(connected)
         with self._lock:
             self.check()
+            self._know(connected, readers)
             self._tree, self._moving, self.by_subset, self._pairs, self._on_device = tree, moving, by_subset, pairs, on_device
             self._device = device
             self._connections.keep()
@@ -359,9 +383,10 @@ class Groups:
         connected: list[peers.Member] = []
         on_device: _OnDevice = {}
         pair = self._pair(worker, self._device, connected, on_device)
-        peers.prove(connected)
+        readers = peers.prove(connected)
         with self._lock:
             self.check()
+            self._know(connected, readers)
             self._pairs[worker] = pair
             self._on_device |= on_device
             self._connections.keep()
@@ -374,8 +399,13 @@ class Groups:
         store = GlooStore(self._introductions, self._prefix + name, _ranks(members), self._connections, self.limit)
         place = tuple(members).index(self.me)
         group = dist.ProcessGroupGloo(store, place, len(members), options)
-        connected.append(peers.Member(group, place, store.tokens))
+        connected.append(peers.Member(group, place, _ranks(members), store.tokens, store.cards))
         return group
+
+    def _know(self, connected: Sequence[peers.Member], readers: set[Rank]) -> None:
+        self._readers |= readers
+        for member in connected:
+            self._cards |= zip(member.ranks, member.cards, strict=True)
 
     def _nccl(self, name: str, members: Sequence[Worker]) -> Any:
         options = dist.ProcessGroupNCCL.Options()

@@ -19,11 +19,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from odyssey.messages import Known, Offered
 from odyssey.runtime.connections import Connections, Endpoint, endpoint
 from odyssey.runtime.cut import Cut
+from odyssey.runtime.peer_memory import CARD_BYTES, card
 from odyssey.worker import Rank
 
 _SIZE_BYTES = struct.calcsize("N")
 TOKEN_BYTES = 16
-"""What each member offers before where it listens: a secret, by which the others know it (peers.py)."""
+"""What each member offers first: a secret, by which the others know it (peers.py)."""
+PREFACE_BYTES = TOKEN_BYTES + CARD_BYTES
+"""That, and its card (peer_memory.py); then comes where it listens."""
 SOCKADDR_BYTES = 128
 """The size of a sockaddr_storage. Gloo sends it with a number behind it."""
 
@@ -89,7 +92,8 @@ class Introductions:
 class GlooStore(Store):
     """What Gloo takes for the store of one group: each member puts in where it listens, under its place, and reads all others'.
 
-    `ranks`: of the members. Who they are reached at tells `connections` which ones will be the group's. `tokens`: theirs.
+    `ranks`: of the members. Who they are reached at tells `connections` which ones will be the group's. `tokens`, `cards`: of
+    them.
     """
 
     def __init__(
@@ -105,20 +109,22 @@ class GlooStore(Store):
         self._n_numbers = 0
         self._values: list[bytes] = []
         self.tokens: list[bytes] = []
+        self.cards: list[bytes] = []
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # torch passes bytes
         """Our own."""
         listening = Listening.read(value)
         self._connections.listens_at(listening.at)
         self._n_numbers = listening.n_numbers
-        self._introductions.offer(self._name, len(self._ranks), secrets.token_bytes(TOKEN_BYTES) + value)
+        self._introductions.offer(self._name, len(self._ranks), secrets.token_bytes(TOKEN_BYTES) + card() + value)
 
     def wait(self, keys: Sequence[str], limit: timedelta | None = None) -> None:
         """Until all have come. Raises Cut."""
         if not self._values:
             offered = self._introductions.wait(self._name, limit or self._limit)
-            self._values = self._checked({rank: value[TOKEN_BYTES:] for rank, value in offered.items()})
+            self._values = self._checked({rank: value[PREFACE_BYTES:] for rank, value in offered.items()})
             self.tokens = [offered[rank][:TOKEN_BYTES] for rank in self._ranks]
+            self.cards = [offered[rank][TOKEN_BYTES:PREFACE_BYTES] for rank in self._ranks]
 
     def get(self, key: str) -> bytes:
         """What the member at this place has put in. Raises Cut."""

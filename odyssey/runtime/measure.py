@@ -375,8 +375,8 @@ def _answer_round_trips(peer: Worker, groups: Groups, n_bytes: int) -> float:
 
 
 def _pass_state(chain: Sequence[Stage], place: int, groups: Groups, device: torch.device) -> float | None:
-    """Seconds of a byte of a layer that moves, the least of several, there and back: packed, digested, sent and copied. Between
-    the first two of a chain; None for others."""
+    """Seconds of a byte of a layer that moves, the least of several, there and back: packed, digested, read or sent, and
+    copied. Between the first two of a chain; None for others."""
     if len(chain) < 2 or place > 1:
         return None
     peer = _worker(chain[1 - place])

@@ -14,6 +14,7 @@ from odyssey.model.packing import digest
 from odyssey.runtime.data import Prefetcher, layer_seed
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.transfer import Moved
 
 
 def ready(
@@ -25,7 +26,7 @@ def ready(
     *,
     groups_s: float,
     moves_s: float,
-    moved_bytes: int,
+    moved: Moved,
 ) -> Ready:
     """The report for the gate of `engine`'s plan. Layers that leave with this plan are among the digests, as what has come
     of them elsewhere must equal them."""
@@ -39,7 +40,8 @@ def ready(
         denominator=job_spec.spec.global_batch,
         groups_s=groups_s,
         moves_s=moves_s,
-        moved_bytes=moved_bytes,
+        moved_bytes=moved.n_bytes,
+        read_bytes=moved.n_read_bytes,
         contracts=tuple(sorted(engine.gradients.contracts(model).items())),
         stream=_stream(job_spec, data, position[0]) if engine.reads_data else None,
         problem=problem(engine, model),

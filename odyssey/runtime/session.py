@@ -63,7 +63,7 @@ from odyssey.runtime.proof import problem, ready
 from odyssey.runtime.replay import Replay
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction, Values
-from odyssey.runtime.transfer import move_layers
+from odyssey.runtime.transfer import Moved, move_layers
 from odyssey.worker import Rank, worker_of
 
 OP_TIMES_EVERY_S = 0.5
@@ -86,7 +86,13 @@ class Session:
         phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
         self._tally = Tally(len(model.layers), model.ties)
         self._control: Control = Control(
-            link, phase, model, self._tally, lambda: None if self._engine is None else self._engine.now, self._groups_for
+            link,
+            phase,
+            model,
+            self._tally,
+            lambda: None if self._engine is None else self._engine.now,
+            self._groups_for,
+            backend.built,
         )
         self._engine: Engine | None = None
         self._data: Prefetcher | None = None
@@ -361,7 +367,7 @@ class Session:
             self.model.hold_built(needed)
         elif self.model.is_as_built:
             self.model.hold_built(())  # its state comes from others, if it has work at all
-        moved_bytes = move_layers(plan.moves, me, self.model, groups) if me in needs.movers else 0
+        moved = move_layers(plan.moves, me, self.model, groups) if me in needs.movers else Moved()
         self._backend.moved(plan, me, built_s)
         moved_s = time.monotonic()
         if self._data is None:
@@ -378,7 +384,7 @@ class Session:
             self.position,
             groups_s=built_s - started_s,
             moves_s=moved_s - built_s,
-            moved_bytes=moved_bytes,
+            moved=moved,
         )
         self._control.change(Phase.ready)
         self._link.report(report)

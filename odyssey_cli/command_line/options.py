@@ -218,7 +218,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(("--survive-nodes",), "F", "Any F whole nodes may be lost, and every layer has a holder.", Group.LOSS),
     Option(("--profile",), "FILE", "Use these measurements instead of measuring at the start.", Group.LOSS),
-    Option(("--drill",), "DRILL", "Lose ranks on purpose: 'step=20 kill=2'. May be repeated.", Group.LOSS, repeats=True),
+    Option(("--drill",), "DRILL", "Lose ranks on purpose: 'step=20 kill=2'; or for a while: 'step=20 lose=2 step=40 join=2'. "
+           "May be repeated.", Group.LOSS, repeats=True),
     # When ranks stall
     Option(
         ("--stall-timeout",), "TIME", "Warn when a rank shows no progress for so long: 10m. Default: no watch.", Group.STALL

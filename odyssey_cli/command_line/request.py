@@ -9,7 +9,6 @@ from pathlib import Path
 from launcher.options import Entry, RunOptions
 from launcher.processes.rank_process import imports_odyssey
 from odyssey.errors import ProfileError, UsageError
-from odyssey.layout import parse_layout
 from odyssey_cli import files
 from odyssey_cli.command_line import checks
 from odyssey_cli.command_line import values as text
@@ -49,7 +48,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
     _check_nodes(given, nodes, together)
     n_local_ranks = nodes * ranks_per_node
     if together.max_agents == 1:
-        _check_layout(given, nodes, ranks_per_node)
+        text.layout_of(given.value("layout").text, nodes, ranks_per_node, _whole(given, "spares", 0))
     _check_drills(given, nodes, ranks_per_node)
     checks.open_files(n_local_ranks)
     log_dir, note = checks.log_dir(given.value("log_dir").text, given.value("log_dir").name, environment)
@@ -200,21 +199,6 @@ def _check_nodes(given: Given, nodes: int, together: RendezvousOptions) -> None:
         raise UsageError(
             f"--nodes {nodes} and {nnodes.name} {nnodes.text} exclude each other",
             "--nodes are parts of this host under one agent; --nnodes are agents, each with --nproc-per-node ranks",
-        )
-
-
-def _check_layout(given: Given, nodes: int, ranks_per_node: int) -> None:
-    layout = text.layout(given.value("layout").text)
-    n_ranks, n_spares = nodes * ranks_per_node, _whole(given, "spares", 0)
-    if n_spares >= n_ranks:
-        help = f"one at least has to train: start more ranks, for example --nodes {n_spares // ranks_per_node + 1}"
-        raise UsageError(f"--spares {n_spares}: there are {n_ranks} ranks", help)
-    n_taken = sum(parse_layout(layout) or ())
-    if n_taken > n_ranks - n_spares:
-        standing_by = f", of which {n_spares} {'stand' if n_spares > 1 else 'stands'} by" if n_spares else ""
-        raise UsageError(
-            f"--layout {layout} takes {n_taken} ranks, there are {n_ranks}{standing_by}",
-            f"start more ranks, for example --nodes {-(-(n_taken + n_spares) // ranks_per_node)}",
         )
 
 

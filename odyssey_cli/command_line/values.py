@@ -51,6 +51,21 @@ def layout(text: str) -> str:
     return text
 
 
+def layout_of(text: str, nodes: int, ranks_per_node: int, n_spares: int) -> str:
+    """The same for so many ranks, of which some stand by."""
+    n_taken, n_ranks = sum(parse_layout(layout(text)) or ()), nodes * ranks_per_node
+    if n_spares >= n_ranks:
+        help = f"one at least has to train: start more ranks, for example --nodes {n_spares // ranks_per_node + 1}"
+        raise UsageError(f"--spares {n_spares}: there are {n_ranks} ranks", help)
+    if n_taken > n_ranks - n_spares:
+        standing_by = f", of which {n_spares} {'stand' if n_spares > 1 else 'stands'} by" if n_spares else ""
+        raise UsageError(
+            f"--layout {text} takes {n_taken} ranks, there are {n_ranks}{standing_by}",
+            f"start more ranks, for example --nodes {-(-(n_taken + n_spares) // ranks_per_node)}",
+        )
+    return text
+
+
 def strategy(text: str) -> str:
     """`auto` or the name of a strategy."""
     if text == "auto":

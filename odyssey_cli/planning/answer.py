@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from launcher.joblog.wording import faults_texts, ranks_text
+from odyssey.calls import ranks_alike
 from odyssey.plan import Plan
+from odyssey.worker import Rank
 from odyssey_cli.display import quantities
 from odyssey_cli.display.candidates import (
     Columns,
@@ -29,7 +33,7 @@ from odyssey_cli.display.render import WIDE
 from odyssey_cli.planning.ask import Answer
 from odyssey_cli.timeline.change import sentences
 from strategies.search import best
-from strategies.search.dryrun import Outcome
+from strategies.search.dryrun import Joined, Outcome
 from strategies.search.prospect import Prospect
 from strategies.situation import Candidate, Objective, Outlook
 
@@ -44,7 +48,8 @@ def show(answer: Answer) -> None:
 
 
 def render(answer: Answer, width: int, *, ascii_only: bool = False) -> RenderableType:
-    """The layout now; the losses looked at; of the worst one that training survives the layout after it and all candidates."""
+    """The layout now; the losses looked at; of the worst one that training survives the layout after it and all candidates; the
+    same for those who come."""
     idle_states = dict.fromkeys(answer.now.all_ranks_of(answer.now.idle), RankState.IDLE)
     parts: list[RenderableType] = [
         Text.assemble(("now", "bold"), "  ", _facts(answer.now), (f"  {answer.source}", "dim")),
@@ -56,11 +61,14 @@ def render(answer: Answer, width: int, *, ascii_only: bool = False) -> Renderabl
         parts += ["", Text("layouts to start with", style="dim"), start_table(answer, width, ascii_only)]
     if len(answer.outcomes) > 1:
         parts += ["", Text(f"losses  {answer.method}", style="dim"), outcome_table(answer)]
-    parts += ["", *_outcome(answer, width, ascii_only)]
+    if answer.shown is not None:
+        parts += ["", *_outcome(answer, answer.shown, width, ascii_only)]
+    if answer.joined is not None:
+        parts += ["", *_grown(answer, answer.joined, width, ascii_only)]
     change = answer.expected_change
     footer = f"next change expected in {quantities.seconds(change.seconds)} ({change.source})\n{_cost(answer)}"
     parts += ["", Text(f"{footer}\n{_score(answer, ascii_only)}\n{_searched(answer)}", style="dim")]
-    tables = (answer.starts, *(outcome.candidates for outcome in answer.outcomes))
+    tables = (answer.starts, *(outcome.candidates for outcome in answer.outcomes), _joined_table(answer))
     if faults := faults_texts(candidate for table in tables for candidate in table):
         parts += ["", Text("\n".join(faults), style="yellow")]
     return Group(*parts)
@@ -86,7 +94,7 @@ def _score(answer: Answer, ascii_only: bool) -> str:
     """What the score is, and what the marks of spread and ties mean."""
     until = "the loss after the next" if answer.aim.objective is Objective.AHEAD else "the next loss (eq. 8)"
     score = f"score: useful samples a second until {until}"
-    priced = [*answer.starts, *answer.shown.candidates]
+    priced = [*answer.starts, *(answer.shown.candidates if answer.shown is not None else ()), *_joined_table(answer)]
     if not (spread := step_spread(priced, ascii_only=ascii_only)):
         return score
     ties = ties_text(priced, ascii_only=ascii_only)
@@ -139,8 +147,13 @@ def survives(outlook: Outlook) -> str:
     return f"{text}, any {quantities.plural(nodes, 'node')}" if nodes else text
 
 
-def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableType]:
-    outcome, chosen = answer.shown, answer.chosen
+def _joined_table(answer: Answer) -> tuple[Candidate, ...]:
+    return () if answer.joined is None else answer.joined.candidates
+
+
+def _outcome(answer: Answer, outcome: Outcome, width: int, ascii_only: bool) -> list[RenderableType]:
+    """What is done after the losses."""
+    chosen = answer.chosen
     title = Text.assemble((f"without {ranks_text(outcome.ranks)}", "bold"), "  ")
     if chosen is None or chosen.plan is None or chosen.estimate is None:
         title.append("training cannot go on", style="bold red")
@@ -148,27 +161,90 @@ def _outcome(answer: Answer, width: int, ascii_only: bool) -> list[RenderableTyp
         if outcome.lost_state:
             parts.append(Text(outcome.lost_state))
     else:
-        rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
-        step = quantities.seconds(chosen.estimate.step_s)
-        title.append(f"{chosen.strategy}, layout {chosen.plan.form()}, {step} a step, {rate} of now")
         states = dict.fromkeys(outcome.ranks, RankState.LOST)
-        parts = [title, plan_grid(chosen.plan, states, width, ascii_only=ascii_only)]
-        outside = idle_line(chosen.plan, states, ascii_only=ascii_only)
-        parts += [outside] if outside is not None else []
         told = sentences(answer.now, chosen.plan, outcome.ranks)
-        parts += ["", *(Text(line, style="dim") for line in told)]
-    if outcome.candidates:
-        now_rate = answer.now.global_batch / answer.step_s
+        parts = _chosen(answer, title, chosen, chosen.plan, states, told, width, ascii_only)
+    return [*parts, *_candidates(answer, outcome.candidates, chosen, width, ascii_only)]
 
-        def is_chosen(candidate: object) -> bool:
-            return candidate is chosen
 
-        wide = width >= WIDE  # else the reasons that the numbers don't tell stand below
-        table = candidate_table(outcome.candidates, is_chosen, now_rate, width, with_reasons=wide, ascii_only=ascii_only)
-        parts += ["", table]
-        explained = [candidate for candidate in outcome.candidates if candidate is chosen or candidate.plan is None]
-        parts += ["", reasons(explained, is_chosen)] if not wide else []
-    return parts
+def _grown(answer: Answer, joined: Joined, width: int, ascii_only: bool) -> list[RenderableType]:
+    """What is done when the others have come, and whether it pays."""
+    before = answer.now if answer.shown is None or answer.chosen is None else answer.chosen.plan
+    assert before is not None
+    then = "then with" if answer.shown is not None else "with"
+    title = Text.assemble((f"{then} {ranks_alike(joined.ranks)}", "bold"), "  ")
+    chosen = joined.chosen
+    if chosen is None or chosen.plan is None:
+        title.append("there is no plan", style="bold red")
+        parts: list[RenderableType] = [title]
+    else:
+        idle = joined.ranks if chosen is joined.standing_by else chosen.plan.all_ranks_of(chosen.plan.idle)
+        states = dict.fromkeys(idle, RankState.IDLE)
+        told = () if chosen is joined.standing_by else sentences(before, chosen.plan, ())
+        parts = _chosen(answer, title, chosen, chosen.plan, states, told, width, ascii_only)
+        parts += ["", *(Text(line) for line in _whether_it_pays(answer, joined))]
+    return [*parts, *_candidates(answer, joined.candidates, chosen, width, ascii_only)]
+
+
+def _chosen(
+    answer: Answer,
+    title: Text,
+    chosen: Candidate,
+    plan: Plan,
+    states: Mapping[Rank, RankState],
+    told: Sequence[str],
+    width: int,
+    ascii_only: bool,
+) -> list[RenderableType]:
+    """The plan that is taken: in a line, as a picture, and in sentences."""
+    assert chosen.estimate is not None
+    rate = quantities.percent(answer.step_s / chosen.estimate.step_s)
+    title.append(f"{chosen.strategy}, layout {plan.form()}, {quantities.seconds(chosen.estimate.step_s)} a step, {rate} of now")
+    parts: list[RenderableType] = [title, plan_grid(plan, states, width, ascii_only=ascii_only)]
+    outside = idle_line(plan, states, ascii_only=ascii_only)
+    parts += [outside] if outside is not None else []
+    parts += [""] if told else []
+    return [*parts, *(Text(line, style="dim") for line in told)]
+
+
+def _whether_it_pays(answer: Answer, joined: Joined) -> list[str]:
+    """To take them in, against going on as before: by the score, and when the transition is made good."""
+    taking, standing = joined.taking_in, joined.standing_by
+    they, pronoun = ("they stand", "them") if len(joined.ranks) > 1 else ("it stands", "it")
+    if taking is None or taking.estimate is None:
+        return [f"no plan has work for {ranks_alike(joined.ranks)}: {they} by"]
+    if standing is None or standing.estimate is None:
+        return [f"the layout cannot go on as it is, so {pronoun} has to be taken in"]
+    step_s, before_s = taking.estimate.step_s, standing.estimate.step_s
+    stop_s = taking.estimate.transition.total_s
+    pays = joined.chosen is taking
+    scores = f"a score of {quantities.rate(taking.estimate.objective)} against {quantities.rate(standing.estimate.objective)}"
+    lines = [f"to take {pronoun} in {'pays' if pays else 'does not pay'}: {scores} if {they} by"]
+    ahead = f"groups take {quantities.seconds(taking.estimate.beside_s)} beside the training, then all stop for"
+    if step_s < before_s:
+        made_good_s = stop_s * before_s / (before_s - step_s)
+        change = quantities.seconds(answer.expected_change.seconds)
+        good = f"made good within {quantities.seconds(made_good_s)}; the next change is expected in {change}"
+    else:
+        good = "and steps are no shorter: it is weighed by what it leaves for the next loss"
+    return [*lines, f"{ahead} {quantities.seconds(stop_s)}, {good}"]
+
+
+def _candidates(
+    answer: Answer, candidates: Sequence[Candidate], chosen: Candidate | None, width: int, ascii_only: bool
+) -> list[RenderableType]:
+    """The table, and reasons that its numbers don't tell."""
+    if not candidates:
+        return []
+    now_rate = answer.now.global_batch / answer.step_s
+
+    def is_chosen(candidate: object) -> bool:
+        return candidate is chosen
+
+    wide = width >= WIDE  # else the reasons that the numbers don't tell stand below
+    table = candidate_table(candidates, is_chosen, now_rate, width, with_reasons=wide, ascii_only=ascii_only)
+    explained = [candidate for candidate in candidates if candidate is chosen or candidate.plan is None]
+    return ["", table] if wide else ["", table, "", reasons(explained, is_chosen)]
 
 
 def outcome_table(answer: Answer) -> Table:

@@ -1,4 +1,4 @@
-"""The question of `odyssey plan` and its answer: how to start, and what would be done if ranks were lost."""
+"""The question of `odyssey plan` and its answer: how to start, and what would be done if ranks were lost, or came."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from perfmodel.reliability import ExpectedChange
 from strategies.search import best, initial_plan
-from strategies.search.dryrun import Outcome, fail_any, fail_ranks
+from strategies.search.dryrun import DryRun, Joined, Outcome, fail_any, fail_ranks, join_ranks, newcomers
 from strategies.search.outlook import cost_s, outlooks
 from strategies.search.prospect import Prospect, Steps, prospects
 from strategies.situation import Aim, Candidate, Outlook, Situation
@@ -24,8 +24,8 @@ HORIZON_S = 86400.0
 than 0.85 days (arXiv 2502.03885)."""
 
 
-class Losses(msgspec.Struct, frozen=True):
-    """Of any `n` ranks, or of any `n` whole nodes."""
+class Units(msgspec.Struct, frozen=True):
+    """Any `n` ranks, or any `n` whole nodes, that are lost, come or stand by."""
 
     n: int
     nodes: bool = False
@@ -36,7 +36,8 @@ class Answer(msgspec.Struct, frozen=True):
 
     `starts`: the layouts that a job could start with, best first; empty for a job that runs. `outlook`: what the layout now
     leaves for the next loss, `prospect`: what failures cost it over a given time. `method`: which of the `n_placements` ways to
-    lose ranks were looked at.
+    lose ranks were looked at. `joined`: what is done when ranks come, to the layout now or to the one after the outcome that is
+    shown; None where nobody asks, or training does not go on until then.
     """
 
     source: str
@@ -52,29 +53,41 @@ class Answer(msgspec.Struct, frozen=True):
     method: str
     outcomes: tuple[Outcome, ...]
     search_s: float
+    joined: Joined | None = None
 
     @property
-    def shown(self) -> Outcome:
-        """The worst outcome that training survives; if it survives none, the first."""
-        survived = [outcome for outcome in self.outcomes if outcome.step_s is not None]
-        return survived[-1] if survived else self.outcomes[0]
+    def shown(self) -> Outcome | None:
+        """The worst outcome that training survives; if it survives none, the first. None where no loss was asked for."""
+        return _shown(self.outcomes)
 
     @property
     def chosen(self) -> Candidate | None:
         """The best candidate of the outcome shown."""
-        return best(self.shown.candidates)
+        return None if self.shown is None else best(self.shown.candidates)
+
+    @property
+    def goes_on(self) -> bool:
+        """Training does, after the losses and returns that were asked for."""
+        return self.shown is None or self.chosen is not None
+
+
+def _shown(outcomes: tuple[Outcome, ...]) -> Outcome | None:
+    survived = [outcome for outcome in outcomes if outcome.step_s is not None]
+    return survived[-1] if survived else next(iter(outcomes), None)
 
 
 def ask(
     found: source.Source,
-    lost: Losses | tuple[Rank, ...],
+    lost: Units | tuple[Rank, ...] | None,
     layout: str,
     change: ExpectedChange,
     strategy: str | None = None,
     aim: Aim | None = None,
     horizon_s: float = HORIZON_S,
+    joining: Units | None = None,
 ) -> Answer:
-    """Search for the answer: after the loss of these ranks, or of any so many. `strategy`: the only one that may propose."""
+    """Search for the answer: after the loss of these ranks, or of any so many, or of none; then, behind the outcome that is
+    shown, when so many have come. `strategy`: the only one that may propose after a loss."""
     began = time.perf_counter()
     aim = found.aim if aim is None else aim
     start = at_start(found, change, aim)
@@ -86,23 +99,7 @@ def ask(
     as_it_is = Candidate(now.strategy, now, now.estimate, "")
     steps = Steps(here)
     steps.learn(len(now.workers), now.estimate.step_s)
-    if isinstance(lost, Losses):
-        run = fail_any(
-            found.profile,
-            now,
-            lost.n,
-            seconds_to_change=change.seconds,
-            only=strategy,
-            nodes=lost.nodes,
-            n_behind=change.n_behind,
-            aim=aim,
-        )
-        n_placements, method, outcomes = run.n_placements, run.method, run.outcomes
-    else:
-        one = fail_ranks(
-            found.profile, now, lost, seconds_to_change=change.seconds, only=strategy, n_behind=change.n_behind, aim=aim
-        )
-        n_placements, method, outcomes = 1, ranks_text(lost), (one,)
+    run = _after_losses(found, now, lost, change, strategy, aim)
     return Answer(
         source=found.title,
         model=found.profile.model,
@@ -113,19 +110,55 @@ def ask(
         starts=tuple(starts),
         outlook=outlook_of(here, as_it_is),
         prospect=prospects(here, [as_it_is], horizon_s, steps)[0],
-        n_placements=n_placements,
-        method=method,
-        outcomes=outcomes,
+        n_placements=run.n_placements,
+        method=run.method,
+        outcomes=run.outcomes,
+        joined=None if joining is None else _with_newcomers(found, now, run.outcomes, joining, change, aim),
         search_s=time.perf_counter() - began,
     )
 
 
-def plan_now(found: source.Source, layout: str, change_s: float, aim: Aim | None = None) -> Plan:
-    """The job's own plan, or else the one that a job would start with, where D is known to be `change_s`."""
-    if found.plan is not None and found.plan.estimate is not None and layout == "auto":
+def _after_losses(
+    found: source.Source,
+    now: Plan,
+    lost: Units | tuple[Rank, ...] | None,
+    change: ExpectedChange,
+    strategy: str | None,
+    aim: Aim,
+) -> DryRun:
+    profile, seconds, n_behind = found.profile, change.seconds, change.n_behind
+    if lost is None:
+        return DryRun(0, 0, "", ())
+    if isinstance(lost, Units):
+        return fail_any(
+            *(profile, now, lost.n), seconds_to_change=seconds, only=strategy, nodes=lost.nodes, n_behind=n_behind, aim=aim
+        )
+    one = fail_ranks(profile, now, lost, seconds_to_change=seconds, only=strategy, n_behind=n_behind, aim=aim)
+    return DryRun(len(lost), 1, ranks_text(lost), (one,))
+
+
+def _with_newcomers(
+    found: source.Source, now: Plan, outcomes: tuple[Outcome, ...], joining: Units, change: ExpectedChange, aim: Aim
+) -> Joined | None:
+    """None where training does not go on until they come."""
+    if (after := _shown(outcomes)) is not None:
+        chosen = best(after.candidates)
+        if chosen is None or chosen.plan is None:
+            return None
+        now = chosen.plan
+    ranks = newcomers(now, joining.n, found.ranks_per_node, nodes=joining.nodes)
+    return join_ranks(found.profile, now, ranks, seconds_to_change=change.seconds, n_behind=change.n_behind, aim=aim)
+
+
+def plan_now(found: source.Source, layout: str, change_s: float, aim: Aim | None = None, n_spares: int = 0) -> Plan:
+    """The job's own plan, or else the one that a job would start with, where D is known to be `change_s`, and the last
+    `n_spares` ranks stand by."""
+    if found.plan is not None and found.plan.estimate is not None and layout == "auto" and not n_spares:
         return found.plan
     start = at_start(found, ExpectedChange(change_s), found.aim if aim is None else aim)
-    return _chosen(initial_plan(start, layout if layout != "auto" else found.layout), len(start.alive))
+    start = msgspec.structs.replace(start, n_spares=n_spares)
+    asked = layout if layout != "auto" or n_spares else found.layout
+    return _chosen(initial_plan(start, asked), len(start.alive))
 
 
 def outlook_of(situation: Situation, candidate: Candidate) -> Outlook:

@@ -1,4 +1,4 @@
-"""`odyssey plan`: what would be done if ranks were lost, and what to start with, without starting any."""
+"""`odyssey plan`: what would be done if ranks were lost or came, and what to start with, without starting any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from odyssey_cli import files
 from odyssey_cli.command_line import values
 from odyssey_cli.planning import source, start_tables
 from odyssey_cli.planning.answer import show
-from odyssey_cli.planning.ask import HORIZON_S, Answer, Losses, ask
+from odyssey_cli.planning.ask import HORIZON_S, Answer, Units, ask
 from odyssey_cli.planning.predicted import stands, timeline
 from odyssey_cli.planning.starts import ask_layouts, ask_spares
 from odyssey_cli.timeline import save, terminal
@@ -29,6 +29,8 @@ class Request(msgspec.Struct, frozen=True):
     fail: int | None
     fail_ranks: str | None
     fail_nodes: int | None
+    join: int | None
+    join_nodes: int | None
     layouts: bool
     spares: int | None
     spare_nodes: int | None
@@ -52,7 +54,7 @@ class Request(msgspec.Struct, frozen=True):
 def plan(request: Request) -> int:
     """Answer on stdout; returns the exit code: FAILED if training survives none of the losses."""
     _check_together(request)
-    lost, spares = _losses(request), _spares(request)
+    lost, joining, spares = _losses(request), _joins(request), _spares(request)
     values.layout(request.layout)
     values.strategy(request.strategy)
     mtbf_s = values.duration_s(request.mtbf, "--mtbf") if request.mtbf is not None else None
@@ -73,7 +75,7 @@ def plan(request: Request) -> int:
         start_tables.show(ask_spares(found, spares.n, n_ranks, expected, aim, horizon_s), as_json=request.as_json)
     else:
         only = None if request.strategy == "auto" else request.strategy
-        return _answer(request, found, ask(found, lost, request.layout, expected, only, aim, horizon_s))
+        return _answer(request, found, ask(found, lost, request.layout, expected, only, aim, horizon_s, joining))
     return ExitCode.OK
 
 
@@ -85,33 +87,33 @@ def _answer(request: Request, found: source.Source, answer: Answer) -> int:
         show(answer)
     svg_file, trace_file = (None if file is None else Path(file) for file in (request.svg, request.trace))
     if request.with_timeline or svg_file is not None or trace_file is not None:
-        with_loss = (request.fail, request.fail_ranks, request.fail_nodes) != (None, None, None)
-        drawn = timeline(answer, found.profile, with_loss=with_loss)
+        with_change = any(option is not None for option in (*_fails(request), *_comings(request)))
+        drawn = timeline(answer, found.profile, with_change=with_change)
         if request.with_timeline:
             print()
             terminal.show(drawn)
         save.save(drawn, svg_file, trace_file)
     if request.change is not None:
-        save.save_change(f"{answer.source}: the layout before and after the loss", stands(answer), Path(request.change))
-    return ExitCode.OK if answer.chosen is not None else ExitCode.FAILED
+        save.save_change(f"{answer.source}: the layout before and after the change", stands(answer), Path(request.change))
+    return ExitCode.OK if answer.goes_on else ExitCode.FAILED
 
 
 def _check_together(request: Request) -> None:
-    """Options that ask another question than `--layouts` or `--spares`, and what they have no meaning for."""
+    """Options that ask another question than `--layouts` or `--spares`, and what they have no meaning for. Who comes may come
+    after what is lost."""
     if request.as_json and request.with_timeline:
         raise UsageError("--json and --timeline exclude each other", "--trace FILE writes the timeline as JSON")
-    questions = _given(
-        ("--layouts", request.layouts or None),
-        ("--spares", request.spares),
-        ("--spare-nodes", request.spare_nodes),
-        ("--fail", request.fail),
-        ("--fail-ranks", request.fail_ranks),
-        ("--fail-nodes", request.fail_nodes),
-    )
+    others = (("--layouts", request.layouts or None), ("--spares", request.spares), ("--spare-nodes", request.spare_nodes))
+    fails = tuple(zip(("--fail", "--fail-ranks", "--fail-nodes"), _fails(request), strict=True))
+    joins = tuple(zip(("--join", "--join-nodes"), _comings(request), strict=True))
+    questions = _given(*others, *fails)
     _exclude(questions)
-    if not questions or questions[0].startswith("--fail"):
+    _exclude([*_given(*others), *_given(*joins)])
+    if not _given(*others):
+        only = ("--strategy", None if request.strategy == "auto" else request.strategy)
+        _exclude([] if questions else [*_given(*joins), *_given(only)])  # it is asked for what is done after a loss
         return
-    others = _given(
+    meaningless = _given(
         ("--strategy", None if request.strategy == "auto" else request.strategy),
         ("--timeline", request.with_timeline or None),
         ("--svg", request.svg),
@@ -119,7 +121,7 @@ def _check_together(request: Request) -> None:
         ("--change", request.change),
         ("--layout", None if questions[0] == "--layouts" or request.layout == "auto" else request.layout),
     )
-    _exclude([questions[0], *others])
+    _exclude([questions[0], *meaningless])
 
 
 def _given(*options: tuple[str, object]) -> list[str]:
@@ -131,16 +133,33 @@ def _exclude(given: Sequence[str]) -> None:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other", "give one of them")
 
 
-def _losses(request: Request) -> Losses | tuple[Rank, ...]:
+def _fails(request: Request) -> tuple[int | None, str | None, int | None]:
+    return request.fail, request.fail_ranks, request.fail_nodes
+
+
+def _comings(request: Request) -> tuple[int | None, int | None]:
+    return request.join, request.join_nodes
+
+
+def _losses(request: Request) -> Units | tuple[Rank, ...] | None:
+    """Of one rank where nothing is asked for, and of none where only the coming of ranks is."""
     if request.fail_ranks is not None:
         return values.ranks(request.fail_ranks, "--fail-ranks")
     if request.fail_nodes is not None:
-        return Losses(values.count(request.fail_nodes, "--fail-nodes", 1), nodes=True)
-    return Losses(values.count(request.fail, "--fail", 1) if request.fail is not None else 1)
+        return Units(values.count(request.fail_nodes, "--fail-nodes", 1), nodes=True)
+    if request.fail is None and _comings(request) != (None, None):
+        return None
+    return Units(values.count(request.fail, "--fail", 1) if request.fail is not None else 1)
 
 
-def _spares(request: Request) -> Losses | None:
-    """So many ranks or nodes that stand by."""
+def _joins(request: Request) -> Units | None:
+    if request.join_nodes is not None:
+        return Units(values.count(request.join_nodes, "--join-nodes", 1), nodes=True)
+    return Units(values.count(request.join, "--join", 1)) if request.join is not None else None
+
+
+def _spares(request: Request) -> Units | None:
+    """Who stands by."""
     if request.spare_nodes is not None:
-        return Losses(values.count(request.spare_nodes, "--spare-nodes", 1), nodes=True)
-    return Losses(values.count(request.spares, "--spares", 1)) if request.spares is not None else None
+        return Units(values.count(request.spare_nodes, "--spare-nodes", 1), nodes=True)
+    return Units(values.count(request.spares, "--spares", 1)) if request.spares is not None else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -169,12 +170,14 @@ class Waits(Computation):
 
 
 class Emulated(Backend):
-    """The devices and links of a profile's cluster. `interfaces`: None where every rank has one of its own."""
+    """The devices and links of a profile's cluster. `interfaces`: None where every rank has one of its own. `began`: a file
+    that is there as soon as the job has a plan: what starts from then on takes what a start on the cluster does."""
 
-    def __init__(self, profile: Profile, device: Device, interfaces: Interfaces | None) -> None:
+    def __init__(self, profile: Profile, device: Device, interfaces: Interfaces | None, began: Path) -> None:
         self.costs = Costs(profile)
         self.device = device
         self.interfaces = interfaces
+        self._began = began
 
     def spec(self, spec: ModelSpec) -> ModelSpec:
         """The model that the profile is of, whatever stands in for its layers."""
@@ -191,6 +194,7 @@ class Emulated(Backend):
     def computation(
         self, plan: Plan, worker: Worker, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
     ) -> Computation:
+        self._began.touch()
         return Waits(plan, worker, model, job_spec, data, expectations, self)
 
     def built(self, plan: Plan, since_s: float) -> None:

@@ -1,6 +1,6 @@
 """What the ranks of a rehearsal run: a Job whose layers are stand-ins, on devices and links that only take time.
 
-odyssey run odyssey_cli/rehearsal/rank.py PROFILE --steps 20
+odyssey run odyssey_cli/rehearsal/rank.py PROFILE --steps 20 --began FILE
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def main() -> None:
         interfaces = Interfaces.at(options.interfaces, options.hosts, profile.cluster.interface_bandwidth)
     slowness = dict(options.slow).get(rank, 1.0)
     device = Device(options.jitter, slowness, random.Random(f"{options.seed} {rank}"))
-    backend = Emulated(profile, device, interfaces)
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+    backend = Emulated(profile, device, interfaces, options.began)
+    if options.began.exists():
         time.sleep(max(0.0, began_s + profile.recovery.spawn_s - time.monotonic()))
     job = odyssey.Job(
         layers=lambda: _stand_ins(profile),
@@ -97,6 +97,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--slow", type=_slowness, action="append", default=[])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--interfaces", default="")
+    parser.add_argument("--began", type=Path, required=True)
     parser.add_argument("--hosts", type=int, default=1)
     return parser.parse_args()
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 import strategies
-from launcher.joblog.events import Event
+from launcher.joblog.events import Event, RankFinished, RankJoined, RankStarted, SlotsReturned
 from launcher.joblog.exit_codes import SIGNALS
+from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
+from odyssey.worker import Rank
 from odyssey_cli import files, run
 from odyssey_cli.command_line import values
 from odyssey_cli.display import quantities
@@ -32,13 +34,15 @@ from perfmodel.profile import Profile, scaled
 from strategies.situation import Aim
 
 RANK = Path(__file__).with_name("rank.py")
+_ACTIONS = {Kind.LOST: "lose", Kind.FAILED: "kill", Kind.RETURNED: "join"}
+"""Of a drill."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
     """What is to be rehearsed. `drills`: as of `odyssey run`, empty for a loss of one rank in mid-rehearsal.
 
     `speed`: seconds of the cluster that pass in one of ours. `jitter`: standard deviation of the logarithm of an op's
-    time. `slow`: rank -> a factor of all its ops.
+    time. `slow`: rank -> a factor of all its ops. `n_spares`: ranks that stand by from the start.
     """
 
     layout: str
@@ -53,6 +57,7 @@ class Wanted(msgspec.Struct, frozen=True):
     max_restarts: int
     log_dir: Path
     aim: Aim = Aim()
+    n_spares: int = 0
 
 
 def rehearse(found: Source, wanted: Wanted, *, display: bool) -> list[Rehearsal]:
@@ -91,7 +96,9 @@ def _as_it_shows(found: Source) -> Profile:
 def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: Path, display: bool) -> Rehearsal:
     events: list[Event] = []
     interfaces, n_hosts = path.with_suffix(".interfaces"), -(-found.n_nodes // profile.cluster.nodes_per_host)
+    began = path.with_suffix(".began")
     arguments = [str(path), f"--steps={wanted.n_steps}", f"--jitter={wanted.jitter}", f"--seed={wanted.seed}"]
+    arguments.append(f"--began={began}")
     arguments += [f"--slow={rank}={factor}" for rank, factor in sorted(wanted.slow.items())]
     if profile.cluster.interface_bandwidth is not None:
         Interfaces.make(str(interfaces), n_hosts)
@@ -104,6 +111,7 @@ def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: P
         max_restarts=wanted.max_restarts,
         log_dir=wanted.log_dir,
         layout=wanted.layout,
+        n_spares=wanted.n_spares,
         strategy=strategy,
         aim=wanted.aim,
         mtbf_s=None if wanted.mtbf_s is None else wanted.mtbf_s / wanted.speed,
@@ -116,8 +124,30 @@ def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: P
         code = run.run(options, display=display, also=events.append)
     finally:
         interfaces.unlink(missing_ok=True)
+        began.unlink(missing_ok=True)
+    if late := came_too_late(events):
+        start = quantities.seconds(found.profile.recovery.spawn_s)
+        what = f"the job ended while {ranks_text(late)} {'were' if len(late) > 1 else 'was'} starting, which takes {start}"
+        print(f"odyssey: {what}: give more --steps to see what comes of that", file=sys.stderr)
     ran = generations(events, wanted.speed)
     return Rehearsal(strategy, code, profile.global_batch, tuple(ran))
+
+
+def came_too_late(events: Iterable[Event]) -> set[Rank]:
+    """Ranks that have come back, and had not built their Job yet when the job ended."""
+    back: set[Rank] = set()
+    starting: set[Rank] = set()
+    for event in events:
+        match event.body:
+            case SlotsReturned(ranks=ranks):
+                back.update(ranks)
+            case RankStarted(rank=rank) if rank in back:
+                starting.add(rank)
+            case RankJoined(rank=rank):
+                starting.discard(rank)
+            case RankFinished():
+                break
+    return starting
 
 
 def losses(mtbf_s: float, step_s: float, n_steps: int, n_ranks: int, seed: int) -> tuple[str, ...]:
@@ -133,17 +163,23 @@ def losses(mtbf_s: float, step_s: float, n_steps: int, n_ranks: int, seed: int) 
     return tuple(found)
 
 
-def losses_of(trace: Trace, n_steps: int) -> tuple[str, ...]:
-    """Drills: the losses of the trace, its whole length drawn together into these steps. What returns stays away, as no
-    agent of its is rehearsed; so a node is lost once."""
-    seen: set[int] = set()
+def changes_of(trace: Trace, n_steps: int) -> tuple[str, ...]:
+    """Drills: the losses and returns of the trace, its whole length drawn together into these steps. A node changes once in a
+    step: what else becomes of it there comes in the steps after it."""
+    last: dict[int, int] = {}
+    away: set[int] = set()
     found: list[str] = []
     for change in trace.changes:
-        if change.kind is not Kind.RETURNED and change.node not in seen:
-            step = min(int(change.at_s / trace.length_s * n_steps), n_steps - 1)
-            found.append(f"step={step} {'kill' if change.kind is Kind.FAILED else 'lose'}=node{change.node}")
-            if change.kind is Kind.LOST:
-                seen.add(change.node)
+        node = change.node
+        if (node in away) != (change.kind is Kind.RETURNED):
+            continue  # it is lost once until it is back
+        step = max(min(int(change.at_s / trace.length_s * n_steps), n_steps - 1), last.get(node, -1) + 1)
+        if step == n_steps:
+            continue
+        last[node] = step
+        if change.kind is not Kind.FAILED:
+            away ^= {node}
+        found.append(f"step={step} {_ACTIONS[change.kind]}=node{node}")
     return tuple(found)
 
 
@@ -164,30 +200,29 @@ def command(
     slow: Sequence[str],
     seed: int,
     max_restarts: int,
+    spares: int,
     log_dir: Path,
     json_file: Path | None,
     display: bool,
 ) -> int:
     """The command line: rehearse, and print the table; returns the largest exit code of the jobs."""
-    for value, option in ((nodes, "--nodes"), (nproc_per_node, "--nproc-per-node")):
+    counts = ((nodes, "--nodes", 1), (nproc_per_node, "--nproc-per-node", 1), (steps, "--steps", 1))
+    for value, option, least in (*counts, (max_restarts, "--max-restarts", 0), (spares, "--spares", 0)):
         if value is not None:
-            values.count(value, option, 1)
-    values.count(steps, "--steps", 1)
-    values.count(max_restarts, "--max-restarts", 0)
+            values.count(value, option, least)
     found = source.find(source_text).resized(nodes, nproc_per_node)
     names = _strategies(strategy)
     files.check_if_given(json_file, "--json")
     mtbf_s = values.duration_s(mtbf, "--mtbf") if mtbf is not None else None
-    n_ranks = found.n_nodes * found.ranks_per_node
-    layout = found.layout if layout is None else layout
-    values.layout(layout)
+    if layout is None:
+        layout = "auto" if spares else found.layout  # which is one of all ranks
+    values.layout_of(layout, found.n_nodes, found.ranks_per_node, spares)
     if trace is not None:
         if drills or mtbf is not None:
             raise UsageError("--trace says what is lost", "leave --drill and --mtbf out")
-        drills = losses_of(traces.read(trace, seed).cut(found.n_nodes), steps)
-        print(f"odyssey: {trace}: {quantities.plural(len(drills), 'node')} lost in {steps} steps", file=sys.stderr)
+        drills = _traced_changes(found, trace, steps, seed)
     elif not drills:
-        drills = _default_losses(found, layout, mtbf_s, steps, n_ranks, seed)
+        drills = _default_losses(found, layout, spares, mtbf_s, steps, seed)
     wanted = Wanted(
         layout=layout,
         strategies=names,
@@ -200,6 +235,7 @@ def command(
         seed=seed,
         max_restarts=max_restarts,
         log_dir=log_dir,
+        n_spares=spares,
         aim=values.aim(found.aim, objective, None, None),
     )
     rehearsals = rehearse(found, wanted, display=display)
@@ -209,11 +245,21 @@ def command(
     return max(rehearsal.code for rehearsal in rehearsals)
 
 
-def _default_losses(found: Source, layout: str, mtbf_s: float | None, steps: int, n_ranks: int, seed: int) -> tuple[str, ...]:
+def _traced_changes(found: Source, trace: Path, steps: int, seed: int) -> tuple[str, ...]:
+    """As the trace has them, which people are told of."""
+    drills = changes_of(traces.read(trace, seed).cut(found.n_nodes), steps)
+    n_back = sum(f" {_ACTIONS[Kind.RETURNED]}=" in drill for drill in drills)
+    lost, back = (quantities.plural(n, "node") for n in (len(drills) - n_back, n_back))
+    print(f"odyssey: {trace}: {lost} lost and {back} back in {steps} steps", file=sys.stderr)
+    return drills
+
+
+def _default_losses(found: Source, layout: str, n_spares: int, mtbf_s: float | None, steps: int, seed: int) -> tuple[str, ...]:
     """By `--mtbf`, or one rank in the middle of the rehearsal."""
+    n_ranks = found.n_nodes * found.ranks_per_node
     if mtbf_s is None:
         return (f"step={steps // 2} lose={n_ranks // 2}",) if n_ranks > 1 else ()
-    estimate = plan_now(found, layout, mtbf_s).estimate
+    estimate = plan_now(found, layout, mtbf_s, n_spares=n_spares).estimate
     assert estimate is not None
     drawn = losses(mtbf_s, estimate.step_s, steps, n_ranks, seed)
     print(f"odyssey: --mtbf {mtbf_s:g} s: {len(drawn)} losses in {steps} steps (--seed {seed})", file=sys.stderr)

@@ -1,5 +1,8 @@
 """What a rehearsal has shown: each generation's step, and each transition part by part, beside what the model had predicted.
 
+A transition that takes ranks in, or lets them go, begins where the first rank stands still behind its step: its pause is how
+much longer the others ran, and what was searched, started and built beside the training is no part of it. What warming up takes
+is not known where the first step is only the rest of one that was cut.
 All times are those of the cluster: what was measured at another speed is put right.
 """
 
@@ -54,7 +57,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 def generations(events: Iterable[Event], speed: float) -> list[Generation]:
     """Those that ran, in order, from a job's events."""
-    plans: dict[int, Plan] = {}
+    plans: dict[int, PlanChosen] = {}
     went: dict[int, tuple[float, GenerationStarted]] = {}
     committed: dict[int, list[float]] = {}
     lost: dict[int, set[Rank]] = {}
@@ -62,8 +65,8 @@ def generations(events: Iterable[Event], speed: float) -> list[Generation]:
     last = (-1, -1)
     for event in events:
         match event.body:
-            case PlanChosen(plan=plan):
-                plans[plan.generation] = plan
+            case PlanChosen() as chosen:
+                plans[chosen.plan.generation] = chosen
             case GenerationStarted() as body:
                 went[event.generation] = (event.time, body)
                 committed[event.generation] = []
@@ -77,30 +80,32 @@ def generations(events: Iterable[Event], speed: float) -> list[Generation]:
     found: list[Generation] = []
     before: Plan | None = None
     for number in sorted(went):
-        change = sentences(before, plans[number], lost[number]) if before is not None else ()
+        change = sentences(before, plans[number].plan, lost[number]) if before is not None else ()
         found.append(_generation(plans[number], *went[number], committed[number], speed, change))
-        before = plans[number]
+        before = plans[number].plan
     return found
 
 
 def _generation(
-    plan: Plan, go_at: float, body: GenerationStarted, times: list[float], speed: float, change: tuple[str, ...]
+    chosen: PlanChosen, go_at: float, body: GenerationStarted, times: list[float], speed: float, change: tuple[str, ...]
 ) -> Generation:
+    plan = chosen.plan
     assert plan.estimate is not None
     between = [b - a for a, b in pairwise(times)]
     step_s = median(between) if between else None
     predicted: dict[str, float] = {}
     rehearsed: dict[str, float] = {}
-    if body.total_s is not None:
+    if body.total_s is not None or body.stood_s is not None:
         predicted = {part: getattr(plan.estimate.transition, f"{part}_s") * speed for part in PARTS}
+        own_s = body.groups_s + body.moves_s + (body.rest_s or 0.0)
         parts = {
             "detect": body.detect_s,
-            "pause": body.pause_s,
+            "pause": body.pause_s if body.stood_s is None else body.stood_s - own_s,
             "search": body.plan_s,
             "spawn": body.spawn_s,
             "groups": body.groups_s,
             "moves": body.moves_s,
-            "warm_up": times[0] - go_at - step_s if step_s is not None else None,
+            "warm_up": times[0] - go_at - step_s if step_s is not None and not chosen.n_kept else None,  # else it is shorter
             "rest": body.rest_s,
         }
         rehearsed = {part: max(0.0, seconds) * speed for part, seconds in parts.items() if seconds is not None}

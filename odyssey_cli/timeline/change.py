@@ -149,8 +149,10 @@ def _most_changed(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def sentences(before: Plan, after: Plan, lost: Collection[Rank]) -> tuple[str, ...]:
-    """What becomes of the lost ranks' layers and micro-batches, who moves what, and who has no work."""
+    """What becomes of the lost ranks' layers and micro-batches, who has come, who moves what, and who has no work."""
     told = [_loss(before, rank) for rank in sorted(lost)]
+    if come := {*after.workers, *after.idle} - {*before.workers, *before.idle, *after.spawned}:
+        told.append(f"{ranks_alike(after.all_ranks_of(come))} taken in")
     if after.spawned:
         told.append(f"{ranks_alike(after.all_ranks_of(after.spawned))} started again")
     told += _few([_hole(after, p, s) for p, s in _holes(after)], "more stages")
@@ -171,7 +173,7 @@ def _loss(before: Plan, rank: Rank) -> str:
         return f"rank {rank} is lost: it had no work"
     p, s = before.place[worker]
     stage = before.pipelines[p].stages[s]
-    return f"rank {rank} is lost: stage {s} of pipeline {p}, {_layers(stage.first, stage.stop)}"
+    return f"rank {rank} is lost: stage {s} of pipeline {p}, {_layers([(stage.first, stage.stop)])}"
 
 
 def _holes(plan: Plan) -> list[tuple[int, int]]:
@@ -192,10 +194,7 @@ def _moves(plan: Plan) -> list[str]:
         taken.setdefault(move.target, {}).setdefault(move.source, []).append(move.layer)
     found = []
     for target, by_source in sorted(taken.items()):
-        parts = [
-            f"{' and '.join(_layers(*of) for of in _ranges(layers))} from {ranks_text(plan.ranks_of(source))}"
-            for source, layers in by_source.items()
-        ]
+        parts = [f"{_layers(_ranges(layers))} from {ranks_text(plan.ranks_of(source))}" for source, layers in by_source.items()]
         found.append(f"{ranks_text(plan.ranks_of(target))} takes {', '.join(parts)}")
     return found
 
@@ -204,5 +203,7 @@ def _few(told: list[str], rest: str) -> list[str]:
     return told if len(told) <= MOST_SENTENCES else [*told[: MOST_SENTENCES - 1], f"{len(told) - MOST_SENTENCES + 1} {rest}"]
 
 
-def _layers(first: int, stop: int) -> str:
-    return f"{'layer' if stop == first + 1 else 'layers'} {quantities.layers(first, stop)}"
+def _layers(ranges: Sequence[tuple[int, int]]) -> str:
+    """`layer 3`, `layers 0, 2, 5-7`, as [first, stop)."""
+    texts = ", ".join(quantities.layers(*of) for of in ranges)
+    return f"{'layer' if texts.isdigit() else 'layers'} {texts}"

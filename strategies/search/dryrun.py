@@ -1,4 +1,4 @@
-"""What would happen if: the answers of `odyssey plan` about losses that have not happened.
+"""What would happen if: the answers of `odyssey plan` about losses that have not happened, and about ranks that have not come.
 
 Placements of losses that differ only in which of several alike pipelines they hit have one answer; each such class is
 searched once and weighs as many placements as it stands for. Where even the classes are too many, a seeded sample of
@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain, combinations, pairwise
+from itertools import chain, combinations, count, islice, pairwise
 from math import comb
 
 import msgspec
 
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan import Plan
-from odyssey.worker import Rank, Worker
+from odyssey.worker import Rank, Worker, numbers_from
 from perfmodel.profile import Profile
+from strategies.search import unchanged
 from strategies.search.table import best, search
 from strategies.situation import Aim, Candidate, Situation
 
@@ -42,6 +43,30 @@ class Outcome(msgspec.Struct, frozen=True):
         """Step time of the best candidate; None if training cannot go on."""
         chosen = best(self.candidates)
         return None if chosen is None or chosen.estimate is None else chosen.estimate.step_s
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """These ranks have come, and the others train: the table, best first, in which `unchanged` is that they stand by."""
+
+    ranks: tuple[Rank, ...]
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def standing_by(self) -> Candidate | None:
+        """The plan in force, which goes on."""
+        return next((row for row in self.candidates if row.strategy == unchanged.NAME and row.plan is not None), None)
+
+    @property
+    def taking_in(self) -> Candidate | None:
+        """The best plan that has work for one of them."""
+        return next(
+            (row for row in self.candidates if row.plan is not None and not set(self.ranks).isdisjoint(row.plan.workers)), None
+        )
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """What a job would do: as they stand by where the best plan has no work for any of them, it goes on then."""
+        return self.taking_in if best(self.candidates) is self.taking_in else self.standing_by
 
 
 class DryRun(msgspec.Struct, frozen=True):
@@ -165,6 +190,45 @@ def fail_any(
         outcomes.append(msgspec.structs.replace(outcome, n_alike=len(alike)))
     outcomes.sort(key=lambda outcome: (outcome.step_s is None, outcome.step_s or 0.0, outcome.ranks))
     return DryRun(n_lost, n_placements, method, tuple(outcomes))
+
+
+def newcomers(plan: Plan, n: int, ranks_per_node: int, *, nodes: bool = False) -> tuple[Rank, ...]:
+    """The ranks that come where `n` do, or whole nodes: as in a job those that were lost, then others, numbered behind all."""
+    known = {*plan.all_ranks_of((*plan.workers, *plan.idle))}
+    size = ranks_per_node if nodes else 1
+    units = (tuple(numbers_from(Rank(i * size), size)) for i in count())
+    its = (unit for unit in units if known.isdisjoint(unit))
+    return tuple(chain.from_iterable(islice(its, n)))
+
+
+def join_ranks(
+    profile: Profile,
+    plan: Plan,
+    ranks: Collection[Rank],
+    *,
+    seconds_to_change: float,
+    n_behind: float = math.inf,
+    aim: Aim = _AIM,
+) -> Joined:
+    """These ranks come while `plan` runs, as a job would weigh it (launcher/coordinator/growth.py)."""
+    members = {*plan.workers, *plan.idle}
+    alive = tuple(sorted({*members, *map(plan.worker_of, ranks)}))
+    situation = Situation(
+        generation=plan.generation,
+        step=plan.step,
+        plan=plan,
+        alive=alive,
+        lost=(),
+        respawnable=(),
+        held={worker: plan.held.get(worker, frozenset()) for worker in alive},
+        node_of={worker: worker // profile.cluster.ranks_per_node for worker in alive},
+        profile=profile,
+        seconds_to_change=seconds_to_change,
+        n_behind=n_behind,
+        aim=aim,
+        is_running=True,
+    )
+    return Joined(tuple(sorted(ranks)), tuple(search(situation)))
 
 
 def _units(profile: Profile, plan: Plan, node_of: Mapping[Worker, int] | None, nodes: bool) -> list[tuple[Rank, ...]]:

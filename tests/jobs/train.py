@@ -22,10 +22,14 @@ import torch
 
 import odyssey
 from odyssey import buckets, needs
-from odyssey.runtime import gradients
+from odyssey.runtime import gradients, peer_memory
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from tests import models
+
+PR_SET_DUMPABLE = 4
+LINUX_CAPABILITY_VERSION_3 = 0x20080522
+CAP_SYS_PTRACE = 19
 
 
 def main() -> None:
@@ -37,6 +41,10 @@ def main() -> None:
         die_in_reductions(*options.die)
     if options.lose_message is not None:
         lose_message(*options.lose_message)
+    if options.unreadable:
+        become_unreadable()
+    if options.kill_source is not None:
+        kill_source(options.kill_source)
     for rank, number, what in options.at_commit:
         disturb_commit(rank, int(number), what)
     dtype = getattr(torch, options.dtype)
@@ -188,6 +196,34 @@ def disturb_commit(rank, number, what):
     Groups.all_reduce = disturbed
 
 
+def become_unreadable():
+    """This process is not to be read by others, nor may it read those that are not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_DUMPABLE, 0)
+    header, capabilities = (ctypes.c_uint32 * 2)(LINUX_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, capabilities)
+    capabilities[0] &= ~(1 << CAP_SYS_PTRACE)
+    if libc.capset(header, capabilities):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def kill_source(file):
+    """Once there is FILE, the first rank whose memory is to be read is killed by who is to read it."""
+    read = Groups.read
+
+    def killing(self, worker, parts):
+        if file.exists():
+            try:
+                file.rename(file.with_suffix(f".{worker}"))
+            except FileNotFoundError:
+                pass  # another was the first
+            else:
+                os.kill(peer_memory.reach(self._cards[worker])._pid, signal.SIGKILL)
+        read(self, worker, parts)
+
+    Groups.read = killing
+
+
 def linger(options, step):
     """Once, at the rank and step of --slow: the script is slow there, for as long as --slow-how says."""
     file, rank, at = options.slow
@@ -283,6 +319,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lose-message", type=int, nargs=2, metavar=("RANK", "N"), help="which it sends between stages")
     parser.add_argument("--lose-message-after", type=int, nargs=2, metavar=("RANK", "STEP"), help="which it sends next")
     parser.add_argument("--at-commit", nargs=3, action="append", default=[], metavar=("RANK", "N", "stay|lose"))
+    parser.add_argument("--unreadable", action="store_true", help="no rank may read the memory of another")
+    parser.add_argument("--kill-source", type=Path, metavar="FILE", help="once it is there, kill a rank that is to be read")
     parser.add_argument("--at-op", nargs=4, action="append", default=[], metavar=("RANK", "STEP", "OP", "die|stand"))
     parser.add_argument("--stands", type=Path, help="a pipe, for --at-op")
     parser.add_argument("--count", type=Path, help="a file that gets a byte for each loss of a micro-batch that is trained")

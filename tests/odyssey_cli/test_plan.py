@@ -300,3 +300,99 @@ def test_what_failures_cost_of_an_hour_is_what_they_take_from_useful_work(
     assert line.startswith(f"failures cost {lost * 60:.0f} min of every hour over 6.0 h, with ")
     assert lost == pytest.approx(prospect["stopped"] + prospect["slower"])
     assert 3 < prospect["n_losses"] < 6  # some of six strike what is gone
+
+
+# -- ranks that come ---------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_come_are_taken_in_where_it_pays(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+    asked = ["plan", "--join", "2", "--layout", "2x2", "--mtbf", "1h"]
+    assert main(asked) == 0
+    out = capfd.readouterr().out
+    assert main([*asked, "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+
+    assert answer["outcomes"] == [] and "without" not in out.partition("\nwith ")[0]
+    joined = answer["joined"]
+    assert joined["ranks"] == [4, 5]
+    first, *rest = joined["candidates"]
+    (unchanged,) = (row for row in rest if row["strategy"] == "unchanged")
+    assert first["strategy"] == "expand" and first["estimate"]["objective"] > unchanged["estimate"]["objective"]
+    assert unchanged["estimate"]["transition"]["moves_s"] == 0 == first["estimate"]["transition"]["groups_s"]
+    assert "with ranks 4-5  expand, layout " in out and "ranks 4-5 taken in" in out
+    assert "to take them in pays: a score of " in out and "the next change is expected in 1.0 h" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_ranks_that_come_where_it_does_not_pay_stand_by(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    code = main(["plan", "--join", "1", "--layout", "3+1", "--mtbf", "100ms", "--horizon", "10s", "--objective", "paper"])
+
+    out = capfd.readouterr().out
+    assert code == 0
+    assert "with rank 4  unchanged, layout 3+1, " in out and "○ 4 idle" in out
+    assert "to take it in does not pay: a score of " in out and " if it stands by" in out
+    assert "taken in" not in out
+
+
+def test_who_was_lost_comes_back_before_others_come(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    code = main(["plan", "--fail-ranks", "3", "--join", "2", "--layout", "2x2", "--change", "change.svg"])
+
+    out = capfd.readouterr().out
+    assert code == 0
+    assert out.index("without rank 3  ") < out.index("then with ranks 3-4  expand, layout ")
+    drawn = (folder / "change.svg").read_text()
+    assert (
+        "rank 3 is lost: " in drawn
+        and "ranks 3-4 taken in" in drawn
+        and drawn.index("without rank 3") < drawn.index("with ranks 3-4")
+    )
+
+
+def test_whole_nodes_come_back_where_whole_nodes_were_lost(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+    nodes = ["--nodes", "3", "--nproc-per-node", "2"]
+
+    assert main(["plan", *nodes, "--fail-nodes", "1", "--join-nodes", "2", "--layout", "3x2", "--json"]) == 0
+    by_nodes = json.loads(capfd.readouterr().out)
+    assert main(["plan", *nodes, "--fail-ranks", "0", "--join-nodes", "1", "--layout", "3x2", "--json"]) == 0
+    one_lost = json.loads(capfd.readouterr().out)
+
+    assert by_nodes["joined"]["ranks"] == [*by_nodes["outcomes"][-1]["ranks"], 6, 7]
+    assert one_lost["joined"]["ranks"] == [6, 7]  # a node of which a rank is left has not come
+
+
+def test_nobody_comes_to_a_job_that_has_ended(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    code = main(["plan", "--fail-ranks", "1,3", "--layout", "2x2", "--join", "2"])
+
+    out = capfd.readouterr().out
+    assert code == 1
+    assert "training cannot go on" in out and "then with" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--join", "0"), "--join: expected at least 1, got 0"),
+        (("--join-nodes", "-1"), "--join-nodes: expected at least 1, got -1"),
+        (("--join", "1", "--join-nodes", "1"), "--join and --join-nodes exclude each other"),
+        (("--join", "1", "--layouts"), "--layouts and --join exclude each other"),
+        (("--spares", "1", "--join", "1"), "--spares and --join exclude each other"),
+        (("--join", "1", "--strategy", "reroute"), "--join and --strategy exclude each other"),
+        (("--join", "1", "--fail", "1", "--fail-nodes", "1"), "--fail and --fail-nodes exclude each other"),
+    ],
+)
+def test_what_cannot_come_is_one_error(
+    folder: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...], error: str
+) -> None:
+    write(job_events.profile(), folder / "profile.json")
+
+    assert main(["plan", *options]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"error: {error}\n") and said.count("error:") == 1

@@ -13,19 +13,34 @@ from hypothesis import strategies as st
 
 from launcher.agent.drills import parse as parse_drill
 from launcher.coordinator.replay import replay
-from launcher.joblog.events import Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
+from launcher.joblog.events import (
+    Body,
+    Cause,
+    CauseKind,
+    Draining,
+    Event,
+    GenerationStarted,
+    PlanChosen,
+    RankFinished,
+    RankJoined,
+    RankLost,
+    RankStarted,
+    SlotsReturned,
+    UnitCommitted,
+)
 from odyssey.messages import Result
 from odyssey.plan import Estimate, StateFrom, Transition
 from odyssey_cli.rehearsal.network import Interfaces, Network
-from odyssey_cli.rehearsal.rehearse import losses, losses_of
+from odyssey_cli.rehearsal.rehearse import came_too_late, changes_of, losses
 from odyssey_cli.rehearsal.report import generations
 from odyssey_cli.replay.traces import parse
 from perfmodel.catalog import load_job
 from perfmodel.costs import Costs
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile, scaled, write
+from tests import job_events
 from tests.examples import examples
-from tests.launchers import Launcher, Scene, scene
+from tests.launchers import PATIENCE_S, Launcher, Scene, scene
 from tests.planning import first_plan
 
 __all__ = ["scene"]
@@ -36,10 +51,10 @@ REHEARSE = Launcher("odyssey-rehearse", ("odyssey_cli", "rehearse"))
 SMALL = ("gpt3-medium-a100-32", "--no-display", "--nodes=1", "--nproc-per-node=4", "--layout=2x2", "--speed=20")
 
 
-def rehearse(scene: Scene, *arguments: str) -> tuple[list[dict], list[Event]]:
+def rehearse(scene: Scene, *arguments: str, patience_s: float = PATIENCE_S) -> tuple[list[dict], list[Event]]:
     """What `--json` tells of a rehearsal that went well, and the newest job's events."""
     out = scene.cwd / "rehearsal.json"
-    run = scene.start(REHEARSE, *SMALL, f"--json={out}", *arguments).succeed()
+    run = scene.start(REHEARSE, *SMALL, f"--json={out}", *arguments).succeed(patience_s)
     assert "Traceback" not in run.stderr and "(rehearsed)" in run.stderr
     from launcher.joblog import reader
 
@@ -58,6 +73,41 @@ def test_a_loss_is_recovered_from_and_compared_with_what_was_predicted(scene: Sc
     assert {"pause", "search", "groups", "moves", "rest"} <= set(second["transition"])
     assert second["transition"]["moves"] > 0 or second["predicted_transition"]["moves"] == 0
     assert [event.body.rank for event in events if isinstance(event.body, RankLost)] == [1]
+
+
+def test_a_rank_that_comes_back_is_taken_in_and_compared_with_what_was_predicted(scene: Scene) -> None:
+    ((found,), events) = rehearse(scene, "--steps=40", "--drill=step=3 lose=1 step=5 join=1", "--speed=40")
+    assert found["code"] == 0 and sum(one["n_steps"] for one in found["generations"]) == 40
+    *_, without, grown = found["generations"]
+    assert without["n_workers"] == 3 and grown["n_workers"] == 4 and grown["strategy"] == "expand"
+    assert grown["change"][:1] == ["rank 1 taken in"]
+    assert set(grown["transition"]) == {"pause", "groups", "moves", "warm_up", "rest"}
+    predicted = grown["predicted_transition"]
+    assert predicted["search"] == predicted["groups"] == predicted["spawn"] == 0 < predicted["moves"]
+    assert [event.body.rank for event in events if isinstance(event.body, RankLost)] == [1]
+    assert [event.body.ranks for event in events if isinstance(event.body, SlotsReturned)] == [(1,)]
+
+
+@pytest.mark.soak
+def test_a_spare_takes_the_place_of_a_lost_rank(scene: Scene) -> None:
+    ((found,), _) = rehearse(scene, "--nproc-per-node=5", "--spares=1", "--steps=6", "--drill=step=2 lose=1")
+    first, second = found["generations"]
+    assert first["layout"].startswith("2x2 split ") and first["n_workers"] == 4
+    assert second["n_workers"] == 4 and any(told.startswith("rank 4 takes layers ") for told in second["change"])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_thirty_two_ranks_lose_three_gain_two_and_lose_one(scene: Scene) -> None:
+    large = ("--nodes=4", "--nproc-per-node=8", "--layout=8x4", "--speed=1", "--steps=60")
+    drills = ("step=4 lose=3 lose=12 lose=21", "step=10 join=3 join=21", "step=50 lose=8")
+    ((found,), events) = rehearse(scene, *large, *(f"--drill={drill}" for drill in drills), patience_s=500)
+    assert found["code"] == 0 and sum(one["n_steps"] for one in found["generations"]) == 60
+    assert {event.body.ranks for event in events if isinstance(event.body, SlotsReturned)} == {(3,), (21,)}
+    assert {rank for event in events if isinstance(event.body, Draining) for rank in event.body.joined} == {3, 21}
+    assert {event.body.rank for event in events if isinstance(event.body, RankLost)} == {3, 12, 21, 8}
+    plans = [event.body.plan for event in events if isinstance(event.body, PlanChosen)]
+    assert {*plans[-1].workers, *plans[-1].idle} == {*range(32)} - {12, 8}
 
 
 @pytest.mark.soak
@@ -115,9 +165,12 @@ def test_one_that_is_interrupted_before_a_plan_runs_shows_no_table(scene: Scene)
         ((*SMALL, "--speed=0"), "--speed 0: expected a number from 0.01 to 100"),
         ((*SMALL, "--slow=9=2"), "--slow 9: there are ranks 0 to 3"),
         ((*SMALL, "--slow=much"), "--slow much: expected RANK=FACTOR"),
+        ((*SMALL, "--spares=4"), "--spares 4: there are 4 ranks"),
+        ((*SMALL, "--spares=1"), "--layout 2x2 takes 4 ranks, there are 4, of which 1 stands by"),
+        ((*SMALL, "--spares=-1"), "--spares: expected at least 0, got -1"),
         ((*SMALL, "--strategy=reroute,hope"), "--strategy: unknown strategy 'hope'"),
         ((*SMALL, "--drill=step=1 lose=9"), "lose=9: there are ranks 0 to 3"),
-        ((*SMALL, "--layout=3x9"), "3x9"),
+        ((*SMALL, "--layout=3x9"), "--layout 3x9 takes 27 ranks, there are 4"),
         ((*SMALL, "--log-dir=/dev/null"), "--log-dir /dev/null: file exists"),
     ],
 )
@@ -182,13 +235,26 @@ def test_drawn_losses_leave_a_rank_and_are_the_same_for_a_seed(mtbf_s: float, n_
     assert steps == sorted(steps) and all(0 <= step < n_steps for step in steps)
 
 
-def test_the_losses_of_a_trace_by_hand() -> None:
-    text = "0,0,lost\n10,3,failed\n20,0,returned\n25,0,lost\n30,3,failed\n60,1,lost\n100,2,returned\n"
-    trace = parse(text.encode(), "by hand").cut(4)
+def test_the_changes_of_a_trace_by_hand() -> None:
+    text = "0,0,lost\n10,3,failed\n15,2,lost\n15.1,2,returned\n20,0,returned\n25,0,lost\n30,3,failed\n60,1,lost\n"
+    trace = parse(f"{text}99,3,lost\n99.5,3,returned\n100,0,returned\n".encode(), "by hand").cut(4)
     assert trace.length_s == 100
-    drills = ("step=0 lose=node0", "step=1 kill=node3", "step=3 kill=node3", "step=6 lose=node1")
-    assert losses_of(trace, 10) == drills
-    assert [len(parse_drill(text, n_nodes=4, n_ranks_per_node=2)[0].ranks) for text in drills] == [2, 2, 2, 2]
+    drills = ("step=0 lose=node0", "step=1 kill=node3", "step=1 lose=node2", "step=2 join=node2", "step=2 join=node0")
+    drills += ("step=3 lose=node0", "step=3 kill=node3", "step=6 lose=node1", "step=9 lose=node3")
+    assert changes_of(trace, 10) == drills
+    assert [len(parse_drill(text, n_nodes=4, n_ranks_per_node=2)[0].ranks) for text in drills] == [2] * 9
+
+
+def test_who_had_not_started_when_the_job_ended_came_too_late() -> None:
+    model = next(event.body.model for event in job_events.job() if isinstance(event.body, RankJoined))
+    bodies: list[Body] = [RankStarted(rank, 10 + rank, 0) for rank in range(3)]
+    bodies += [RankJoined(rank, model) for rank in range(3)]
+    bodies += [SlotsReturned((0, 1, 2, 3), "a drill"), RankStarted(1, 21, 0), RankStarted(2, 22, 0), RankJoined(2, model)]
+    events = [Event(float(i), 1, "test", body) for i, body in enumerate(bodies)]
+    assert came_too_late(events) == {1}, "0 lives, 2 has joined, and 3 was not started"
+    assert came_too_late([*events, Event(20.0, 1, "test", RankJoined(1, model))]) == set()
+    ended = [Event(20.0, 1, "test", RankFinished(0)), Event(21.0, 1, "test", RankJoined(1, model))]
+    assert came_too_late([*events, *ended]) == {1}
 
 
 def test_the_report_by_hand() -> None:
@@ -197,7 +263,7 @@ def test_the_report_by_hand() -> None:
         msgspec.structs.replace(
             plan, generation=number, state_from=StateFrom.HOLDERS, estimate=Estimate(step_s, Transition(pause_s=1.0), 0, 0.0)
         )
-        for number, step_s in ((1, 2.0), (2, 3.0))
+        for number, step_s in ((1, 2.0), (2, 3.0), (3, 2.0))
     ]
     events: list[Event] = []
 
@@ -217,7 +283,12 @@ def test_the_report_by_hand() -> None:
     add(14, 2, GenerationStarted(0.25, 0.5, 0.125, 0.25, 0.5, 1.5, None, 0.125))
     for step, time in enumerate((21.0, 25.0), start=4):
         commit(time, 2, step)
-    first, second = generations(events, 2.0)
+    add(25.5, 3, Draining((3,), "rank 3 has joined"))
+    add(25.75, 3, PlanChosen(plans[2], "", ()))
+    add(26, 3, GenerationStarted(None, None, None, 0.125, 0.25, None, rest_s=0.5, stood_s=1.0))
+    for step, time in enumerate((29.0, 31.0), start=6):
+        commit(time, 3, step)
+    first, second, third = generations(events, 2.0)
     assert (first.step_s, first.predicted_step_s, first.n_steps, first.transition) == (4.0, 4.0, 4, {})
     assert (second.step_s, second.predicted_step_s, second.n_steps) == (8.0, 6.0, 2)
     assert second.predicted_transition["pause"] == 2.0 == second.predicted_transition_s
@@ -226,3 +297,5 @@ def test_the_report_by_hand() -> None:
     lost = plan.pipelines[1].stages[1]
     told = (f"rank 3 is lost: stage 1 of pipeline 1, layers {lost.first}-{lost.stop - 1}", "no layer moves")
     assert (first.change, second.change) == ((), told)
+    assert third.transition == {"pause": 0.25, "groups": 0.25, "moves": 0.5, "warm_up": 2.0, "rest": 1.0}
+    assert third.predicted_transition_s == 2.0 and (third.step_s, third.n_steps) == (4.0, 2)

@@ -159,12 +159,15 @@ def test_moves_of_different_workers_go_side_by_side_and_of_one_worker_in_turn() 
     assert moved_bytes([Move(0, 0, 1), Move(1, 0, 3)], costs) == 200
 
 
-def test_bytes_take_as_long_as_the_slower_of_link_and_processor() -> None:
+def test_bytes_take_as_long_as_the_slower_of_link_and_processor_between_hosts_and_what_was_measured_within_one() -> None:
     of = cluster_of([100] * 2, ranks_per_node=1, inter=10.0)
     slow = msgspec.structs.replace(of, recovery=Recovery(move_layer_s=1.0, move_byte_s=0.05))
     assert moves_s([Move(0, 0, 1)], Costs(slow)) == pytest.approx(10.0 + 1.0)
     at_once = msgspec.structs.replace(slow, cluster=msgspec.structs.replace(slow.cluster, ranks_per_node=2))
     assert moves_s([Move(0, 0, 1)], Costs(at_once)) == pytest.approx(5.0 + 1.0)
+    read = msgspec.structs.replace(at_once, recovery=Recovery(move_layer_s=1.0, move_byte_s=0.001))
+    assert 1 / read.cluster.intra_host.bandwidth > 0.001
+    assert moves_s([Move(0, 0, 1)], Costs(read)) == pytest.approx(0.1 + 1.0)
 
 
 def test_moves_share_the_interfaces_of_their_hosts() -> None:

@@ -15,7 +15,7 @@ from odyssey.schedule import dependency_order, program
 from perfmodel.profile import Link, Profile, Recovery
 from perfmodel.reliability import ExpectedChange
 from strategies.search import answer, best, initial_plan, rescore, search
-from strategies.search.dryrun import fail_any, fail_ranks
+from strategies.search.dryrun import fail_any, fail_ranks, newcomers
 from strategies.situation import Aim, Candidate, Objective
 from tests.examples import examples
 from tests.planning import break_even, first_plan, layer, profile, situation, without
@@ -275,6 +275,16 @@ def test_placements_that_lose_a_layer_are_counted_as_fatal() -> None:
     fatal = [outcome for outcome in whole.outcomes if outcome.step_s is None]
     assert sum(outcome.n_alike for outcome in fatal) == 2
     assert fatal and all("is lost" in outcome.lost_state and not outcome.candidates for outcome in fatal)
+
+
+def test_ranks_that_come_have_the_numbers_of_lost_ones_first() -> None:
+    whole = first_plan(job(4), "2x2", 4)
+    ((without, *_),) = [fail_ranks(job(4), whole, [1], seconds_to_change=3600.0).candidates]
+    assert without.plan is not None
+    assert newcomers(whole, 2, 1) == (4, 5) and newcomers(without.plan, 2, 1) == (1, 4)
+    assert newcomers(whole, 1, 2, nodes=True) == newcomers(without.plan, 1, 2, nodes=True) == (4, 5)
+    both = fail_ranks(job(4), whole, [2, 3], seconds_to_change=3600.0).candidates[0].plan
+    assert both is None or newcomers(both, 2, 2, nodes=True) == (2, 3, 4, 5)
 
 
 def test_a_dry_run_of_a_rank_that_does_not_exist_is_a_usage_error() -> None:

@@ -18,6 +18,11 @@ def test_moments_and_faults() -> None:
     assert read("step=20 kill=2") == [(20, None, "kill", (2,))]
     assert read("after=30s lose=node1") == [(None, 30.0, "lose", (2, 3))]
     assert read("step=9 hang=3") == [(9, None, "hang", (3,))]
+    assert read("step=9 lose=node1 step=20 join=node1 join=0") == [
+        (9, None, "lose", (2, 3)),
+        (20, None, "join", (2, 3)),
+        (20, None, "join", (0,)),
+    ]
     assert read("step=1 kill=0 kill=1 after=1.5min hang=2") == [
         (1, None, "kill", (0,)),
         (1, None, "kill", (1,)),
@@ -34,6 +39,8 @@ def test_moments_and_faults() -> None:
         ("after=soon kill=1", "after: expected a duration, got 'soon'"),
         ("step=1 kill=4", "kill=4: there are ranks 0 to 3"),
         ("step=1 lose=node2", "lose=node2: there are nodes 0 to 1"),
+        ("step=1 join=4", "join=4: there are ranks 0 to 3"),
+        ("join=1 step=1", "join=1: says not when"),
         ("step=1 kill=two", "kill=two: expected a rank or node<number>"),
         ("step=1 explode=2", "'explode=2' is none of"),
     ],

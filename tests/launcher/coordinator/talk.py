@@ -68,6 +68,7 @@ from launcher.joblog.events import (
     RankPaused,
     RankReady,
     Restarting,
+    SlotsReturned,
     StopRequested,
     Tick,
     UnitCommitted,
@@ -251,6 +252,8 @@ class Talk:
                 yield Tick()
             case "leads":
                 yield LeaderChanged(AgentInfo(int(ranks[0]), "far", 1, 1))
+            case "back":
+                yield SlotsReturned(tuple(ranks), "it was mended")
             case "leave":
                 within_s = float(options["within"]) if "within" in options else None
                 yield NoticeGiven(tuple(ranks), "it was asked to", "certain" in plain, within_s)

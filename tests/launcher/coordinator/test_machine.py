@@ -39,6 +39,7 @@ from launcher.joblog.events import (
     RankLost,
     RankPaused,
     RankReady,
+    SlotsReturned,
     Tick,
     UnitCommitted,
 )
@@ -358,6 +359,13 @@ class Job(RuleBasedStateMachine):
         if len(self.ranks) > 1 and joined(self.talk.state) and self.talk.state.status is not Status.ENDED:
             rank = data.draw(st.sampled_from(sorted(self.ranks)))
             self.feed(NoticeGiven((rank,), "it was asked to", is_certain, within_s))
+
+    @rule(data=st.data())
+    def slots_are_there_again(self, data: st.DataObject) -> None:
+        """Also of ranks that live: these do not start again."""
+        if joined(self.talk.state) and self.talk.state.status is not Status.ENDED:
+            ranks = data.draw(st.lists(st.sampled_from(range(self.n_ranks)), min_size=1, unique=True))
+            self.feed(SlotsReturned(tuple(ranks), "they were mended"))
 
     @rule()
     @precondition(lambda self: isinstance(self.talk.state, JobState) and self.talk.state.due)

@@ -29,6 +29,7 @@ from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.tally import Tally
+from odyssey.runtime.transfer import Moved
 from tests import models
 from tests.moved import moved
 
@@ -99,7 +100,7 @@ class Rank:
 
     def report(self):
         ready = proof.ready(
-            self.engine, self.model, self.job_spec, self.data, self.position, groups_s=0.0, moves_s=0.0, moved_bytes=0
+            self.engine, self.model, self.job_spec, self.data, self.position, groups_s=0.0, moves_s=0.0, moved=Moved()
         )
         facts = asdict(ready)
         del facts["generation"]

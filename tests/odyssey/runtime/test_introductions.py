@@ -22,7 +22,7 @@ from odyssey.needs import Needs
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import ADDRESS, Groups
-from odyssey.runtime.introductions import TOKEN_BYTES, GlooStore, Introductions, Listening, NcclStore
+from odyssey.runtime.introductions import PREFACE_BYTES, GlooStore, Introductions, Listening, NcclStore
 from tests import ROOT
 from tests.agent_runs import TRAIN, Ran
 from tests.launcher.cluster.test_agents import Agent, start
@@ -102,13 +102,13 @@ def test_where_the_agent_says_that_a_rank_is_reached_counts_for_more_than_what_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     value = value_of_gloo(monkeypatch, "127.0.0.1", here="127.0.1.1")
-    assert Listening.read(value[TOKEN_BYTES:]).at.host == "127.0.1.1"
+    assert Listening.read(value[PREFACE_BYTES:]).at.host == "127.0.1.1"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_where_a_rank_listens_is_read_as_gloo_writes_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = value_of_gloo(monkeypatch, address)
-    value = value[TOKEN_BYTES:]
+    value = value[PREFACE_BYTES:]
     found = Listening.read(value)
     assert found.at.host == address and found.at.port > 0 and found.n_numbers == 2
     for length in range(len(value)):
@@ -118,9 +118,9 @@ def test_where_a_rank_listens_is_read_as_gloo_writes_it(address: str, monkeypatc
 
 
 def malformed(value: bytes) -> list[bytes]:
-    """But for its token."""
+    """But for its token and its card."""
     random.seed(0)
-    token, value = value[:TOKEN_BYTES], value[TOKEN_BYTES:]
+    preface, value = value[:PREFACE_BYTES], value[PREFACE_BYTES:]
     size = struct.pack("@N", 1 << 63)
     nonsense = [
         b"",
@@ -134,7 +134,7 @@ def malformed(value: bytes) -> list[bytes]:
         bytes(len(value)),
         b"\xff" * len(value),
     ]
-    return [token + each for each in nonsense]
+    return [preface + each for each in nonsense]
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -142,7 +142,7 @@ def test_nonsense_that_a_rank_offers_never_reaches_gloo(number: int, monkeypatch
     value = value_of_gloo(monkeypatch, "127.0.0.1")
     introductions = Introductions(1, lambda offered: None)
     store = GlooStore(introductions, "world", (3, 5), Connections(), LIMIT)
-    store.set("0/0", value[TOKEN_BYTES:])
+    store.set("0/0", value[PREFACE_BYTES:])
     introductions.learn(Known(1, "world", {3: value, 5: malformed(value)[number]}))
     with pytest.raises(Cut, match="rank 5"):
         store.get("0/1")

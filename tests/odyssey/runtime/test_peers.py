@@ -18,7 +18,7 @@ from odyssey.messages import Known, Offered
 from odyssey.needs import Needs
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import ADDRESS, Groups
-from odyssey.runtime.introductions import TOKEN_BYTES, Listening
+from odyssey.runtime.introductions import PREFACE_BYTES, TOKEN_BYTES, Listening
 
 pytestmark = pytest.mark.timeout(60)
 OFFERS = dict[int, Offered]
@@ -93,7 +93,7 @@ def test_nobody_stands_in_for_a_rank_that_comes_later(monkeypatch: pytest.Monkey
     strangers: list[socket.socket] = []
 
     def hand_out(rank: int, offers: OFFERS) -> dict[int, bytes]:
-        blob = offers[rank].value[TOKEN_BYTES:]
+        blob = offers[rank].value[PREFACE_BYTES:]
         for number in struct.unpack("@2N", blob[-16:]):
             stranger = socket.create_connection(Listening.read(blob).at)
             strangers.append(stranger)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from odyssey.messages import Committed, Failed, Go, Hello, Pause, Paused, Ready
+from odyssey.messages import Broken, Committed, Failed, Go, Hello, Pause, Paused, Ready
 from odyssey.plan import StateFrom
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, nothing_left
@@ -110,8 +110,10 @@ def test_a_stage_that_is_cut_among_its_hosts_goes_on_exactly(
     assert_exact(tmp_path / "out.pt")
 
 
-def test_a_moved_layer_arrives_as_it_left(agent_of: Callable[..., MiniAgent], held: Held, tmp_path: Path) -> None:
-    agent = agent_of(4, *EXACT, *held.arguments, "--out", tmp_path / "out.pt")
+@pytest.mark.parametrize("way", ["read", pytest.param("sent", marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root"))])
+def test_a_moved_layer_arrives_as_it_left(agent_of: Callable[..., MiniAgent], held: Held, way: str, tmp_path: Path) -> None:
+    arguments = ["--unreadable"] if way == "sent" else []
+    agent = agent_of(4, *EXACT, *arguments, *held.arguments, "--out", tmp_path / "out.pt")
     before = digests(gate_after_three_steps(agent, held))
     agent.kill(3)
 
@@ -125,6 +127,35 @@ def test_a_moved_layer_arrives_as_it_left(agent_of: Callable[..., MiniAgent], he
     assert sum(report.moved_bytes for report in ready.values()) > 0
     receivers = {move.target for move in plan.moves}
     assert all((report.moved_bytes > 0) == (rank in receivers) for rank, report in ready.items())
+    assert all(report.read_bytes == report.moved_bytes * (way == "read") for report in ready.values())
+    agent.go()
+    agent.finish()
+    assert_exact(tmp_path / "out.pt")
+
+
+def test_a_rank_that_is_killed_while_it_is_read_is_a_loss(
+    agent_of: Callable[..., MiniAgent], held: Held, tmp_path: Path
+) -> None:
+    file = tmp_path / "armed"
+    agent = agent_of(3, *EXACT, "--kill-source", file, *held.arguments, "--out", tmp_path / "out.pt")
+    agent.start("3x1")
+    agent.go()
+    agent.wait(Committed, when=lambda report: report.result.position == (2, 0))
+    agent.kill(2)
+    plan = agent.replan("respawn", agent.pause(), respawnable=(2,))
+    agent.spawn(2)
+    agent.wait(Hello, 2)
+    file.touch()
+    agent.send_prepare(plan)
+    held.release()
+    agent.wait(Broken, 2)
+
+    (killed,) = [int(each.suffix[1:]) for each in tmp_path.glob("armed.*")]
+    assert killed in {move.source for move in plan.moves}
+    agent.kill(killed)
+    ready = agent.prepare(agent.replan("shrink", agent.pause()))
+
+    assert set(ready) == {0, 1, 2} - {killed} and not any(report.problem for report in ready.values())
     agent.go()
     agent.finish()
     assert_exact(tmp_path / "out.pt")

@@ -15,10 +15,10 @@ from odyssey.errors import OdysseyError
 from odyssey.messages import Offered
 from odyssey.needs import Needs
 from odyssey.plan import Move
-from odyssey.runtime import transfer
+from odyssey.runtime import peer_memory, transfer
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
-from odyssey.runtime.transfer import move_layers
+from odyssey.runtime.transfer import Moved, move_layers
 
 pytestmark = pytest.mark.timeout(60)
 CPU = torch.device("cpu")
@@ -77,21 +77,31 @@ def together(generation: int, run: Mapping[int, Callable[[Groups], None]]) -> di
     return ended
 
 
+@pytest.fixture(params=["read", "sent"])
+def is_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether ranks can read each other's memory."""
+    if request.param == "sent":
+        monkeypatch.setattr(peer_memory, "reach", lambda card: None)
+    return bool(request.param == "read")
+
+
 def same(a: Any, b: Any) -> bool:
     return all(torch.equal(a[key], b[key]) if isinstance(b[key], torch.Tensor) else a[key] == b[key] for key in b)
 
 
 @pytest.mark.parametrize("piece_bytes", [48, 4096, 4 << 20])
-def test_all_arrives_as_it_left_also_what_is_passed_on(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_arrives_as_it_left_also_what_is_passed_on(
+    piece_bytes: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """0 to 1 to 2 to 3 while others go the opposite way: an order in which a rank sends and receives in turn."""
     monkeypatch.setattr(transfer, "PIECE_BYTES", piece_bytes)
     moves = [Move(0, 0, 1), Move(3, 3, 2), Move(0, 1, 2), Move(3, 2, 1), Move(1, 0, 3), Move(0, 2, 3), Move(3, 1, 0)]
     ranks = {rank: Holder({layer: state_of(layer) for layer in held}) for rank, held in enumerate(((0, 1), (), (), (3,)))}
-    n_bytes: dict[int, int] = {}
+    moved: dict[int, Moved] = {}
 
     def part(rank: int) -> Callable[[Groups], None]:
         def run(groups: Groups) -> None:
-            n_bytes[rank] = move_layers(moves, rank, ranks[rank], groups)  # type: ignore[arg-type]
+            moved[rank] = move_layers(moves, rank, ranks[rank], groups)  # type: ignore[arg-type]
 
         return run
 
@@ -100,10 +110,11 @@ def test_all_arrives_as_it_left_also_what_is_passed_on(piece_bytes: int, monkeyp
     assert set(ended.values()) == {None}
     assert {rank: set(holder.held) for rank, holder in ranks.items()} == {0: {0, 1, 3}, 1: {0, 3}, 2: {0, 3}, 3: {0, 1, 3}}
     assert all(same(state, state_of(layer)) for holder in ranks.values() for layer, state in holder.held.items())
-    assert all(n_bytes[rank] > 8 * 33 * 40 for rank in ranks)
+    assert all(moved[rank].n_bytes > 8 * 33 * 40 for rank in ranks)
+    assert all(each.n_read_bytes == each.n_bytes * is_read for each in moved.values())
 
 
-def test_what_did_not_arrive_as_it_was_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_did_not_arrive_as_it_was_sent_is_refused(is_read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PIECE_BYTES", 4096)
     digest, sender = transfer.digest_bytes, threading.local()
     n_digested = iter(range(10**6))
@@ -124,7 +135,9 @@ def test_what_did_not_arrive_as_it_was_sent_is_refused(monkeypatch: pytest.Monke
     assert isinstance(ended[1], OdysseyError) and "layer 5 from rank 0 did not arrive as it was sent" in str(ended[1])
 
 
-def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_in_the_middle_of_a_move_frees_both_and_keeps_what_they_had(
+    is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The target is cut when it has digested some pieces; the move before has arrived."""
     monkeypatch.setattr(transfer, "PIECE_BYTES", 1024)
     moves = [Move(1, 0, 1), Move(2, 0, 1)]

@@ -77,7 +77,7 @@ def test_groups_that_were_built_before_their_generation_have_pairs_within_it(mon
     built: SimpleQueue[str] = SimpleQueue()
     for rank in range(n):
         of_rank[rank] = Groups(partial(offer, rank), 1, Needs(tuple(range(n))), rank, CPU, attempt=1)
-        of_rank[rank].build_beside(built.put)
+        of_rank[rank].build_beside(lambda: None, built.put)
     assert [built.get() for _ in range(n)] == [""] * n
     at_hand = 2
     for groups in of_rank.values():
