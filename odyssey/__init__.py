@@ -12,8 +12,8 @@ plan.py       who holds which layers and runs which micro-batch; pipelines.py: i
               worker.py: what it places them on, and the ranks of that; plan_proof.py: that it can be done, and is exact;
               renaming.py: for other workers; layout.py: `2x4`, as people write it
 schedule.py   the ops of it, worker by worker; split.py: with the backward in halves; kernel: the list scheduler;
-              buckets.py: what is reduced when; needs.py: which groups all that goes through; trial.py: the plan of the steps
-              that are tried when a job starts
+              buckets.py: what is reduced when; needs.py: which groups all that goes through; rest.py: what is left of a step
+              that was cut; trial.py: the plan of the steps that are tried when a job starts
 messages.py   what a rank and its agent say to each other; codec.py: bytes from outside; link.py: the rank's end;
               calls.py: the calls that all ranks make together
 runtime       one rank at work: transactions, the engine, communication that can be cut

@@ -10,7 +10,7 @@ groups.py     communication that can be cut; tree.py: between many ranks; cut.py
               connections.py: its sockets, and how to shut them;
               nccl.py: what NCCL must not be left to; introductions.py: how ranks learn where they reach each other, and
               peers.py: that who is connected is the one that was meant
-gradients.py  what is summed over it; reductions.py: bucket by bucket, while the backward computes
+gradients.py  what is summed over it; tally.py: of which samples; reductions.py: bucket by bucket, while the backward computes
 transfer.py   layers on their way between ranks; peer_memory.py: read where they lie, on one host
 evaluation.py, measure.py, once.py: what is run instead of a step; within measure.py trial_run.py: steps that are tried,
 separable.py: whether micro-batches may be cut, and beside_reduction.py: how much reductions slow computations down
