@@ -42,6 +42,10 @@ MEANINGS = {
     "recovery_median_s": "from the notice of a loss to go, median, seconds",
     "recovery_p99_s": "the same, 99th percentile",
     "minutes": "length of the soak",
+    "sequences": "random sequences of 8 changes or more in one job of 8 ranks",
+    "sequence_changes": "changes in them: losses, notices, slow ranks, agents that come and go",
+    "sequences_bad": "jobs of them wrong, hung, stopped without need, or with something left behind",
+    "sequences_minutes": "length of all of them",
     "job_wall_ratio": "8 ranks, one lost every minute, its place healthy: wall time over that of plain ranks without losses",
     "job_wall_ratio_torchrun": "torchrun: the same",
     "job_wall_ratio_torchft": "torchft: the same",
@@ -163,6 +167,7 @@ LEAST = {
 """Figures that are to be at least this."""
 MOST = {
     "jobs_bad": 0,
+    "sequences_bad": 0,
     "kill_to_step_s_8": 0.25,
     "grow_pause_s_8": 0.12,
     "respawn_pause_s_8": 0.12,

@@ -369,7 +369,7 @@ class OpTime(msgspec.Struct, frozen=True):
 
     Kind `O`, with no layers: what an op costs the processor beside its computation (transfers, the interpreter).
     Compute seconds are those of the thread's CPU clock (of the device's own clock on a GPU), so that waiting for a
-    busy core does not count.
+    busy core does not count. `wall_s`: mean seconds on the wall of the same runs; 0 where nothing is known of them.
     """
 
     kind: str
@@ -377,6 +377,7 @@ class OpTime(msgspec.Struct, frozen=True):
     stop: Count
     n: Count
     mean_s: float
+    wall_s: float = 0.0
 
 
 class OpTimes(msgspec.Struct, frozen=True, tag=True):

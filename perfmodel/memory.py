@@ -8,8 +8,8 @@
 Conservative where the engine may do better: `I` releases nothing until its `W`, and keeps the gradients of the layers'
 outputs alive until then.
 
-Before the first step of a plan there are no activations, but what goes is held beside what has come; and gradients of the step
-that was cut, of layers that stay, until there is the new room for them.
+Before the first step of a plan there are no activations and no old gradients, but what goes is held beside what has come. Not
+counted are gradients that are kept of a step that was cut (odyssey/rest.py), which have the place of its activations.
 """
 
 from __future__ import annotations
@@ -46,18 +46,14 @@ class Memory:
 
     def peak_of_move(self, own: Stage, held: Collection[int], received: Iterable[int]) -> int:
         """On the way to the stage `own`, for who holds `held` (until all are ready) and receives some layers: what has been
-        received is held twice until it is taken over; later come gradients, and what a proof has of a state at once. What is
-        kept of a step that was cut is there until then."""
+        received is held twice until it is taken over; later come gradients, and what a proof has of a state at once."""
         layers, sizes = self._costs.profile.layers, self._costs.move_bytes
         holds = {*held, *own.layers}
         states: int = sum(layers[i].parameter_bytes + layers[i].optimizer_bytes + layers[i].buffer_bytes for i in holds)
-        new = set(received)
-        on_its_way = max((sizes[layer] for layer in new), default=0)
-        kept: int = sum(layers[i].gradient_bytes for i in own.layers if i in held and i not in new)
+        on_its_way = max((sizes[layer] for layer in received), default=0)
         gradients: int = sum(layers[i].gradient_bytes for i in own.layers)
         proved = gradients + min(PROOF_BYTES, max(sizes[layer] for layer in holds))
-        at_most = max(on_its_way + kept, gradients + kept, proved)
-        peak: int = self._costs.profile.runtime_bytes + states + self._ties(holds) + at_most
+        peak: int = self._costs.profile.runtime_bytes + states + self._ties(holds) + max(on_its_way, proved)
         return peak
 
     def peak(self, own: Stage, live_bytes: float, received_bytes: int, sent_bytes: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import signal
 from pathlib import Path
 
@@ -13,12 +14,12 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks import report
-from tests.soak import draw, verdict, worlds
+from tests.soak import draw, sequences, verdict, worlds
 from tests.soak.case import Agents, Case, Fault, PointFault, Recipe, Slow, logs_of
 from tests.soak.classes import SURROUNDINGS, surroundings
 from tests.soak.points import OF_ONE_RANK, POINTS
 from tests.soak.run import GOOD, Outcome, run
-from tests.soak.soak import Total, soak
+from tests.soak.soak import Total, soak, soak_sequences
 from tests.soak.start import Broken, Start
 
 SHORT = Recipe(steps=10)
@@ -63,6 +64,19 @@ STRUCK = (
     "overwrite store",
 )
 """And the faults that it must consist of."""
+
+
+SEQUENCES_MEET = {
+    *(f"{kind} rank" for kind in ("kill", "stop", "leave", "slow", "freeze", "cut")),
+    *(f"{kind} {target}" for kind in ("kill", "leave") for target in ("agent", "member")),
+    "join late agent",
+    "grew back",
+    "lost while draining",
+    "newcomer lost",
+    "expand",
+    "rebalance",
+}
+"""What 300 sequences must have consisted of, and met."""
 
 
 def ran(case: Case, folder) -> Outcome:
@@ -343,6 +357,57 @@ def test_a_thousand_random_faults_change_nothing(tmp_path):
         assert not (missed := [mark for mark in MET if not total.marks[mark]]), f"no fault met {missed}: they are not tested"
         wanted = [label for label in STRUCK if not label.startswith("stop at")]  # which are rare, and like the kills there
         assert not (missed := [label for label in wanted if not total.struck[label]]), f"there was no {missed}"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5400)
+def test_three_hundred_random_sequences_of_changes_change_nothing(tmp_path: Path) -> None:
+    """ODYSSEY_SOAK_SEED: of the first, else it is drawn. ODYSSEY_SOAK_SEQUENCES: how many instead of 300. A failing one, by the
+    seed that its line names, again: `python -m tests.soak SEED --sequences 1`."""
+    seed = int(os.environ.get("ODYSSEY_SOAK_SEED") or secrets.randbelow(1_000_000))
+    n_wanted = int(os.environ.get("ODYSSEY_SOAK_SEQUENCES", "300"))
+    machine = report.this_machine()
+    total = soak_sequences(seed, n_wanted, tmp_path, at_once=2)
+    print(total)
+    if n_wanted >= 300:
+        report.write(_report_of_sequences(total, machine), report.RESULTS)
+    assert not total.bad, str(total)
+    if n_wanted >= 300:
+        assert not (missed := SEQUENCES_MEET - {*total.struck, *total.marks, *total.strategies}), f"no sequence had {missed}"
+
+
+def test_a_seed_is_a_sequence_and_many_seeds_are_every_kind_of_change() -> None:
+    cases = [sequences.case(seed) for seed in range(100)]
+    assert cases == [sequences.case(seed) for seed in range(100)]
+    assert {fault.label for case in cases for fault in case.faults} == {name for name in SEQUENCES_MEET if " " in name} - {
+        "grew back",
+        "lost while draining",
+        "newcomer lost",
+    }
+    assert all(len(case.faults) >= sequences.N_LEAST and case.n_ranks == sequences.N_RANKS for case in cases)
+
+
+def test_a_sequence_of_changes_changes_nothing(tmp_path: Path) -> None:
+    """With the recipe that one process trains in a moment."""
+    outcome = ran(replace(sequences.case(33), recipe=Recipe("mlp", steps=50, eval_every=0)), tmp_path)
+    assert outcome.verdict == "exact" and outcome.struck
+
+
+def _report_of_sequences(total: Total, machine: report.Machine) -> report.Report:
+    about = (
+        f"Random sequences of changes, one after the other in one job of {sequences.N_RANKS} ranks: losses by kill and stop, "
+        "what was lost comes back, notices, slow ranks, agents that are killed, leave and come. Each is held against one "
+        "process within 1e-10: every loss, the parameters at the end, and what each rank has in its own modules; each step "
+        "became final once. Rows as for the soak."
+    )
+    bad = sum(count for verdict, count in total.verdicts.items() if verdict not in GOOD)
+    summary = {
+        "sequences": total.n_long,
+        "sequence_changes": total.n_faults,
+        "sequences_bad": bad,
+        "sequences_minutes": total.minutes,
+    }
+    return report.Report("sequences", about, machine, summary, [dict(each) for each in total.table()])
 
 
 def _report(total: Total, machine: report.Machine) -> report.Report:

@@ -20,6 +20,12 @@ the number itself must have risen as well. So it goes in Greyhound (FALCON, arXi
 more than 10 % for an alarm and then verifies it.
 
 Time is an argument and decides nothing: all that counts is reports.
+
+Op times are the processor's, so a rank that is kept from its processor (throttled, stopped now and then, next to somebody who
+computes) is not slow by them. `KeptRanks` judges likewise what ops took on the wall over what they took on the processor. Where
+ranks share processors that differs by what they do: those of a first stage wait for a processor half of their time, those of
+the last one, who wake when a message comes, hardly ever; and it differs with whatever else runs there. So ranks are compared
+with those only that have the same layers, and only a rank that stands out by half is called slow.
 """
 
 from __future__ import annotations
@@ -27,17 +33,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, median_low
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from odyssey.messages import OpTime
 from odyssey.worker import Rank
 
-SLOW, HEALTHY = math.log(1.1), math.log(1.05)
-"""Excess from which on a rank is slow, and below which it no longer is. Changes of more than 10 % raise Greyhound's alarm."""
+SLOW = math.log(1.1)
+"""Excess from which on a rank is slow; below half of it, it no longer is. Changes of more than 10 % raise Greyhound's alarm."""
+KEPT = math.log(1.5)
+"""Excess from which on a rank is kept from its processor: with 8 ranks on two processors, and twenty more processes that wanted
+them, the median of a look strayed by 1.2 at most."""
 ONE_IN = 1e7
 """Reports of a rank for one false alarm: two months at two a second."""
 MOST = math.log(2)
@@ -99,10 +108,13 @@ class _Rank:
 class SlowRanks:
     """What is known of the ranks of a job. `begin` a generation, `take` its reports; `slow` is the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, threshold: float = SLOW) -> None:
+        """`threshold`: excess from which on a rank is slow."""
         self._ranks: dict[Rank, _Rank] = {}
+        self._slow = threshold
         self._expected_s: Callable[[OpTime], float] = lambda _: 0.0
-        self._n_healthy = self._n_since = 0
+        self._n_healthy: dict[Hashable, int] = {}
+        self._n_since = 0
 
     def begin(self, ranks: Collection[Rank], expected_s: Callable[[OpTime], float]) -> None:
         """A generation begins: who is slow stays so, all else is seen anew.
@@ -112,7 +124,7 @@ class SlowRanks:
         """
         self._ranks = {rank: _Rank(slow=its.slow if (its := self._ranks.get(rank)) else None) for rank in ranks}
         self._expected_s = expected_s
-        self._n_healthy = self._n_since = 0
+        self._n_healthy, self._n_since = {}, 0
 
     @property
     def slow(self) -> Mapping[Rank, Slow]:
@@ -125,13 +137,13 @@ class SlowRanks:
         `now` is only what `since` counts in. Reports of ranks that are not of the generation say nothing.
         """
         its = self._ranks.get(rank)
-        known = [(time, self._expected_s(time)) for time in times if time.n > 0 and time.mean_s > 0]
-        known = [(time, expected_s) for time, expected_s in known if expected_s > 0]
+        known = [(time, *self._seconds(time)) for time in times if time.n > 0]
+        known = [(time, took_s, should_s) for time, took_s, should_s in known if took_s > 0 and should_s > 0]
         if its is None or not known:
             return False
-        took_s, should_s = (sum(of) for of in zip(*((t.n * t.mean_s, t.n * s) for t, s in known), strict=True))
-        own = math.log(took_s / should_s)
-        its.layers = frozenset((time.first, time.stop) for time, _ in known)
+        all_took_s = sum(time.n * took_s for time, took_s, _ in known)
+        own = math.log(all_took_s / sum(time.n * should_s for time, _, should_s in known))
+        its.layers = frozenset((time.first, time.stop) for time, *_ in known)
         its.recent.append(own)
         self._n_since += 1
         if self._n_since >= len(self._ranks):
@@ -141,20 +153,32 @@ class SlowRanks:
             return self._look_again(its, seen)
         if its.past is None:
             _learn_first(its, seen)
-        elif its.is_compared:
+        elif its.is_compared and self._n_others(its) >= self._n_others_needed:
             return self._judge(its, its.past, seen, now)
         return False
+
+    _n_others_needed = 0
+    """Without so many that it is compared with a rank is not judged."""
+
+    def _seconds(self, time: OpTime) -> tuple[float, float]:
+        """What is judged of an op, and what that should be."""
+        return time.mean_s, self._expected_s(time)
+
+    def _peers(self, its: _Rank) -> Hashable:
+        """Tell ranks apart that are not compared with each other."""
+        return None
 
     def _survey(self) -> None:
         """The level for each rank: once in as many reports as there are ranks."""
         self._n_since = 0
         healthy = [its for its in self._ranks.values() if its.slow is None and its.recent]
-        self._n_healthy = len(healthy)
         for its in healthy:
             its.usual = median(its.recent)
-        everyone = sorted(its.usual for its in healthy)
-        same = _by_layers((its.layers, its.usual) for its in healthy)
+        by_peers = _grouped((self._peers(its), its.usual) for its in healthy)
+        self._n_healthy = {peers: len(of) for peers, of in by_peers.items()}
+        same = _grouped((its.layers, its.usual) for its in healthy)
         for its in self._ranks.values():
+            everyone = sorted(by_peers.get(self._peers(its), ()))
             if its.slow is None:
                 its.level = _quartile_of_others(everyone, its.usual, its.level)
             elif its.past is not None:
@@ -167,7 +191,7 @@ class SlowRanks:
         """Give ranks that began slower than others with the same layers the past of these."""
         if all(its.is_compared for its in known):
             return
-        usual = _by_layers((its.layers, its.past.own) for its in known if its.past is not None)
+        usual = _grouped((its.layers, its.past.own) for its in known if its.past is not None)
         for its in known:
             if not its.is_compared and its.past is not None:
                 above = its.past.own - median_low(usual[its.layers])
@@ -196,12 +220,16 @@ class SlowRanks:
 
     def _noise(self, its: _Rank) -> float:
         """Variance that counts in a sum: that of the report and, as it follows slowly, that of the level."""
-        n_others = self._n_healthy - 1
+        n_others = self._n_others(its)
         return its.noise * (1 + MEDIAN_VARIANCE / n_others if n_others > 0 else 1.0)
+
+    def _n_others(self, its: _Rank) -> int:
+        """Healthy ones that a healthy rank is compared with."""
+        return self._n_healthy.get(self._peers(its), 0) - 1
 
     def _threshold(self, its: _Rank) -> float:
         """That of a slow rank, and two standard errors of what is usual for it."""
-        return SLOW + 2 * math.sqrt(self._noise(its) / its.n)
+        return self._slow + 2 * math.sqrt(self._noise(its) / its.n)
 
     def _is_slow(self, its: _Rank) -> bool:
         """What the second look shows."""
@@ -209,7 +237,7 @@ class SlowRanks:
         above, own = (list(of) for of in zip(*its.look[N_PASS:], strict=True))
         its.look, its.total = None, 0.0
         excess, half = median(above), N_LOOK // 2
-        lasts = min(median(above[:half]), median(above[half:])) > HEALTHY
+        lasts = min(median(above[:half]), median(above[half:])) > self._slow / 2
         if min(excess, median(own)) > self._threshold(its) and lasts:
             its.slow, its.before = Slow(math.exp(excess), its.since), None
         return its.slow is not None
@@ -226,20 +254,38 @@ class SlowRanks:
         its.look, its.before = None, excess
         if before is None:
             return False
-        if max(excess, before) < HEALTHY:
+        if max(excess, before) < self._slow / 2:
             its.slow = None
             return True
         known = math.log(its.slow.factor)
-        if min(excess, before) - known <= SLOW and known - max(excess, before) <= SLOW:
+        if min(excess, before) - known <= self._slow and known - max(excess, before) <= self._slow:
             return False
         its.slow = its.slow._replace(factor=math.exp((excess + before) / 2))
         return True
 
 
-def _by_layers(of: Iterable[tuple[frozenset[tuple[int, int]], float]]) -> dict[frozenset[tuple[int, int]], list[float]]:
-    found: dict[frozenset[tuple[int, int]], list[float]] = {}
-    for layers, number in of:
-        found.setdefault(layers, []).append(number)
+class KeptRanks(SlowRanks):
+    """Which ranks are kept from their processors: an op should take on the wall what it takes on the processor."""
+
+    _n_others_needed = 1
+
+    def __init__(self) -> None:
+        super().__init__(KEPT)
+
+    def _seconds(self, time: OpTime) -> tuple[float, float]:
+        return time.wall_s, time.mean_s
+
+    def _peers(self, its: _Rank) -> Hashable:
+        return its.layers
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+def _grouped(of: Iterable[tuple[_Key, float]]) -> dict[_Key, list[float]]:
+    found: dict[_Key, list[float]] = {}
+    for key, number in of:
+        found.setdefault(key, []).append(number)
     return found
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 
 from launcher.coordinator.actions import Propose, StartMeasure
 from launcher.coordinator.state import JobState, State, Status
-from launcher.health.slow_ranks import SlowRanks
+from launcher.health.slow_ranks import KeptRanks, SlowRanks
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import Body, Event, GenerationStarted, Profiled, ProfileRefined, Proposed, RankSlowed, UnitCommitted
@@ -46,7 +47,7 @@ class Planner:
         self._feed = feed
         self.live_profile = LiveProfile(options, node_of)
         self._search = PlanSearch(options, node_of, loop)
-        self._slow_ranks = SlowRanks()
+        self._slow_ranks, self._kept_ranks = SlowRanks(), KeptRanks()
         self._told_faults: set[str] = set()
         self._first_step_is_late: Timer | None = None
         """Set from a Go until its first step is done, or has taken long: it has the processors to itself."""
@@ -84,11 +85,11 @@ class Planner:
 
     def took(self, rank: Rank, times: OpTimes) -> None:
         """What the ops of a rank have taken: the profile is refined, and who has become slow is told."""
-        slow = self._slow_ranks
+        slow, kept, now = self._slow_ranks, self._kept_ranks, self._now()
         self.live_profile.refresh(times, slow.slow[rank].factor if rank in slow.slow else 1.0)
-        if slow.take(self._now(), rank, times.times):
-            found = slow.slow.get(rank)
-            self._feed(RankSlowed(rank, found.factor, found.since) if found is not None else RankSlowed(rank, 1.0, self._now()))
+        if any([slow.take(now, rank, times.times), kept.take(now, rank, times.times)]):
+            found = [of.slow[rank] for of in (slow, kept) if rank in of.slow]
+            self._feed(RankSlowed(rank, prod(one.factor for one in found), min((one.since for one in found), default=now)))
 
     def propose(self, ask: Propose) -> Proposed:
         """Plans for a situation, best first; prepared ahead if it was foreseen. Raises OdysseyError if there is none."""
@@ -116,7 +117,9 @@ class Planner:
         if (profile := self.live_profile.profile) is not None:
             from perfmodel.refine import expected_s
 
-            self._slow_ranks.begin(sorted(state.workers.ranks(state.plan.workers)), partial(expected_s, profile, crowded=1.0))
+            ranks = sorted(state.workers.ranks(state.plan.workers))
+            for of in (self._slow_ranks, self._kept_ranks):
+                of.begin(ranks, partial(expected_s, profile, crowded=1.0))
         if self._first_step_is_late is not None:
             self._first_step_is_late.cancel()
         self._first_step_is_late = self._loop.later(FIRST_LOOK_S, self._after_first_step)

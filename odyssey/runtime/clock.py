@@ -1,6 +1,7 @@
 """Measures the compute time of ops as they run, cheaply, and gives means for the profile.
 
-On a CPU it is the thread's own CPU time, so that waiting for a busy core does not count; on a GPU, the device's events.
+On a CPU it is the thread's own CPU time, so that waiting for a busy core does not count, and beside it the time on the wall;
+on a GPU, the device's events.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._on_device = device.type != "cpu"
-        self._sums: dict[Key, tuple[int, float]] = {}
+        self._sums: dict[Key, tuple[int, float, float]] = {}
         self._computed_s = 0.0
         self._n_computed = 0
         self._pending: list[tuple[Key, Any, Any]] = []
@@ -38,12 +39,12 @@ class Clock:
             end.record()
             self._pending.append((key, begin, end))
         else:
-            start_s = time.thread_time()
+            began_s, start_s = time.monotonic(), time.thread_time()
             yield
             seconds = time.thread_time() - start_s
             self._computed_s += seconds
             self._n_computed += kind != "S"
-            self._add(key, seconds)
+            self._add(key, seconds, time.monotonic() - began_s)
 
     @contextmanager
     def measure_overhead(self) -> Iterator[None]:
@@ -55,9 +56,9 @@ class Clock:
             overhead_s = time.process_time() - before_s - (self._computed_s - computed_s)
             self._add(("O", 0, 0, 0), overhead_s / n)
 
-    def _add(self, key: Key, seconds: float) -> None:
-        n, total_s = self._sums.get(key, (0, 0.0))
-        self._sums[key] = (n + 1, total_s + seconds)
+    def _add(self, key: Key, seconds: float, wall_s: float = 0.0) -> None:
+        n, total_s, total_wall_s = self._sums.get(key, (0, 0.0, 0.0))
+        self._sums[key] = (n + 1, total_s + seconds, total_wall_s + wall_s)
 
     def take(self, n_samples: int) -> tuple[OpTime, ...]:
         """Means of the full-size micro-batches (`n_samples`) and of optimizer steps since the last call."""
@@ -66,8 +67,8 @@ class Clock:
             self._add(key, begin.elapsed_time(end) / 1e3)
         sums, self._sums, self._pending = self._sums, {}, []
         return tuple(
-            OpTime(kind, first, stop, n, total_s / n)
-            for (kind, first, stop, size), (n, total_s) in sums.items()
+            OpTime(kind, first, stop, n, total_s / n, wall_s / n)
+            for (kind, first, stop, size), (n, total_s, wall_s) in sums.items()
             if size in (0, n_samples)
         )
 

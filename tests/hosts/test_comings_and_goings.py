@@ -103,6 +103,44 @@ def test_a_plain_script_goes_on_while_agents_come_and_go(tmp_path: Path) -> None
     _episodes(tmp_path, run)
 
 
+def cut_off_and_taken_in(its: Episode, i: int) -> None:
+    """The host is lost, and comes back to a job that goes on without it, which has work for it again."""
+    n_lost = its.seen().n_lost
+    its.tell(f"h{i} is cut off")
+    its.lose(i, "cut")
+    its.until(lambda: its.seen().n_lost > n_lost)
+    its.until_on()
+    its.give_back(i, "cut")
+    its.until(lambda: any(i in holders for holders in its.seen().holders))
+    its.tell(f"h{i} has work again")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("who", ["a member", "the one that leads"])
+def test_a_host_is_cut_off_and_taken_in_again_three_times_in_a_row(who: str, tmp_path: Path) -> None:
+    try:
+        hosts = Hosts(3, tmp_path, 100 + os.getpid() % 100)
+    except Impossible as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    n_steps, out = 300, tmp_path / "out.pt"
+    job = [*JOB[: JOB.index("--steps")], "--steps", str(n_steps), "--pause", "0.2", "--out", str(out)]
+    its = Episode(hosts, tmp_path, 29_400, Random(0), [TRAIN, *job], holds_state=True, silence_s=SILENT_S["Job"])
+    try:
+        for i in hosts.numbers:
+            its.start(i)
+        its.until_on()
+        for _ in range(3):
+            seen = its.seen()
+            cut_off_and_taken_in(its, next(i for i in seen.members if (i == seen.leader) == (who == "the one that leads")))
+        assert its.steps() < n_steps, "all of that was while the job ran"
+        its.end_well()
+        _, expected = exactness.expected_of("gpt", n_steps, 15, 2)
+        assert reference.largest_difference(expected, torch.load(out)["state"]["model"]) < exactness.TOLERANCE
+    finally:
+        its.close()
+
+
 def _live_through(its: Episode, n: int, goes_on: Callable[[], bool]) -> bool:
     """Whether the job is to come to its end now; else it has lost too much, and all have ended."""
     for i in range(1, n + 1):

@@ -22,7 +22,7 @@ import torch
 
 import odyssey
 from odyssey import buckets, needs
-from odyssey.runtime import gradients, peer_memory
+from odyssey.runtime import gradients, peer_memory, session
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from tests import models
@@ -41,6 +41,7 @@ def main() -> None:
         die_in_reductions(*options.die)
     if options.lose_message is not None:
         lose_message(*options.lose_message)
+    pace = Pace(options.pace)
     if options.unreadable:
         become_unreadable()
     if options.kill_source is not None:
@@ -66,6 +67,8 @@ def main() -> None:
         if options.slow is not None and options.slow_how != "data":
             for layer in built:
                 layer.register_forward_pre_hook(lambda *_: linger(options, len(losses)))
+        for layer in built if options.pace is not None else ():
+            layer.register_forward_pre_hook(pace)
         return list(built)
 
     data = models.data_for(options.model, options.samples, dtype)
@@ -88,6 +91,7 @@ def main() -> None:
         kept.__enter__()
     for step in job.steps(options.steps):
         losses[step.index] = step.loss
+        pace.look()
         if step.index == options.draw_after:
             models.set_dropout(built, 0.1)
         if job.is_leader:
@@ -240,6 +244,28 @@ def linger(options, step):
             fcntl.flock(held, fcntl.LOCK_SH)
 
 
+class Pace:
+    """The rank whose number is in a file takes its processor a millisecond longer for each layer, forward. What ops take is
+    told after each step then: there is less to wait for."""
+
+    def __init__(self, file):
+        self.file = file
+        self.is_slow = False
+        if file is not None:
+            session.OP_TIMES_EVERY_S = 0.0
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def look(self):
+        self.is_slow = self.file is not None and self.file.exists() and self.file.read_text() == os.environ["RANK"]
+
+    def __call__(self, layer, inputs):
+        until_s = time.thread_time() + 0.001 * self.is_slow
+        while time.thread_time() < until_s:
+            pass
+
+
 class SlowData:
     """A data set that is slow at a sample."""
 
@@ -311,6 +337,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--hold-once", type=Path, help="a pipe: wait for its end in the action that writes --out")
     parser.add_argument("--slow", nargs=3, metavar=("FILE", "RANK", "STEP"), help="there that rank is slow, once")
     parser.add_argument("--slow-how", choices=("lock", "deaf", "busy", "data"), default="lock", help="until FILE is not locked")
+    parser.add_argument("--pace", type=Path, metavar="FILE", help="the rank whose number is in it is slow, as long as it is")
     parser.add_argument("--eval-every", type=int, default=0)
     parser.add_argument("--keeps", type=Path, help="a folder: each rank writes there how many bytes its graphs kept at most")
     parser.add_argument("--bucket-bytes", type=int, default=0, help="of gradients that are reduced together; 0: as ever")

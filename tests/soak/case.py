@@ -15,13 +15,15 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 class Fault(msgspec.Struct, frozen=True):
     """`kind`: `kill` and `signal` send `signal`; `stop` is SIGSTOP for good; `freeze` the same for `seconds`; `cut` shuts
-    `n_cut` of the process's TCP connections down; `join` starts one more agent; `junk`, `silence` and `overwrite` are what a
-    stranger does (strangers.py). `target`: `rank`, `agent` (the one that leads), `member` (another one), `job` (all agents at
+    `n_cut` of the process's TCP connections down; `leave` gives notice of it; `slow` makes a rank slow, and whoever was it
+    quick again; `join` starts one more agent; `junk`, `silence` and `overwrite` are what a stranger does (strangers.py).
+    `target`: `rank`, `agent` (the one that leads), `member` (another one), `job` (all agents at
     once), `store`, `ports` (all that agents and ranks listen at), or one of HELPERS.
 
     `on`: the moment. `step`: when `number` steps are committed. Any other: the `number`th event of this kind (MOMENTS in
     strikes.py) since the fault before it in its chain, or since the start. `delay_s` later it strikes. `rank`: which one, or
-    another where that is gone; None for the one that the event is about.
+    another where that is gone; None for the one that the event is about. `n_units`: it strikes after so many units at the
+    latest, though its moment has not come; and one that nobody can be struck by waits for as many more. 0 for neither.
     """
 
     kind: str
@@ -33,6 +35,7 @@ class Fault(msgspec.Struct, frozen=True):
     signal: int = 0
     seconds: float = 0.0
     n_cut: int = 0
+    n_units: int = 0
 
     @property
     def label(self) -> str:
@@ -40,7 +43,8 @@ class Fault(msgspec.Struct, frozen=True):
 
     @property
     def may_lose_a_rank(self) -> bool:
-        return self.target == "rank" and (self.kind in ("kill", "stop") or (self.kind == "freeze" and self.seconds > 0.5))
+        loses = self.kind in ("kill", "stop", "leave") or (self.kind == "freeze" and self.seconds > 0.5)
+        return self.target == "rank" and loses
 
 
 Chain = tuple[Fault, ...]
@@ -139,6 +143,7 @@ class Case(msgspec.Struct, frozen=True):
 
     `in_halves`: the search is told of hardware on which backwards are best run in halves. `agents`: None for one, whose nodes
     are the ranks. `again`: the chains of each further start of the job, which comes when the one before was killed as a whole.
+    `is_sequence`: of sequences.py.
     """
 
     seed: int
@@ -155,6 +160,7 @@ class Case(msgspec.Struct, frozen=True):
     again: tuple[tuple[Chain, ...], ...] = ()
     point_faults: tuple[PointFault, ...] = ()
     slow: tuple[Slow, ...] = ()
+    is_sequence: bool = False
 
     @property
     def n_agents(self) -> int:
@@ -168,6 +174,10 @@ class Case(msgspec.Struct, frozen=True):
     def faults(self) -> list[Fault]:
         """All that may strike from outside."""
         return [fault for chains in (self.chains, *self.again) for chain in chains for fault in chain]
+
+
+SLOW_RANK = "slow-rank"
+"""A file in the folder of a job, with the number of the rank that is slow."""
 
 
 def logs_of(folder: Path, start: int, agent: int) -> Path:

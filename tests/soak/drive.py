@@ -1,4 +1,5 @@
-"""Runs an agent of a case, with its faults: `drive.py CASE.json FOLDER FD START AGENT PORT`. FD gets lines of JSON for run.py.
+"""Runs an agent of a case, with its faults: `python -m tests.soak.drive SCRIPT CASE.json FOLDER FD START AGENT PORT`. FD gets
+lines of JSON for run.py.
 
 START: how many times the job was started before. AGENT: number of this one, PORT: where they meet, if there are several.
 """
@@ -12,13 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import msgspec
 import psutil
 from msgspec.structs import replace
 
 from launcher.agent import start
+from launcher.health import slow_ranks
 from launcher.joblog.events import AgentJoined, AgentLost, Event, JobEnded, LeaderChanged, Note, Pausing
 from launcher.joblog.exit_codes import ExitCode
 from launcher.options import Rendezvous, RunOptions
@@ -31,8 +31,8 @@ from tests.soak.strikes import Striker
 
 
 def main() -> int:
-    case_file, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    fd, start_number, number, port = map(int, sys.argv[3:])
+    script, case_file, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    fd, start_number, number, port = map(int, sys.argv[4:])
     case = msgspec.json.decode(case_file.read_bytes(), type=Case)
     os.set_inheritable(fd, False)
 
@@ -41,8 +41,10 @@ def main() -> int:
 
     if case.in_halves:
         tell_of_quick_halves()
+    if case.is_sequence:
+        look_out_soon()
     options = RunOptions(
-        script=str(Path(__file__).with_name("train.py")),
+        script=script,
         arguments=(str(case_file), str(folder)),
         n_nodes=case.n_ranks,
         layout=case.layout,
@@ -54,7 +56,7 @@ def main() -> int:
     if case.agents is not None:
         options = among(case.agents, number, port, options)
     striker = Striker(case, start_number, folder, options.log_dir, tell)
-    before = set(os.listdir("/proc/self/fd"))
+    before, there = set(os.listdir("/proc/self/fd")), psutil.Process().children()
 
     def watch(event: Event) -> None:
         if isinstance(event.body, AgentJoined | AgentLost | LeaderChanged | Note | Pausing | JobEnded):
@@ -67,7 +69,7 @@ def main() -> int:
         print(f"error: {error.what}", flush=True)
         code = ExitCode.FAILED
     striker.close()
-    children = [child.pid for child in psutil.Process().children(recursive=True)]
+    children = [child.pid for child in psutil.Process().children(recursive=True) if child not in there]
     descriptors = sorted(
         os.readlink(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before if _is_open(each)
     )
@@ -103,6 +105,11 @@ def tell_of_quick_halves() -> None:
         return self.profile
 
     LiveProfile.merge = merge  # type: ignore[method-assign]
+
+
+def look_out_soon() -> None:
+    """Who is slow is told after fewer reports: a sequence has few steps for each change."""
+    slow_ranks.N_FIRST, slow_ranks.N_PASS, slow_ranks.N_LOOK = 12, 2, 8
 
 
 def _is_open(descriptor: str) -> bool:

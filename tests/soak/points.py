@@ -33,6 +33,8 @@ POINTS = {
     "rename": 4,
 }
 """And how often a rank gets there in a job, about."""
+PACE_S = 0.001
+"""By so much longer takes a slow rank, some times as long as a layer."""
 OF_ONE_RANK = ("once", "rename")
 """What only one rank does, whichever that is."""
 
@@ -47,11 +49,16 @@ class Points:
         self._folder = folder
         self._counts: Counter[tuple[str, int | None]] = Counter()
         self._is_trial = False
+        self._pace_s = 0.0
         (folder / f"rank-{self._rank}.pid").write_text(str(os.getpid()))
 
     def __deepcopy__(self, memo: object) -> Points:
         """The engine trains copies of layers in its trial: what these reach counts here, too."""
         return self
+
+    def be_slow(self, file: Path) -> None:
+        """If this rank is the one that the file names: each forward of a layer takes its processor longer from now on."""
+        self._pace_s = PACE_S if file.exists() and file.read_text() == str(self._rank) else 0.0
 
     def reach(self, where: str, layer: int | None = None) -> None:
         for key in {(where, layer), (where, None)}:
@@ -131,6 +138,8 @@ class Points:
         return given | {"layers": building, "optimizer": optimizing, "data": Told(given["data"], self.reach)}
 
     def _forward(self, number: int) -> None:
+        if self._pace_s:
+            take_time("spin", self._pace_s)
         if self._is_trial:
             self.reach("trial")
         self.reach("forward", number)

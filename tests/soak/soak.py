@@ -1,18 +1,26 @@
-"""As many jobs as it takes for so many faults to strike, some at the same time, and what became of them all."""
+"""As many jobs as it takes for so many faults to strike, some at the same time, and what became of them all.
+
+So for sequences.py, but their processes are forks of some that have imported everything (tests/warm), which makes them cheap.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import shutil
+import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.soak import draw
+from tests.soak import draw, sequences
+from tests.soak.case import Case
 from tests.soak.classes import row
 from tests.soak.run import Outcome, run
+from tests.warm import popen
 
 
 @dataclass
@@ -30,6 +38,8 @@ class Total:
     in_class: Counter[str] = field(default_factory=Counter)
     """Faults."""
     bad: list[str] = field(default_factory=list)
+    n_long: int = 0
+    """Jobs in which as much has struck as a sequence is to have."""
     minutes: float = 0.0
 
     @property
@@ -38,6 +48,7 @@ class Total:
 
     def add(self, outcome: Outcome) -> None:
         self.verdicts[outcome.verdict] += 1
+        self.n_long += len(outcome.struck) >= sequences.N_LEAST
         self.struck.update(outcome.struck)
         self.marks.update(outcome.marks)
         self.strategies.update(outcome.strategies)
@@ -67,15 +78,35 @@ class Total:
 
 def soak(first_seed: int, n_faults: int, folder: Path, at_once: int) -> Total:
     """Run the job of `first_seed`, and those after it until so many faults have struck. Folders of good ones are removed."""
-    total = Total(first_seed)
-    started = time.monotonic()
-    seed = first_seed
     print(f"soak: {n_faults} faults from seed {first_seed}, in {folder}", flush=True)
-    with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"))
+    return _run(pool, Total(first_seed), draw.case, lambda total: total.n_faults >= n_faults, folder, at_once)
+
+
+def soak_sequences(first_seed: int, n_sequences: int, folder: Path, at_once: int) -> Total:
+    """As `soak`: so many sequences in which enough has changed. A good one in which too little has does not count."""
+    print(f"soak: {n_sequences} sequences from seed {first_seed}, in {folder}", flush=True)
+    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), _be_warm)
+    return _run(pool, Total(first_seed), sequences.case, lambda total: total.n_long >= n_sequences, folder, at_once)
+
+
+def _be_warm() -> None:
+    popen.templates.start()
+    multiprocessing.util.Finalize(None, popen.templates.close, exitpriority=1)
+    subprocess.Popen = popen.Popen  # type: ignore[misc]
+
+
+def _run(
+    pool: ProcessPoolExecutor, total: Total, draw_case: Callable[[int], Case], is_enough: Callable[[Total], bool],
+    folder: Path, at_once: int,
+) -> Total:  # fmt: skip
+    started = time.monotonic()
+    seed = total.first_seed
+    with pool:
         running: set[Future[Outcome]] = set()
-        while running or seed == first_seed or total.n_faults < n_faults:
-            while len(running) < at_once and (seed == first_seed or total.n_faults < n_faults):
-                running.add(pool.submit(run, draw.case(seed), folder / str(seed)))
+        while running or seed == total.first_seed or not is_enough(total):
+            while len(running) < at_once and (seed == total.first_seed or not is_enough(total)):
+                running.add(pool.submit(run, draw_case(seed), folder / str(seed)))
                 seed += 1
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for outcome in (each.result() for each in done):

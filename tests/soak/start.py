@@ -113,12 +113,13 @@ class Start:
             "TMPDIR": str(self.folder / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torch"),
         }
-        command = [sys.executable, str(Path(__file__).with_name("drive.py")), str(self.folder / "case.json"), str(self.folder)]
-        command += map(str, (self._write_end, self.number, number, self._port))
+        command = [sys.executable, "-m", "tests.soak.drive", str(Path(__file__).with_name("train.py"))]
+        command += map(str, (self.folder / "case.json", self.folder, self._write_end, self.number, number, self._port))
         with self._output(number).open("wb") as output:
             self._agents.append(
                 subprocess.Popen(
                     command,
+                    cwd=ROOT,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

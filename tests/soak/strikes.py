@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from launcher.agent import notice_socket
+from launcher.cluster.questions import AskLeave
 from launcher.failures.history import RETOLD
 from launcher.joblog import reader
 from launcher.joblog.events import (
@@ -43,7 +45,7 @@ from launcher.joblog.events import (
 )
 from odyssey.plan import Plan
 from tests.soak import strangers
-from tests.soak.case import Case, Fault
+from tests.soak.case import SLOW_RANK, Case, Fault
 
 MOMENTS = {
     "said": Note,
@@ -58,6 +60,7 @@ MOMENTS = {
     "go": GenerationStarted,
     "finished": RankFinished,
     "leads": LeaderChanged,
+    "unit": UnitCommitted,
 }
 """And `receiving`: ranks are about to receive what a plan moves to them."""
 _PIDFD_GETFD = 438
@@ -177,8 +180,8 @@ class Striker:
             counts[name] = counts.get(name, 0) + 1
             while faults and (self._folder / faults[0][0]).exists():
                 del faults[0]  # it has struck while another agent led
-            if faults and faults[0][1].on == name and faults[0][1].number == (number or counts[name]):
-                strike = partial(self._strike, faults.pop(0), counts, rank)
+            if faults and _is_due(faults[0][1], name, number, counts):
+                strike = partial(self._strike, faults.pop(0), faults, counts, rank)
                 if strike.args[0][1].delay_s:
                     self._later(strike.args[0][1].delay_s, strike)
                 else:
@@ -205,11 +208,16 @@ class Striker:
 
     # -- strikes -------------------------------------------------------------------------------------------------------
 
-    def _strike(self, named: tuple[str, Fault], counts: dict[str, int], about: int | None) -> None:
+    def _strike(
+        self, named: tuple[str, Fault], behind: list[tuple[str, Fault]], counts: dict[str, int], about: int | None
+    ) -> None:
         name, fault = named
         with self._lock:
             counts.clear()
             if self._has_ended:
+                return
+            if fault.n_units and not self._can_strike(fault):
+                behind.insert(0, named)
                 return
             (self._folder / name).touch()
             match fault.target:
@@ -225,6 +233,9 @@ class Striker:
                     ports = strangers.ports_of([os.getpid(), *self._agents.values(), *children])
                     self._calls += strangers.call_at(ports, says_nothing=fault.kind == "silence")
                     self._struck(fault, None)
+                case "rank" if fault.kind == "slow":
+                    (self._folder / SLOW_RANK).write_text(str(fault.rank))
+                    self._struck(fault, fault.rank)
                 case "rank":
                     rank = self._victim(fault, about if fault.rank is None or fault.on == "receiving" else fault.rank)
                     if rank is not None and self._hit(fault, self._ranks[rank], self._pids[rank]):
@@ -234,6 +245,11 @@ class Striker:
                 case helper:
                     self._strike_helper(fault, helper)
 
+    def _can_strike(self, fault: Fault) -> bool:
+        if fault.target in ("agent", "member"):
+            return self._agent_victim(fault) is not None
+        return fault.target != "rank" or fault.kind == "slow" or self._victim(fault, fault.rank) is not None
+
     def _struck(self, fault: Fault, rank: int | None, agent: int | None = None) -> None:
         self._tell(struck=fault.label, on=fault.on, rank=rank, agent=agent, innocent=not fault.may_lose_a_rank)
 
@@ -242,16 +258,11 @@ class Striker:
         looked for until it is back (docs/hosts.md): for good nobody may."""
         if fault.kind == "stop" and not self._agents:
             return
-        pid = os.getpid()
-        if fault.target == "member":
-            others = sorted(set(self._agents.values()) - {pid})
-            if not others:
-                return
-            pid = others[(fault.rank or 0) % len(others)]
-        is_short = fault.kind == "signal" or (fault.kind == "freeze" and fault.seconds < self._silence_s)
+        pid = self._agent_victim(fault)
+        if pid is None:
+            return
+        is_short = self._is_short(fault)
         if not is_short:
-            if self._case.spares and not self._agent_can_be_spared(pid):
-                return
             for rank in [rank for rank, its in self._agent_of.items() if its == pid]:
                 self._held.pop(rank, None)
         self._struck(fault, None, None if is_short else pid)
@@ -260,6 +271,20 @@ class Striker:
         else:
             with suppress(ProcessLookupError):
                 os.kill(pid, fault.signal or signal.SIGSTOP)
+
+    def _is_short(self, fault: Fault) -> bool:
+        return fault.kind == "signal" or (fault.kind == "freeze" and fault.seconds < self._silence_s)
+
+    def _agent_victim(self, fault: Fault) -> int | None:
+        """Its pid; None if nobody may be struck."""
+        pid = os.getpid()
+        if fault.target == "member":
+            others = sorted(set(self._agents.values()) - {pid})
+            if not others:
+                return None
+            pid = others[(fault.rank or 0) % len(others)]
+        may_be = self._is_short(fault) or not self._case.spares or self._agent_can_be_spared(pid)
+        return pid if may_be else None
 
     def _agent_can_be_spared(self, pid: int) -> bool:
         """The others are more than half of the members, and hold all layers; or the half with the leading agent."""
@@ -308,6 +333,10 @@ class Striker:
     def _hit(self, fault: Fault, descriptor: int, pid: int) -> bool:
         if fault.kind == "cut":
             return cut(descriptor, pid, fault.n_cut) > 0
+        if fault.kind == "leave":
+            (folder,) = (path.parent for path in self._logs.glob(f"*/{notice_socket.NAME}"))
+            notice_socket.give(folder, AskLeave((next(rank for rank, its in self._pids.items() if its == pid),)))
+            return True
         number = fault.signal or signal.SIGSTOP
         try:
             signal.pidfd_send_signal(descriptor, number)
@@ -331,6 +360,12 @@ class Striker:
             os.close(descriptor)
 
 
+def _is_due(fault: Fault, name: str, number: int | None, counts: dict[str, int]) -> bool:
+    if fault.n_units and counts.get("unit", 0) >= fault.n_units:
+        return True
+    return fault.on == name and fault.number == (number or counts[name])
+
+
 def helpers(ranks: frozenset[int]) -> dict[str, list[int]]:
     """Pids of this agent's processes that are not `ranks`, by what they are for."""
     found: dict[str, list[int]] = {}
@@ -346,7 +381,7 @@ def helpers(ranks: frozenset[int]) -> dict[str, list[int]]:
             found.setdefault("store" if listens else "zygote", []).append(child.pid)
         elif "launcher.planning.precompute" in command:
             found.setdefault("planner", []).append(child.pid)
-        elif "drive.py" in command:
+        elif "tests.soak.drive" in command:
             found.setdefault("guard", []).append(child.pid)
     return found
 

@@ -1,7 +1,8 @@
 """The training script of the soak: `train.py CASE.json FOLDER`.
 
-FOLDER gets `result.pt` with losses and the whole state, `checkpoint` with what `job.save` wrote, `once-*` for each step behind
-which the script had something done once, and `failed-*` and `point-*` for the script's own faults that came true.
+FOLDER gets `result.pt` with losses and the whole state, `own-*.pt` with what each rank that came to its end has in its own
+modules, and the steps that it has seen, `checkpoint` with what `job.save` wrote, `once-*` for each step behind which the script
+had something done once, and `failed-*` and `point-*` for the script's own faults that came true.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import torch
 
 import odyssey
 from odyssey import buckets
+from odyssey.runtime import session
+from tests import reference
 from tests.soak import recipe
-from tests.soak.case import Case, ScriptFault
+from tests.soak.case import SLOW_RANK, Case, ScriptFault
 from tests.soak.points import Points
 
 
@@ -76,8 +79,17 @@ def main() -> None:
     points = Points(case.point_faults, case.slow, folder)
     points.install()
     given = points.within(recipe.parts(task))
+    built: list[torch.nn.Module] = []
+    if case.is_sequence:
+        session.OP_TIMES_EVERY_S = 0.0  # with every step: there are few of them for a change
     resume = folder / "checkpoint" if task.resumes else None
-    job = odyssey.Job(**given | {"loss": mishaps.losing(given["loss"]), "resume": resume})
+    layers = given["layers"]
+
+    def build() -> list[torch.nn.Module]:
+        built[:] = layers()
+        return list(built)
+
+    job = odyssey.Job(**given | {"layers": build, "loss": mishaps.losing(given["loss"]), "resume": resume})
     losses = {}
 
     def act(n_done: int) -> None:
@@ -87,6 +99,8 @@ def main() -> None:
     for step in job.steps(task.steps):
         losses[step.index] = step.loss
         n_done = step.index + 1
+        if case.is_sequence:
+            points.be_slow(folder / SLOW_RANK)
         if task.own_s:
             time.sleep(task.own_s)
         if task.eval_every and n_done % task.eval_every == 0:
@@ -99,12 +113,14 @@ def main() -> None:
             job.once(partial(act, n_done))
         mishaps.before(n_done)
 
-    def write(state: Any) -> None:
-        temporary = folder / f".result.{os.getpid()}"
-        torch.save({"losses": losses, "state": state}, temporary)
-        temporary.replace(folder / "result.pt")
+    def write(name: str, what: dict[str, Any]) -> None:
+        temporary = folder / f".{name}.{os.getpid()}"
+        torch.save(what, temporary)
+        temporary.replace(folder / name)
 
-    job.once_with_state(write)
+    job.once_with_state(lambda state: write("result.pt", {"losses": losses, "state": state}))
+    own = {name: tensor for name, tensor in reference.state_of(built).items() if not tensor.is_meta}
+    write(f"own-{os.environ['RANK']}.pt", {"model": own, "steps": list(losses)})
 
 
 if __name__ == "__main__":

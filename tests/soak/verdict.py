@@ -26,6 +26,7 @@ from launcher.joblog.events import (
     LeaderChanged,
     Pausing,
     PlanChosen,
+    RankExited,
     RankJoined,
     RankLost,
     RankPaused,
@@ -128,6 +129,27 @@ def _check_end(case: Case, logs: list[list[Event]], folder: Path) -> None:
         raise Broken("wrong", "exit code 0 without a result")
     state = torch.load(folder / "result.pt", weights_only=False)["state"]["model"]
     _compare("the parameters at the end", case, state, task.steps)
+    _check_own(case, logs[-1], folder)
+    if case.is_sequence and (positions := [unit.position[0] for unit in _units(logs[-1], "step")]) != [*range(task.steps)]:
+        raise Broken("wrong", f"steps became final in the order {positions}")
+
+
+def _check_own(case: Case, log: list[Event], folder: Path) -> None:
+    """Each rank that came to its end has in its own modules what it should, of the layers that the last plan that ran gives it,
+    and its script has seen the steps one by one."""
+    last_go = max(i for i, event in enumerate(log) if isinstance(event.body, GenerationStarted))
+    plan = next(event.body.plan for event in reversed(log[:last_go]) if isinstance(event.body, PlanChosen))
+    ended = {event.body.rank for event in log if isinstance(event.body, RankExited) and not event.body.was_ended}
+    for rank in sorted(ended):
+        own = torch.load(folder / f"own-{rank}.pt")
+        wanted = recipe.expected_of(case.recipe).states[case.recipe.steps]
+        held = {name: wanted[name] for name in wanted if int(name.split(".")[1]) in plan.held.get(rank, ())}
+        worst = reference.largest_difference(held, own["model"])
+        if not worst <= TOLERANCE[case.recipe.dtype]:
+            raise Broken("wrong", f"the parameters of rank {rank} itself differ by {worst}")
+        first = case.recipe.steps - len(own["steps"])
+        if own["steps"] != [*range(first, case.recipe.steps)]:
+            raise Broken("wrong", f"the script of rank {rank} has seen the steps {own['steps']}")
 
 
 def _saved(log: list[Event]) -> list[int]:

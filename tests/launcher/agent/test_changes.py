@@ -1,15 +1,13 @@
-"""Losses, returns and leaves in a row, with real ranks: what is trained is what one process trains, and no step is done twice
-but for a loss."""
+"""A loss and a return, a leave, with real ranks: what is trained is what one process trains. Whole sequences: tests/soak."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 import torch
 
-from launcher.joblog.events import Draining, GenerationStarted, PlanChosen, RankJoined, RankLost, UnitCommitted
+from launcher.joblog.events import Draining, GenerationStarted, PlanChosen, RankLost
 from launcher.options import RunOptions
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
@@ -32,11 +30,6 @@ def assert_exact(ran: Ran, tmp_path: Path, n_steps: int) -> None:
     assert reference.largest_difference(expected, result["state"]["model"]) < exactness.TOLERANCE
     assert ran.steps() == list(range(n_steps)), "each step is told once"
     ran.assert_replays()
-
-
-def n_steps_done(ran: Ran) -> int:
-    """By the log, each counted as often as it became final."""
-    return sum(body.result.kind == "step" for body in ran.all(UnitCommitted))
 
 
 def test_a_rank_that_was_lost_comes_back_and_has_work_again(tmp_path: Path) -> None:
@@ -64,19 +57,3 @@ def test_more_ranks_than_one_group_has_lose_one_and_go_on(tmp_path: Path) -> Non
     ran = run(tmp_path, 40, ("step=6 kill=7",), layout="6x3", n_nodes=18)
     assert_exact(ran, tmp_path, 40)
     assert [body.rank for body in ran.all(RankLost)] == [7]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(12))
-def test_any_sequence_of_changes_trains_what_one_process_trains(seed: int, tmp_path: Path) -> None:
-    """Ranks are killed, stopped, asked to leave; those that were lost come back meanwhile, as often as it goes."""
-    chance = random.Random(seed)
-    n_steps, n_changes = 240, 8
-    at = sorted(chance.sample(range(3, n_steps - 20), n_changes))
-    actions = [chance.choice(["kill", "kill", "kill", "hang"]) for _ in at]
-    actions[chance.randrange(n_changes)] = "leave"
-    drills = tuple(f"step={step} {action}={chance.randrange(4)}" for step, action in zip(at, actions, strict=True))
-    ran = run(tmp_path, n_steps, drills, layout=chance.choice(["2x2", "4x1", "2+1+1"]), max_restarts=20)
-    assert_exact(ran, tmp_path, n_steps)
-    assert n_steps_done(ran) == n_steps
-    assert len(ran.all(RankJoined)) > 4, "somebody has come back"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.health.slow_ranks import Slow, SlowRanks
+from launcher.health.slow_ranks import KeptRanks, Slow, SlowRanks
 from odyssey.messages import OpTime
 from tests.examples import examples
 
@@ -208,3 +208,51 @@ def test_reports_without_anything_that_is_expected_say_nothing() -> None:
     for times in ((), (OpTime("O", 0, 0, 5, 9.0),), (OpTime("F", 0, 1, 0, 9.0),), (OpTime("F", 0, 1, 5, 0.0),)):
         assert not any(found.take(1.0, 0, times) for _ in range(200))
     assert not found.slow
+
+
+# -- kept from a processor -------------------------------------------------------------------------------------------------
+
+
+class Sharing:
+    """Ranks of two stages that share processors. By what an op takes longer on the wall: nearly nothing on a last stage, which
+    wakes when a message comes; `crowd` times on a first one."""
+
+    def __init__(self, n_pipelines: int, seed: int) -> None:
+        draw = random.Random(seed)
+        self.found = KeptRanks()
+        self._layers = [(0, 2), (2, 4)] * n_pipelines
+        self._noise = [Noise(draw) for _ in self._layers]
+        self.found.begin(range(len(self._layers)), expected_s)
+        self.n_reports = 0
+
+    def go_on(self, n_reports: int, crowd: float, factor: Factor = lambda rank, report: 1.0) -> list[Change]:
+        changes: list[Change] = []
+        for _ in range(n_reports):
+            self.n_reports += 1
+            for rank, (first, stop) in enumerate(self._layers):
+                by = (crowd if first == 0 else 1.05) * self._noise[rank].next() * factor(rank, self.n_reports)
+                times = (OpTime("F", first, stop, 3, 2.0, 2.0 * by), OpTime("O", 0, 0, 9, 0.1))
+                if self.found.take(self.n_reports / PER_S, rank, times):
+                    changes.append((self.n_reports, rank, self.found.slow.get(rank)))
+        return changes
+
+
+def test_nobody_is_kept_where_others_come_to_want_the_processors() -> None:
+    """First stages wait longer then, and last ones do not."""
+    ranks = Sharing(4, 5)
+    assert not any(ranks.go_on(600 * PER_S, crowd) for crowd in (1.2, 2.0, 1.1, 4.0))
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_rank_that_is_stopped_half_of_its_time_is_kept_until_that_is_over(rank: int) -> None:
+    ranks = Sharing(3, 6)
+    assert ranks.go_on(200 * PER_S, 1.5) == []
+    ((_, found, kept),) = ranks.go_on(120 * PER_S, 1.5, lambda its, report: 2.0 if its == rank else 1.0)
+    assert found == rank and kept is not None and kept.factor == pytest.approx(2.0, rel=0.25)
+    ((_, found, kept),) = ranks.go_on(120 * PER_S, 1.5)
+    assert found == rank and kept is None
+
+
+def test_a_rank_that_has_its_layers_alone_is_compared_with_nobody() -> None:
+    ranks = Sharing(1, 7)
+    assert ranks.go_on(600 * PER_S, 1.5, lambda rank, report: 3.0 if rank == 0 and report > 300 else 1.0) == []
