@@ -17,20 +17,8 @@ from benchmarks.report import Cell
 from benchmarks.run import run
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, PlainState, State, Status
-from launcher.joblog.events import (
-    Body,
-    Cause,
-    CauseKind,
-    Event,
-    JobStarted,
-    Profiled,
-    Proposed,
-    RankJoined,
-    RankLost,
-    RankPaused,
-    RankReady,
-)
-from odyssey.messages import LayerSpec, ModelSpec
+from launcher.joblog.events import Body, Cause, CauseKind, Event, JobStarted, Profiled, Proposed, RankLost
+from odyssey.messages import Hello, LayerSpec, ModelSpec, Paused, Ready
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction, StateFrom
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
@@ -76,7 +64,7 @@ def measure(n_ranks: int) -> list[tuple[str, int, float]]:
     state: State = PlainState()
     state, _ = _feed(state, [JobStarted("train.py", (), n_ranks, 1, 0, "auto", "auto", None, "", 1)])
     found: list[tuple[str, int, float]] = []
-    state, cpu_s = _feed(state, [RankJoined(rank, model(n_ranks)) for rank in ranks])
+    state, cpu_s = _feed(state, [Hello(rank, model(n_ranks)) for rank in ranks])
     found.append(("join", n_ranks, cpu_s))
     state, _ = _feed(state, [Profiled(profile(n_ranks), 0.0)])
     state, _ = _feed(state, [Proposed((Candidate("", plan, None, ""),), 60.0, "", 0.0, False)])
@@ -85,7 +73,9 @@ def measure(n_ranks: int) -> list[tuple[str, int, float]]:
     assert isinstance(state, JobState) and state.status is Status.RUNNING
     held = {rank: tuple(sorted(plan.held[rank])) for rank in ranks}
     lost: list[Body] = [RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL", -9), False)]
-    state, cpu_s = _feed(state, [*lost, *(RankPaused(rank, (0, 0), "compute", held[rank]) for rank in ranks[1:])], stamp=1)
+    state, cpu_s = _feed(
+        state, [*lost, *(Paused(rank, state.world.generation, (0, 0), "compute", held[rank]) for rank in ranks[1:])], stamp=1
+    )
     assert state.status is Status.PLANNING
     found.append(("pause", n_ranks, cpu_s))
     return found
@@ -112,12 +102,14 @@ def _plan(n_ranks: int) -> Plan:
     return Plan(1, "initial", 0, len(pipelines), 1, N_STAGES, blocks_of(pipelines), reductions, state_from=StateFrom.SCRIPT)
 
 
-def _ready(plan: Plan, rank: int) -> RankReady:
+def _ready(plan: Plan, rank: int) -> Ready:
     p, s = plan.place[rank]
     samples = ((p, 1),) if s == N_STAGES - 1 else ()
     stream = "same" if s in (0, N_STAGES - 1) else None
-    return RankReady(
-        *(rank, (0, 0), ((s, "digest"),), samples, plan.global_batch, 0.01, 0.0, 0), contracts=((s, "same"),), stream=stream
+    return Ready(
+        *(rank, plan.generation, (0, 0), ((s, "digest"),), samples, plan.global_batch, 0.01, 0.0, 0),
+        contracts=((s, "same"),),
+        stream=stream,
     )
 
 

@@ -27,8 +27,9 @@ from benchmarks.report import Cell, Row
 from benchmarks.run import run
 from benchmarks.trial import ROOT, TrialError
 from launcher.joblog import reader
-from launcher.joblog.events import AgentLost, Body, Event, GenerationStarted, LeaderChanged, UnitCommitted
+from launcher.joblog.events import AgentLost, Body, Event, GenerationStarted, LeaderChanged
 from odyssey.errors import OdysseyError
+from odyssey.messages import Committed
 from tests.hosts.network import Hosts, Impossible
 
 DETECT_S = 3.0
@@ -89,7 +90,7 @@ def main() -> None:
 def measure(way: str, host: int) -> dict[str, Cell]:
     """One job, one loss."""
     with tempfile.TemporaryDirectory() as name, _job(Path(name)) as (hosts, folder):
-        _wait_for(folder, lambda events: sum(isinstance(e.body, UnitCommitted) for e in events) > N_STEPS_BEFORE, LEADER)
+        _wait_for(folder, lambda events: sum(isinstance(e.body, Committed) for e in events) > N_STEPS_BEFORE, LEADER)
         struck_at = time.time()
         WAYS[way](hosts, host)
         noticed: type[Body] = AgentLost if host == MEMBER else LeaderChanged

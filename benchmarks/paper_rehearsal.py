@@ -17,7 +17,8 @@ from benchmarks.apart import Unfinished, apart
 from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from launcher.joblog import reader
-from launcher.joblog.events import Event, GenerationStarted, RankLost, UnitCommitted
+from launcher.joblog.events import Event, GenerationStarted, RankLost
+from odyssey.messages import Committed
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import plan_now
 from odyssey_cli.planning.source import Source
@@ -129,7 +130,7 @@ def lived(events: Iterable[Event], speed: float) -> Lived:
                 noticed = []
             case RankLost(rank=rank) if start:
                 noticed.append((event.time, rank))
-            case UnitCommitted():
+            case Committed():
                 end = event.time
     return Lived((end - start) * speed, tuple((max(0.0, at) * speed, rank) for at, rank in lost))
 

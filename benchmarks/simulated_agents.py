@@ -30,26 +30,12 @@ from launcher.cluster.links.session import Session
 from launcher.cluster.mesh import Mesh
 from launcher.cluster.wire import FromRank
 from launcher.coordinator.rank_assignment import RankAssignment
-from launcher.joblog.events import Event, RankJoined, RankStarted
+from launcher.joblog.events import Event, RankStarted
 from launcher.options import Rendezvous, RunOptions
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.ranks import Processes
-from odyssey.messages import (
-    Command,
-    Committed,
-    Go,
-    Hello,
-    Pause,
-    Paused,
-    Ping,
-    Pong,
-    Prepare,
-    Ready,
-    Report,
-    Result,
-    frame,
-)
+from odyssey.messages import Command, Committed, Go, Hello, Pause, Paused, Ping, Pong, Prepare, Ready, Report, Result, frame
 from odyssey.plan import Plan
 
 KINDS = ("frames", "bytes", "links", "AppendEntries", "heartbeat", "Appended", "Committed", "FromRank", "beat", "other")
@@ -115,7 +101,7 @@ class Agents:
             os._exit(code)
 
     def _watch(self, event: Event) -> None:
-        if isinstance(event.body, RankJoined):
+        if isinstance(event.body, Hello):
             self._joined[0] += 1
             self._joined[1] = time.monotonic()
 
@@ -158,7 +144,7 @@ class Agents:
         (number,) = struct.unpack("<I", data)
         rank = self._ranks[number] = _Rank(number, socket.socket(fileno=descriptors[0]))
         self._selector.register(rank.connection, selectors.EVENT_READ, lambda _: self._heard(rank))
-        rank.say(Hello(number, os.getpid(), model(self.n_ranks)))
+        rank.say(Hello(number, model(self.n_ranks)))
 
     def _heard(self, rank: _Rank) -> None:
         try:
@@ -190,7 +176,7 @@ class Agents:
             case Pause(generation=generation):
                 rank.is_running = False
                 held = tuple(sorted(rank.plan.held[rank.number])) if rank.plan is not None else ()
-                rank.say(Paused(generation, (self.step, 0), "compute", held))
+                rank.say(Paused(rank.number, generation, (self.step, 0), "compute", held))
             case Ping(number=number):
                 rank.say(Pong(number, (self.step, 0), "step", "", False, time.monotonic()))
 
@@ -199,10 +185,10 @@ class Agents:
         are_running = len(self._ranks) == self.n_ranks and all(rank.is_running for rank in self._ranks.values())
         if are_running and time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + STEP_S
-            result, at = Result((self.step, 0), "step", (1.0, 1.0)), time.monotonic()
+            result = Result((self.step, 0), "step", (1.0, 1.0))
             self.step += 1
             for rank in self._ranks.values():
-                rank.say(Committed(rank.generation, result, self.n_ranks // N_STAGES, STEP_S, at))
+                rank.say(Committed(rank.number, rank.generation, result, self.n_ranks // N_STAGES, STEP_S))
         wait_s = max(0.0, self._next_at - time.monotonic()) if are_running else 1.0
         for key, _ in self._selector.select(wait_s):
             key.data(key.fileobj)
@@ -313,7 +299,9 @@ def _ready(plan: Plan, rank: int, generation: int, position: tuple[int, int]) ->
     samples = tuple((k, plan.n_samples(k)) for k in pipeline.micro_batches) if is_last else ()
     digests = tuple((layer, "digest") for layer in sorted(plan.held[rank]))
     stream = "same" if s == 0 or is_last else None
-    return Ready(generation, position, digests, samples, plan.global_batch, 0.01, 0.0, 0, contracts=contracts, stream=stream)
+    return Ready(
+        rank, generation, position, digests, samples, plan.global_batch, 0.01, 0.0, 0, contracts=contracts, stream=stream
+    )
 
 
 @contextmanager

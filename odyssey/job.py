@@ -42,7 +42,7 @@ from odyssey.runtime.once import Once
 from odyssey.runtime.session import Session
 from odyssey.runtime.transaction import Transaction, Values
 from odyssey.tracebacks import users_frames
-from odyssey.worker import Rank, Worker
+from odyssey.worker import Worker
 
 _newest: Session | None = None
 """Of the last Job that the script has made under an agent. Those before are over."""
@@ -357,7 +357,7 @@ def _session(connection: link.AgentLink | None, model: Model, job_spec: JobSpec,
         return LocalSession(model, job_spec, backend)
     if _newest is not None:
         _newest.finish()
-    _newest = session = Session(connection, Rank(int(os.environ["RANK"])), model, job_spec, backend, _newest)
+    _newest = session = Session(connection, connection.rank, model, job_spec, backend, _newest)
     session.start()
     atexit.register(session.finish)
     return session

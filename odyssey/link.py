@@ -3,10 +3,10 @@
 The agent passes the socket as an inherited descriptor. End of file on it means that the agent is gone: the rank then ends
 itself at once, so nothing is ever orphaned.
 
-ODYSSEY_AGENT_FD has the descriptor's number. What the rank starts inherits the variable, and at that number may have anything
-or the socket itself; it is no rank, and must not speak for one. So only the process that the agent has started takes it. Where
-that is a program (`--no-python`), the rank may be a Python below it, `bash -c 'python train.py'`: then the value is `FD:AGENT`,
-with the agent's process id, and the first to take it keeps it from those that it starts.
+ODYSSEY_AGENT_FD is `FD:RANK`: the descriptor's number, and whose it is. What the rank starts inherits the variable, and at that
+number may have anything or the socket itself; it is no rank, and must not speak for one. So only the process that the agent has
+started takes it. Where that is a program (`--no-python`), the rank may be a Python below it, `bash -c 'python train.py'`: then
+the value is `FD:RANK:AGENT`, with the agent's process id, and the first to take it keeps it from those that it starts.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from odyssey.errors import OdysseyError
 from odyssey.messages import Command, Deframer, Failed, ReachedAt, Report, send
 from odyssey.text import as_unicode
 from odyssey.tracebacks import users_frames, without_ours
+from odyssey.worker import Rank
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 MAX_TEXT = 1 << 20
@@ -32,9 +33,10 @@ MAX_TEXT = 1 << 20
 
 
 class AgentLink:
-    """A connection to the agent."""
+    """A connection to the agent, of this rank."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, rank: Rank) -> None:
+        self.rank = rank
         self._socket = sock
         self._lock = threading.Lock()
         self._handle: Callable[[Command], None] | None = None
@@ -90,27 +92,28 @@ _owner = 0
 def connect() -> AgentLink | None:
     """The link of this process, made at the first call; None where this process is no rank that an agent has started."""
     global _link, _owner
-    if _link is None and (sock := _inherited()) is not None:
-        _link, _owner = AgentLink(sock), os.getpid()
+    if _link is None and (link := _inherited()) is not None:
+        _link, _owner = link, os.getpid()
     return _link if _owner == os.getpid() else None
 
 
-def _inherited() -> socket.socket | None:
+def _inherited() -> AgentLink | None:
     """The connection to the agent, if that is what this process has at the number, and it is meant."""
-    number, _, below = os.environ.get(AGENT_FD, "").partition(":")
+    number, _, rest = os.environ.get(AGENT_FD, "").partition(":")
+    rank, _, below = rest.partition(":")
     try:
-        sock = socket.socket(fileno=int(number))
+        link = AgentLink(sock := socket.socket(fileno=int(number)), Rank(int(rank)))
     except (ValueError, OSError):
         return None
     # Who made the pair of sockets; 0 from within another namespace, into which only a program can have put us.
     is_unix = sock.family == socket.AF_UNIX
     maker, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)) if is_unix else (-1, 0, 0)
     if not below and maker == os.getppid():
-        return sock
+        return link
     multiprocessing = sys.modules.get("multiprocessing")
     if below.isdigit() and maker in (int(below), 0) and (multiprocessing is None or multiprocessing.parent_process() is None):
         sock.set_inheritable(False)
-        return sock
+        return link
     sock.detach()
     return None
 
@@ -126,7 +129,7 @@ def report_failure(error: BaseException) -> None:
         link.has_failed = True
         if (beat := sys.modules.get("odyssey.runtime.heartbeat")) is not None:
             beat.tell_last_step()
-        link.report(Failed(_told(_what(error)), _told(help), _told(text), is_told))
+        link.report(Failed(link.rank, _told(_what(error)), _told(help), _told(text), is_told))
 
 
 def _told(text: str) -> str:

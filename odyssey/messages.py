@@ -3,6 +3,10 @@
 Orders go to the rank, reports come back. Every message that belongs to a generation carries its number, and whoever
 receives one of an older generation drops it. A frame is a 4-byte little-endian length and msgpack.
 
+A report that the job's state depends on, a `Word`, is one value all the way: from the rank's socket through the agents' links
+to the coordinator, into the log that the agents keep and the one that is read. So it tells whose it is by itself, and who reads
+the socket holds it to that; its tag is what a line of the log says.
+
 A *unit* is one transaction of the job: a training step, an evaluation, a save (odyssey/runtime/session.py). Its `position`
 is `(step, number of units since that step began)`; every unit ends in one tiny reduction over all workers, whose
 values are its *result*. A unit is final for the job as soon as one rank has its result.
@@ -58,6 +62,11 @@ def position_after(result: Result) -> Position:
     if result.kind in LOADS and result.values[0] >= 0:
         return (int(result.values[0]), n_units + 1)
     return (step, n_units + 1)
+
+
+def is_next(result: Result, before: Result | None) -> bool:
+    """Whether the unit follows `before`; any does where there is none before."""
+    return before is None or result.position == position_after(before)
 
 
 # -- what a rank tells of the model ------------------------------------------------------------------------------------
@@ -242,11 +251,10 @@ Command = Measure | Pause | Connect | Drain | Prepare | Known | Go | Follow | Fi
 # -- reports: rank -> agent --------------------------------------------------------------------------------------------
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The script has built its `odyssey.Job`. Ask for a plan. `job`: which one of the script's, counted from 1."""
+class Hello(msgspec.Struct, frozen=True, tag="rank_joined"):
+    """The script has built its `odyssey.Job`, which asks for a plan. `job`: which one of the script's, counted from 1."""
 
     rank: Rank
-    pid: int
     model: ModelSpec
     job: Count = 1
 
@@ -293,13 +301,14 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     uncut: str = UNCUT
 
 
-class Paused(msgspec.Struct, frozen=True, tag=True):
+class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
     """Nothing of this rank is in flight: it was aborted, or is done. `position` is the first unit that it has no result of.
 
     `phase`: `compute` (the unit is not done), `contributed` (everything of the unit is done but its result), `between` (in the
     script's own code), `idle`. `held`: layers with full state. `summed`: gradients of the unit at hand, where that is a step.
     """
 
+    rank: Rank
     generation: int
     position: Position
     phase: str
@@ -307,9 +316,10 @@ class Paused(msgspec.Struct, frozen=True, tag=True):
     summed: tuple[Summed, ...] = ()
 
 
-class Connected(msgspec.Struct, frozen=True, tag=True):
+class Connected(msgspec.Struct, frozen=True, tag="rank_connected"):
     """The answer to Connect: this rank's groups are there, or a `problem` has ended them."""
 
+    rank: Rank
     generation: int
     number: int
     problem: str = ""
@@ -329,7 +339,7 @@ class Offered(msgspec.Struct, frozen=True, tag=True):
     value: Annotated[bytes, msgspec.Meta(max_length=MAX_OFFERED_BYTES)]
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
     """Groups are built and states moved: what this rank will train, and with whom, see odyssey/runtime/proof.py.
 
     `digests`: per held shard, of parameters, buffers, optimizer and scheduler. `samples`: for each micro-batch whose loss this
@@ -339,6 +349,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     what it took to find all this. `read_bytes`: of `moved_bytes`, what was read from the memory of ranks of this host.
     """
 
+    rank: Rank
     generation: int
     position: Position
     digests: tuple[tuple[int, str], ...]
@@ -354,14 +365,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     read_bytes: int = 0
 
 
-class Committed(msgspec.Struct, frozen=True, tag=True):
-    """A unit is final, and applied on this rank. `unit_s`: its wall time here; `done_at`: CLOCK_MONOTONIC seconds."""
+class Committed(msgspec.Struct, frozen=True, tag="step_committed"):
+    """A unit is final, and this rank has its result. `unit_s`: its wall time here."""
 
+    rank: Rank
     generation: int
     result: Result
     n_samples: int
     unit_s: float
-    done_at: float
 
 
 class OpTime(msgspec.Struct, frozen=True):
@@ -388,12 +399,13 @@ class OpTimes(msgspec.Struct, frozen=True, tag=True):
     uncut: str = ""
 
 
-class StepTimes(msgspec.Struct, frozen=True, tag=True):
-    """When the ops of one step of a generation ran on this rank, in its program's order, without gaps.
+class StepTimes(msgspec.Struct, frozen=True, tag="step_timed"):
+    """When the ops of one step of a generation ran on this rank, in its program's order, without gaps; for people.
 
     `began_s`: CLOCK_MONOTONIC seconds; op i ran from `moments_us[i]` to `moments_us[i + 1]`, microseconds after that.
     """
 
+    rank: Rank
     generation: int
     step: int
     began_s: float
@@ -414,30 +426,33 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     since_s: float
 
 
-class Broken(msgspec.Struct, frozen=True, tag=True):
+class Broken(msgspec.Struct, frozen=True, tag="connection_lost"):
     """A connection to another rank ended and no Pause has come: a peer has died, or the network between us.
 
-    `position`: of the unit at hand.
+    `position`: of the unit at hand. The agent says it of a rank that waits where nothing moves.
     """
 
+    rank: Rank
     generation: int
     position: Position
     what: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class Failed(msgspec.Struct, frozen=True, tag="rank_failed"):
     """The script has raised an exception, and the rank exits after this. `is_final`: it is an error of ours about what the
     script does or passes, which would come again."""
 
+    rank: Rank
     error: str
     help: str
     traceback: str
     is_final: bool = False
 
 
-class Finished(msgspec.Struct, frozen=True, tag=True):
+class Finished(msgspec.Struct, frozen=True, tag="rank_finished"):
     """The script came to its end, and the rank is about to exit with 0; or to that of its Job, and makes another one."""
 
+    rank: Rank
     position: Position
 
 
@@ -454,23 +469,15 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     step: int | None
 
 
-Report = (
-    Hello
-    | Measured
-    | Paused
-    | Connected
-    | Offered
-    | Ready
-    | Committed
-    | OpTimes
-    | StepTimes
-    | Pong
-    | Broken
-    | Failed
-    | Finished
-    | Stepped
-    | Beat
-)
+Word = Hello | Paused | Connected | Ready | Committed | StepTimes | Broken | Failed | Finished
+"""What becomes of a job is told by these, and they stand in its log."""
+Report = Word | Measured | Offered | OpTimes | Pong | Stepped | Beat
+
+
+def is_of(report: Report, rank: int) -> bool:
+    """Whether this rank has said it, as far as the report itself tells."""
+    return not isinstance(report, Word) or report.rank == rank
+
 
 # -- framing -----------------------------------------------------------------------------------------------------------
 

@@ -27,19 +27,8 @@ from benchmarks import (
     trial,
 )
 from examples import demo
-from launcher.joblog.events import (
-    Body,
-    Cause,
-    CauseKind,
-    Event,
-    GenerationStarted,
-    PlanChosen,
-    RankLost,
-    RankPaused,
-    RankStarted,
-    UnitCommitted,
-)
-from odyssey.messages import Result
+from launcher.joblog.events import Body, Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, RankStarted
+from odyssey.messages import Committed, Paused, Result
 from odyssey.plan import Estimate, Transition
 from tests import job_events
 from tests.launchers import free_port
@@ -51,8 +40,8 @@ def at(time: float, body: Body, generation: int = 1) -> Event:
     return Event(time, generation, "agent", body)
 
 
-def committed(step: int, rank: int = 0, unit_s: float = 0.1) -> UnitCommitted:
-    return UnitCommitted(rank, Result((step, 0), "step", (2.0, 1.0)), 32, unit_s)
+def committed(step: int, rank: int = 0, unit_s: float = 0.1) -> Committed:
+    return Committed(rank, 1, Result((step, 0), "step", (2.0, 1.0)), 32, unit_s)
 
 
 def estimate(step_s: float, moves_s: float = 0.0) -> Estimate:
@@ -70,7 +59,7 @@ def a_job_that_loses_rank_3() -> list[Event]:
         *[at(10.1 + step * 0.1, committed(step)) for step in range(9)],
         at(11.05, RankLost(3, Cause(CauseKind.SIGNAL, "SIGKILL"), True), 1),
         at(11.06, committed(9)),
-        *[at(11.07 + rank / 100, RankPaused(rank, (10, 0), "compute", (0,)), 2) for rank in range(3)],
+        *[at(11.07 + rank / 100, Paused(rank, 2, (10, 0), "compute", (0,)), 2) for rank in range(3)],
         at(11.1, PlanChosen(second, "best objective", ()), 2),
         at(11.2, GenerationStarted(0.01, 0.04, 0.01, 0.05, 0.03, 0.16), 2),
         *[at(11.4 + i * 0.2, committed(10 + i), 2) for i in range(6)],
@@ -303,7 +292,7 @@ def test_simulated_ranks_join_go_and_pause():
     assert phases == [("join", 64), ("ready", 64), ("pause", 64)]
 
 
-def test_a_step_costs_agents_a_message_a_rank_and_a_few_an_agent(tmp_path, monkeypatch):
+def test_a_step_costs_a_message_an_agent_and_is_nothing_to_agree_upon(tmp_path, monkeypatch):
     monkeypatch.setattr(simulated_agents, "STEP_S", 0.1)
     n, n_ranks_each = 3, 8
     with simulated_agents.simulated(n, n_ranks_each, tmp_path, free_port()) as its:
@@ -313,11 +302,11 @@ def test_a_step_costs_agents_a_message_a_rank_and_a_few_an_agent(tmp_path, monke
 
         its.until(lambda: its.have_joined and its.step >= 5)
         before, step = sent(), its.step
-        its.until(lambda: its.step >= step + 10 and {"Committed", "AppendEntries", "Appended"} <= {*(sent() - before)})
+        its.until(lambda: its.step >= step + 10 and "Committed" in sent() - before)
         found, n_steps = sent() - before, its.step - step
     ours = {kind: found[kind] / n_steps for kind in ("Committed", "AppendEntries", "Appended", "FromRank", "other")}
-    assert ours["Committed"] <= 2 * n * n_ranks_each  # on a busy machine some of the steps before
-    assert ours["AppendEntries"] <= 4 * n and ours["Appended"] <= 4 * n
+    assert ours["Committed"] <= 2 * (n - 1)  # on a busy machine some of the steps before
+    assert ours["AppendEntries"] < n - 1 and ours["Appended"] < n - 1, "less than a round of messages a step"
     assert ours["FromRank"] + ours["other"] <= n
 
 

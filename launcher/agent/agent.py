@@ -40,19 +40,17 @@ from launcher.joblog.events import (
     JobEnded,
     JobStarted,
     RankExited,
-    RankFailed,
-    RankJoined,
     RankLost,
     RankStarted,
     StopRequested,
-    UnitCommitted,
+    UnitFinal,
 )
 from launcher.joblog.exit_codes import ending
 from launcher.joblog.news import Sender
 from launcher.planning.planner import Planner
 from launcher.processes.environment import nccl_problem
 from launcher.processes.local_agent import LocalAgent
-from odyssey.messages import Report
+from odyssey.messages import Failed, Hello, Report
 from odyssey.worker import Rank
 
 
@@ -105,6 +103,8 @@ class Agent:
         if self._put_off is not None and not isinstance(body, StopRequested):  # whose actions are about no single rank
             self._put_off.append(partial(self._local.news.event, body, origin, generation))
             return
+        if (unit := self._router.untold()) is not None:
+            self._replication.take(Event(self._now(), unit.generation, f"rank {unit.rank}", UnitFinal(unit.result)))
         self._replication.take(Event(self._now(), -1 if generation is None else generation, origin, body))
 
     def _now(self) -> float:
@@ -134,20 +134,18 @@ class Agent:
             for lost in lost_with_agent:
                 self._local.news.event(lost)
         self._leaving.look(body)
-        if not isinstance(body, UnitCommitted):
+        if not isinstance(body, UnitFinal):
             self._local.processes.waits.look()
 
     def _see(self, event: Event) -> None:
         """What has to know of an event before it is decided upon."""
         self._planner.watch(event)
         match event.body:
-            case UnitCommitted(result=result):
-                self._router.decided(result)
             case RankStarted(rank=rank):
                 self._router.began(rank)
-            case RankJoined(rank=0, model=model) if model.device != "cpu" and (problem := nccl_problem(os.environ)):
+            case Hello(rank=0, model=model) if model.device != "cpu" and (problem := nccl_problem(os.environ)):
                 self.say(problem)
-            case RankLost(rank=rank) | RankFailed(rank=rank):
+            case RankLost(rank=rank) | Failed(rank=rank):
                 for at in self._stalls.untold(rank):
                     self._log.append(Event(event.time, event.generation, "agent", at))
 

@@ -15,7 +15,7 @@ from launcher.coordinator.state import IN_FORCE, JobState, PlainState, State, St
 from launcher.failures.root_cause import RankEnd, root
 from launcher.joblog.events import AgentInfo, Event
 from launcher.options import RunOptions
-from odyssey.messages import Result, position_after
+from odyssey.messages import Result
 from odyssey.plan import Transition
 from odyssey.worker import Rank
 
@@ -112,10 +112,26 @@ class Coordination:
 
     # -- units, plans, the end -----------------------------------------------------------------------------------------
 
-    def is_next(self, result: Result) -> bool:
-        """Of a unit: no rank has told of it before."""
-        results = self.state.results if isinstance(self.state, JobState) else ()
-        return not results or result.position == position_after(results[-1])
+    @property
+    def ran(self) -> int | None:
+        """The newest generation that runs, or ran, None before the first. What units there were before it is decided."""
+        return self.state.plan.generation if isinstance(self.state, JobState) and self.state.plan is not None else None
+
+    @property
+    def newest_unit(self) -> Result | None:
+        """Of this Job, that is decided to be final."""
+        return self.state.results[-1] if isinstance(self.state, JobState) and self.state.results else None
+
+    @property
+    def waits_for_unit(self) -> bool:
+        """That one becomes final may decide something."""
+        return self.state.status is Status.FINISHING
+
+    @property
+    def idle(self) -> list[Rank]:
+        """Ranks for which the plan in force has no work."""
+        plan = self.state.plan if isinstance(self.state, JobState) else None
+        return [] if plan is None else sorted(filter(self.state.world.ranks.is_member, plan.all_ranks_of(plan.idle)))
 
     @property
     def is_draining(self) -> bool:

@@ -14,6 +14,7 @@ from launcher.joblog.events import Body, Event, JobEnded, Note
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.owner import Owner
 from launcher.output.log_files import JobFolder
+from odyssey.messages import Committed, is_next
 
 Watch = Callable[[Event], None]
 
@@ -27,6 +28,8 @@ class JobLog:
         self._coordination = coordination
         self._now = now
         self._history = FailureHistory()
+        self._unit: Committed | None = None
+        """The newest that stands there."""
 
     def append(self, event: Event) -> None:
         self._history = after(self._history, event)
@@ -36,6 +39,16 @@ class JobLog:
     def record(self, body: Body, origin: str) -> None:
         """What is decided or said now."""
         self.append(Event(self._now(), self._coordination.generation, origin, body))
+
+    def unit(self, unit: Committed) -> Event | None:
+        """A rank tells of a unit that is final. It is written once: None for who tells of what stands there."""
+        before = self._unit
+        if before is not None and before.generation >= unit.generation and not is_next(unit.result, before.result):
+            return None
+        self._unit = unit
+        event = Event(self._now(), unit.generation, f"rank {unit.rank}", unit)
+        self.append(event)
+        return event
 
     def say(self, text: str) -> None:
         """For people."""

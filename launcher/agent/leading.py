@@ -18,7 +18,6 @@ from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Drill, Faults
 from launcher.agent.executor import Executor
 from launcher.agent.from_outside import answer_visitors
-from launcher.agent.introductions import Introductions
 from launcher.agent.job_end import JobEnd
 from launcher.agent.job_log import JobLog, Watch
 from launcher.agent.job_start import JobStart, job_started
@@ -40,11 +39,11 @@ from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
-from launcher.joblog.events import AgentInfo, Cause, CauseKind, ConnectionLost, RankFailed, Suspected
+from launcher.joblog.events import AgentInfo, Cause, CauseKind, Suspected
 from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
-from odyssey.messages import SAME_CALLS, Position, ReachedAt, frame
+from odyssey.messages import SAME_CALLS, Broken, Failed, Position, ReachedAt, frame
 from odyssey.text import as_unicode
 from odyssey.worker import Rank, Worker
 from perfmodel.profile import Profile
@@ -116,9 +115,7 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     processes.waits.watch(planner.awaited)
     processes.waits.watch(Awaited(processes, cluster, quorum, coordination))
     explain = news.say if options.verbose else lambda text: None
-    router = ReportRouter(
-        loop, news, coordination, processes.spawner, planner, hangs, stalls, faults, Introductions(orders.send), explain
-    )
+    router = ReportRouter(loop, news, coordination, processes.spawner, planner, hangs, stalls, faults, log, orders, explain)
     start = JobStart(local, began.number, log, planner, faults, stalls, node_of, profile)
     end = JobEnd(local, log, cluster, quorum, hangs, stalls, faults)
     executor = Executor(local, coordination, log, cluster, orders, planner, hangs, faults, end)
@@ -197,7 +194,8 @@ def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordi
     news = local.news
 
     def stuck(rank: Rank, position: Position, what: str) -> None:
-        news.event(ConnectionLost(rank, position, what), generation=coordination.generation)
+        generation = coordination.generation
+        news.event(Broken(rank, generation, position, what), generation=generation)
 
     return JobHangs(
         local.loop,
@@ -205,7 +203,7 @@ def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordi
         Inspection(cluster, local.own_ranks, list).sample,
         lambda rank, text: cluster.kill_rank(rank, Cause(CauseKind.HANG, text)),
         lambda text: news.event(Suspected(text)),
-        lambda rank, text: news.event(RankFailed(rank, text, SAME_CALLS, "", True)),
+        lambda rank, text: news.event(Failed(rank, text, SAME_CALLS, "", True)),
         stuck,
     )
 

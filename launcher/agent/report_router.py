@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from launcher.agent.coordination import Coordination
 from launcher.agent.drills import Faults
 from launcher.agent.introductions import Introductions
+from launcher.agent.job_log import JobLog
+from launcher.agent.orders import Orders
 from launcher.health.job_hangs import JobHangs
 from launcher.health.stall_watch import StallWatch
 from launcher.host.loop import Loop
-from launcher.joblog.events import (
-    Body,
-    ConnectionLost,
-    Progressed,
-    RankConnected,
-    RankFailed,
-    RankFinished,
-    RankJoined,
-    RankPaused,
-    RankReady,
-    StepTimed,
-    UnitCommitted,
-)
+from launcher.joblog.events import Progressed, UnitFinal
 from launcher.joblog.news import News, Sender
 from launcher.planning.planner import Planner
 from launcher.processes.spawner import Spawner
 from odyssey import messages
 from odyssey.errors import OdysseyError
-from odyssey.messages import Committed, Connected, Failed, Finished, Hello, Paused, Ready, Report, Result, position_after
+from odyssey.messages import Committed, Connected, Follow, Paused, Report, Result, Word, is_next
 from odyssey.worker import Rank
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
+STEPS_OF_AN_ENTRY = 256
+"""So many steps at most before the agents are told: until then each keeps what its ranks have told of them."""
 CONNECTION_GRACE_S = 1.0
 """A connection that ends is nearly always the first sign of a rank's end, which then explains it."""
 
@@ -51,7 +42,8 @@ class ReportRouter:
         hangs: JobHangs,
         stalls: StallWatch,
         faults: Faults,
-        introductions: Introductions,
+        log: JobLog,
+        orders: Orders,
         explain: Callable[[str], None],
     ) -> None:
         """`explain`: for people who want to know more."""
@@ -63,12 +55,17 @@ class ReportRouter:
         self._hangs = hangs
         self._stalls = stalls
         self._faults = faults
-        self._introductions = introductions
+        self._log = log
+        self._orders = orders
+        self._introductions = Introductions(orders.send)
         self._explain = explain
         self._progressed: set[Rank] = set()
         """Ranks without a Job that have shown progress since they were started."""
-        self._undecided: deque[Result] = deque()
-        """Of units, passed on; all agents are about to agree that they are final."""
+        self._newest: tuple[int | None, Result | None] = None, None
+        """The unit that a rank has told last, and while which generation ran."""
+        self._untold: Committed | None = None
+        """The newest step, where the agents have not been told of it."""
+        self._n_untold = 0
 
     def began(self, rank: Rank) -> None:
         """There is a new process of this rank."""
@@ -79,40 +76,38 @@ class ReportRouter:
         """The current process of a rank says something."""
         rank = sender.rank
         match report:
-            case messages.Committed(result=result, unit_s=unit_s):
-                if self._is_next(result):
-                    self._undecided.append(result)
-                    self._pass_on(rank, report)
-                    self._unit_is_final(result, unit_s)
+            case messages.Committed() as unit:
+                if self._is_news(unit):
+                    self._unit_is_final(unit)
             case messages.Offered() as offered:
                 if offered.generation == self._coordination.generation:
                     self._introductions.offered(rank, offered)
             case messages.Pong() as pong:
                 self._hangs.pong(rank, pong)
             case messages.Broken() as broken:
-                self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(rank, broken))
+                self._loop.later(CONNECTION_GRACE_S, lambda: self._still_broken(broken))
             case messages.OpTimes(generation=generation) as times:
                 if self._coordination.runs(generation):
                     self._planner.took(rank, times)
             case messages.StepTimes(generation=generation):
                 if self._coordination.runs(generation):
-                    self._pass_on(rank, report)
+                    self._pass_on(report)
             case messages.Measured() as measured:
                 self._measured(rank, measured)
             case messages.Ready(moved_bytes=moved_bytes, read_bytes=read_bytes):
                 if moved_bytes:
                     self._explain(_way_of(rank, moved_bytes, read_bytes))
-                self._pass_on(rank, report)
+                self._pass_on(report)
             case messages.Finished():
                 sender.has_finished = True
-                self._pass_on(rank, report)
+                self._pass_on(report)
                 self._hangs.expect(FINISH_S, together=False)
             case messages.Hello():
                 sender.has_finished = False  # an earlier Job of its script, at most
-                self._pass_on(rank, report)
+                self._pass_on(report)
             case messages.Failed():
                 sender.has_failed = True
-                self._pass_on(rank, report)
+                self._pass_on(report)
             case messages.Stepped(modules=modules):
                 if self._coordination.may_restart:
                     self._spawner.prepare(modules)
@@ -121,19 +116,44 @@ class ReportRouter:
             case messages.Beat() as beat:
                 self._has_progressed(rank)
                 self._stalls.beat(rank, beat)
-            case _:
-                self._pass_on(rank, report)
+            case Paused() | Connected():
+                self._pass_on(report)
 
-    def _is_next(self, result: Result) -> bool:
-        """Of a unit: no rank has told of it before, decided upon or not yet."""
-        if self._undecided:
-            return result.position == position_after(self._undecided[-1])
-        return self._coordination.is_next(result)
+    # -- units ---------------------------------------------------------------------------------------------------------
 
-    def decided(self, result: Result) -> None:
-        """It is final, or was before."""
-        if self._undecided and self._undecided[0].position == result.position:
-            self._undecided.popleft()
+    def _is_news(self, unit: Committed) -> bool:
+        """No rank has told of it before."""
+        ran, newest = self._newest
+        if newest is None or ran != self._coordination.ran:
+            newest = self._coordination.newest_unit
+        return is_next(unit.result, newest)
+
+    def _unit_is_final(self, unit: Committed) -> None:
+        """Scripts of idle ranks go on with those of the others; the agents are told when it matters to them."""
+        result, coordination = unit.result, self._coordination
+        self._newest = coordination.ran, result
+        order = Follow(coordination.generation, result)
+        for rank in coordination.idle:
+            self._orders.send(rank, order)
+        if (event := self._log.unit(unit)) is not None:
+            self._planner.watch(event)
+        self._hangs.made(unit.unit_s)
+        if result.kind == "step":
+            expected_s = coordination.expected_step_s
+            self._faults.on_step(result.position[0] + 1, unit.unit_s if expected_s is None else min(expected_s, unit.unit_s))
+            self._untold, self._n_untold = unit, self._n_untold + 1
+            if self._n_untold < STEPS_OF_AN_ENTRY and not coordination.waits_for_unit:
+                return
+            self.untold()
+        self._news.event(UnitFinal(result), f"rank {unit.rank}", unit.generation)
+
+    def untold(self) -> Committed | None:
+        """The newest step, which the agents are to be told of now, before anything that is decided upon with it. None if they
+        know all."""
+        unit, self._untold, self._n_untold = self._untold, None, 0
+        return unit
+
+    # -- all else ------------------------------------------------------------------------------------------------------
 
     def _measured(self, rank: Rank, report: messages.Measured) -> None:
         """A rank's part of the profile."""
@@ -151,20 +171,12 @@ class ReportRouter:
             self._progressed.add(rank)
             self._news.event(Progressed(rank))
 
-    def _pass_on(self, rank: Rank, report: Report) -> None:
-        body = event_of(rank, report)
-        assert body is not None
-        self._news.event(body, f"rank {rank}", getattr(report, "generation", None))
+    def _pass_on(self, word: Word) -> None:
+        self._news.event(word, f"rank {word.rank}", getattr(word, "generation", None))
 
-    def _still_broken(self, rank: Rank, broken: messages.Broken) -> None:
+    def _still_broken(self, broken: messages.Broken) -> None:
         if self._coordination.runs(broken.generation):
-            self._news.event(ConnectionLost(rank, broken.position, broken.what), generation=broken.generation)
-
-    def _unit_is_final(self, result: messages.Result, unit_s: float) -> None:
-        self._hangs.made(unit_s)
-        if result.kind == "step":
-            expected_s = self._coordination.expected_step_s
-            self._faults.on_step(result.position[0] + 1, unit_s if expected_s is None else min(expected_s, unit_s))
+            self._pass_on(broken)
 
 
 def _way_of(rank: Rank, moved_bytes: int, read_bytes: int) -> str:
@@ -173,25 +185,3 @@ def _way_of(rank: Rank, moved_bytes: int, read_bytes: int) -> str:
     ways = [(read_bytes, "read from the memory of ranks of its host"), (sent_bytes, "sent over connections")]
     told = ", ".join(f"{n_bytes / 1e6:.1f} MB {way}" for n_bytes, way in ways if n_bytes)
     return f"rank {rank} has got its layers: {told}"
-
-
-def event_of(rank: Rank, report: Report) -> Body | None:
-    """None for a report that is no event: times, measurements, addresses, life signs."""
-    match report:
-        case Committed(result=result, n_samples=n_samples, unit_s=unit_s):
-            return UnitCommitted(rank, result, n_samples, unit_s)
-        case messages.StepTimes(step=step, began_s=began_s, moments_us=moments_us):
-            return StepTimed(rank, step, began_s, moments_us)
-        case Paused(position=position, phase=phase, held=held, summed=summed):
-            return RankPaused(rank, position, phase, held, summed)
-        case Connected(number=number, problem=problem):
-            return RankConnected(rank, number, problem)
-        case Ready() as ready:
-            return RankReady(rank, **{name: getattr(ready, name) for name in RankReady.__struct_fields__ if name != "rank"})
-        case Hello(model=model, job=job):
-            return RankJoined(rank, model, job)
-        case Failed(error=error, help=help, traceback=traceback, is_final=is_final):
-            return RankFailed(rank, error, help, traceback, is_final)
-        case Finished():
-            return RankFinished(rank)
-    return None

@@ -27,18 +27,16 @@ from launcher.joblog.events import (
     AtStep,
     Body,
     Event,
+    GenerationStarted,
     JobEnded,
     JobStarted,
-    RankConnected,
-    RankPaused,
-    RankReady,
-    StepTimed,
-    UnitCommitted,
+    UnitFinal,
     decode,
 )
 from launcher.planning import situations
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
+from odyssey.messages import Committed, Connected, Paused, Ready, StepTimes
 
 
 class _Story:
@@ -49,9 +47,9 @@ class _Story:
         self._newest_unit: Event | None = None
 
     def note(self, event: Event) -> None:
-        if isinstance(event.body, UnitCommitted):
+        if isinstance(event.body, Committed):
             self._newest_unit = event
-        elif not isinstance(event.body, StepTimed | AtStep | RankPaused | RankConnected | RankReady):
+        elif not isinstance(event.body, StepTimes | AtStep | UnitFinal | Paused | Connected | Ready):
             self._events.append(event)
 
     def events(self) -> list[Event]:
@@ -106,6 +104,12 @@ class Succession:
         self.agreement.hearer = self
         self._know(leader, address)
         send_on(reception, self._local.options.run_id, lambda: self._where.get(self.leader))
+
+    def passed(self, unit: Committed) -> bool:
+        event = self.log.unit(unit)
+        if event is not None:
+            self._story.note(event)
+        return event is not None
 
     def know(self, number: int, address: Address) -> None:
         if self.agreement is not None:
@@ -172,7 +176,7 @@ class Succession:
                 self._begins(started)
             case AgentJoined(agent=agent):
                 self._know_agent(agent)
-            case UnitCommitted(result=result):
+            case UnitFinal(result=result):
                 self.member.reported.is_final(result.position)
         actions = self.coordination.take(event)
         self._note(event)
@@ -180,6 +184,8 @@ class Succession:
             if isinstance(action, Record):
                 if isinstance(action.body, JobEnded):
                     self.ended = action.body
+                elif isinstance(action.body, GenerationStarted):
+                    self.member.reported.began(self.coordination.generation)
                 self._note(Event(event.time, self.coordination.generation, "coordinator", action.body))
 
     @property

@@ -19,7 +19,7 @@ class SendOrder(msgspec.Struct, frozen=True):
 
 
 class Spawn(msgspec.Struct, frozen=True):
-    """Start a process for this rank. Answered by RankStarted, then RankJoined or RankLost."""
+    """Start a process for this rank. Answered by RankStarted, then Hello or RankLost."""
 
     rank: Rank
 

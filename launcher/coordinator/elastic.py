@@ -34,12 +34,12 @@ from launcher.joblog.events import (
     Profiled,
     Progressed,
     RankExited,
-    RankFailed,
     RankLost,
     Restarting,
     Tick,
 )
 from odyssey.calls import ranks_alike
+from odyssey.messages import Failed
 
 PATIENCE_S = 3.0
 """How long ranks may take to end before it is said who is waited for; said again after ever longer times."""
@@ -78,7 +78,7 @@ def _rank_exited(plain: PlainState, body: RankExited) -> Actions:
     return _failure(plain, plain.missed) if plain.missed else end(plain, 0, "all ranks have ended their scripts")
 
 
-def _rank_failed(plain: PlainState, body: RankFailed) -> Actions:
+def _rank_failed(plain: PlainState, body: Failed) -> Actions:
     """What comes of it is decided when its process ends."""
     if body.rank in plain.world.alive:
         _note_end(plain, body)
@@ -263,7 +263,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     LeaderChanged: dict.fromkeys(_LIVING, _leader_changed),
     Profiled: dict.fromkeys(_LIVING, _profiled),
     Progressed: {Status.STARTING: _progressed},
-    RankFailed: dict.fromkeys(_LIVING, _rank_failed),
+    Failed: dict.fromkeys(_LIVING, _rank_failed),
     RankLost: dict.fromkeys(_LIVING, _rank_lost),
     RankExited: dict.fromkeys(_LIVING, _rank_exited),
     Tick: {Status.RESTARTING: _waited},

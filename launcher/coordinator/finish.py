@@ -14,16 +14,16 @@ from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp, Restart
 from launcher.coordinator.state import JobState, Status
 from launcher.failures.root_cause import RankEnd
-from launcher.joblog.events import Cause, CauseKind, ConnectionLost, Note, RankFinished, RankPaused, Tick
+from launcher.joblog.events import Cause, CauseKind, Note, Tick
 from launcher.joblog.wording import ranks_text
-from odyssey.messages import Finish, Pause, Position, position_after
+from odyssey.messages import Broken, Finish, Finished, Pause, Paused, Position, position_after
 from odyssey.worker import Rank
 
 ASK_AGAIN_S = 3.0
 """A rank that was in the script's own code when it was asked may train on by now, or be gone."""
 
 
-def finished(job: JobState, body: RankFinished) -> Actions:
+def finished(job: JobState, body: Finished) -> Actions:
     """A rank is at its script's end."""
     ranks, rank = job.ranks, body.rank
     if ranks.state(rank) not in (RankState.JOINED, RankState.MEMBER, RankState.FINISHED, RankState.AHEAD):
@@ -100,7 +100,7 @@ def ask_again(job: JobState, body: Tick) -> Actions:
     return ask_whether_they_train(job) if job.world.first_failure else ()
 
 
-def paused(job: JobState, body: RankPaused) -> Actions:
+def paused(job: JobState, body: Paused) -> Actions:
     """The answer to that; or to a Pause of before, from a rank that is to be released."""
     if not job.world.first_failure or not job.ranks.is_member(body.rank):
         return ()
@@ -111,7 +111,7 @@ def paused(job: JobState, body: RankPaused) -> Actions:
     return release_stranded(job)
 
 
-def connection_lost(job: JobState, body: ConnectionLost) -> Actions:
+def connection_lost(job: JobState, body: Broken) -> Actions:
     """Who complains needs one that has ended: for a unit that is final already, or because it trains on."""
     if job.world.first_failure and (not _is_final(job, body.position) or isinstance(_judged(job)[1], Restart)):
         return _failed(job)
@@ -126,11 +126,11 @@ def made_without(job: JobState) -> Actions:
     return _failed(job) if job.plan.worker_of(_judged(job)[0].rank) in job.plan.idle else ()
 
 
-def _is_in_unit(body: RankPaused) -> bool:
+def _is_in_unit(body: Paused) -> bool:
     return body.phase != "between"
 
 
-def _trains(job: JobState, body: RankPaused) -> bool:
+def _trains(job: JobState, body: Paused) -> bool:
     return _is_in_unit(body) and not _is_final(job, body.position)
 
 

@@ -9,9 +9,8 @@ from itertools import zip_longest
 from msgspec.structs import replace
 
 from launcher.coordinator.workers import workers_of
-from launcher.joblog.events import RankPaused, RankReady
 from launcher.joblog.wording import ranks_text
-from odyssey.messages import ModelSpec, Position, Result, position_after
+from odyssey.messages import ModelSpec, Paused, Position, Ready, Result, position_after
 from odyssey.plan import Plan
 from odyssey.worker import Rank
 
@@ -72,7 +71,7 @@ def _where_it_differs(words: str, others: str) -> str:
 _SETTING = re.compile(r"\w+=(?:\([^)]*\)|[^,;()])*")
 
 
-def roll_forward_problem(paused: Mapping[Rank, RankPaused], results: tuple[Result, ...]) -> str | None:
+def roll_forward_problem(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -> str | None:
     """Why some survivor cannot be brought to the position behind the newest result; None if all can.
 
     Whoever passes the commit point needed everybody's contribution, so a holder of state is there, or one unit behind
@@ -95,7 +94,7 @@ def roll_forward_problem(paused: Mapping[Rank, RankPaused], results: tuple[Resul
     return None
 
 
-def final_position(paused: Mapping[Rank, RankPaused], results: tuple[Result, ...]) -> Position:
+def final_position(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -> Position:
     """Behind the newest result; where there is none yet, where the ranks are."""
     if results:
         return position_after(results[-1])
@@ -103,7 +102,7 @@ def final_position(paused: Mapping[Rank, RankPaused], results: tuple[Result, ...
 
 
 def gate_problem(
-    plan: Plan, ready: Mapping[Rank, RankReady], end: Position | None, held_before: Mapping[Rank, Collection[int]]
+    plan: Plan, ready: Mapping[Rank, Ready], end: Position | None, held_before: Mapping[Rank, Collection[int]]
 ) -> str | None:
     """The first thing in which the ranks at the gate disagree with each other or with the plan; None: go.
 
@@ -113,7 +112,7 @@ def gate_problem(
 
 
 def _gate_problems(
-    plan: Plan, ready: Mapping[Rank, RankReady], end: Position | None, held_before: Mapping[Rank, Collection[int]]
+    plan: Plan, ready: Mapping[Rank, Ready], end: Position | None, held_before: Mapping[Rank, Collection[int]]
 ) -> Iterator[str]:
     at_work = sorted(workers_of(plan).ranks(plan.workers))
     expected = end if end is not None else ready[at_work[0]].position
@@ -155,7 +154,7 @@ def _gate_problems(
         yield f"the ranks count {counted} samples in all, the global batch is {plan.global_batch}"
 
 
-def _reduction_problems(plan: Plan, ready: Mapping[Rank, RankReady], at_work: Sequence[Rank]) -> Iterator[str]:
+def _reduction_problems(plan: Plan, ready: Mapping[Rank, Ready], at_work: Sequence[Rank]) -> Iterator[str]:
     workers = workers_of(plan)
     for g, group in enumerate(plan.reduce):
         contracts = {rank: dict(ready[rank].contracts).get(g) for rank in workers.ranks(group.workers)}
@@ -167,7 +166,7 @@ def _reduction_problems(plan: Plan, ready: Mapping[Rank, RankReady], at_work: Se
             yield f"rank {rank} takes part in reduction {min(foreign)}, against the plan"
 
 
-def _stream_problems(plan: Plan, ready: Mapping[Rank, RankReady], at_work: Sequence[Rank]) -> Iterator[str]:
+def _stream_problems(plan: Plan, ready: Mapping[Rank, Ready], at_work: Sequence[Rank]) -> Iterator[str]:
     streams = {rank: ready[rank].stream for rank in at_work if ready[rank].stream is not None}
     if len(set(streams.values())) > 1:
         texts = ", ".join(f"rank {rank} {stream}" for rank, stream in sorted(streams.items()))

@@ -49,16 +49,14 @@ from launcher.joblog.events import (
     NoticeExpired,
     NoticeGiven,
     Proposed,
-    RankConnected,
     RankLost,
-    RankPaused,
     RankSlowed,
     SlotsReturned,
     Tick,
 )
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
-from odyssey.messages import Connect, Drain
+from odyssey.messages import Connect, Connected, Drain, Paused
 from odyssey.plan import Plan
 from odyssey.worker import Rank
 from perfmodel.escalation import due_after_s
@@ -403,7 +401,7 @@ def _connect_limit_s(job: JobState, plan: Plan) -> float:
     return max(transition.join_limit_s(job), TIMES_OF_PATIENCE * priced_s)
 
 
-def rank_connected(job: JobState, body: RankConnected) -> Actions:
+def rank_connected(job: JobState, body: Connected) -> Actions:
     """When the last of them has its groups, all drain."""
     recovery = job.recovery
     if recovery.wanted is None or body.number != recovery.n_connects:
@@ -470,7 +468,7 @@ def _drain(job: JobState, plan: Plan, reason: str) -> Actions:
     return *orders, Record(Draining(tuple(joined), what, tuple(leaving))), SetDeadline(None)
 
 
-def rank_drained(job: JobState, body: RankPaused) -> Actions:
+def rank_drained(job: JobState, body: Paused) -> Actions:
     """It stands behind a unit that is final, or has nothing to do. When all do, the plan is for where they stand."""
     ranks, recovery = job.ranks, job.recovery
     if not ranks.is_member(body.rank):

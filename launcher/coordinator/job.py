@@ -25,7 +25,6 @@ from launcher.joblog.events import (
     Body,
     Cause,
     CauseKind,
-    ConnectionLost,
     LeaderChanged,
     Note,
     NoticeExpired,
@@ -33,22 +32,16 @@ from launcher.joblog.events import (
     Profiled,
     ProfileRefined,
     Proposed,
-    RankConnected,
     RankExited,
-    RankFailed,
-    RankFinished,
-    RankJoined,
     RankLost,
-    RankPaused,
-    RankReady,
     RankSlowed,
     SlotsReturned,
     Tick,
-    UnitCommitted,
+    UnitFinal,
 )
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import ProfileError
-from odyssey.messages import SAME_CALLS, Follow, Pause
+from odyssey.messages import SAME_CALLS, Broken, Connected, Failed, Finished, Hello, Pause, Paused, Ready
 from odyssey.worker import Rank
 
 _SAME_MODEL = "all ranks must build the same model: check what depends on the rank"
@@ -57,7 +50,7 @@ _SAME_MODEL = "all ranks must build the same model: check what depends on the ra
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-def _joined(job: JobState, body: RankJoined) -> Actions:
+def _joined(job: JobState, body: Hello) -> Actions:
     ranks, rank = job.ranks, body.rank
     if rank not in ranks.alive:
         return ()
@@ -79,7 +72,7 @@ def _joined(job: JobState, body: RankJoined) -> Actions:
     return growth.consider(job)
 
 
-def _difference_from_members(job: JobState, body: RankJoined) -> str | None:
+def _difference_from_members(job: JobState, body: Hello) -> str | None:
     """Those there are have been compared with each other: any of them tells whether there is one, and the first is named."""
     members = job.ranks.of(RankState.MEMBER)
     any_other = next((rank for rank in members if rank != body.rank), None)
@@ -88,7 +81,7 @@ def _difference_from_members(job: JobState, body: RankJoined) -> str | None:
     return _difference_from(job, body, min(rank for rank in members if rank != body.rank))
 
 
-def _difference_from(job: JobState, body: RankJoined, member: Rank) -> str | None:
+def _difference_from(job: JobState, body: Hello, member: Rank) -> str | None:
     model = job.ranks[member].model
     return gate.model_difference({body.rank: body.model, member: model}) if model is not None else None
 
@@ -232,7 +225,7 @@ def _has_left(job: JobState, rank: Rank) -> Actions:
     return _if_all_joined(job) if job.status is Status.STARTING else ()
 
 
-def _failed(job: JobState, body: RankFailed) -> Actions:
+def _failed(job: JobState, body: Failed) -> Actions:
     """The script's own exception. It is a loss of that rank where restarts are left, see rank_failure.py; else the job's end.
 
     What it is judged by is known when the process has ended, which is a moment later, or is made to.
@@ -304,14 +297,14 @@ def _leader_changed(job: JobState, body: LeaderChanged) -> Actions:
 # -- run and finish ----------------------------------------------------------------------------------------------------
 
 
-def _ready(job: JobState, body: RankReady) -> Actions:
+def _ready(job: JobState, body: Ready) -> Actions:
     told = transition.rank_ready(job, body)
     if job.status is not Status.RUNNING:
         return told
     return *told, *growth.let_go(job), *growth.start_lost(job), *growth.consider(job)
 
 
-def _committed(job: JobState, body: UnitCommitted) -> Actions:
+def _unit_final(job: JobState, body: UnitFinal) -> Actions:
     results = with_result(job.results, body.result)
     if results is job.results:
         return ()
@@ -319,10 +312,7 @@ def _committed(job: JobState, body: UnitCommitted) -> Actions:
     job.recovery.n_redone = 0
     if body.result.kind == "step":
         job.world.restarts.past = after_progress(job.world.restarts.past)
-    idle = job.workers.ranks(job.plan.idle) if job.plan is not None else ()
-    order = Follow(job.world.generation, body.result)
-    orders = tuple(SendOrder(rank, order) for rank in sorted(filter(job.ranks.is_member, idle)))
-    return *orders, *finish.made_without(job)
+    return finish.made_without(job)
 
 
 def _lost_while_finishing(job: JobState, rank: Rank) -> Actions:
@@ -379,7 +369,7 @@ def _not_joined_in_time(job: JobState, body: Tick) -> Actions:
     return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(awaited))
 
 
-def _connection_lost(job: JobState, body: ConnectionLost) -> Actions:
+def _connection_lost(job: JobState, body: Broken) -> Actions:
     """Every rank lives, but some cannot talk to each other any more: build the groups anew."""
     _clock_from_now(job)
     if job.recovery.n_redone >= transition.AT_ONCE and (newcomers := growth.unreachable(job)):
@@ -406,23 +396,23 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     NoticeExpired: dict.fromkeys((Status.STARTING, *_WORKING), growth.notice_expired),
     RankSlowed: dict.fromkeys(_LIVING, growth.slowed),
     LeaderChanged: dict.fromkeys((*_LIVING, Status.ENDING), _leader_changed),
-    RankJoined: dict.fromkeys(_LIVING, _joined),
+    Hello: dict.fromkeys(_LIVING, _joined),
     Profiled: dict.fromkeys(_LIVING, _profiled),
     ProfileRefined: dict.fromkeys(_LIVING, _refined),
     RankLost: dict.fromkeys((*_LIVING, Status.ENDING), _lost),
-    RankFailed: dict.fromkeys((*_LIVING, Status.ENDING), _failed),
+    Failed: dict.fromkeys((*_LIVING, Status.ENDING), _failed),
     RankExited: dict.fromkeys((*_LIVING, Status.ENDING), _exited),
-    RankPaused: {
+    Paused: {
         Status.PAUSING: transition.rank_paused,
         Status.DRAINING: growth.rank_drained,
         Status.FINISHING: finish.paused,
     },
     Proposed: {Status.PLANNING: transition.proposed, Status.RUNNING: growth.answered},
-    RankConnected: {Status.RUNNING: growth.rank_connected},
-    RankReady: {Status.MOVING: _ready},
-    UnitCommitted: dict.fromkeys(_LIVING, _committed),
-    RankFinished: dict.fromkeys(_LIVING, finish.finished),
-    ConnectionLost: {
+    Connected: {Status.RUNNING: growth.rank_connected},
+    Ready: {Status.MOVING: _ready},
+    UnitFinal: dict.fromkeys(_LIVING, _unit_final),
+    Finished: dict.fromkeys(_LIVING, finish.finished),
+    Broken: {
         **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING, Status.DRAINING), _connection_lost),
         Status.FINISHING: finish.connection_lost,
     },

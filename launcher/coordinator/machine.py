@@ -14,18 +14,8 @@ from launcher.coordinator.decision import Actions, end, if_failed_and_gone
 from launcher.coordinator.restart_policy import Policy
 from launcher.coordinator.state import JobState, PlainState, State, Status
 from launcher.failures.root_cause import is_from_outside
-from launcher.joblog.events import (
-    AgentLost,
-    ConnectionLost,
-    Event,
-    JobStarted,
-    Note,
-    RankJoined,
-    RankLost,
-    RankStarted,
-    StopRequested,
-    UnitCommitted,
-)
+from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, UnitFinal
+from odyssey.messages import Broken, Hello
 
 
 def step(state: State, event: Event) -> tuple[State, Actions]:
@@ -50,7 +40,7 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
             return state, ()
         case StopRequested():
             return state, _stopped(state, body)
-        case RankJoined() if isinstance(state, PlainState) and state.status is Status.STARTING and body.rank in world.alive:
+        case Hello() if isinstance(state, PlainState) and state.status is Status.STARTING and body.rank in world.alive:
             state = JobState(world, profile=state.profile)
     if isinstance(state, JobState):
         of_job = job.TABLE.get(type(body), {}).get(state.status)
@@ -66,8 +56,8 @@ def _is_late_result(state: State, event: Event) -> bool:
     """A result is final whoever reported it, and comes before the same rank's answer to Pause. Who drains still runs the
     generation before."""
     if state.status is Status.DRAINING and isinstance(state, JobState) and state.plan is not None:
-        return isinstance(event.body, UnitCommitted | ConnectionLost) and event.generation >= state.plan.generation
-    return isinstance(event.body, UnitCommitted) and state.status in (Status.PAUSING, Status.FINISHING)
+        return isinstance(event.body, UnitFinal | Broken) and event.generation >= state.plan.generation
+    return isinstance(event.body, UnitFinal) and state.status in (Status.PAUSING, Status.FINISHING)
 
 
 def _started(state: State, body: JobStarted) -> Actions:

@@ -12,12 +12,13 @@ from launcher.coordinator.actions import Record
 from launcher.coordinator.decision import Actions
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status
-from launcher.joblog.events import Note, RankJoined
+from launcher.joblog.events import Note
 from launcher.joblog.wording import ranks_text
+from odyssey.messages import Hello
 from odyssey.worker import Rank
 
 
-def made(job: JobState, body: RankJoined) -> None:
+def made(job: JobState, body: Hello) -> None:
     """A rank has made its next Job."""
     if job.ranks.state(body.rank) not in (RankState.MEMBER, RankState.FINISHED, RankState.AHEAD):
         return

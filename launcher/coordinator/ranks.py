@@ -14,8 +14,7 @@ import enum
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
-from launcher.joblog.events import RankPaused, RankReady
-from odyssey.messages import ModelSpec, Position
+from odyssey.messages import ModelSpec, Paused, Position, Ready
 from odyssey.worker import Rank, numbers_from
 
 
@@ -81,8 +80,8 @@ class RankRecord:
     is_counted: bool = False
     has_run: bool = False
     ran_from: Position | None = None
-    paused: RankPaused | None = None
-    ready: RankReady | None = None
+    paused: Paused | None = None
+    ready: Ready | None = None
 
 
 @dataclass
@@ -195,11 +194,11 @@ class Ranks:
 
     # -- what they have answered ---------------------------------------------------------------------------------------
 
-    def answer_paused(self, body: RankPaused) -> None:
+    def answer_paused(self, body: Paused) -> None:
         self.table[body.rank].paused = body
         self._paused.add(body.rank)
 
-    def answer_ready(self, body: RankReady) -> None:
+    def answer_ready(self, body: Ready) -> None:
         self.table[body.rank].ready = body
         self._ready.add(body.rank)
 
@@ -225,13 +224,13 @@ class Ranks:
         return len(self._of[R.MEMBER]) + len(self._of[R.FAILING])
 
     @property
-    def paused(self) -> dict[Rank, RankPaused]:
+    def paused(self) -> dict[Rank, Paused]:
         """What those that have paused have answered."""
         found = ((rank, self.table[rank].paused) for rank in self._paused)
         return {rank: body for rank, body in found if body is not None}
 
     @property
-    def ready(self) -> dict[Rank, RankReady]:
+    def ready(self) -> dict[Rank, Ready]:
         """What those at the gate have answered."""
         found = ((rank, self.table[rank].ready) for rank in self._ready)
         return {rank: body for rank, body in found if body is not None}

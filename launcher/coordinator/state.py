@@ -297,9 +297,11 @@ def unpacked(data: bytes) -> State:
 def with_result(results: tuple[Result, ...], new: Result) -> tuple[Result, ...]:
     """Append the next unit's result, and forget what no rank can need: units between the first and the last step.
 
-    Every rank reports every unit, in order: whatever is not the next unit was reported by another rank before.
+    A step may stand for others before it, see UnitFinal of launcher/joblog/events.py. What is neither that nor the next unit
+    was told before.
     """
-    if results and new.position != position_after(results[-1]):
+    end = position_after(results[-1]) if results else new.position
+    if new.position != end and (new.kind != "step" or new.position < end):
         return results
     if new.kind != "step":
         return (*results, new)

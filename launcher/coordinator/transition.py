@@ -17,10 +17,10 @@ from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status
 from launcher.coordinator.workers import workers_of
-from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed, RankPaused, RankReady
+from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
-from odyssey.messages import Go, Pause, Prepare
+from odyssey.messages import Go, Pause, Paused, Prepare, Ready
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan, StateFrom
 from odyssey.plan_proof import prove
@@ -77,7 +77,7 @@ def redo(job: JobState, reason: str) -> Actions:
     return pause(job, reason)
 
 
-def rank_paused(job: JobState, body: RankPaused) -> Actions:
+def rank_paused(job: JobState, body: Paused) -> Actions:
     recovery, ranks = job.recovery, job.ranks
     if not ranks.is_member(body.rank):
         return ()
@@ -254,7 +254,7 @@ def join_limit_s(job: JobState) -> float:
     return max(JOIN_S, STARTS_OF_PATIENCE * job.recovery.joined_after_s)
 
 
-def rank_ready(job: JobState, body: RankReady) -> Actions:
+def rank_ready(job: JobState, body: Ready) -> Actions:
     world, ranks, plan = job.world, job.ranks, job.next_plan
     if not ranks.is_member(body.rank):
         return ()

@@ -20,12 +20,11 @@ from launcher.joblog.events import (
     JobEnded,
     JobStarted,
     RankExited,
-    RankFailed,
     RankLost,
     RankStarted,
     Restarting,
-    UnitCommitted,
 )
+from odyssey.messages import Committed, Failed
 from odyssey.worker import Rank
 
 
@@ -67,13 +66,13 @@ def after(history: FailureHistory, event: Event) -> FailureHistory:
         case RankStarted(rank=rank) as started:
             ends = {r: end for r, end in history.ends.items() if r != rank}
             return replace(history, started={**history.started, rank: started}, ends=ends)
-        case RankFailed() | RankLost() | RankExited() as body:
+        case Failed() | RankLost() | RankExited() as body:
             return replace(history, ends=with_end(history.ends, event.time, body))
         case GenerationStarted():
             return replace(history, ends={})  # recovered from
         case AtStep(rank=rank, step=step):
             return replace(history, steps={**history.steps, rank: step})
-        case UnitCommitted(result=result):
+        case Committed(result=result):
             return replace(history, step=result.position[0])
         case Restarting() as restarting:
             return _next_attempt(history, event.time, restarting)
@@ -170,7 +169,7 @@ def retold(history: FailureHistory) -> tuple[Event, ...]:
     told += [(now, started) for started in history.started.values()]
     for end in history.ends.values():
         if end.error:
-            told.append((end.time, RankFailed(end.rank, end.error, end.help, end.traceback)))
+            told.append((end.time, Failed(end.rank, end.error, end.help, end.traceback)))
         if end.cause is not None:
             told.append((end.time, RankLost(end.rank, end.cause, False, end.diagnostics)))
     if failure.cause is not None and failure.step is not None:

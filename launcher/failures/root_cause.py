@@ -1,6 +1,6 @@
 """What failed in a job, and what of it is only a consequence: a fold over the ends of ranks, and the choice of the root cause.
 
-    RankFailed, RankLost, RankExited ─► with_end ─► ends of one attempt ─► root ─► the one that explains the others
+    Failed, RankLost, RankExited ─► with_end ─► ends of one attempt ─► root ─► the one that explains the others
 
 When one rank fails the others notice it as a broken connection, and the agent ends what is left. Which of all that the
 agent hears of first is chance, so nothing is judged before every rank is gone. The coordinator decides on this, and
@@ -17,7 +17,8 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from launcher.joblog.events import Body, Cause, CauseKind, Diagnostics, RankExited, RankFailed, RankLost
+from launcher.joblog.events import Body, Cause, CauseKind, Diagnostics, RankExited, RankLost
+from odyssey.messages import Failed
 from odyssey.worker import Rank
 
 SUDDEN_S = 1.0
@@ -117,7 +118,7 @@ Ends = Mapping[Rank, RankEnd]
 def end_after(ends: Ends, time: float, body: Body) -> RankEnd | None:
     """What is known of a rank's end with what this event tells; None if it tells nothing new of an end."""
     match body:
-        case RankFailed(rank=rank, error=error, help=help, traceback=traceback):
+        case Failed(rank=rank, error=error, help=help, traceback=traceback):
             known = ends.get(rank, RankEnd(rank, time))
             return None if known.error else replace(known, error=error, help=help, traceback=traceback)
         case RankLost(rank=rank, cause=cause, diagnostics=diagnostics):

@@ -1,7 +1,8 @@
 """The events of a job: what its log `events.jsonl` holds, one JSON object a line, append-only.
 
 The coordinator's state is a fold over this log; the display, `odyssey status`, `odyssey plan` and post-mortems are
-readers of it and of nothing else. Inputs are what happened; decisions are what the coordinator made of it.
+readers of it and of nothing else. Inputs are what happened, by agents and, as they say it, by ranks (odyssey.messages.Word);
+decisions are what the coordinator made of it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import enum
 import msgspec
 
 from odyssey.codec import Json, Name, Pid, check_ip_address, to_json
-from odyssey.messages import ModelSpec, Position, Result
+from odyssey.messages import Result, Word
 from odyssey.plan import Plan
-from odyssey.rest import Summed
 from odyssey.worker import Rank
 from perfmodel.profile import Profile
 from strategies.situation import Aim, Candidate
@@ -191,14 +191,6 @@ class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
     host: Name = ""
 
 
-class RankJoined(msgspec.Struct, frozen=True, tag="rank_joined"):
-    """The rank's script has built a Job: its first one, or which of those that follow each other."""
-
-    rank: Rank
-    model: ModelSpec
-    job: int = 1
-
-
 class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
     """The merged profile at the start; `seconds`: what it took."""
 
@@ -221,16 +213,6 @@ class RankLost(msgspec.Struct, frozen=True, tag="rank_lost"):
     diagnostics: Diagnostics = Diagnostics()
 
 
-class RankPaused(msgspec.Struct, frozen=True, tag="rank_paused"):
-    """A survivor is out of communication."""
-
-    rank: Rank
-    position: Position
-    phase: str
-    held: tuple[int, ...]
-    summed: tuple[Summed, ...] = ()
-
-
 class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
     """The table of all candidates for the situation of this generation, best first.
 
@@ -251,57 +233,6 @@ class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
     n_to_plan: int = 0
 
 
-class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
-    """A rank stands at the gate, with what the gate compares."""
-
-    rank: Rank
-    position: Position
-    digests: tuple[tuple[int, str], ...]
-    samples: tuple[tuple[int, int], ...]
-    denominator: int
-    groups_s: float
-    moves_s: float
-    moved_bytes: int
-    contracts: tuple[tuple[int, str], ...] = ()
-    stream: str | None = None
-    problem: str = ""
-    proof_s: float = 0.0
-    read_bytes: int = 0
-
-
-class RankConnected(msgspec.Struct, frozen=True, tag="rank_connected"):
-    """A rank has the groups of a plan that may be the next one, or a `problem` has ended them. `number`: see Connect of
-    odyssey.messages."""
-
-    rank: Rank
-    number: int
-    problem: str = ""
-
-
-class UnitCommitted(msgspec.Struct, frozen=True, tag="step_committed"):
-    """The first report of a unit's result: it is final for the job."""
-
-    rank: Rank
-    result: Result
-    n_samples: int
-    unit_s: float
-
-
-class StepTimed(msgspec.Struct, frozen=True, tag="step_timed"):
-    """When the ops of the third step of this generation ran on `rank`, as odyssey.messages.StepTimes; for people."""
-
-    rank: Rank
-    step: int
-    began_s: float
-    moments_us: tuple[int, ...]
-
-
-class RankFinished(msgspec.Struct, frozen=True, tag="rank_finished"):
-    """The rank's script ended in good order."""
-
-    rank: Rank
-
-
 class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
     """The rank's process ended with exit code 0. `was_ended`: the agent had told it to end."""
 
@@ -309,20 +240,17 @@ class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
     was_ended: bool = False
 
 
-class RankFailed(msgspec.Struct, frozen=True, tag="rank_failed"):
-    """The script raised in this rank. `is_final`: an error of ours about what it does or passes, which would come again."""
-
-    rank: Rank
-    error: str
-    help: str
-    traceback: str
-    is_final: bool = False
-
-
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
     """The first sign of progress of a script without a Job, in this generation: an optimizer step or a heartbeat."""
 
     rank: Rank
+
+
+class UnitFinal(msgspec.Struct, frozen=True, tag="unit_final"):
+    """The agent that leads knows that this unit is final, and so are all before it. A step is told when something else is about
+    to be decided upon, so one may stand for many; each line that tells of a step to people is a rank's Committed."""
+
+    result: Result
 
 
 class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
@@ -335,14 +263,6 @@ class StoreLost(msgspec.Struct, frozen=True, tag="store_lost"):
     """The process that served the store is gone; another one serves a fresh store at the same address."""
 
     reason: str
-
-
-class ConnectionLost(msgspec.Struct, frozen=True, tag="connection_lost"):
-    """`rank` cannot talk to another one although no rank was lost. `position`: of the unit that it is in."""
-
-    rank: Rank
-    position: Position
-    what: str
 
 
 class Tick(msgspec.Struct, frozen=True, tag="tick"):
@@ -458,11 +378,9 @@ class Note(msgspec.Struct, frozen=True, tag="note"):
 
 Decision = Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded
 Body = (
-    JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | RankJoined | Profiled | ProfileRefined
-    | SlotsReturned | NoticeGiven | NoticeExpired | RankSlowed
-    | RankLost | RankPaused | Proposed | RankConnected | RankReady | UnitCommitted | StepTimed | RankFinished | RankExited
-    | RankFailed
-    | Progressed | Suspected | StoreLost | ConnectionLost | Tick | StopRequested
+    JobStarted | AgentJoined | AgentLost | LeaderChanged | RankStarted | Word | Profiled | ProfileRefined
+    | SlotsReturned | NoticeGiven | NoticeExpired | RankSlowed | RankLost | Proposed | UnitFinal | RankExited
+    | Progressed | Suspected | StoreLost | Tick | StopRequested
     | Pausing | Draining | PlanChosen | GenerationStarted | Restarting | JobEnded | AtStep | Stalled | Resumed | Note
 )  # fmt: skip
 

@@ -10,9 +10,10 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from launcher.joblog.events import CauseKind, Event, JobEnded, JobStarted, RankFailed, RankLost, RankStarted, Restarting
+from launcher.joblog.events import CauseKind, Event, JobEnded, JobStarted, RankLost, RankStarted, Restarting
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
+from odyssey.messages import Failed
 from odyssey.worker import Rank
 
 Watch = Callable[[Event], None]
@@ -61,7 +62,7 @@ class _Recorder:
             case Restarting(attempt=attempt):
                 self._n_restarts = attempt
                 self._failed.clear()
-            case RankFailed(rank=rank, error=error):
+            case Failed(rank=rank, error=error):
                 self._failed[rank] = error
             case RankLost(rank=rank, cause=cause) if cause.kind is not CauseKind.ENDED:
                 self._failed.setdefault(rank, cause.text)

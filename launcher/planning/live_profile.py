@@ -11,10 +11,10 @@ from statistics import median
 from msgspec.structs import replace
 
 from launcher.coordinator.actions import StartMeasure
-from launcher.joblog.events import Event, GenerationStarted, RankJoined, RankStarted, UnitCommitted
+from launcher.joblog.events import Event, GenerationStarted, RankStarted
 from launcher.options import RunOptions
 from odyssey import control_group
-from odyssey.messages import Measured, ModelSpec, OpTimes
+from odyssey.messages import Committed, Hello, Measured, ModelSpec, OpTimes
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
 from odyssey.trial import trial_plan
@@ -75,7 +75,7 @@ class LiveProfile:
         match event.body:
             case RankStarted(rank=rank):
                 self._started[rank] = event.time
-            case RankJoined(rank=rank) if rank in self._started:
+            case Hello(rank=rank) if rank in self._started:
                 took_s = max(0.0, event.time - self._started.pop(rank))
                 if self._options.rehearsed:
                     return  # a stand-in is there sooner than what it stands in for
@@ -83,7 +83,7 @@ class LiveProfile:
                     self._spawn_s = took_s
                     if self.profile is not None:
                         self.profile = self._with_spawn(self.profile)
-            case UnitCommitted(result=result) if self._running is not None:
+            case Committed(result=result) if self._running is not None:
                 running = self._running
                 if result.kind == "step" and running.committed_at is not None:
                     running.steps_s.append(event.time - running.committed_at)

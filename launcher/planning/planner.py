@@ -11,12 +11,12 @@ from launcher.coordinator.state import JobState, State, Status
 from launcher.health.slow_ranks import KeptRanks, SlowRanks
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop, Timer
-from launcher.joblog.events import Body, Event, GenerationStarted, Profiled, ProfileRefined, Proposed, RankSlowed, UnitCommitted
+from launcher.joblog.events import Body, Event, GenerationStarted, Profiled, ProfileRefined, Proposed, RankSlowed
 from launcher.joblog.wording import faults_texts
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.situations import PlanSearch, expected_change
-from odyssey.messages import Measured, OpTimes
+from odyssey.messages import Committed, Measured, OpTimes
 from odyssey.worker import Rank, Worker
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
@@ -63,7 +63,7 @@ class Planner:
     def watch(self, event: Event) -> None:
         """What real steps and transitions take; and when the first step of a generation is done."""
         self.live_profile.watch(event)
-        if isinstance(event.body, UnitCommitted) and self._first_step_is_late is not None:
+        if isinstance(event.body, Committed) and self._first_step_is_late is not None:
             self._after_first_step()
 
     def read(self, profile: Profile) -> Profiled:

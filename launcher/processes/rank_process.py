@@ -283,8 +283,8 @@ def plain_spawn(options: RunOptions, request: ForkRank, descriptors: list[int]) 
         command = [sys.executable, "-P", "-m", "odyssey.zygote.numa", options.numa_binding, str(gpu), *command]
     # Below a program, or what somebody calls an interpreter, the rank may be a process that it starts.
     is_program = options.entry is Entry.PROGRAM or options.interpreter not in ("", sys.executable)
-    fd = f"{agent_fd}:{os.getpid()}" if is_program else str(agent_fd)
-    variables = {**request.environment, os.fsencode(AGENT_FD): fd.encode()}
+    link = b"%d:%s" % (agent_fd, request.environment[b"RANK"]) + (b":%d" % os.getpid() if is_program else b"")
+    variables = {**request.environment, os.fsencode(AGENT_FD): link}
     return _popen(command, variables, streams, agent_fd).pid
 
 

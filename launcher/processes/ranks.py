@@ -39,6 +39,7 @@ from launcher.processes.store import StoreAddress, listen
 from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
+from odyssey.messages import is_of
 from odyssey.worker import Rank
 
 
@@ -222,6 +223,8 @@ class Processes:
                 return
             try:
                 for report in process.deframer.feed(data):
+                    if not is_of(report, process.rank):
+                        raise Malformed("a word of another rank")
                     if self.ranks.get(process.rank) is process:
                         self._news.report(process, report)
             except Malformed as error:

@@ -150,6 +150,7 @@ class Control:
             self._set(heard)
 
     def _connect(self, order: Connect) -> None:
+        rank = self._link.rank
         with self._lock:
             self._forget_ahead()
             if order.generation < self._phase.generation:
@@ -158,7 +159,7 @@ class Control:
             began_s = time.monotonic()
             self._ahead.build_beside(
                 lambda: self._built(order.plan, began_s),
-                lambda problem: self._link.report(Connected(order.generation, order.number, problem)),
+                lambda problem: self._link.report(Connected(rank, order.generation, order.number, problem)),
             )
 
     def _learn(self, known: Known) -> None:
@@ -202,4 +203,4 @@ class Control:
         if phase.communication is Communication.CUT:
             self._phase = phase.answered()
             held, summed = tuple(sorted(self._model.held)), self._tally.summed()
-            self._link.report(Paused(phase.generation, phase.position, phase.word, held, summed))
+            self._link.report(Paused(self._link.rank, phase.generation, phase.position, phase.word, held, summed))

@@ -62,13 +62,14 @@ class Engine:
         """`rest`: what the first step of the plan is the rest of, if it is: what `tally` has of that is in the gradients."""
         self.plan = plan
         self.worker = worker
+        (self.rank,) = plan.ranks_of(worker)
         self.groups = groups
         self.now: tuple[Op | str, float] = ("between steps", time.monotonic())
         self.model = model
         self.expectations = Expectations(backend.boundaries(boundaries))
         self.computation = backend.computation(plan, worker, model, job_spec, data, self.expectations)
         self.gradients = Gradients(plan, worker, model)
-        self.recorder = Recorder(plan.generation)
+        self.recorder = Recorder(self.rank, plan.generation)
         self._data = data
         self._tally = tally
         self._whole = Share(plan, worker, self.gradients, groups, tally)

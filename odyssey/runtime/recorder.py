@@ -7,15 +7,17 @@ has issued an op, or has waited for it.
 from __future__ import annotations
 
 from odyssey.messages import StepTimes
+from odyssey.worker import Rank
 
 RECORDED_STEP = 3
 """Of those that a generation has applied, counted from 1."""
 
 
 class Recorder:
-    """Of one generation. Times are CLOCK_MONOTONIC seconds, which the ranks of a host share."""
+    """Of one rank in one generation. Times are CLOCK_MONOTONIC seconds, which the ranks of a host share."""
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, rank: Rank, generation: int) -> None:
+        self._rank = rank
         self._generation = generation
         self._n_applied = 0
         self._began_s: list[float] = []
@@ -32,7 +34,9 @@ class Recorder:
         if self._n_applied == RECORDED_STEP:
             first_s = self._began_s[0]
             moments = (*self._began_s[:-1], began_s, done_s)
-            self._times = StepTimes(self._generation, step, first_s, tuple(round((at - first_s) * 1e6) for at in moments))
+            self._times = StepTimes(
+                self._rank, self._generation, step, first_s, tuple(round((at - first_s) * 1e6) for at in moments)
+            )
 
     def take(self) -> StepTimes | None:
         """The recorded step, once."""

@@ -15,7 +15,6 @@ What is here beside, model, engine and replay, is the script's thread's alone.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -105,7 +104,7 @@ class Session:
         if self.model.device.type != "cpu":
             nccl.outlive_peers()
         self._link.listen(self._control.handle)
-        self._link.report(Hello(self.rank, os.getpid(), self._job_spec.spec, self._job))
+        self._link.report(Hello(self.rank, self._job_spec.spec, self._job))
         self._obey(None)
         self._control.change(Phase.left)
 
@@ -115,7 +114,7 @@ class Session:
             return
         self._control.change(Phase.over)
         if not self._link.has_failed:
-            self._link.report(Finished(self.position))
+            self._link.report(Finished(self.rank, self.position))
         self._control.close()
 
     # -- what a script sees -----------------------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ class Session:
         # The unit is final: tell the agent before anything else, so that its result outlives this rank.
         result, done_s = Result(self.position, transaction.kind, values), time.monotonic()
         generation = self._engine.plan.generation if self._engine is not None else 0
-        self._link.report(Committed(generation, result, transaction.n_samples, done_s - started_s, done_s))
+        self._link.report(Committed(self.rank, generation, result, transaction.n_samples, done_s - started_s))
         if drained_for is not None:
             # Before its effect, which may raise: nobody else goes on in this generation.
             self._control.change(lambda phase: phase.paused(drained_for))
@@ -285,7 +284,7 @@ class Session:
     def _stand_still(self, reason: str) -> None:
         """Communication has ended. If no Pause says why, the agent should know."""
         if (phase := self._control.change(Phase.broken)) is not None:
-            self._link.report(Broken(phase.generation, phase.position, reason))
+            self._link.report(Broken(self.rank, phase.generation, phase.position, reason))
 
     # -- orders -------------------------------------------------------------------------------------------------------
 

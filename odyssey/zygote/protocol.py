@@ -36,7 +36,7 @@ def command(entry: Entry, script: str, arguments: Sequence[str]) -> list[str]:
 
 
 class ForkRank(msgspec.Struct, frozen=True, tag=True):
-    """Run `script` in a fork. Descriptors: stdin, stdout, stderr, agent socket (its number goes to `fd_variable`).
+    """Run `script` in a fork. Descriptors: stdin, stdout, stderr, agent socket (its number and the rank's go to `fd_variable`).
 
     What the system hands from process to process is bytes, and need not be Unicode. `numa_binding`: how to bind it to
     processors, empty for not at all; `local_rank`: to those of which GPU.

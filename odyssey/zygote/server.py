@@ -271,7 +271,8 @@ def _run_rank(request: ForkRank, descriptors: list[int], mask: Mask) -> None:
         from odyssey.zygote import numa
 
         numa.bind(request.numa_binding, request.local_rank)
-    variables = {**request.environment, os.fsencode(request.fd_variable): b"%d" % descriptors[3]}
+    environment = request.environment
+    variables = {**environment, os.fsencode(request.fd_variable): b"%d:%s" % (descriptors[3], environment[b"RANK"])}
     entry.become(request.cwd, variables, descriptors[:3])
     preload.repair()
     for name in vars(sys.modules.pop("odyssey.zygote")):

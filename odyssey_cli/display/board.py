@@ -28,21 +28,16 @@ from launcher.joblog.events import (
     Progressed,
     Proposed,
     RankExited,
-    RankFailed,
-    RankFinished,
-    RankJoined,
     RankLost,
-    RankPaused,
-    RankReady,
     RankStarted,
     Restarting,
     Resumed,
     Stalled,
     StoreLost,
     Suspected,
-    UnitCommitted,
 )
 from launcher.joblog.wording import loss_text
+from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready
 from odyssey.plan import Plan
 from odyssey.worker import Rank
 from odyssey_cli.display import quantities
@@ -225,7 +220,7 @@ class Board:
                 self._planned(generation, body)
             case GenerationStarted():
                 self._went(time, generation, body)
-            case UnitCommitted():
+            case Committed():
                 self._committed(time, body)
             case JobEnded():
                 self.ended, self.running = body, False
@@ -243,7 +238,7 @@ class Board:
                 self.ranks[rank] = RankState.STARTING
                 self.causes.pop(rank, None)
                 self.restarting = False
-            case RankJoined(rank=rank):
+            case Hello(rank=rank):
                 self.ranks[rank] = RankState.READY
             case RankLost(rank=rank) | RankExited(rank=rank) if self.has_left(body):
                 self.ranks[rank] = RankState.FINISHED
@@ -252,13 +247,13 @@ class Board:
                 self.ranks[rank] = RankState.LOST
                 self.causes[rank] = body.cause.text
                 self._say(time, loss_text(body), "red")
-            case RankPaused(rank=rank):
+            case Paused(rank=rank):
                 self.ranks[rank] = RankState.PAUSED
-            case RankReady(rank=rank):
+            case Ready(rank=rank):
                 self.ranks[rank] = RankState.READY
-            case RankFinished(rank=rank) | RankExited(rank=rank):
+            case Finished(rank=rank) | RankExited(rank=rank):
                 self.ranks[rank] = RankState.FINISHED
-            case RankFailed(rank=rank):
+            case Failed(rank=rank):
                 self._say(time, f"rank {rank} failed: {body.error}", "red")
             case Progressed(rank=rank):
                 self.ranks[rank] = RankState.RUNNING
@@ -308,7 +303,7 @@ class Board:
         else:
             self._say(time, f"started: layout {self.plan.form()}")
 
-    def _committed(self, time: float, body: UnitCommitted) -> None:
+    def _committed(self, time: float, body: Committed) -> None:
         if body.result.kind != "step":
             return
         self.loss = body.result.values[0] if body.result.values else None

@@ -21,8 +21,6 @@ from launcher.joblog.events import (
     Profiled,
     Proposed,
     RankExited,
-    RankFailed,
-    RankJoined,
     RankLost,
     Restarting,
     Resumed,
@@ -31,6 +29,7 @@ from launcher.joblog.events import (
     Suspected,
 )
 from launcher.joblog.wording import loss_text
+from odyssey.messages import Failed, Hello
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
 
@@ -55,7 +54,7 @@ class PlainLog:
             return
         try:
             self._board.apply(event)
-            self._is_job = self._is_job or isinstance(event.body, RankJoined)
+            self._is_job = self._is_job or isinstance(event.body, Hello)
             text = _text(event, self._board) if self._is_news(event) else ""
             if isinstance(event.body, Suspected):
                 if event.time - self._suspected < QUIET_S:
@@ -83,7 +82,7 @@ class PlainLog:
                 return self._board.ended is None
             case RankLost(cause=cause):
                 return self._board.ended is None and self._is_job and cause.kind not in (CauseKind.ENDED, CauseKind.EXIT)
-            case RankFailed():
+            case Failed():
                 return self._board.ended is None and self._is_job
             case Note():
                 return True  # at the end, too, ranks may be waited for
@@ -106,7 +105,7 @@ def _text(event: Event, board: Board) -> str:
             return f"rank {rank} has left"
         case RankLost() as lost:
             return loss_text(lost)
-        case RankFailed() as failed:
+        case Failed() as failed:
             return f"rank {failed.rank} failed: {failed.error}"
         case Draining(reason=reason):
             return f"generation {event.generation}: {reason}; all stop behind the next unit that is final"

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.coordinator.rank_assignment import in_order, seats_with
-from launcher.joblog.events import (
-    AgentInfo,
-    AgentJoined,
-    AgentLost,
-    Event,
-    JobStarted,
-    LeaderChanged,
-    RankJoined,
-    RankStarted,
-    Restarting,
-)
+from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobStarted, LeaderChanged, RankStarted, Restarting
+from odyssey.messages import Hello
 from odyssey.worker import Rank
 
 
@@ -58,7 +49,7 @@ class Agents:
             case LeaderChanged(agent=agent):
                 self._joins(agent)
                 self.leader = agent.number
-            case RankJoined():
+            case Hello():
                 self._is_job = True
             case Restarting(attempt=attempt):
                 self._attempt = attempt

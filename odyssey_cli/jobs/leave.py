@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from launcher.agent import notice_socket
 from launcher.cluster.questions import AskLeave
-from launcher.joblog.events import RankJoined
 from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import OdysseyError, UsageError
+from odyssey.messages import Hello
 from odyssey.worker import Rank
 from odyssey_cli.command_line.values import duration_s
 from odyssey_cli.jobs import find
@@ -23,7 +23,7 @@ def leave(who: str, name: str | None, within: str | None) -> ExitCode:
     if job.agent is None:
         raise UsageError(f"{job.name} does not run here ({job.status})", "`odyssey ps` shows the jobs that do")
     job.check_is_ours()
-    if not any(isinstance(event.body, RankJoined) for event in job.log.events):
+    if not any(isinstance(event.body, Hello) for event in job.log.events):
         raise UsageError(f"{job.name} has no odyssey.Job, which could go on without a rank", "`odyssey stop` ends it")
     ask = AskLeave(ranks := _ranks_of(who, job), within_s)
     if job.owner is None:

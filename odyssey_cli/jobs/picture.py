@@ -15,8 +15,9 @@ import typer
 from rich.console import Console
 
 from launcher.joblog import reader
-from launcher.joblog.events import Event, GenerationStarted, UnitCommitted
+from launcher.joblog.events import Event, GenerationStarted
 from odyssey.errors import OdysseyError, UsageError
+from odyssey.messages import Committed
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.render import render
 from odyssey_cli.errors import report
@@ -33,7 +34,7 @@ def telling_moment(events: Sequence[Event]) -> int:
     ]
     if not recoveries:
         return len(events)
-    steps = [i for i in range(recoveries[-1], len(events)) if isinstance(events[i].body, UnitCommitted)]
+    steps = [i for i in range(recoveries[-1], len(events)) if isinstance(events[i].body, Committed)]
     return steps[min(N_STEPS_AFTER, len(steps)) - 1] + 1 if steps else recoveries[-1] + 1
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 
 import strategies
-from launcher.joblog.events import Event, RankFinished, RankJoined, RankStarted, SlotsReturned
+from launcher.joblog.events import Event, RankStarted, SlotsReturned
 from launcher.joblog.exit_codes import SIGNALS
 from launcher.joblog.wording import ranks_text
 from launcher.options import RunOptions
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
+from odyssey.messages import Finished, Hello
 from odyssey.worker import Rank
 from odyssey_cli import files, run
 from odyssey_cli.command_line import values
@@ -143,9 +144,9 @@ def came_too_late(events: Iterable[Event]) -> set[Rank]:
                 back.update(ranks)
             case RankStarted(rank=rank) if rank in back:
                 starting.add(rank)
-            case RankJoined(rank=rank):
+            case Hello(rank=rank):
                 starting.discard(rank)
-            case RankFinished():
+            case Finished():
                 break
     return starting
 

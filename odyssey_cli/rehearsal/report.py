@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLost, UnitCommitted
+from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLost
 from launcher.joblog.exit_codes import SIGNALS
+from odyssey.messages import Committed
 from odyssey.plan import Plan
 from odyssey.worker import Rank
 from odyssey_cli.display import quantities
@@ -73,7 +74,7 @@ def generations(events: Iterable[Event], speed: float) -> list[Generation]:
                 lost[event.generation], lost_since_go = lost_since_go, set()
             case RankLost(rank=rank):
                 lost_since_go.add(rank)
-            case UnitCommitted(result=result) if result.kind == "step" and result.position > last:
+            case Committed(result=result) if result.kind == "step" and result.position > last:
                 last = result.position
                 if event.generation in committed:
                     committed[event.generation].append(event.time)

@@ -1,8 +1,8 @@
 """One start of a job in a replay: the coordinator of a real job, and what its ranks would tell it, at the times of the price.
 
 Nothing is decided here. A lost node is told to `machine.step`; whatever that wants done is answered as the agent and the
-ranks would: Pause by RankPaused after `pause_s`, Propose by the search, Spawn by RankJoined after `spawn_s`, Prepare by
-RankReady after groups and moves, all as the profile has it; and a deadline that passes is told. Between two changes no step is
+ranks would: Pause by Paused after `pause_s`, Propose by the search, Spawn by Hello after `spawn_s`, Prepare by
+Ready after groups and moves, all as the profile has it; and a deadline that passes is told. Between two changes no step is
 simulated: the coordinator is told of one unit for all steps of such a stretch, as it keeps only the newest.
 """
 
@@ -33,18 +33,27 @@ from launcher.joblog.events import (
     JobEnded,
     JobStarted,
     PlanChosen,
-    RankConnected,
-    RankJoined,
     RankLost,
-    RankPaused,
-    RankReady,
     Tick,
-    UnitCommitted,
+    UnitFinal,
 )
 from launcher.joblog.wording import REPORT, faults_texts, ranks_text
 from launcher.planning.situations import expected_change, proposed
 from odyssey.errors import OdysseyError
-from odyssey.messages import Connect, Drain, ModelSpec, Pause, Position, Prepare, Result, position_after
+from odyssey.messages import (
+    Connect,
+    Connected,
+    Drain,
+    Hello,
+    ModelSpec,
+    Pause,
+    Paused,
+    Position,
+    Prepare,
+    Ready,
+    Result,
+    position_after,
+)
 from odyssey.plan import Plan
 from odyssey.worker import Rank, Worker, numbers_from, worker_of
 from perfmodel.profile import Profile, layer_specs
@@ -107,7 +116,7 @@ class Job:
         self._feed(JobStarted(*words, agents=agents, aim=setup.aim))
         model = _model(setup.profile)
         for rank in ranks:
-            self._feed(RankJoined(rank, model))
+            self._feed(Hello(rank, model))
 
     # -- what happens to it --------------------------------------------------------------------------------------------
 
@@ -186,13 +195,16 @@ class Job:
         assert self.plan is not None
         result = Result(self._position, kind, values)
         self._position = position_after(result)
-        leader = self.plan.ranks_of(self.plan.leader)[0]
-        self._feed(UnitCommitted(leader, result, self._setup.profile.global_batch, 0.0))
+        self._feed(UnitFinal(result))
 
     # -- what its coordinator wants done -------------------------------------------------------------------------------
 
+    @property
+    def _generation(self) -> int:
+        return self._state.world.generation
+
     def _feed(self, body: Body) -> None:
-        self._state, actions = step(self._state, Event(self._now_s, self._state.world.generation, "replay", body))
+        self._state, actions = step(self._state, Event(self._now_s, self._generation, "replay", body))
         paused: list[Rank] = []
         prepared: list[Rank] = []
         connecting: list[tuple[Rank, int]] = []
@@ -259,7 +271,7 @@ class Job:
         else:
             self._dead.discard(rank)
             model = _model(self._setup.profile)
-            self._later(self._setup.profile.recovery.spawn_s, lambda: self._feed(RankJoined(rank, model)))
+            self._later(self._setup.profile.recovery.spawn_s, lambda: self._feed(Hello(rank, model)))
 
     def _move_s(self) -> float:
         """Moves take so long, and groups that have not been built before, as the plan was priced."""
@@ -284,12 +296,12 @@ class Job:
         self._are_connected = True
         for rank, number in ranks:
             if rank not in self._dead:
-                self._feed(RankConnected(rank, number))
+                self._feed(Connected(rank, self._generation, number))
 
     def _tell_paused(self, ranks: Sequence[Rank]) -> None:
         for rank in ranks:
             if rank not in self._dead:
-                self._feed(RankPaused(rank, self._position, "compute", self._held.get(rank, ())))
+                self._feed(Paused(rank, self._generation, self._position, "compute", self._held.get(rank, ())))
 
     def _tell_ready(self, ranks: Sequence[Rank]) -> None:
         """Each holds and trains just what the plan says."""
@@ -311,8 +323,9 @@ class Job:
                 ties = (plan.n_layers + t for t, tie in enumerate(plan.ties) if not layers.isdisjoint(tie))
                 shards[layers] = tuple((shard, "state") for shard in (*sorted(layers), *ties))
             self._feed(
-                RankReady(
+                Ready(
                     rank,
+                    self._generation,
                     self._position,
                     digests=shards[layers],
                     samples=tuple(counted.get(worker, ())),

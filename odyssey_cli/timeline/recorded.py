@@ -8,18 +8,10 @@ from itertools import pairwise
 
 import msgspec
 
-from launcher.joblog.events import (
-    Event,
-    GenerationStarted,
-    PlanChosen,
-    Profiled,
-    ProfileRefined,
-    RankLost,
-    RankStarted,
-    StepTimed,
-)
+from launcher.joblog.events import Event, GenerationStarted, PlanChosen, Profiled, ProfileRefined, RankLost, RankStarted
 from launcher.joblog.wording import ranks_text
 from odyssey.calls import ranks_alike
+from odyssey.messages import StepTimes
 from odyssey.plan import Plan
 from odyssey.schedule import program
 from odyssey.worker import Rank
@@ -58,7 +50,7 @@ class Generation(msgspec.Struct, frozen=True):
     lost: Places
     node_of: dict[Rank, int]
     host_of: dict[Rank, str]
-    times: dict[Rank, StepTimed]
+    times: dict[Rank, StepTimes]
 
 
 def generations(events: Iterable[Event]) -> list[Generation]:
@@ -100,7 +92,7 @@ def generations(events: Iterable[Event]) -> list[Generation]:
             case GenerationStarted():
                 started.add(event.generation)
                 lost_since_go = set()
-            case StepTimed(rank=rank) as times if event.generation in chosen:
+            case StepTimes(rank=rank) as times if event.generation in chosen:
                 chosen[event.generation].times[rank] = times
     return [generation for number, generation in chosen.items() if number in started]
 
@@ -153,7 +145,7 @@ def _title(what: str, generation: Generation) -> str:
     return headline(what, generation.plan, generation.plan.strategy if generation.change else "")
 
 
-def _fits(plan: Plan, rank: Rank, times: StepTimed) -> bool:
+def _fits(plan: Plan, rank: Rank, times: StepTimes) -> bool:
     """Whether the moments are those of the rank's program: a log may be of another version, or altered."""
     moments, worker = times.moments_us, plan.worker_of(rank)
     if worker not in plan.held or len(moments) != len(program(plan, worker)) + 1:
@@ -161,7 +153,7 @@ def _fits(plan: Plan, rank: Rank, times: StepTimed) -> bool:
     return math.isfinite(times.began_s) and all(a <= b for a, b in pairwise(moments))
 
 
-def _measured(name: str, generation: Generation, times: Mapping[Rank, StepTimed], choice: Choice) -> Panel:
+def _measured(name: str, generation: Generation, times: Mapping[Rank, StepTimes], choice: Choice) -> Panel:
     plan = generation.plan
     began_s, notes = _together(times, generation.host_of)
 
@@ -179,7 +171,7 @@ def _measured(name: str, generation: Generation, times: Mapping[Rank, StepTimed]
     return panel(_title(f"{name} at step {step}", generation), plan, step_s, spans, choice, lost=generation.lost, notes=notes)
 
 
-def _together(times: Mapping[Rank, StepTimed], host_of: Mapping[Rank, str]) -> tuple[dict[Rank, float], list[str]]:
+def _together(times: Mapping[Rank, StepTimes], host_of: Mapping[Rank, str]) -> tuple[dict[Rank, float], list[str]]:
     """When each rank began the step, seconds after the first one; and what is to be said of it.
 
     Ranks of one host share a clock. The clocks of different hosts are aligned by what all ranks leave together: the commit

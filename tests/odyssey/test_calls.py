@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.joblog.events import ConnectionLost, JobEnded, RankLost
+from launcher.joblog.events import JobEnded, RankLost
 from launcher.options import RunOptions
 from odyssey.calls import CALLS, Unit, difference
 from odyssey.errors import JobError
-from odyssey.messages import SAME_CALLS, Result
+from odyssey.messages import SAME_CALLS, Broken, Result
 from odyssey.runtime.phase import Activity, Communication, Phase
 from tests import ROOT, exactness, reference
 from tests.agent_runs import Ran, nothing_left
@@ -105,7 +105,7 @@ def test_a_step_that_the_script_begins_again_after_an_exception_is_exact(tmp_pat
     out = tmp_path / "out"
     ran = run(tmp_path, "again", "again", str(out), layout="1x2")
     assert ran.code == 0, ran.text("stderr")
-    (broken,) = ran.all(ConnectionLost)
+    (broken,) = ran.all(Broken)
     assert "an exception has ended steps()" in broken.what
     _, expected = exactness.expected_of("gpt", 8, 16, 2)
     result = torch.load(out)

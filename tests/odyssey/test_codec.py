@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from launcher.cluster import questions, wire
 from launcher.joblog import events
-from launcher.joblog.events import Event, Note, UnitCommitted
+from launcher.joblog.events import Event, Note
 from launcher.planning import precompute
 from odyssey import codec, messages, plan
 from odyssey.codec import Json, Malformed, Packed
 from odyssey.errors import PlanError
-from odyssey.messages import Deframer, Result, frame
+from odyssey.messages import Committed, Deframer, Result, frame
 from odyssey.zygote import protocol
 from perfmodel.profile import Profile
 from tests.examples import examples
@@ -104,8 +104,8 @@ TYPE_TOLD = b"\x82\xa4type\xa4Told"
         msgspec.msgpack.encode(wire.Happened(1, events.RankStarted(0, -1, 0))),
         msgspec.msgpack.encode(messages.OpTimes(1, (messages.OpTime("F", 0, 1 << 60, 1, 0.1),))),
         msgspec.msgpack.encode(
-            {"type": "Committed", "generation": 1, "result": {"position": (0, 0), "kind": "load", "values": [math.inf]},
-             "n_samples": 1, "unit_s": 0.1, "done_at": 0.1}
+            {"type": "step_committed", "rank": 0, "generation": 1, "n_samples": 1, "unit_s": 0.1,
+             "result": {"position": (0, 0), "kind": "load", "values": [math.inf]}}
         ),
     ],
 )  # fmt: skip
@@ -192,12 +192,12 @@ def test_every_profile_is_read_as_it_was_written(written: Profile) -> None:
 @example(-0.0)
 @example(5e-324)
 def test_every_loss_is_read_as_it_was_written(loss: float) -> None:
-    event = Event(1.5, 1, "rank 0", UnitCommitted(0, Result((3, 0), "step", (loss, 0.0)), 8, 0.1))
+    event = Event(1.5, 1, "rank 0", Committed(0, 1, Result((3, 0), "step", (loss, 0.0)), 8, 0.1))
     assert same(events.decode(events.encode(event)), event)
 
 
 def test_a_loss_that_is_no_number_is_spelled_out() -> None:
-    event = Event(1.5, 1, "rank 0", UnitCommitted(0, Result((3, 0), "step", (math.nan, -math.inf)), 8, 0.1))
+    event = Event(1.5, 1, "rank 0", Committed(0, 1, Result((3, 0), "step", (math.nan, -math.inf)), 8, 0.1))
     assert json.loads(events.encode(event))["body"]["result"]["values"] == ["NaN", "-Infinity"]
 
 

@@ -21,14 +21,11 @@ from launcher.joblog.events import (
     Event,
     GenerationStarted,
     PlanChosen,
-    RankFinished,
-    RankJoined,
     RankLost,
     RankStarted,
     SlotsReturned,
-    UnitCommitted,
 )
-from odyssey.messages import Result
+from odyssey.messages import Committed, Finished, Hello, Result
 from odyssey.plan import Estimate, StateFrom, Transition
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from odyssey_cli.rehearsal.rehearse import came_too_late, changes_of, losses
@@ -246,14 +243,14 @@ def test_the_changes_of_a_trace_by_hand() -> None:
 
 
 def test_who_had_not_started_when_the_job_ended_came_too_late() -> None:
-    model = next(event.body.model for event in job_events.job() if isinstance(event.body, RankJoined))
+    model = next(event.body.model for event in job_events.job() if isinstance(event.body, Hello))
     bodies: list[Body] = [RankStarted(rank, 10 + rank, 0) for rank in range(3)]
-    bodies += [RankJoined(rank, model) for rank in range(3)]
-    bodies += [SlotsReturned((0, 1, 2, 3), "a drill"), RankStarted(1, 21, 0), RankStarted(2, 22, 0), RankJoined(2, model)]
+    bodies += [Hello(rank, model) for rank in range(3)]
+    bodies += [SlotsReturned((0, 1, 2, 3), "a drill"), RankStarted(1, 21, 0), RankStarted(2, 22, 0), Hello(2, model)]
     events = [Event(float(i), 1, "test", body) for i, body in enumerate(bodies)]
     assert came_too_late(events) == {1}, "0 lives, 2 has joined, and 3 was not started"
-    assert came_too_late([*events, Event(20.0, 1, "test", RankJoined(1, model))]) == set()
-    ended = [Event(20.0, 1, "test", RankFinished(0)), Event(21.0, 1, "test", RankJoined(1, model))]
+    assert came_too_late([*events, Event(20.0, 1, "test", Hello(1, model))]) == set()
+    ended = [Event(20.0, 1, "test", Finished(0, (0, 0))), Event(21.0, 1, "test", Hello(1, model))]
     assert came_too_late([*events, *ended]) == {1}
 
 
@@ -272,7 +269,7 @@ def test_the_report_by_hand() -> None:
 
     def commit(time: float, generation: int, step: int) -> None:
         for rank in (0, 1):  # each tells; the first counts
-            add(time + rank / 8, generation, UnitCommitted(rank, Result((step, 0), "step", (0.0,)), 8, 0.1))
+            add(time + rank / 8, generation, Committed(rank, generation, Result((step, 0), "step", (0.0,)), 8, 0.1))
 
     add(0, 1, PlanChosen(plans[0], "", ()))
     add(1, 1, GenerationStarted(None, None, None, 0.5, 0.0, None))

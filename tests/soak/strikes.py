@@ -35,14 +35,10 @@ from launcher.joblog.events import (
     Note,
     Pausing,
     PlanChosen,
-    RankFinished,
-    RankJoined,
     RankLost,
-    RankPaused,
-    RankReady,
     RankStarted,
-    UnitCommitted,
 )
+from odyssey.messages import Committed, Finished, Hello, Paused, Ready
 from odyssey.plan import Plan
 from tests.soak import strangers
 from tests.soak.case import SLOW_RANK, Case, Fault
@@ -51,16 +47,16 @@ MOMENTS = {
     "said": Note,
     "begun": JobStarted,
     "started": RankStarted,
-    "joined": RankJoined,
+    "joined": Hello,
     "pausing": Pausing,
     "draining": Draining,
-    "paused": RankPaused,
+    "paused": Paused,
     "plan": PlanChosen,
-    "ready": RankReady,
+    "ready": Ready,
     "go": GenerationStarted,
-    "finished": RankFinished,
+    "finished": Finished,
     "leads": LeaderChanged,
-    "unit": UnitCommitted,
+    "unit": Committed,
 }
 """And `receiving`: ranks are about to receive what a plan moves to them."""
 _PIDFD_GETFD = 438
@@ -121,12 +117,12 @@ class Striker:
                 self._catch_up()
             else:
                 self._keep(event)
-            if isinstance(body, UnitCommitted) and body.result.kind == "step":
+            if isinstance(body, Committed) and body.result.kind == "step":
                 self._moment("step", body.result.position[0] + 1, None)
             for name, kind in MOMENTS.items():
                 if isinstance(body, kind):
                     self._moment(name, None, rank)
-            if self._plan is not None and self._plan.moves and isinstance(body, PlanChosen | RankJoined) and not self._arriving:
+            if self._plan is not None and self._plan.moves and isinstance(body, PlanChosen | Hello) and not self._arriving:
                 targets = sorted({move.target for move in self._plan.moves})
                 self._moment("receiving", None, targets[event.generation % len(targets)])
 
@@ -153,7 +149,7 @@ class Striker:
                     self._agent_of[body.rank] = psutil.Process(body.pid).ppid()
             case RankLost():
                 self._forget(body.rank)
-            case RankJoined():
+            case Hello():
                 self._joined.add(body.rank)
                 self._arriving.discard(body.rank)
             case Pausing() | Draining():

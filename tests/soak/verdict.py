@@ -27,14 +27,11 @@ from launcher.joblog.events import (
     Pausing,
     PlanChosen,
     RankExited,
-    RankJoined,
     RankLost,
-    RankPaused,
-    RankReady,
     RankStarted,
-    UnitCommitted,
+    UnitFinal,
 )
-from odyssey.messages import Result
+from odyssey.messages import Committed, Hello, Paused, Ready, Result
 from odyssey.plan import Plan
 from odyssey_cli.replay import recorded
 from tests import reference
@@ -61,7 +58,7 @@ def judge(case: Case, folder: Path, starts: list[Start]) -> str:
             return "stopped"
         if lost:
             raise Broken("wrongly lost", f"nothing had struck {lost}, which were lost; struck were {start.struck}")
-    _check_end(case, logs, folder)
+    _check_end(case, logs, {step for start in starts for log in start.logs(set(start.codes)) for step in _steps(log)}, folder)
     return "exact"
 
 
@@ -97,7 +94,7 @@ def _check_losses(case: Case, log: list[Event]) -> None:
     final: dict[tuple[object, str], float] = {}
     for event in log:
         body = event.body
-        if not isinstance(body, UnitCommitted) or body.result.kind not in ("step", "evaluate"):
+        if not isinstance(body, Committed) or body.result.kind not in ("step", "evaluate"):
             continue
         n_done, value = body.result.position[0], body.result.values[0]
         wanted = expected.losses[n_done] if body.result.kind == "step" else expected.evaluations[n_done]
@@ -116,9 +113,15 @@ def _check_saves(logs: list[list[Event]]) -> None:
         saved = max([saved, *_saved(log)])
 
 
-def _check_end(case: Case, logs: list[list[Event]], folder: Path) -> None:
+def _steps(log: Path) -> set[int]:
+    """All that one agent knew to be final: lines are of those that its own ranks told, and where it led all."""
+    results = [event.body.result for event in reader.events(log) if isinstance(event.body, Committed | UnitFinal)]
+    return {result.position[0] for result in results if result.kind == "step"}
+
+
+def _check_end(case: Case, logs: list[list[Event]], steps: set[int], folder: Path) -> None:
+    """`steps`: that any agent knew to be final."""
     task = case.recipe
-    steps = {unit.position[0] for log in logs for unit in _units(log, "step")}
     if steps != set(range(task.steps)):
         raise Broken("wrong", f"exit code 0 with the steps {sorted(steps)} of {task.steps}")
     if task.once_every:
@@ -195,7 +198,7 @@ def _compare(what: str, case: Case, state: dict[str, torch.Tensor], n_done: int)
 
 def _units(log: list[Event], kind: str) -> list[Result]:
     """Of this kind, in the order in which they became final."""
-    results = [event.body.result for event in log if isinstance(event.body, UnitCommitted)]
+    results = [event.body.result for event in log if isinstance(event.body, Committed)]
     return [result for result in results if result.kind == kind]
 
 
@@ -219,7 +222,7 @@ def _check_stop(log: list[Event], start: Start, lost: set[str]) -> None:
                 n_layers = body.plan.n_layers
             case Pausing():
                 held = {}
-            case RankPaused():
+            case Paused():
                 held[body.rank] = set(body.held)
             case RankLost():
                 held.pop(body.rank, None)
@@ -274,7 +277,7 @@ def lost_unstruck(log: list[Event], start: Start) -> set[str]:
 def marks(log: list[Event]) -> set[str]:
     """The odd branches that a job went through."""
     found = _interrupted(log) | _of_growth(log)
-    paused: dict[int, RankPaused] = {}
+    paused: dict[int, Paused] = {}
     in_recovery = False
     receiving: set[int] = set()
     received: set[int] = set()
@@ -288,14 +291,14 @@ def marks(log: list[Event]) -> set[str]:
                 if received:
                     found.add("paused after layers were received")
                 paused, in_recovery, receiving, received = {}, True, set(), set()
-            case RankPaused():
+            case Paused():
                 paused[body.rank] = body
             case PlanChosen() if in_recovery:
                 found |= _how_it_went_on(paused, body)
                 receiving, joined = {move.target for move in body.plan.moves}, joined & set(body.plan.spawned)
-            case RankJoined() if in_recovery:
+            case Hello() if in_recovery:
                 joined.add(body.rank)
-            case RankReady():
+            case Ready():
                 received |= receiving & {body.rank}
                 receiving.discard(body.rank)
             case RankLost():
@@ -306,7 +309,7 @@ def marks(log: list[Event]) -> set[str]:
                 joined.discard(body.rank)
             case GenerationStarted():
                 in_recovery, receiving, received = False, set(), set()
-            case UnitCommitted():
+            case Committed():
                 joined = set()
     return found
 
@@ -362,7 +365,7 @@ def _of_growth(log: list[Event]) -> set[str]:
     return found
 
 
-def _how_it_went_on(paused: dict[int, RankPaused], chosen: PlanChosen) -> set[str]:
+def _how_it_went_on(paused: dict[int, Paused], chosen: PlanChosen) -> set[str]:
     found = set()
     positions = {result.position for result in chosen.results}
     if {report.position for report in paused.values() if report.phase == "contributed"} & positions:

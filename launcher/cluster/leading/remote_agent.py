@@ -49,6 +49,7 @@ from launcher.joblog.events import AgentInfo, Cause, NoticeGiven, RankExited, Ra
 from launcher.joblog.news import News
 from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
+from odyssey.messages import is_of
 from odyssey.worker import Rank
 
 MAX_TOLD = 4096
@@ -152,7 +153,7 @@ class RemoteAgent:
         match message:
             case FromRank(process=number) | Happened(process=number) | Stopped(process=number):
                 process = self._processes.get(number)
-                if process is None or (isinstance(message, Happened) and message.event.rank != process.rank):
+                if process is None or not _is_of(message, process.rank):
                     self.end(f"told of process {number}, which is none of its own")
                 elif not process.is_gone:  # else its loss has been told already
                     self._heard_of(process, message)
@@ -304,3 +305,10 @@ class RemoteAgent:
 def _is_gone(process: RemoteRank) -> None:
     process.is_gone = True
     process.pid = None
+
+
+def _is_of(message: FromRank | Happened | Stopped, rank: int) -> bool:
+    """What it tells is of this rank."""
+    if isinstance(message, Happened):
+        return message.event.rank == rank
+    return isinstance(message, Stopped) or is_of(message.report, rank)

@@ -64,7 +64,7 @@ from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
 from launcher.processes.store import StoreAddress
 from odyssey.errors import OdysseyError
-from odyssey.messages import Report, Stepped
+from odyssey.messages import Committed, Report, Stepped
 
 Watch = Callable[[Event], None]
 
@@ -193,6 +193,8 @@ class Member:
             assignment = self._processes.process(sender.rank).assignment
             if assignment.n_restarts < assignment.max_restarts:
                 self._processes.spawner.prepare(report.modules)
+        if isinstance(report, Committed) and not self._successors.passed(report):
+            return  # another rank here has told it
         if sender.rank in self.reported.ranks:
             message = FromRank(self.reported.number(sender.rank), report)
             self.reported.reported(sender.rank, message)

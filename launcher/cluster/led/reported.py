@@ -32,7 +32,7 @@ def _cut(report: Finished | Failed) -> Finished | Failed:
     if isinstance(report, Finished):
         return report
     error, help, traceback = (text[-MAX_TEXT:] for text in (report.error, report.help, report.traceback))
-    return Failed(error, help, traceback, report.is_final)
+    return replace(report, error=error, help=help, traceback=traceback)
 
 
 class Reported:
@@ -40,8 +40,8 @@ class Reported:
 
     def __init__(self) -> None:
         self._processes: dict[Rank, _Process] = {}
-        self._results: dict[Position, FromRank] = {}
-        """Of units that are not in the job's log yet, as far as it is known here."""
+        self._results: dict[Position, tuple[FromRank, Committed]] = {}
+        """Of units that are not in the agents' log yet, as far as it is known here."""
 
     @property
     def ranks(self) -> list[Rank]:
@@ -80,13 +80,21 @@ class Reported:
         """Answers to orders are left out: who leads anew asks anew."""
         report = message.report
         if isinstance(report, Committed):
-            self._results[report.result.position] = message  # the newest process is there to have said it
+            self._results[report.result.position] = message, report
         elif isinstance(report, Hello | Finished | Failed):
-            self._processes[rank].said[type(report)] = message
+            said = self._processes[rank].said
+            if isinstance(report, Hello):
+                said.clear()  # what it had finished is the script's Job before
+            said[type(report)] = message
 
     def is_final(self, position: Position) -> None:
-        """All units up to this one are in the job's log."""
+        """All units up to this one are in the agents' log."""
         for at in [at for at in self._results if at <= position]:
+            del self._results[at]
+
+    def began(self, generation: int) -> None:
+        """It runs: what units of those before are not in the log were known to nobody who was asked, and are run again."""
+        for at in [at for at, (_, unit) in self._results.items() if unit.generation < generation]:
             del self._results[at]
 
     def held(self, assignment: RankAssignment) -> Held:
@@ -98,10 +106,11 @@ class Reported:
 
     def said(self) -> Iterator[FromRank]:
         """To be said again."""
-        speaker = 0
-        for process in self._processes.values():
+        rank, speaker = 0, 0
+        for number, process in self._processes.items():
             yield from process.said.values()
             if not any(isinstance(event, RankExited | RankLost) for event in process.happened):
-                speaker = process.number  # of those that are heard, whoever says that a unit is final
+                rank, speaker = number, process.number  # of those that are heard, whoever says that a unit is final
         for position in sorted(self._results) if speaker else ():
-            yield replace(self._results[position], process=speaker)
+            message, unit = self._results[position]
+            yield replace(message, process=speaker, report=replace(unit, rank=rank))

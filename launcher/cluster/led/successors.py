@@ -7,6 +7,7 @@ from typing import Protocol
 
 from launcher.cluster.links.dial import Address
 from launcher.cluster.reception import Reception
+from odyssey.messages import Committed
 
 
 class Successors(Protocol):
@@ -14,6 +15,9 @@ class Successors(Protocol):
 
     def welcomed(self, reception: Reception, number: int, leader: int, address: Address, log: str) -> None:
         """This agent is in, and another one leads."""
+
+    def passed(self, unit: Committed) -> bool:
+        """A unit is final, as a rank here tells. Whether it is the first one here to do so."""
 
     def know(self, number: int, address: Address) -> None:
         """Another agent of the job, and where it is reached."""

@@ -23,7 +23,6 @@ import torch
 from msgspec.structs import replace
 
 from launcher.joblog.events import (
-    ConnectionLost,
     Draining,
     Event,
     GenerationStarted,
@@ -33,13 +32,11 @@ from launcher.joblog.events import (
     PlanChosen,
     Proposed,
     RankExited,
-    RankJoined,
     RankLost,
-    RankPaused,
     RankStarted,
-    UnitCommitted,
 )
 from launcher.options import RunOptions
+from odyssey.messages import Broken, Committed, Hello, Paused
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile
 from tests import ROOT, exactness, reference
@@ -169,9 +166,9 @@ def is_behind(step: int) -> Moment:
 
     def moment(event: Event, ran: Ran) -> bool:
         body = event.body
-        if not isinstance(body, UnitCommitted) or body.result.kind != "step" or body.result.position[0] != step:
+        if not isinstance(body, Committed) or body.result.kind != "step" or body.result.position[0] != step:
             return False
-        return sum(each.result.position[0] == step for each in ran.all(UnitCommitted)) == 1
+        return sum(each.result.position[0] == step for each in ran.all(Committed)) == 1
 
     return moment
 
@@ -267,7 +264,7 @@ def test_a_newcomer_that_is_killed_before_it_takes_part_comes_once_more(job: Job
     assert workers_at_the_end(ran) == EVERYBODY
 
 
-@pytest.mark.parametrize("moment", [when(RankJoined, 2, rank=3), when(Proposed, 3)])
+@pytest.mark.parametrize("moment", [when(Hello, 2, rank=3), when(Proposed, 3)])
 def test_a_newcomer_that_is_killed_while_groups_are_built_costs_the_others_nothing(job: Job, moment: Moment) -> None:
     job.acts = [does(moment, 3, signal.SIGKILL)]
     job.holds = {SECOND: when(RankStarted, 3, rank=3), THIRD: when(Draining)}
@@ -314,7 +311,7 @@ def test_the_others_train_on_without_a_newcomer_that_stands_still(job: Job) -> N
 
 @pytest.mark.soak
 def test_a_newcomer_that_stands_still_when_it_is_to_take_part_is_found(job: Job) -> None:
-    job.acts = [does(when(RankJoined, 2, rank=3), 3, signal.SIGSTOP)]
+    job.acts = [does(when(Hello, 2, rank=3), 3, signal.SIGSTOP)]
     job.holds = {SECOND: when(Draining), THIRD: when(Draining, 2)}
     ran = job.run()
     job.assert_exact(ran)
@@ -401,7 +398,7 @@ def test_a_member_lost_before_the_unit_is_final_behind_which_all_stop(job: Job) 
 def test_a_member_lost_behind_the_unit_at_which_all_stop_costs_no_step(job: Job) -> None:
     def has_stopped(event: Event, ran: Ran) -> bool:
         body = event.body
-        return isinstance(body, RankPaused) and bool(ran.all(Draining)) and body.position > (SECOND, 0) and body.rank != 3
+        return isinstance(body, Paused) and bool(ran.all(Draining)) and body.position > (SECOND, 0) and body.rank != 3
 
     lost: list[int] = []
 
@@ -433,7 +430,7 @@ def test_a_message_lost_while_all_drain_is_noticed_by_its_silence(job: Job) -> N
     job.holds = {SECOND: when(Draining)}
     ran = job.run("--lose-message-after", "0", str(SECOND))
     job.assert_exact(ran, n_redone=1)
-    (broken,) = ran.all(ConnectionLost)
+    (broken,) = ran.all(Broken)
     assert broken.what.startswith("nothing has moved for")
     assert [loss.rank for loss in ran.all(RankLost)] == [3]
     assert workers_at_the_end(ran) == EVERYBODY

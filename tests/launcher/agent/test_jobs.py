@@ -18,13 +18,12 @@ from launcher.joblog.events import (
     PlanChosen,
     Profiled,
     Proposed,
-    RankFailed,
     RankLost,
     RankStarted,
     StoreLost,
-    UnitCommitted,
 )
 from launcher.options import RunOptions
+from odyssey.messages import Committed, Failed
 from perfmodel.profile import Recovery
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
@@ -135,7 +134,7 @@ def test_the_loss_of_zygote_and_store_is_no_loss_of_the_job(tmp_path: Path) -> N
 
     def kill_helpers(event: Event, ran: Ran) -> None:
         body = event.body
-        if isinstance(body, UnitCommitted) and body.result.position == (3, 0):
+        if isinstance(body, Committed) and body.result.position == (3, 0):
             ranks = {started.pid for started in ran.all(RankStarted)}
             helpers = [child for child in psutil.Process().children() if "zygote/server.py" in " ".join(child.cmdline())]
             for helper in helpers:
@@ -194,6 +193,6 @@ def test_a_script_that_fails_in_mid_job_ends_it_with_its_own_words(tmp_path: Pat
     ran = Ran(RunOptions(str(script), n_nodes=2, log_dir=tmp_path / "logs", capture_output=True, layout="2x1"))
     assert ran.code == 1
     assert ran.events[-1].body == JobEnded(1, "rank 1 failed: AssertionError: mine", "")
-    assert len(ran.all(RankFailed)) == 1
+    assert len(ran.all(Failed)) == 1
     assert "AssertionError: mine" in ran.output[1, "stderr"].decode()
     ran.assert_replays()

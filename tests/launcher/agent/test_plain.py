@@ -15,10 +15,11 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.agent.start import run
-from launcher.joblog.events import Event, JobEnded, RankFailed, RankLost, RankStarted
+from launcher.joblog.events import Event, JobEnded, RankLost, RankStarted
 from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
+from odyssey.messages import Failed
 from tests import ROOT
 from tests.agent_runs import Ran, nothing_left
 
@@ -76,7 +77,7 @@ time.sleep(1000)
 """
     ran = Ran(options(tmp_path, text, n_nodes=3))
     assert ran.code == ExitCode.FAILED
-    (failed,) = ran.all(RankFailed)
+    (failed,) = ran.all(Failed)
     assert failed.error == "ValueError: no such thing" and "in fail" in failed.traceback
     assert ran.events[-1].body == JobEnded(1, "rank 1 failed: ValueError: no such thing", "")
     frames = [line.split(",")[0].strip() for line in ran.text("stderr").splitlines() if "File" in line]
@@ -98,7 +99,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
     def on_event(event: Event, ran: Ran) -> None:
-        if isinstance(event.body, RankFailed):  # rank 0 is dead by the time this is acted upon
+        if isinstance(event.body, Failed):  # rank 0 is dead by the time this is acted upon
             pid = next(body.pid for body in ran.all(RankStarted) if body.rank == 0)
             os.kill(pid, signal.SIGKILL)
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.joblog.events import Event, JobEnded, PlanChosen, RankFailed, RankLost, RankStarted
+from launcher.joblog.events import Event, JobEnded, PlanChosen, RankLost, RankStarted
 from launcher.options import RunOptions
+from odyssey.messages import Failed
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
@@ -75,7 +76,7 @@ def test_without_restarts_it_ends_the_job_and_is_told_as_that_ranks(end, tmp_pat
     assert ran.code == 1
     ended = ran.events[-1].body
     assert isinstance(ended, JobEnded) and ended.reason == WORDS[end]
-    assert not ran.all(RankFailed), "no survivor is blamed"
+    assert not ran.all(Failed), "no survivor is blamed"
     ran.assert_replays()
 
 
@@ -98,17 +99,13 @@ def test_what_all_ranks_do_is_the_scripts(tmp_path):
     ran.assert_replays()
 
 
-@pytest.mark.parametrize("when", ["RankJoined", "Profiled"])
+@pytest.mark.parametrize("when", ["Hello", "Profiled"])
 def test_a_rank_that_is_lost_before_the_first_step_is_started_again(when, tmp_path):
     """In the trial, and while the first plan is being built."""
     killed: list[int] = []
 
     def watch(event: Event, ran: Ran) -> None:
-        if (
-            type(event.body).__name__ == when
-            and len(ran.all(type(event.body))) == (2 if when == "RankJoined" else 1)
-            and not killed
-        ):
+        if type(event.body).__name__ == when and len(ran.all(type(event.body))) == (2 if when == "Hello" else 1) and not killed:
             (pid,) = (started.pid for started in ran.all(RankStarted) if started.rank == 1)
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)

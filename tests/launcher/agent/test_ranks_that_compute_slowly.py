@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from launcher.health import slow_ranks
-from launcher.joblog.events import Draining, Event, PlanChosen, RankLost, RankSlowed, UnitCommitted
+from launcher.joblog.events import Draining, Event, PlanChosen, RankLost, RankSlowed
 from launcher.options import RunOptions
+from odyssey.messages import Committed
 from odyssey.plan import Plan
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
@@ -41,7 +42,7 @@ class Paced(Ran):
 
     def _watch(self, event: Event) -> None:
         super()._watch(event)
-        if isinstance(event.body, UnitCommitted):
+        if isinstance(event.body, Committed):
             match event.body.result.position[0]:
                 case step if step == SLOW_FROM:
                     self._pace.write_text("1")

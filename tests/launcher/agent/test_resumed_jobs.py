@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.joblog.events import Event, JobEnded, PlanChosen, RankLost, RankStarted, UnitCommitted
+from launcher.joblog.events import Event, JobEnded, PlanChosen, RankLost, RankStarted
 from launcher.options import RunOptions
+from odyssey.messages import Committed
 from tests import ROOT, exactness, reference
 from tests.agent_runs import Ran, nothing_left
 from tests.jobs.resumed import make_job
@@ -52,7 +53,7 @@ class Kill:
         body = event.body
         if isinstance(body, RankStarted):
             self.pids[body.rank] = body.pid
-        elif isinstance(body, UnitCommitted) and body.result.kind == "step" and body.result.position[0] == self.step:
+        elif isinstance(body, Committed) and body.result.kind == "step" and body.result.position[0] == self.step:
             self.step = -1
             threading.Timer(self.delay_s, os.kill, (self.pids[self.rank], signal.SIGKILL)).start()
 

@@ -10,18 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.joblog.events import (
-    Event,
-    GenerationStarted,
-    Note,
-    Pausing,
-    RankLost,
-    RankPaused,
-    RankStarted,
-    Suspected,
-    UnitCommitted,
-)
+from launcher.joblog.events import Event, GenerationStarted, Note, Pausing, RankLost, RankStarted, Suspected
 from launcher.options import RunOptions
+from odyssey.messages import Committed, Paused
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
 __all__ = ["nothing_left"]
@@ -65,7 +56,7 @@ class Slow(Ran):
 
     def losses(self) -> list[float]:
         """As they are final: a leader that is killed may not have printed its own."""
-        return [unit.result.values[0] for unit in self.all(UnitCommitted) if unit.result.kind == "step"]
+        return [unit.result.values[0] for unit in self.all(Committed) if unit.result.kind == "step"]
 
     def assert_exact(self, losses: list[float]) -> None:
         assert self.code == 0, self.events[-1].body
@@ -111,8 +102,8 @@ def test_a_survivor_pauses_at_once_while_its_data_set_is_slow(tmp_path: Path, lo
     ran = Slow(tmp_path, "2x1", 1, "data", victim=0, until=GenerationStarted)
     ran.assert_exact(losses)
     assert [lost.rank for lost in ran.all(RankLost)] == [0]
-    bodies = [type(event.body) for event in ran.events if isinstance(event.body, Pausing | RankPaused | GenerationStarted)]
-    assert bodies == [GenerationStarted, Pausing, RankPaused, GenerationStarted]
+    bodies = [type(event.body) for event in ran.events if isinstance(event.body, Pausing | Paused | GenerationStarted)]
+    assert bodies == [GenerationStarted, Pausing, Paused, GenerationStarted]
 
 
 @pytest.mark.soak

@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from launcher.health import life, waits
-from launcher.joblog.events import Event, Note, PlanChosen, RankFinished, RankJoined, RankLost, RankStarted, StoreLost
+from launcher.joblog.events import Event, Note, PlanChosen, RankLost, RankStarted, StoreLost
 from launcher.options import RunOptions
+from odyssey.messages import Finished, Hello
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
 __all__ = ["nothing_left"]
@@ -180,14 +181,14 @@ def test_a_rank_that_is_stopped_after_its_script_has_ended_costs_nothing(
 ) -> None:
     ran = run(tmp_path, script=stops_itself(tmp_path, "after it has finished", ranks), n_nodes=2)
     assert_exact(ran, losses)
-    assert len(ran.all(RankFinished)) == 2
+    assert len(ran.all(Finished)) == 2
     assert sorted(lost.rank for lost in ran.all(RankLost)) == sorted(map(int, ranks))
 
 
 def test_a_rank_that_is_stopped_before_it_has_ended_its_script_is_lost(tmp_path: Path, losses: list[float]) -> None:
     ran = run(tmp_path, script=stops_itself(tmp_path, "before it finishes", "1"), n_nodes=2, layout="2x1")
     assert_exact(ran, losses)
-    assert [finished.rank for finished in ran.all(RankFinished)] == [0]
+    assert [finished.rank for finished in ran.all(Finished)] == [0]
     assert [(lost.rank, lost.cause.text) for lost in ran.all(RankLost)] == [(1, "was stopped by a signal")]
 
 
@@ -208,7 +209,7 @@ def test_of_a_script_whose_only_rank_is_stopped_it_is_said(tmp_path: Path, losse
 
 def test_a_job_needs_no_store(tmp_path: Path, losses: list[float]) -> None:
     """It is stopped before the first groups are built, and a rank is lost and replaced later."""
-    stop_store = Once(lambda body: isinstance(body, RankJoined), lambda ran: stop(store(ran)))
+    stop_store = Once(lambda body: isinstance(body, Hello), lambda ran: stop(store(ran)))
     drills = ("step=5 kill=1",)
     ran = run(tmp_path, stop_store, n_nodes=2, layout="2x1", strategy="respawn", max_restarts=1, drills=drills)
     assert stop_store.is_done

@@ -31,11 +31,11 @@ from launcher.joblog.events import (
     JobEnded,
     JobStarted,
     RankExited,
-    RankJoined,
     RankLost,
     RankStarted,
 )
 from launcher.options import Rendezvous, RunOptions
+from odyssey.messages import Hello
 
 agents = st.lists(
     st.builds(
@@ -78,7 +78,7 @@ def test_ranks_of_a_job_keep_their_seats_when_an_agent_is_lost() -> None:
     coordination.take(Event(0.0, 0, "agent", started))
     before = [coordination.assignment(rank) for rank in range(6)]
     for rank in range(6):
-        coordination.take(Event(0.0, 0, f"rank {rank}", RankJoined(rank, model(6))))
+        coordination.take(Event(0.0, 0, f"rank {rank}", Hello(rank, model(6))))
     coordination.take(Event(1.0, 0, "agent", AgentLost(found[1], "nothing heard of it")))
 
     assert [coordination.assignment(rank) for rank in range(6)] == before
@@ -412,8 +412,8 @@ def test_a_job_begins_without_an_agent_that_is_lost_before_it_is_built() -> None
     talk.tell(AgentLost(talk.agents[1], "gone"))
     talk.tell(RankLost(2, Cause(CauseKind.AGENT, "agent 1 was lost"), True))
     assert not talk.actions and talk.state.world.alive == {0, 1}
-    talk.tell(RankJoined(0, model(4)))
-    talk.tell(RankJoined(1, model(4)))
+    talk.tell(Hello(0, model(4)))
+    talk.tell(Hello(1, model(4)))
     assert talk.state.status is Status.MEASURING
 
 

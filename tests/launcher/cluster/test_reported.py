@@ -9,13 +9,14 @@ from launcher.cluster.led.reported import Reported
 from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankLost, RankStarted
-from odyssey.messages import Committed, Failed, Finished, Paused, Result
+from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Result
+from tests.launcher.coordinator.talk import model
 
 SEAT = RankAssignment(0, 0, 0, 2, 2, 1, 0, 2)
 
 
 def unit(step: int, process: int) -> FromRank:
-    return FromRank(process, Committed(1, Result((step, 0), "step", (0.0, 0.0)), 8, 0.1, 0.0))
+    return FromRank(process, Committed(process - 10, 1, Result((step, 0), "step", (0.0, 0.0)), 8, 0.1))
 
 
 def test_units_are_told_until_they_are_final_by_a_rank_that_lives() -> None:
@@ -30,10 +31,23 @@ def test_units_are_told_until_they_are_final_by_a_rank_that_lives() -> None:
     reported.happened(RankLost(1, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     said = list(reported.said())
     assert [message.report.result.position for message in said if isinstance(message.report, Committed)] == [(2, 0), (3, 0)]
-    assert {message.process for message in said} == {10}
+    assert {(message.process, message.report.rank) for message in said if isinstance(message.report, Committed)} == {(10, 0)}
     assert [reported.rank_of(message) for message in said] == [0, 0]
     reported.happened(RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     assert list(reported.said()) == [], "nobody would hear of ranks that are gone"
+
+
+def test_what_only_ranks_that_are_lost_have_passed_is_void_when_others_have_gone_on() -> None:
+    """They do it again, and whoever leads next must not hear that it had been final."""
+    reported = Reported()
+    reported.spawned(0, 10)
+    reported.reported(0, unit(3, 10))
+    reported.happened(RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
+    reported.spawned(0, 11)
+    reported.began(1)
+    assert [message.process for message in reported.said()] == [11], "it is of the generation that runs"
+    reported.began(2)
+    assert list(reported.said()) == []
 
 
 def test_what_ranks_left_behind_is_cut_to_what_first_words_may_hold() -> None:
@@ -42,7 +56,7 @@ def test_what_ranks_left_behind_is_cut_to_what_first_words_may_hold() -> None:
         seat = replace(SEAT, rank=rank)
         reported.spawned(rank, rank)
         left = Diagnostics(error="E" * 10_000_000 + "end", traceback="T" * 100_000, last_lines="short")
-        reported.reported(rank, FromRank(rank, Failed("E" * 10_000_000, "help", "T" * 10_000_000)))
+        reported.reported(rank, FromRank(rank, Failed(rank, "E" * 10_000_000, "help", "T" * 10_000_000)))
         reported.happened(RankLost(rank, Cause(CauseKind.SIGNAL, "SIGKILL"), False, left))
         (words,), lost = reported.held(seat).last_words, reported.held(seat).happened[0]
         assert isinstance(words, Failed) and words.help == "help"
@@ -64,9 +78,11 @@ def test_the_end_of_a_process_is_kept() -> None:
 def test_what_holds_for_good_is_told_of_the_present_process_only() -> None:
     reported = Reported()
     reported.spawned(0, 10)
-    reported.reported(0, FromRank(10, Finished((3, 0))))
-    reported.reported(0, FromRank(10, Paused(1, (0, 0), "compute", ())))
-    assert [message.report for message in reported.said()] == [Finished((3, 0))]
+    reported.reported(0, FromRank(10, Finished(0, (3, 0))))
+    reported.reported(0, FromRank(10, Paused(0, 1, (0, 0), "compute", ())))
+    assert [message.report for message in reported.said()] == [Finished(0, (3, 0))]
+    reported.reported(0, again := FromRank(10, Hello(0, model(), 2)))
+    assert list(reported.said()) == [again], "the end of a Job before is none of the one that follows"
     reported.spawned(0, 12)
     assert list(reported.said()) == []
     assert reported.held(SEAT).process == 12 and reported.held(SEAT).happened == ()

@@ -520,14 +520,14 @@ def test_after_another_agent_led_only_current_processes_are_ranks(leader: Leader
     lost = RankLost(0, Cause(CauseKind.ENDED, "SIGTERM"), False)
     old = wire.Held(5, assignment, (RankStarted(0, 7, 0), lost), False)
     begun = RankStarted(1, 8, 0)
-    here = wire.Held(6, msgspec.structs.replace(assignment, rank=1), (begun, RankExited(1)), False, (Finished((9, 0)),))
+    here = wire.Held(6, msgspec.structs.replace(assignment, rank=1), (begun, RankExited(1)), False, (Finished(1, (9, 0)),))
     agents = (AgentInfo(9, "before", 1, 1), AgentInfo(3, "far", 2, 1, address="127.0.0.1", port=1))
     leader.within.take_over(agents, 9, lambda agent, seat: (agent, seat.rank) == (3, 1), 1e9, lambda: found.append("all"))
     peer = leader.peer()
     peer.say_frame(packed(wire.Attach(b"a" * 16, 3, (old, here))))
     leader.until(lambda: found)
     assert [event for event in leader.fed if isinstance(event, RankStarted | RankExited | RankLost)] == [begun, RankExited(1)]
-    assert leader.reports == [(1, Finished((9, 0)))], "what it said last is heard before its end"
+    assert leader.reports == [(1, Finished(1, (9, 0)))], "what it said last is heard before its end"
     assert leader.within.agents[3].has(1) and not leader.within.agents[3].has(0)
     assert msgspec.msgpack.decode(peer.hear_frame(), type=wire.Answer) == wire.Resumed(0)
     assert isinstance(peer.hear(wire.FromLeader), wire.Welcome)
@@ -838,7 +838,7 @@ SENDS = """
 import os, socket, sys, time
 data = {data!r}
 if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    socket.socket(fileno=int(os.environ["ODYSSEY_AGENT_FD"])).sendall(data)
+    socket.socket(fileno=int(os.environ["ODYSSEY_AGENT_FD"].partition(":")[0])).sendall(data)
     time.sleep(1000)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     time.sleep(1000)

@@ -4,7 +4,7 @@ start 4             job of 4 ranks (ours: imports odyssey; agents: one each; res
 join 0 1 2 (job=2)  these ranks have built their Job     progress 0      the first step of a script without a Job
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
                                                          (takes=9: s after a step of 1 s), noplan, nostate
-ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; by=2; g=1)
+ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; g=1)
 paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
 tick, broken 1, stop, leads 7                            pass 60         seconds
 leave 2 (certain within=60)                              expired         the time that a notice gave
@@ -44,7 +44,6 @@ from launcher.joblog.events import (
     Body,
     Cause,
     CauseKind,
-    ConnectionLost,
     Draining,
     Event,
     GenerationStarted,
@@ -59,22 +58,33 @@ from launcher.joblog.events import (
     Profiled,
     Progressed,
     Proposed,
-    RankConnected,
     RankExited,
-    RankFailed,
-    RankFinished,
-    RankJoined,
     RankLost,
-    RankPaused,
-    RankReady,
     Restarting,
     SlotsReturned,
     StopRequested,
     Tick,
-    UnitCommitted,
+    UnitFinal,
     encode,
 )
-from odyssey.messages import Connect, Drain, Finish, Follow, Go, LayerSpec, ModelSpec, Pause, Prepare, Result
+from odyssey.messages import (
+    Broken,
+    Connect,
+    Connected,
+    Drain,
+    Failed,
+    Finish,
+    Finished,
+    Go,
+    Hello,
+    LayerSpec,
+    ModelSpec,
+    Pause,
+    Paused,
+    Prepare,
+    Ready,
+    Result,
+)
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Estimate, Move, Plan, Reduction, StateFrom, Transition, move_runs
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
@@ -188,6 +198,7 @@ class Talk:
 
     def _bodies(self, word: str, plain: list[str], options: dict[str, str]) -> Iterable[Body]:
         ranks = [int(text) for text in plain if text.isdigit()]
+        of = int(options.get("g", self.state.world.generation))
         match word:
             case "start":
                 restarts = int(options.get("restarts", "0"))
@@ -203,7 +214,7 @@ class Talk:
                 )
             case "join":
                 for rank in ranks:
-                    yield RankJoined(rank, model(digest=options.get("digest", "same")), int(options.get("job", 1)))
+                    yield Hello(rank, model(digest=options.get("digest", "same")), int(options.get("job", 1)))
             case "profile":
                 yield Profiled(profile(), 0.1)
             case "plan":
@@ -218,7 +229,7 @@ class Talk:
             case "commit":
                 t, _, k = plain[0].partition(".")
                 result = Result((int(t), int(k or 0)), options.get("kind", "step"), (0.5, 1.0))
-                yield UnitCommitted(int(options.get("by", "0")), result, 8, 0.1)
+                yield UnitFinal(result)
             case "paused":
                 rank, (t, _, k) = ranks[0], plain[1].partition(".")
                 plan = self.state.plan if isinstance(self.state, JobState) else None
@@ -226,11 +237,11 @@ class Talk:
                 if "held" in options:
                     first, _, last = options["held"].partition("-")
                     held = tuple(range(int(first), int(last or first) + 1)) if first else ()
-                yield RankPaused(rank, (int(t), int(k or 0)), plain[2] if len(plain) > 2 else "compute", held)
+                yield Paused(rank, of, (int(t), int(k or 0)), plain[2] if len(plain) > 2 else "compute", held)
             case "connected":
                 recovery = self.state.recovery if isinstance(self.state, JobState) else Recovering()
                 for rank in ranks or sorted(recovery.unconnected):
-                    yield RankConnected(rank, int(options.get("attempt", recovery.n_connects)), options.get("problem", ""))
+                    yield Connected(rank, of, int(options.get("attempt", recovery.n_connects)), options.get("problem", ""))
             case "lost":
                 kind = plain[1] if len(plain) > 1 else "signal"
                 text = {"signal": "SIGKILL", "exit": "exit code 3", "hang": "did not answer for 1.0 s"}.get(kind, kind)
@@ -241,9 +252,9 @@ class Talk:
                     yield RankExited(rank)
             case "finish":
                 for rank in ranks:
-                    yield RankFinished(rank)
+                    yield Finished(rank, (0, 0))
             case "fail":
-                yield RankFailed(ranks[0], options.get("error", "ValueError: no"), "mend it", "Traceback …")
+                yield Failed(ranks[0], options.get("error", "ValueError: no"), "mend it", "Traceback …")
             case "progress":
                 yield Progressed(ranks[0])
             case "pass":
@@ -265,7 +276,7 @@ class Talk:
                 yield AgentLost(AgentInfo(ranks[0], f"host{ranks[0]}", ranks[0], 1), "nothing was heard of it")
             case "broken":
                 t, _, k = plain[1].partition(".") if len(plain) > 1 else ("0", "", "")
-                yield ConnectionLost(ranks[0], (int(t), int(k or 0)), "Connection closed by peer")
+                yield Broken(ranks[0], of, (int(t), int(k or 0)), "Connection closed by peer")
             case "stop":
                 yield StopRequested("interrupted by Ctrl-C")
             case _:
@@ -293,11 +304,11 @@ class Talk:
             plan = replace(plan, estimate=estimate)
         return Proposed((Candidate("test", plan, estimate, "it is the best"),), 60.0, "test", 0.0, False)
 
-    def ready(self, rank: int, *, bad: bool = False) -> RankReady:
+    def ready(self, rank: int, *, bad: bool = False) -> Ready:
         """What a rank of the plan that moves would report; `bad`: with a digest of its own."""
-        plan = self.state.next_plan if isinstance(self.state, JobState) else None
+        plan, generation = self.state.next_plan if isinstance(self.state, JobState) else None, self.state.world.generation
         if plan is None:  # too late, whatever it says
-            return RankReady(rank, (0, 0), (), (), 0, 0.0, 0.0, 0)
+            return Ready(rank, generation, (0, 0), (), (), 0, 0.0, 0.0, 0)
         held = sorted(plan.held.get(rank, ()))
         digests = tuple((layer, "other" if bad else f"state{layer}") for layer in held)
         last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
@@ -305,7 +316,7 @@ class Talk:
         contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
         assert isinstance(self.state, JobState)
         position = self.state.end or (0, 0)
-        return RankReady(rank, position, digests, samples, plan.global_batch, 0.01, 0.002, 0, contracts, "same")
+        return Ready(rank, generation, position, digests, samples, plan.global_batch, 0.01, 0.002, 0, contracts, "same")
 
 
 def text_of(actions: Iterable[Action]) -> list[str]:
@@ -336,8 +347,6 @@ def _order_text(order: object) -> str:
             return f"go({g})"
         case Finish(generation=g, results=results):
             return f"finish({g}, results {_results(results)})"
-        case Follow(result=result):
-            return f"follow({_results((result,))})"
     return str(order)
 
 

@@ -32,18 +32,31 @@ from launcher.joblog.events import (
     PlanChosen,
     Profiled,
     Proposed,
-    RankConnected,
-    RankFailed,
-    RankFinished,
-    RankJoined,
     RankLost,
-    RankPaused,
-    RankReady,
     SlotsReturned,
     Tick,
-    UnitCommitted,
+    UnitFinal,
 )
-from odyssey.messages import Connect, Drain, Finish, Follow, Go, Pause, Position, Prepare, Result, position_after
+from odyssey.messages import (
+    Committed,
+    Connect,
+    Connected,
+    Drain,
+    Failed,
+    Finish,
+    Finished,
+    Follow,
+    Go,
+    Hello,
+    Pause,
+    Paused,
+    Position,
+    Prepare,
+    Ready,
+    Result,
+    is_next,
+    position_after,
+)
 from odyssey.plan import Plan
 from strategies.situation import Candidate
 from tests.examples import examples
@@ -66,6 +79,8 @@ class Rank:
     held: frozenset[int] = frozenset()
     plan: Plan | None = None
     running: int | None = None
+    told: list[Committed] = field(default_factory=list)
+    """Of the units that it has passed itself, for its agent to tell again."""
     paused_for: int = 0
     drain: int | None = None
     finished: bool = False
@@ -79,8 +94,12 @@ class Job(RuleBasedStateMachine):
         self.talk = Talk()
         self.ranks: dict[int, Rank] = {}
         self.final: list[Result] = []
-        """Units whose result any rank has ever had: they must all stand, each once."""
+        """Units whose result a rank has, or who leads, or all agents: they must all stand, each once."""
         self.plans: dict[int, Plan] = {}
+        self.newest: tuple[int | None, Result | None] = None, None
+        """The unit that a rank has told last, and while which generation ran."""
+        self.untold: Committed | None = None
+        """A step that is no event yet."""
         self.news: deque[tuple[Any, int | None]] = deque()
         """What has been told and not been taken yet; the first is being taken."""
         self.drained_for: int | None = None
@@ -95,16 +114,22 @@ class Job(RuleBasedStateMachine):
     # -- the coordinator's side ----------------------------------------------------------------------------------------
 
     def feed(self, body: Any, generation: int | None = None) -> None:
+        self.feed_all([(body, generation)])
+
+    def feed_all(self, told: list[tuple[Any, int | None]]) -> None:
         """As in the agent: what an action causes is taken when all of its event's actions are done."""
-        self.news.append((body, generation))
-        if len(self.news) == 1:
-            while self.news:
-                self.take_news(*self.news[0])
-                self.news.popleft()
+        is_taking = bool(self.news)
+        self.news += told
+        while self.news and not is_taking:
+            unit, self.untold = self.untold, None
+            if unit is not None:
+                self.take_news(UnitFinal(unit.result), unit.generation)
+            self.take_news(*self.news[0])
+            self.news.popleft()
 
     def take_news(self, body: Any, generation: int | None) -> None:
         state, world = self.talk.state, self.talk.state.world
-        late = isinstance(body, UnitCommitted) and state.status in (Status.PAUSING, Status.FINISHING, Status.DRAINING)
+        late = isinstance(body, UnitFinal) and state.status in (Status.PAUSING, Status.FINISHING, Status.DRAINING)
         is_stale = generation is not None and generation < world.generation and state.status is not Status.ENDED and not late
         before = copy.deepcopy(state) if is_stale else None
         actions = self.talk.feed(body, generation)
@@ -117,7 +142,7 @@ class Job(RuleBasedStateMachine):
         match action:
             case Spawn(rank=rank):
                 assert rank not in self.ranks, f"rank {rank} is spawned while it lives"
-                self.ranks[rank] = Rank(outbox=deque([(None, RankJoined(rank, model()))]))
+                self.ranks[rank] = Rank(outbox=deque([(None, Hello(rank, model()))]))
             case SendOrder(rank=rank, order=order):
                 assert not self.is_known_to_be_gone(rank), f"an order for rank {rank}, which is gone"
                 if isinstance(order, Prepare):
@@ -165,7 +190,36 @@ class Job(RuleBasedStateMachine):
 
     def deliver(self, rank: int) -> None:
         generation, report = self.ranks[rank].outbox.popleft()
-        self.feed(report, generation)
+        if isinstance(report, Committed):
+            self.hear_of(report)
+        else:
+            self.feed(report, generation)
+
+    def hear_of(self, unit: Committed) -> None:
+        """As the agent that leads: a step is no event until there is another one, or somebody waits for it."""
+        state = self.talk.state
+        plan, results = (state.plan, state.results) if isinstance(state, JobState) else (None, ())
+        ran = None if plan is None else plan.generation
+        newest = self.newest[1] if self.newest[0] == ran else None
+        if not is_next(unit.result, newest or (results[-1] if results else None)):
+            return
+        self.newest = ran, unit.result
+        for rank in plan.idle if plan is not None else ():
+            if rank in self.ranks and state.world.ranks.is_member(rank):
+                self.ranks[rank].inbox.append(Follow(state.world.generation, unit.result))
+        if unit.result.kind == "step" and state.status is not Status.FINISHING:
+            self.untold = unit
+        else:
+            self.feed(UnitFinal(unit.result), unit.generation)
+
+    def forget_lost_units(self) -> None:
+        """Nobody is left who knows of them: they are run again."""
+        state = self.talk.state
+        results = state.results if isinstance(state, JobState) else ()
+        ends = [position_after(result) for result in results[-1:]] + [me.position for me in self.ranks.values()]
+        if self.untold is not None:
+            ends.append(position_after(self.untold.result))
+        self.final = [result for result in self.final if result.position < max(ends, default=(0, 0))]
 
     # -- a rank's side -------------------------------------------------------------------------------------------------
 
@@ -180,7 +234,7 @@ class Job(RuleBasedStateMachine):
                 if generation >= me.paused_for:
                     problem = "refused" if rank in self.refused else ""
                     self.refused.discard(rank)
-                    me.outbox.append((generation, RankConnected(rank, number, problem)))
+                    me.outbox.append((generation, Connected(rank, generation, number, problem)))
             case Drain(generation=generation) if me.plan is not None and rank in me.plan.held:
                 if me.running is not None and generation > me.running:
                     me.drain = generation
@@ -188,7 +242,7 @@ class Job(RuleBasedStateMachine):
                 me.running, me.drain, me.paused_for = None, None, generation
                 idle = me.plan is not None and rank not in me.plan.held
                 phase = "idle" if idle else me.phase
-                me.outbox.append((generation, RankPaused(rank, me.position, phase, tuple(sorted(me.held)))))
+                me.outbox.append((generation, Paused(rank, generation, me.position, phase, tuple(sorted(me.held)))))
             case Prepare(generation=generation, plan=plan, results=results) if generation >= me.paused_for:
                 if me.plan is None and results:
                     me.position = position_after(results[-1])
@@ -200,7 +254,7 @@ class Job(RuleBasedStateMachine):
                 last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
                 samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()
                 contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
-                ready = RankReady(rank, me.position, held, samples, plan.global_batch, 0.0, 0.0, 0, contracts, "same")
+                ready = Ready(rank, generation, me.position, held, samples, plan.global_batch, 0.0, 0.0, 0, contracts, "same")
                 me.outbox.append((generation, ready))
             case Go(generation=generation) if generation >= me.paused_for:
                 assert me.plan is not None
@@ -223,7 +277,7 @@ class Job(RuleBasedStateMachine):
         me = self.ranks[rank]
         if not me.finished:
             me.finished = True
-            me.outbox.append((None, RankFinished(rank)))
+            me.outbox.append((None, Finished(rank, me.position)))
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -316,11 +370,15 @@ class Job(RuleBasedStateMachine):
         """Each rank reports each unit, in order."""
         for worker in workers:
             me = self.ranks[worker]
-            me.outbox.append((me.running, UnitCommitted(worker, result, 8, 0.1)))
+            assert me.running is not None
+            me.told.append(Committed(worker, me.running, result, 8, 0.1))
+            me.outbox.append((me.running, me.told[-1]))
             self.take(me, result)
             if self.drained_for is not None:
                 me.running, me.drain, me.paused_for = None, None, self.drained_for
-                me.outbox.append((self.drained_for, RankPaused(worker, me.position, "between", tuple(sorted(me.held)))))
+                me.outbox.append(
+                    (self.drained_for, Paused(worker, self.drained_for, me.position, "between", tuple(sorted(me.held))))
+                )
 
     def all_pass_a_unit(self) -> None:
         """Whoever has not passed the newest one passes it; else the next one is run, and passed by all."""
@@ -386,7 +444,7 @@ class Job(RuleBasedStateMachine):
         rank = data.draw(st.sampled_from(living))
         if raises:
             self.failing.add(rank)
-            self.feed(RankFailed(rank, error, "", "Traceback"))
+            self.feed(Failed(rank, error, "", "Traceback"))
         else:
             self.end(rank, Cause(CauseKind.EXIT, "exit code 3", 3))
 
@@ -450,22 +508,36 @@ class Job(RuleBasedStateMachine):
             old = data.draw(st.integers(0, generation - 1))
             report = data.draw(st.sampled_from(["paused", "ready"]))
             body = (
-                RankPaused(rank, (0, 0), "compute", ()) if report == "paused" else RankReady(rank, (9, 9), (), (), 0, 0, 0, 0)
+                Paused(rank, old, (0, 0), "compute", ()) if report == "paused" else Ready(rank, old, (9, 9), (), (), 0, 0, 0, 0)
             )
             self.feed(body, old)
 
     @rule(data=st.data())
     def another_agent_leads(self, data: st.DataObject) -> None:
-        """Orders that were on their way may be lost, and answers to orders are. What holds for good is told again."""
+        """Orders on their way may be lost, answers are, and so is what only the one before knew; with it some ranks. What holds
+        for good is told again, by the agents of ranks that live."""
         if self.talk.state.status is Status.ENDED:
             return
+        lost: list[int] = []
+        if len(self.ranks) > 1 and joined(self.talk.state):
+            lost = data.draw(st.lists(st.sampled_from(sorted(self.ranks)), unique=True, max_size=len(self.ranks) - 1))
+        for rank in lost:
+            del self.ranks[rank]
+            self.failing.discard(rank)
+        self.newest, self.untold = (None, None), None
+        results = self.talk.state.results if isinstance(self.talk.state, JobState) else ()
         for me in self.ranks.values():
             if data.draw(st.booleans()):
                 me.inbox.clear()
-            me.outbox = deque(told for told in me.outbox if isinstance(told[1], RankJoined | UnitCommitted | RankFinished))
-        self.feed(LeaderChanged(AgentInfo(7, "far", 1, 1)))
+            holds = [told for told in me.outbox if isinstance(told[1], Hello | Finished)]
+            units = [unit for unit in me.told if not results or unit.result.position > results[-1].position]
+            me.outbox = deque([*((unit.generation, unit) for unit in units), *holds])
+        self.forget_lost_units()
+        agent = Cause(CauseKind.AGENT, "its agent was lost")
+        leads = (LeaderChanged(AgentInfo(7, "far", 1, 1)), None)
+        self.feed_all([leads, *((RankLost(rank, agent, slot_lost=True), None) for rank in lost)])
         for rank in sorted(set(self.ranks) & joined(self.talk.state)):
-            self.feed(RankJoined(rank, model()))
+            self.feed(Hello(rank, model()))
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 

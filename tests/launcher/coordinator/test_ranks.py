@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.coordinator.ranks import ALIVE, NEXT, Ranks, RankState
-from launcher.joblog.events import RankPaused, RankReady
 from odyssey import messages
 from odyssey.codec import Packed
+from odyssey.messages import Paused, Ready
 
 N_RANKS = 5
 
@@ -23,8 +23,8 @@ def test_what_the_table_answers_is_what_a_count_over_all_ranks_finds(data: st.Da
     for _ in range(data.draw(st.integers(0, 30))):
         rank = data.draw(st.sampled_from(range(N_RANKS)))
         if data.draw(st.booleans()) and states[rank] in ALIVE:
-            ranks.answer_paused(RankPaused(rank, (0, 0), "compute", ()))
-            ranks.answer_ready(RankReady(rank, (0, 0), (), (), 0, 0.0, 0.0, 0))
+            ranks.answer_paused(Paused(rank, 1, (0, 0), "compute", ()))
+            ranks.answer_ready(Ready(rank, 1, (0, 0), (), (), 0, 0.0, 0.0, 0))
             paused.add(rank)
             continue
         if data.draw(st.booleans()):

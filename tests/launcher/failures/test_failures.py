@@ -15,20 +15,10 @@ from launcher.failures.hints import advice
 from launcher.failures.history import Failure, FailureHistory, after, failure_of
 from launcher.failures.root_cause import Ends as EndsOfRanks
 from launcher.failures.root_cause import Kind, alike, others, root, victims, with_end
-from launcher.joblog.events import (
-    Cause,
-    CauseKind,
-    Diagnostics,
-    JobEnded,
-    Note,
-    RankExited,
-    RankFailed,
-    RankLost,
-    RankStarted,
-    Restarting,
-)
+from launcher.joblog.events import Cause, CauseKind, Diagnostics, JobEnded, Note, RankExited, RankLost, RankStarted, Restarting
 from launcher.options import RunOptions
 from odyssey.calls import ranks_alike
+from odyssey.messages import Failed
 from tests.agent_runs import Ran, nothing_left
 
 __all__ = ["nothing_left"]
@@ -42,8 +32,8 @@ STORE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
 # -- the judgement -----------------------------------------------------------------------------------------------------
 
 
-def failed(rank: int, error: str) -> RankFailed:
-    return RankFailed(rank, error, "", f"Traceback\n{error}")
+def failed(rank: int, error: str) -> Failed:
+    return Failed(rank, error, "", f"Traceback\n{error}")
 
 
 def exited(rank: int, code: int = 1) -> RankLost:
@@ -58,7 +48,7 @@ def ended(rank: int, status: int = -15) -> RankLost:
     return RankLost(rank, Cause(CauseKind.ENDED, f"ended with the others, {status}", status), False)
 
 
-def judge(*events: RankFailed | RankLost | RankExited | float) -> EndsOfRanks:
+def judge(*events: Failed | RankLost | RankExited | float) -> EndsOfRanks:
     """A tenth of a second lies between two events; a number lets so many seconds pass."""
     ends: EndsOfRanks = {}
     now = 0.0

@@ -17,8 +17,9 @@ import pytest
 from launcher.health import stacks, stalls, traffic
 from launcher.health.stacks import Frame, Group, Reading, Stack
 from launcher.health.stalls import Sample, Stalls, Verdict, to_blame
-from launcher.joblog.events import AtStep, Event, Progressed, RankFailed, RankLost, RankStarted, Restarting, Resumed, Stalled
+from launcher.joblog.events import AtStep, Event, Progressed, RankLost, RankStarted, Restarting, Resumed, Stalled
 from launcher.options import RunOptions
+from odyssey.messages import Failed
 from odyssey.runtime.heartbeat import INTERVAL_S
 from tests.agent_runs import Ran, nothing_left
 
@@ -438,8 +439,8 @@ for step in range(100):
 raise ValueError
 """
     ran = Ran(options(tmp_path, text))
-    ends = [event.body for event in ran.events if isinstance(event.body, AtStep | RankFailed)]
-    assert ends[-2] == AtStep(0, 99) and isinstance(ends[-1], RankFailed)
+    ends = [event.body for event in ran.events if isinstance(event.body, AtStep | Failed)]
+    assert ends[-2] == AtStep(0, 99) and isinstance(ends[-1], Failed)
 
 
 @pytest.mark.soak
@@ -472,7 +473,8 @@ def test_a_heartbeat_outside_of_a_job_does_nothing(monkeypatch: pytest.MonkeyPat
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
     # at this number something else may be open, in processes that a rank has started
     assert (
-        subprocess.run([sys.executable, "-c", code], env={**environment, "ODYSSEY_AGENT_FD": "1"}, check=False).returncode == 0
+        subprocess.run([sys.executable, "-c", code], env={**environment, "ODYSSEY_AGENT_FD": "1:0"}, check=False).returncode
+        == 0
     )
 
 

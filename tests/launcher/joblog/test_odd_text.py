@@ -89,5 +89,5 @@ def test_every_text_can_be_logged_and_sent(first: str, second: str) -> None:
         assert events.encode(read) == line and line.count(b"\n") == 1
         if isinstance(read.body, Note):
             assert read.body.text == as_unicode(first)
-    (failed,) = Deframer(Report).feed(frame(Failed(first, second, "")))
-    assert failed == Failed(as_unicode(first), as_unicode(second), "")
+    (failed,) = Deframer(Report).feed(frame(Failed(0, first, second, "")))
+    assert failed == Failed(0, as_unicode(first), as_unicode(second), "")

@@ -9,11 +9,11 @@ from launcher.coordinator.actions import Propose
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import JobState, World
 from launcher.host.loop import Loop
-from launcher.joblog.events import Body, Event, GenerationStarted, ProfileRefined, RankJoined, RankStarted, UnitCommitted
+from launcher.joblog.events import Body, Event, GenerationStarted, ProfileRefined, RankStarted
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.planner import Planner
-from odyssey.messages import OpTime, OpTimes, Result
+from odyssey.messages import Committed, Hello, OpTime, OpTimes, Result
 from tests import planning
 from tests.launcher.coordinator.talk import make_plan, model, profile
 
@@ -37,8 +37,8 @@ def spawn_s(live_profile: LiveProfile) -> float:
 START = (
     (5.0, RankStarted(0, 10, 0)),
     (5.2, RankStarted(1, 11, 0)),
-    (5.6, RankJoined(1, model())),
-    (6.0, RankJoined(0, model())),
+    (5.6, Hello(1, model())),
+    (6.0, Hello(0, model())),
 )
 
 
@@ -51,7 +51,7 @@ def test_each_respawn_moves_it_half_way() -> None:
     live_profile = after(*START)
     live_profile.calibrate(PLAN, GenerationStarted(None, None, None, 0.01, 0.0, None))
     live_profile.watch(Event(8.0, 1, "test", RankStarted(1, 12, 0)))
-    live_profile.watch(Event(8.1, 1, "test", RankJoined(1, model())))
+    live_profile.watch(Event(8.1, 1, "test", Hello(1, model())))
     assert spawn_s(live_profile) == pytest.approx(0.4)
     live_profile.calibrate(PLAN, GenerationStarted(None, 0.01, 0.01, 0.01, 0.0, 0.14, 0.1, 0.01))
     assert spawn_s(live_profile) == pytest.approx(0.25)
@@ -63,7 +63,7 @@ def test_steps_of_the_plan_before_a_loss_say_nothing_of_the_one_after_it() -> No
     """Where a step then takes ten times as long, the plan is not taken for one that was priced ten times too high."""
 
     def committed(first: float, seconds: float, n: int) -> list[tuple[float, Body]]:
-        return [(first + i * seconds, UnitCommitted(0, Result(i, "step", ()), 8, seconds)) for i in range(n)]
+        return [(first + i * seconds, Committed(0, 1, Result(i, "step", ()), 8, seconds)) for i in range(n)]
 
     live_profile = after()
     assert live_profile.profile is not None

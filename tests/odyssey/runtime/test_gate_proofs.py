@@ -10,11 +10,9 @@ from functools import partial
 
 import pytest
 import torch
-from msgspec.structs import asdict
 from torch import nn
 
 from launcher.coordinator import gate
-from launcher.joblog.events import RankReady
 from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
 from odyssey.needs import Needs
@@ -99,12 +97,9 @@ class Rank:
         groups.release()
 
     def report(self):
-        ready = proof.ready(
+        return proof.ready(
             self.engine, self.model, self.job_spec, self.data, self.position, groups_s=0.0, moves_s=0.0, moved=Moved()
         )
-        facts = asdict(ready)
-        del facts["generation"]
-        return RankReady(self.number, **facts)
 
 
 def transition(after=lambda rank: None, at_gate=lambda rank: None, *, is_alone=False):

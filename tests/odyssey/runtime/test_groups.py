@@ -54,7 +54,7 @@ import signal, socket, sys, torch
 from odyssey.link import AgentLink
 from odyssey.needs import Needs
 from odyssey.runtime.groups import Groups
-link = AgentLink(socket.socket(fileno=int(sys.argv[1])))
+link = AgentLink(socket.socket(fileno=int(sys.argv[1])), 0)
 groups = Groups(link.report, 1, Needs((0, 1)), 1, torch.device("cpu"))
 link.listen(groups.learn)
 groups.build()
@@ -69,7 +69,7 @@ from odyssey.link import AgentLink
 from odyssey.needs import Needs
 from odyssey.runtime import groups
 groups.END_S = 1e6
-link = AgentLink(socket.socket(fileno=int(sys.argv[1])))
+link = AgentLink(socket.socket(fileno=int(sys.argv[1])), 0)
 mine = groups.Groups(link.report, 1, Needs((0, 1), limit=groups.NO_LIMIT), 0, torch.device("cpu"))
 link.listen(mine.learn)
 mine.build()

@@ -15,9 +15,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from launcher.agent.introductions import MAX_OPEN
 from launcher.agent.introductions import Introductions as OfAgent
-from launcher.joblog.events import ConnectionLost, Event, GenerationStarted, RankLost, UnitCommitted
+from launcher.joblog.events import Event, GenerationStarted, RankLost
 from launcher.options import RunOptions
-from odyssey.messages import Command, Known, Offered
+from odyssey.messages import Broken, Command, Committed, Known, Offered
 from odyssey.needs import Needs
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
@@ -195,7 +195,7 @@ def test_what_a_stranger_puts_into_the_store_is_nothing_to_a_job(tmp_path: Path)
     port = free_port()
 
     def spoil(event: Event, ran: Ran) -> None:
-        if isinstance(event.body, UnitCommitted) and not strangers:
+        if isinstance(event.body, Committed) and not strangers:
             strangers.append(TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
             for generation in range(10):
                 for rank in range(3):
@@ -231,7 +231,7 @@ def test_a_build_that_nonsense_has_broken_is_done_again(tmp_path: Path) -> None:
     ran = Ran(options(tmp_path, str(script), n_nodes=3, layout="3x1", drills=("step=5 kill=2",)))
     assert ran.code == 0, ran.text("stderr")
     assert ran.steps() == list(range(10))
-    assert "rank 1 does not say where it listens" in ran.all(ConnectionLost)[0].what
+    assert "rank 1 does not say where it listens" in ran.all(Broken)[0].what
     assert [lost.rank for lost in ran.all(RankLost)] == [2]
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.joblog.events import ConnectionLost, GenerationStarted
+from launcher.joblog.events import GenerationStarted
 from launcher.options import RunOptions
-from odyssey.messages import Known, Offered
+from odyssey.messages import Broken, Known, Offered
 from odyssey.needs import Needs
 from odyssey.runtime.connections import Connections, Endpoint
 from odyssey.runtime.cut import Cut
@@ -41,7 +41,7 @@ def test_a_script_keeps_its_own_connections_through_recoveries(tmp_path: Path, m
     )
     ran = Ran(wanted)
     assert ran.code == 0, ran.text("stderr")
-    assert ran.steps() == list(range(14)) and ran.all(ConnectionLost) == []
+    assert ran.steps() == list(range(14)) and ran.all(Broken) == []
     n_generations = len(ran.all(GenerationStarted))
     assert n_generations == 4
     # Of each build two, that for measuring included, and the first.

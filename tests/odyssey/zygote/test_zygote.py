@@ -48,7 +48,9 @@ class Forks:
         ours, theirs = socket.socketpair()
         out, err = (cwd / f"{self._number}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull) as stdin:
-            environment = {os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, **variables}.items()}
+            environment = {
+                os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, "RANK": "0", **variables}.items()
+            }
             line = tuple(map(os.fsencode, arguments))
             request = protocol.ForkRank(
                 self._number, os.fsencode(script), line, bytes(cwd), environment, "ODYSSEY_AGENT_FD", os.getpid(), entry
@@ -126,7 +128,8 @@ print(__name__, globals().get("__file__"), __package__, __doc__, type(__loader__
 print(__spec__ and (__spec__.name, __spec__.origin, __spec__.parent), globals().get("__cached__"))
 print(main.__dict__ is globals(), sorted(globals()))
 print(sys.argv, sys.orig_argv, sys.path, sys.flags, sys.executable, sys.prefix, sys.warnoptions, sys._xoptions)
-print(os.getcwd(), os.environ.get("PWD"), sorted(set(os.environ) - {"OMP_NUM_THREADS", "ODYSSEY_AGENT_FD", "_", "LC_CTYPE"}))
+others = {"OMP_NUM_THREADS", "ODYSSEY_AGENT_FD", "RANK", "_", "LC_CTYPE"}
+print(os.getcwd(), os.environ.get("PWD"), sorted(set(os.environ) - others))
 for number in sorted(signal.valid_signals() - {signal.SIGRTMAX - 7}):
     print(number, signal.getsignal(number), signal.siginterrupt)
 print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
@@ -250,7 +253,8 @@ def test_a_fork_has_its_own_session_threads_and_no_descriptor_of_ours(forks: For
         "import os, sys, torch\n"
         "fds = {int(fd): os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')}\n"
         "ours = [fd for fd, file in fds.items() if os.path.exists(f'/proc/self/fd/{fd}') and 'odyssey-stacks' not in file]\n"
-        "print(os.getsid(0) == os.getpid(), os.getppid(), ours == [0, 1, 2, int(os.environ['ODYSSEY_AGENT_FD'])])\n"
+        "number = int(os.environ['ODYSSEY_AGENT_FD'].partition(':')[0])\n"
+        "print(os.getsid(0) == os.getpid(), os.getppid(), ours == [0, 1, 2, number])\n"
         "print(torch.get_num_threads(), 'OPENBLAS_NUM_THREADS' in os.environ, 'odyssey.zygote' in sys.modules)\n"
     )
     code, out, _, _ = forks.run(script, cwd=tmp_path, OMP_NUM_THREADS="3")

@@ -53,7 +53,7 @@ def test_while_the_ranks_start_it_says_how_far_they_are() -> None:
 
 
 def test_a_running_job_shows_its_layout_and_its_speed() -> None:
-    assert text_of(board_after("UnitCommitted", 20)) == [
+    assert text_of(board_after("Committed", 20)) == [
         "─" * 80,
         "odyssey  train.py --steps 40                                        generation 1",
         "step 20  loss 3.0500  samples/s 640  lost 0 ranks  time 0:02",
@@ -68,7 +68,7 @@ def test_a_running_job_shows_its_layout_and_its_speed() -> None:
 
 
 def test_a_lost_rank_is_marked_before_there_is_a_plan() -> None:
-    lines = text_of(board_after("RankPaused", 2))
+    lines = text_of(board_after("Paused", 2))
 
     assert "recovering" in lines[2]
     assert lines[5:7] == [
@@ -79,7 +79,7 @@ def test_a_lost_rank_is_marked_before_there_is_a_plan() -> None:
 
 
 def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
-    board = board_after("UnitCommitted", 30)
+    board = board_after("Committed", 30)
 
     assert text_of(board)[4:19] == [
         "             stage 0           stage 1",
@@ -102,7 +102,7 @@ def test_after_a_recovery_phases_and_candidates_stay_for_a_while() -> None:
 
 
 def test_spreads_give_way_first_and_the_marks_never() -> None:
-    board = board_after("UnitCommitted", 30)
+    board = board_after("Committed", 30)
 
     def rows(width: int, ascii_only: bool = False) -> list[str]:
         lines = text_of(board, width, ascii_only=ascii_only)
@@ -125,7 +125,7 @@ def test_spreads_give_way_first_and_the_marks_never() -> None:
 
 
 def test_a_wide_terminal_has_room_for_the_reasons() -> None:
-    lines = text_of(board_after("UnitCommitted", 30), width=140)
+    lines = text_of(board_after("Committed", 30), width=140)
 
     assert any("no restarts are left (--max-restarts 0)" in line for line in lines)
 
@@ -144,7 +144,7 @@ def test_it_never_outgrows_the_terminal(width: int, height: int) -> None:
 
 
 def test_it_reads_without_unicode() -> None:
-    for line in text_of(board_after("UnitCommitted", 30), ascii_only=True):
+    for line in text_of(board_after("Committed", 30), ascii_only=True):
         assert line.isascii()
 
 

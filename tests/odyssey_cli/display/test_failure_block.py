@@ -21,13 +21,13 @@ from launcher.joblog.events import (
     JobEnded,
     JobStarted,
     RankExited,
-    RankFailed,
     RankLost,
     RankStarted,
     Restarting,
     StopRequested,
 )
 from launcher.options import RunOptions
+from odyssey.messages import Failed
 from odyssey_cli import run as run_command
 from odyssey_cli.display.failure_block import N_TRACEBACK_LINES, render
 from odyssey_cli.jobs import json_report
@@ -84,9 +84,9 @@ def failure(history: FailureHistory) -> Failure:
 EXCEPTION = story(
     4,
     (10.0, AtStep(2, 41)),
-    (12.3, RankFailed(0, CLOSED, "", CLOSED)),
+    (12.3, Failed(0, CLOSED, "", CLOSED)),
     (12.3, exit_of(0)),
-    (12.4, RankFailed(2, "ValueError: no such batch", "", TRACEBACK)),
+    (12.4, Failed(2, "ValueError: no such batch", "", TRACEBACK)),
     (12.5, exit_of(2, log="logs/a/attempt_0/2/stderr.log")),
     (12.5, ended_of(1)),
     (12.6, RankExited(3, was_ended=True)),
@@ -170,7 +170,7 @@ def test_a_crash_says_what_its_signal_means_and_what_the_rank_wrote_last() -> No
 
 def test_one_traceback_on_many_ranks_is_told_once_and_fits_a_screen() -> None:
     long = "\n".join(["Traceback (most recent call last):", *(f'  File "a.py", line {i}' for i in range(90)), "KeyError: 1"])
-    told = [(1.0 + rank / 100, RankFailed(rank, f"KeyError: {rank}", "", long)) for rank in range(64)]
+    told = [(1.0 + rank / 100, Failed(rank, f"KeyError: {rank}", "", long)) for rank in range(64)]
     history = story(64, *told, *((2.0, exit_of(rank)) for rank in range(64)), (3.0, JobEnded(1, "rank 0 failed", "")))
     text = render(failure(history), "", 100)
     assert "  same on   : ranks 0-63" in text and text.count("KeyError: 1") == 1
@@ -179,7 +179,7 @@ def test_one_traceback_on_many_ranks_is_told_once_and_fits_a_screen() -> None:
 
 
 def test_other_failures_are_told_by_a_line_each_and_only_the_first_few() -> None:
-    told = [(1.0 + rank / 100, RankFailed(rank, f"{chr(65 + rank)}Error: no\nmore", "", "…")) for rank in range(9)]
+    told = [(1.0 + rank / 100, Failed(rank, f"{chr(65 + rank)}Error: no\nmore", "", "…")) for rank in range(9)]
     lines = render(failure(story(9, *told, (3.0, JobEnded(1, "rank 0 failed", "")))), "", 80).splitlines()
     at = lines.index("Other failures:")
     assert lines[at + 1 : at + 6] == [*(f"  rank {r}: {chr(65 + r)}Error: no" for r in (1, 2, 3, 4)), "  and ranks 5-8"]
@@ -275,7 +275,7 @@ def failing(options: RunOptions, watch: Callable[[Event], None], output: Callabl
     told: tuple[Body, ...] = (
         JobStarted(options.script, (), 1, 1, 0, "auto", "auto", None, "0.1", 7),
         RankStarted(0, 100, 0, 0, "gpu-7"),
-        RankFailed(0, "ValueError: no", "", TRACEBACK),
+        Failed(0, "ValueError: no", "", TRACEBACK),
         exit_of(0),
         JobEnded(1, "rank 0 failed: ValueError: no", ""),
     )

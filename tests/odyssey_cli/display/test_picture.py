@@ -14,8 +14,8 @@ def test_the_telling_moment_is_shortly_after_the_last_recovery() -> None:
 
     taken = events[: telling_moment(events)]
 
-    assert type(taken[-1].body).__name__ == "UnitCommitted"
-    assert sum(event.generation == 2 and type(event.body).__name__ == "UnitCommitted" for event in taken) == 8
+    assert type(taken[-1].body).__name__ == "Committed"
+    assert sum(event.generation == 2 and type(event.body).__name__ == "Committed" for event in taken) == 8
 
 
 def test_a_job_without_a_recovery_is_drawn_whole() -> None:

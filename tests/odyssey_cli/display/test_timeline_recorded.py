@@ -10,7 +10,7 @@ import pytest
 
 from launcher.coordinator.machine import step
 from launcher.coordinator.state import PlainState
-from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankStarted, StepTimed, encode
+from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankStarted, encode
 from launcher.options import RunOptions
 from odyssey.messages import StepTimes
 from odyssey.plan import Plan
@@ -31,7 +31,7 @@ __all__ = ["nothing_left"]
 
 
 def test_the_third_step_of_a_generation_is_kept_and_told_once() -> None:
-    recorder = Recorder(generation=4)
+    recorder = Recorder(rank=0, generation=4)
     told = []
     for number in range(5):
         began_s = recorder.begin()
@@ -41,7 +41,7 @@ def test_the_third_step_of_a_generation_is_kept_and_told_once() -> None:
         recorder.applied(number + 20, 10.0 * number + 2.0, 10.0 * number + 2.5)
         told.append(recorder.take())
 
-    times = StepTimes(4, 22, 21.0, (0, 250_000, 500_000, 1_000_000, 1_500_000))
+    times = StepTimes(0, 4, 22, 21.0, (0, 250_000, 500_000, 1_000_000, 1_500_000))
     assert told == [None, None, times, None, None]
     assert recorder.take() is None
 
@@ -70,7 +70,7 @@ def timed(generation: int, *, clocks: dict[int, float] | None = None, slower: fl
         spans = timeline.spans(plan, rank)
         began = [max(span.start_s, before) for span, before in zip(spans, [0.0, *(s.start_s for s in spans)], strict=False)]
         moments = tuple(round(at * slower * 1e6) for at in (*began, spans[-1].end_s))
-        body = StepTimed(rank, 2, (clocks or {}).get(rank, 500.0), moments)
+        body = StepTimes(rank, 1, 2, (clocks or {}).get(rank, 500.0), moments)
         events.append(Event(job_events.START + 2.5 + generation, generation, f"rank {rank}", body))
     return events
 
@@ -238,7 +238,7 @@ def test_a_real_job_records_a_step_of_each_generation_and_shows_it(tmp_path: Pat
     assert ran.code == 0
     ran.assert_replays()
     plans = {event.generation: event.body.plan for event in ran.events if isinstance(event.body, PlanChosen)}
-    told = [event for event in ran.events if isinstance(event.body, StepTimed)]
+    told = [event for event in ran.events if isinstance(event.body, StepTimes)]
     assert sorted((event.generation, event.body.rank) for event in told) == [(1, 0), (1, 1), (2, 0)]
     for event in told:
         plan, body = plans[event.generation], event.body
