@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from odyssey.plan import Compute, Plan
 from odyssey.schedule import Op, complete_at
+from odyssey.worker import Worker
 
 BUCKET_BYTES = 25 * 2**20
 """A bucket is closed when it has so many: what DistributedDataParallel takes (`bucket_cap_mb=25`; Li et al. 2020, arXiv
@@ -61,7 +62,7 @@ def buckets(plan: Plan, group: int, layer_bytes: Sequence[int], tie_bytes: Seque
 
 
 def starts(
-    plan: Plan, worker: int, program: Sequence[Op], layer_bytes: Sequence[int], tie_bytes: Sequence[int]
+    plan: Plan, worker: Worker, program: Sequence[Op], layer_bytes: Sequence[int], tie_bytes: Sequence[int]
 ) -> tuple[Start, ...]:
     """All buckets that `worker` sums with others, in the order in which it starts them."""
     if worker not in plan.place:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from odyssey.messages import Position
+from odyssey.worker import Rank
 
 CALLS = {
     "step": "steps()",
@@ -49,9 +50,9 @@ class Unit(msgspec.Struct, frozen=True):
 N_CODE = 4
 
 
-def difference(units: Mapping[int, Unit]) -> str | None:
+def difference(units: Mapping[Rank, Unit]) -> str | None:
     """Of ranks' units, those that cannot meet, in words: `rank 0 called save(), rank 1 steps(): all ranks must call it`."""
-    by_position: dict[Position, dict[str, list[int]]] = {}
+    by_position: dict[Position, dict[str, list[Rank]]] = {}
     for rank, unit in sorted(units.items()):
         by_position.setdefault(unit.position, {}).setdefault(unit.kind, []).append(rank)
     for ranks_of in by_position.values():
@@ -62,9 +63,9 @@ def difference(units: Mapping[int, Unit]) -> str | None:
     return None
 
 
-def ranks_alike(ranks: Iterable[int]) -> str:
+def ranks_alike(ranks: Iterable[Rank]) -> str:
     """`rank 3`, `ranks 0-7`, `ranks 0, 2-4`."""
-    runs: list[list[int]] = []
+    runs: list[list[Rank]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank

@@ -21,7 +21,8 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u
 
 Name = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """What another host calls something, and people are shown."""
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+MAX_COUNT = 1 << 24
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 """Of ranks, agents, restarts: what no cluster reaches is a mistake, and would be one of memory here."""
 Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
 SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=64)]

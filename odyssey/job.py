@@ -42,6 +42,7 @@ from odyssey.runtime.once import Once
 from odyssey.runtime.session import Session
 from odyssey.runtime.transaction import Transaction, Values
 from odyssey.tracebacks import users_frames
+from odyssey.worker import Worker
 
 _newest: Session | None = None
 """Of the last Job that the script has made under an agent. Those before are over."""
@@ -222,13 +223,13 @@ class Job:
         step = self.next_step
         gathered: dict[str, Any] = {}
 
-        def gather(engine: Engine, runner: int) -> None:
+        def gather(engine: Engine, runner: Worker) -> None:
             gathered.clear()
             gathered.update(checkpoint.gather(engine, self._model, step, runner))
 
         self._once("once_with_state", lambda: action(gathered), gather)
 
-    def _once(self, kind: str, action: Callable[[], object], prepare: Callable[[Engine, int], None]) -> None:
+    def _once(self, kind: str, action: Callable[[], object], prepare: Callable[[Engine, Worker], None]) -> None:
         once = Once(action, prepare, self._session.joined_step, self._session.outside)
         self._session.run(Transaction(kind, once.body, lambda sums: (0.0,), lambda engine, values: None))
 

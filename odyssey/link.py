@@ -25,6 +25,7 @@ from odyssey.errors import OdysseyError
 from odyssey.messages import Command, Deframer, Failed, ReachedAt, Report, send
 from odyssey.text import as_unicode
 from odyssey.tracebacks import users_frames, without_ours
+from odyssey.worker import Rank
 
 AGENT_FD = "ODYSSEY_AGENT_FD"
 MAX_TEXT = 1 << 20
@@ -34,7 +35,7 @@ MAX_TEXT = 1 << 20
 class AgentLink:
     """A connection to the agent, of this rank."""
 
-    def __init__(self, sock: socket.socket, rank: int) -> None:
+    def __init__(self, sock: socket.socket, rank: Rank) -> None:
         self.rank = rank
         self._socket = sock
         self._lock = threading.Lock()
@@ -101,7 +102,7 @@ def _inherited() -> AgentLink | None:
     number, _, rest = os.environ.get(AGENT_FD, "").partition(":")
     rank, _, below = rest.partition(":")
     try:
-        link = AgentLink(sock := socket.socket(fileno=int(number)), int(rank))
+        link = AgentLink(sock := socket.socket(fileno=int(number)), Rank(int(rank)))
     except (ValueError, OSError):
         return None
     # Who made the pair of sockets; 0 from within another namespace, into which only a program can have put us.

@@ -26,6 +26,7 @@ from odyssey.pipelines import Stage
 from odyssey.plan import Plan
 from odyssey.rest import Rest, Summed
 from odyssey.text import all_as_unicode
+from odyssey.worker import Rank
 
 Position = tuple[int, int]
 SAME_CALLS = "let all ranks make the same calls in the same order"
@@ -202,7 +203,7 @@ class Known(msgspec.Struct, frozen=True, tag=True):
 
     generation: int
     name: str
-    values: dict[int, bytes]
+    values: dict[Rank, bytes]
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
@@ -253,7 +254,7 @@ Command = Measure | Pause | Connect | Drain | Prepare | Known | Go | Follow | Fi
 class Hello(msgspec.Struct, frozen=True, tag="rank_joined"):
     """The script has built its `odyssey.Job`, which asks for a plan. `job`: which one of the script's, counted from 1."""
 
-    rank: int
+    rank: Rank
     model: ModelSpec
     job: Count = 1
 
@@ -307,7 +308,7 @@ class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
     script's own code), `idle`. `held`: layers with full state. `summed`: gradients of the unit at hand, where that is a step.
     """
 
-    rank: int
+    rank: Rank
     generation: int
     position: Position
     phase: str
@@ -318,7 +319,7 @@ class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
 class Connected(msgspec.Struct, frozen=True, tag="rank_connected"):
     """The answer to Connect: this rank's groups are there, or a `problem` has ended them."""
 
-    rank: int
+    rank: Rank
     generation: int
     number: int
     problem: str = ""
@@ -348,7 +349,7 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
     what it took to find all this. `read_bytes`: of `moved_bytes`, what was read from the memory of ranks of this host.
     """
 
-    rank: int
+    rank: Rank
     generation: int
     position: Position
     digests: tuple[tuple[int, str], ...]
@@ -367,7 +368,7 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
 class Committed(msgspec.Struct, frozen=True, tag="step_committed"):
     """A unit is final, and this rank has its result. `unit_s`: its wall time here."""
 
-    rank: int
+    rank: Rank
     generation: int
     result: Result
     n_samples: int
@@ -404,7 +405,7 @@ class StepTimes(msgspec.Struct, frozen=True, tag="step_timed"):
     `began_s`: CLOCK_MONOTONIC seconds; op i ran from `moments_us[i]` to `moments_us[i + 1]`, microseconds after that.
     """
 
-    rank: int
+    rank: Rank
     generation: int
     step: int
     began_s: float
@@ -431,7 +432,7 @@ class Broken(msgspec.Struct, frozen=True, tag="connection_lost"):
     `position`: of the unit at hand. The agent says it of a rank that waits where nothing moves.
     """
 
-    rank: int
+    rank: Rank
     generation: int
     position: Position
     what: str
@@ -441,7 +442,7 @@ class Failed(msgspec.Struct, frozen=True, tag="rank_failed"):
     """The script has raised an exception, and the rank exits after this. `is_final`: it is an error of ours about what the
     script does or passes, which would come again."""
 
-    rank: int
+    rank: Rank
     error: str
     help: str
     traceback: str
@@ -451,7 +452,7 @@ class Failed(msgspec.Struct, frozen=True, tag="rank_failed"):
 class Finished(msgspec.Struct, frozen=True, tag="rank_finished"):
     """The script came to its end, and the rank is about to exit with 0; or to that of its Job, and makes another one."""
 
-    rank: int
+    rank: Rank
     position: Position
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
 from odyssey.schedule import Receive, Send, program
+from odyssey.worker import Worker
 
 BRANCH = 16
 """Members of a group of the tree at most: two hosts of eight."""
@@ -21,6 +22,8 @@ FORGOTTEN = timedelta(hours=1)
 STEPS_OF_PATIENCE = 100
 """The transport ends an operation after the longer of these. That is for what was cut and is waited for by nobody: nothing else
 ends it. Whether it is waited for in vain is the agent's to find out, from what all ranks do."""
+
+M = TypeVar("M")
 
 
 class Needs(NamedTuple):
@@ -32,19 +35,19 @@ class Needs(NamedTuple):
     concerned.
     """
 
-    members: tuple[int, ...]
-    subsets: tuple[tuple[int, ...], ...] = ()
-    movers: tuple[int, ...] = ()
-    peers: tuple[int, ...] = ()
+    members: tuple[Worker, ...]
+    subsets: tuple[tuple[Worker, ...], ...] = ()
+    movers: tuple[Worker, ...] = ()
+    peers: tuple[Worker, ...] = ()
     limit: timedelta = FORGOTTEN
 
     @classmethod
-    def of(cls, plan: Plan, me: int) -> Needs:
+    def of(cls, plan: Plan, me: Worker) -> Needs:
         """What a rank needs for the plan and its moves."""
         step_s = plan.estimate.step_s if plan.estimate is not None else 0.0
         limit = max(FORGOTTEN, timedelta(seconds=STEPS_OF_PATIENCE * step_s))
         movers = tuple(sorted({*plan.workers, *(move.source for move in plan.moves)}))
-        peers: set[int] = set()
+        peers: set[Worker] = set()
         if len(movers) > BRANCH:
             ops = program(plan, me) if me in plan.held else ()
             peers |= {op.peer for op in ops if isinstance(op, Send | Receive)}
@@ -53,7 +56,7 @@ class Needs(NamedTuple):
         return cls(plan.workers, tuple(group.workers for group in plan.reduce), movers, tuple(sorted(peers)), limit)
 
     @classmethod
-    def of_chain(cls, chain: Sequence[Stage], me: int) -> Needs:
+    def of_chain(cls, chain: Sequence[Stage], me: Worker) -> Needs:
         """What a rank needs for stages that are passed through one after the other."""
         workers = [stage.worker for stage in chain if stage.worker is not None]
         near = {one for a, b in pairwise(workers) if me in (a, b) for one in (a, b) if one != me}
@@ -69,26 +72,26 @@ class Needs(NamedTuple):
         """Whether there is a group for moves alone, of the movers each connected to each."""
         return self.movers not in ((), self.members) and len(self.movers) <= BRANCH
 
-    def are_meshed(self, one: int, other: int) -> bool:
+    def are_meshed(self, one: Worker, other: Worker) -> bool:
         """Whether they have a group with all others."""
         return not self.is_tree and one in self.members and other in self.members
 
-    def pairs_of(self, rank: int) -> list[int]:
+    def pairs_of(self, worker: Worker) -> list[Worker]:
         """With whom it has one, ascending: so no ranks wait for each other in a circle when each builds its own in turn."""
-        return [] if self.has_moving else [peer for peer in self.peers if not self.are_meshed(rank, peer)]
+        return [] if self.has_moving else [peer for peer in self.peers if not self.are_meshed(worker, peer)]
 
-    def branches_of(self, rank: int) -> list[tuple[int, ...]]:
+    def branches_of(self, worker: Worker) -> list[tuple[Worker, ...]]:
         """Those of the tree that it is in, from the leaves; none where it is no member or the only one."""
         if len(self.members) < 2:
             return []
-        return [branch for level in levels(self.members) for branch in level if rank in branch]
+        return [branch for level in levels(self.members) for branch in level if worker in branch]
 
-    def in_root(self, rank: int) -> bool:
+    def in_root(self, worker: Worker) -> bool:
         """Whether it is in the root of the tree."""
-        return rank in levels(self.members)[-1][0]
+        return worker in levels(self.members)[-1][0]
 
 
-def levels(members: Sequence[int]) -> list[list[tuple[int, ...]]]:
+def levels(members: Sequence[M]) -> list[list[tuple[M, ...]]]:
     """The tree, from its leaves: each level in branches of at most BRANCH members, whose first ones are the next level."""
     found = []
     while len(members) > BRANCH:

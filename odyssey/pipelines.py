@@ -14,6 +14,8 @@ from typing import Annotated
 
 import msgspec
 
+from odyssey.worker import Worker, numbers_from
+
 MAX_STAGES = 1 << 20
 """In all pipelines: what no cluster has workers for is a mistake, and would be one of memory here."""
 NumberOf = Annotated[int, msgspec.Meta(ge=1, le=MAX_STAGES)]
@@ -29,7 +31,7 @@ class Stage(msgspec.Struct, frozen=True, gc=False):
     `worker` is None where the worker was lost and not replaced: then every micro-batch of the stage has a route.
     """
 
-    worker: int | None
+    worker: Worker | None
     first: int
     stop: int
 
@@ -55,7 +57,7 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False):
         return range(self.first_micro_batch, self.stop_micro_batch)
 
     @property
-    def workers(self) -> tuple[int, ...]:
+    def workers(self) -> tuple[Worker, ...]:
         """Of the stages that have one."""
         return tuple(worker for worker in map(_WORKER, self.stages) if worker is not None)
 
@@ -73,15 +75,13 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False):
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`n` workers, each the one before it plus `stride`; or, where `first` is None, `n` times no worker."""
 
-    first: int | None
+    first: Worker | None
     n: NumberOf
     stride: int
 
     @property
-    def numbers(self) -> Iterable[int | None]:
-        if self.first is None or self.stride == 0:
-            return repeat(self.first, self.n)
-        return range(self.first, self.first + self.n * self.stride, self.stride)
+    def numbers(self) -> Iterable[Worker | None]:
+        return repeat(None, self.n) if self.first is None else numbers_from(self.first, self.n, self.stride)
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -154,11 +154,11 @@ def _block(alike: Sequence[Pipeline]) -> Block:
     )
 
 
-def runs_of(workers: Iterable[int | None]) -> tuple[Run, ...]:
+def runs_of(workers: Iterable[Worker | None]) -> tuple[Run, ...]:
     """The same workers in the same order, in as few runs as come of taking each as long as it goes."""
     found: list[Run] = []
-    first: int | None = None
-    last: int | None = None
+    first: Worker | None = None
+    last: Worker | None = None
     n = stride = 0
     for worker in workers:
         step = 0 if worker is last else None if worker is None or last is None else worker - last
@@ -174,16 +174,16 @@ def runs_of(workers: Iterable[int | None]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def holders_by_layer(blocks: Iterable[Block], n_layers: int) -> tuple[tuple[int, ...], ...]:
+def holders_by_layer(blocks: Iterable[Block], n_layers: int) -> tuple[tuple[Worker, ...], ...]:
     """For each layer the workers of these pipelines that hold it, ascending."""
-    workers_of: dict[tuple[int, int], list[int]] = {}
+    workers_of: dict[tuple[int, int], list[Worker]] = {}
     for block in blocks:
         for column in block.columns:
             numbers = chain.from_iterable(run.numbers for run in column.workers)
             workers = [worker for worker in numbers if worker is not None]
             if workers:
                 workers_of.setdefault((column.first, column.stop), []).extend(workers)
-    known: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
+    known: dict[tuple[tuple[int, int], ...], tuple[Worker, ...]] = {}
     result = []
     for layer in range(n_layers):
         spans = tuple(span for span in workers_of if span[0] <= layer < span[1])

@@ -24,6 +24,7 @@ from odyssey.errors import PlanError
 from odyssey.kernel import Kind
 from odyssey.layout import layout_text
 from odyssey.pipelines import MAX_STAGES, Block, Pipeline, Stage, holders_by_layer, pipelines_of
+from odyssey.worker import Rank, Worker, numbers_from, ranks_of, worker_of
 
 MAX_MOVES = 1 << 22
 """More layers than all ranks of a large cluster hold together."""
@@ -34,7 +35,7 @@ class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     micro_batch: int
     stage: int
-    worker: int
+    worker: Worker
 
 
 class Compute(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -51,7 +52,7 @@ class Compute(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ComputeOrder(msgspec.Struct, frozen=True, gc=False):
     """The explicit compute order of a worker whose order is special."""
 
-    worker: int
+    worker: Worker
     ops: tuple[Compute, ...]
 
 
@@ -118,7 +119,7 @@ class Reduction(msgspec.Struct, frozen=True):
 class ReduceGroup(msgspec.Struct, frozen=True):
     """A Reduction and the workers of it, ascending."""
 
-    workers: tuple[int, ...]
+    workers: tuple[Worker, ...]
     layers: tuple[int, ...]
     ties: tuple[int, ...]
 
@@ -127,8 +128,8 @@ class Move(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The state of `layer` (parameters, buffers, optimizer, scheduler) goes from `source` to `target` before `step`."""
 
     layer: int
-    source: int
-    target: int
+    source: Worker
+    target: Worker
 
 
 class MoveRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -141,7 +142,8 @@ class MoveRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def moves(self) -> Iterator[Move]:
         first, (layer, source, target) = self.first, self.step
-        return (Move(first.layer + i * layer, first.source + i * source, first.target + i * target) for i in range(self.n))
+        pairs = zip(numbers_from(first.source, self.n, source), numbers_from(first.target, self.n, target), strict=True)
+        return (Move(first.layer + i * layer, *pair) for i, pair in enumerate(pairs))
 
 
 def move_runs(moves: Iterable[Move]) -> tuple[MoveRun, ...]:
@@ -218,8 +220,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     routes: tuple[Route, ...] = ()
     schedule: Schedule = Schedule()
     move_runs: tuple[MoveRun, ...] = ()
-    spawned: tuple[int, ...] = ()
-    idle: tuple[int, ...] = ()
+    spawned: tuple[Worker, ...] = ()
+    idle: tuple[Worker, ...] = ()
     state_from: StateFrom = StateFrom.HOLDERS
     estimate: Estimate | None = None
 
@@ -246,7 +248,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """All of them, in their order."""
         return tuple(move for run in self.move_runs for move in run.moves)
 
-    def _summing(self, reduction: Reduction) -> tuple[int, ...]:
+    def _summing(self, reduction: Reduction) -> tuple[Worker, ...]:
         return self.holders(reduction.layers[0]) if reduction.layers else self.tie_holders(reduction.ties[0])
 
     @cached_property
@@ -306,12 +308,12 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return {k: p for p, pipeline in enumerate(self.pipelines) for k in pipeline.micro_batches}
 
     @cached_property
-    def route_of(self) -> Mapping[tuple[int, int], int]:
+    def route_of(self) -> Mapping[tuple[int, int], Worker]:
         """(micro-batch, stage) -> worker, for the exceptions only."""
         return {(route.micro_batch, route.stage): route.worker for route in self.routes}
 
     @cached_property
-    def held(self) -> Mapping[int, frozenset[int]]:
+    def held(self) -> Mapping[Worker, frozenset[int]]:
         """Worker -> the layers that it holds. Workers of stages only; idle workers hold nothing."""
         return {
             stage.worker: _layers(stage.first, stage.stop)
@@ -321,20 +323,20 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         }
 
     @cached_property
-    def moved_to(self) -> Mapping[int, frozenset[int]]:
+    def moved_to(self) -> Mapping[Worker, frozenset[int]]:
         """Worker -> the layers that moves bring to it, for those to which any does."""
-        found: dict[int, set[int]] = {}
+        found: dict[Worker, set[int]] = {}
         for move in self.moves:
             found.setdefault(move.target, set()).add(move.layer)
         return {worker: frozenset(layers) for worker, layers in found.items()}
 
     @cached_property
-    def workers(self) -> tuple[int, ...]:
-        """All workers that run ops, ascending. The position in this tuple is the rank in the generation's groups."""
+    def workers(self) -> tuple[Worker, ...]:
+        """All workers that run ops, ascending. The position in this tuple is the one in the generation's groups."""
         return tuple(sorted(self.held))
 
     @cached_property
-    def place(self) -> Mapping[int, tuple[int, int]]:
+    def place(self) -> Mapping[Worker, tuple[int, int]]:
         """Worker -> (pipeline, stage) of its own."""
         return {
             stage.worker: (p, s)
@@ -344,37 +346,49 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         }
 
     @property
-    def leader(self) -> int:
+    def leader(self) -> Worker:
         """The worker that speaks for the job: the lowest one."""
         return self.workers[0]
 
+    def ranks_of(self, worker: Worker) -> tuple[Rank, ...]:
+        """The ranks that a worker consists of, ascending."""
+        return ranks_of(worker)
+
+    def all_ranks_of(self, workers: Iterable[Worker]) -> tuple[Rank, ...]:
+        """The ranks of several workers, in their order."""
+        return tuple(rank for worker in workers for rank in self.ranks_of(worker))
+
+    def worker_of(self, rank: Rank) -> Worker:
+        """The worker that a rank is part of, whether it has work or not."""
+        return worker_of(rank)
+
     @cached_property
-    def _holders(self) -> tuple[tuple[int, ...], ...]:
+    def _holders(self) -> tuple[tuple[Worker, ...], ...]:
         return holders_by_layer(self.blocks, self.n_layers)
 
-    def holders(self, layer: int) -> tuple[int, ...]:
+    def holders(self, layer: int) -> tuple[Worker, ...]:
         """Workers that hold `layer`, ascending."""
         return self._holders[layer]
 
-    def tie_holders(self, tie: int) -> tuple[int, ...]:
+    def tie_holders(self, tie: int) -> tuple[Worker, ...]:
         """Workers that hold any layer of a tie (layers that share a parameter), ascending."""
         return tuple(sorted({worker for layer in self.ties[tie] for worker in self.holders(layer)}))
 
     @cached_property
-    def order_of(self) -> Mapping[int, ComputeOrder]:
+    def order_of(self) -> Mapping[Worker, ComputeOrder]:
         """Worker -> its explicit order, for those that have one."""
         return {order.worker: order for order in self.schedule.orders}
 
     @cached_property
-    def routed_to(self) -> Mapping[int, tuple[tuple[int, int], ...]]:
+    def routed_to(self) -> Mapping[Worker, tuple[tuple[int, int], ...]]:
         """Worker -> the (stage, micro-batch) that exceptions bring to it."""
-        routed: dict[int, list[tuple[int, int]]] = {}
+        routed: dict[Worker, list[tuple[int, int]]] = {}
         for (micro_batch, stage), worker in self.route_of.items():
             routed.setdefault(worker, []).append((stage, micro_batch))
         return {worker: tuple(sorted(jobs)) for worker, jobs in routed.items()}
 
     @cached_property
-    def groups_of(self) -> Mapping[int, tuple[int, ...]]:
+    def groups_of(self) -> Mapping[Worker, tuple[int, ...]]:
         """Worker -> indices of the reduce groups that it is in, as all have whose stages are alike."""
         of = [its.layers[:1] or self.ties[its.ties[0]] for its in self.reductions]
         alike: dict[frozenset[int], tuple[int, ...]] = {}
@@ -382,7 +396,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             alike[held] = tuple(g for g, layers in enumerate(of) if not held.isdisjoint(layers))
         return {worker: groups for worker, held in self.held.items() if (groups := alike[held])}
 
-    def runner(self, micro_batch: int, stage: int) -> int:
+    def runner(self, micro_batch: int, stage: int) -> Worker:
         """The worker that runs `micro_batch` at stage number `stage` of its home pipeline."""
         routed = self.route_of.get((micro_batch, stage))
         if routed is not None:

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 
 from odyssey.errors import PlanError
 from odyssey.plan import Plan, Schedule
+from odyssey.worker import Worker
 
 
-def prove(plan: Plan, held_before: Mapping[int, Collection[int]] | None = None) -> Plan:
+def prove(plan: Plan, held_before: Mapping[Worker, Collection[int]] | None = None) -> Plan:
     """Prove that the plan is executable and exact, and return it.
 
     `held_before`: worker -> layers it holds now, to prove that moves start at holders and that whoever holds a
@@ -29,7 +30,7 @@ def _problems(plan: Plan) -> Iterator[str]:
     for name in ("global_batch", "micro_batch", "n_layers"):
         if getattr(plan, name) < 1:
             yield f"{name} must be at least 1, got {getattr(plan, name)}"
-    seen: dict[int, tuple[int, int]] = {}
+    seen: dict[Worker, tuple[int, int]] = {}
     """Worker -> pipeline and stage."""
     next_micro_batch = 0
     for p, pipeline in enumerate(plan.pipelines):
@@ -129,8 +130,8 @@ def _reduce_problems(plan: Plan) -> Iterator[str]:
                 yield f"tie {t} is reduced by {group.workers}, but held by {plan.tie_holders(t)}"
 
 
-def _move_problems(plan: Plan, held_before: Mapping[int, Collection[int]]) -> Iterator[str]:
-    arriving: set[tuple[int, int]] = set()
+def _move_problems(plan: Plan, held_before: Mapping[Worker, Collection[int]]) -> Iterator[str]:
+    arriving: set[tuple[int, Worker]] = set()
     for move in plan.moves:
         if move.layer not in held_before.get(move.source, ()) and (move.layer, move.source) not in arriving:
             yield f"move of layer {move.layer} to worker {move.target}: worker {move.source} does not hold it"

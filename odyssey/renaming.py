@@ -9,15 +9,16 @@ from msgspec.structs import replace
 
 from odyssey.pipelines import Block, Column, Run, runs_of
 from odyssey.plan import Move, MoveRun, Plan, Route, move_runs
+from odyssey.worker import Worker
 
 
-def renamed(plan: Plan, names: Mapping[int, int]) -> Plan:
+def renamed(plan: Plan, names: Mapping[Worker, Worker]) -> Plan:
     """The plan with worker `names[w]` wherever it has `w`; a worker without a new name keeps its own. `names`: a permutation.
 
     Micro-batches, layers and orders stay where they are in the plan, and so does its estimate.
     """
 
-    def name(worker: int) -> int:
+    def name(worker: Worker) -> Worker:
         return names.get(worker, worker)
 
     orders = tuple(replace(order, worker=name(order.worker)) for order in plan.schedule.orders)
@@ -32,7 +33,7 @@ def renamed(plan: Plan, names: Mapping[int, int]) -> Plan:
     )
 
 
-def _renamed_moves(run: MoveRun, names: Mapping[int, int]) -> tuple[MoveRun, ...]:
+def _renamed_moves(run: MoveRun, names: Mapping[Worker, Worker]) -> tuple[MoveRun, ...]:
     _, by_source, by_target = run.step
     sources, targets = Run(run.first.source, run.n, by_source), Run(run.first.target, run.n, by_target)
     if names.keys().isdisjoint(sources.numbers) and names.keys().isdisjoint(targets.numbers):
@@ -42,11 +43,11 @@ def _renamed_moves(run: MoveRun, names: Mapping[int, int]) -> tuple[MoveRun, ...
     )
 
 
-def _renamed_block(block: Block, names: Mapping[int, int]) -> Block:
+def _renamed_block(block: Block, names: Mapping[Worker, Worker]) -> Block:
     return replace(block, columns=tuple(_renamed_column(column, names) for column in block.columns))
 
 
-def _renamed_column(column: Column, names: Mapping[int, int]) -> Column:
+def _renamed_column(column: Column, names: Mapping[Worker, Worker]) -> Column:
     workers = list(chain.from_iterable(run.numbers for run in column.workers))
     if names.keys().isdisjoint(workers):
         return column

@@ -21,6 +21,7 @@ from itertools import groupby, pairwise
 import msgspec
 
 from odyssey.plan import WITHOUT_SCHEDULE, Compute, Plan
+from odyssey.worker import Rank, Worker
 
 Span = tuple[int, int]
 """Positions `[first, stop)` in the step's global batch."""
@@ -139,7 +140,7 @@ def left(layers: Collection[int], lost: Collection[int], ties: Iterable[Collecti
     return frozenset(layers) - gone
 
 
-def kept_layers(summed: Iterable[Summed], plan: Plan, worker: int) -> frozenset[int]:
+def kept_layers(summed: Iterable[Summed], plan: Plan, worker: Worker) -> frozenset[int]:
     """Those whose sums `plan` leaves in their place on a worker that has said what it has summed."""
     mine = {layer for its in summed for layer in its.layers}
     stay = plan.held.get(worker, frozenset()) - plan.moved_to.get(worker, frozenset())
@@ -149,17 +150,17 @@ def kept_layers(summed: Iterable[Summed], plan: Plan, worker: int) -> frozenset[
 # -- what is left of the step ------------------------------------------------------------------------------------------------
 
 
-def rest_of_step(plan: Plan, summed: Mapping[int, Sequence[Summed]]) -> Rest | None:
+def rest_of_step(plan: Plan, summed: Mapping[Rank, Sequence[Summed]]) -> Rest | None:
     """What the step that was cut comes to under `plan`, by what each rank has summed of it. None: all of it is run.
 
     Raises ValueError if two ranks have summed the same, or one what there is not.
     """
     samples: defaultdict[int, list[Span]] = defaultdict(list)
-    for worker, its in summed.items():
-        kept = kept_layers(its, plan, worker)
+    for rank, its in summed.items():
+        kept = kept_layers(its, plan, plan.worker_of(rank))
         for one in its:
             if any(not 0 <= first < stop <= plan.global_batch for first, stop in one.samples):
-                raise ValueError(f"rank {worker} has gradients of samples {list(one.samples)} of {plan.global_batch}")
+                raise ValueError(f"rank {rank} has gradients of samples {list(one.samples)} of {plan.global_batch}")
             for layer in kept.intersection(one.layers):
                 samples[layer] += one.samples
     found = summed_of(_apart(plan, {layer: _merged(layer, spans) for layer, spans in samples.items()}))

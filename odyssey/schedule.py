@@ -26,6 +26,7 @@ from odyssey.kernel import KINDS
 from odyssey.plan import Compute, Plan
 from odyssey.plan_proof import schedule_problems
 from odyssey.split import split_orders
+from odyssey.worker import Worker
 
 TransferKind = Literal["F", "B"]
 N_RECEIVES_AHEAD = 4
@@ -40,7 +41,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     kind: TransferKind
     stage: int
     micro_batch: int
-    peer: int
+    peer: Worker
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro_batch}>{self.peer}"
@@ -52,7 +53,7 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
     kind: TransferKind
     stage: int
     micro_batch: int
-    peer: int
+    peer: Worker
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro_batch}<{self.peer}"
@@ -95,7 +96,7 @@ class OptimizerStep(msgspec.Struct, frozen=True):
 Op = Compute | Send | Receive | Drop | Reduce | Commit | OptimizerStep
 
 
-def program(plan: Plan, worker: int) -> list[Op]:
+def program(plan: Plan, worker: Worker) -> list[Op]:
     """All ops of one step of `worker`, in the order in which it issues them.
 
     Raises PlanError if an explicit order leaves out or repeats a computation.
@@ -107,10 +108,10 @@ def program(plan: Plan, worker: int) -> list[Op]:
 # -- pass 1: the order of computations ---------------------------------------------------------------------------------
 
 
-def compute_order(plan: Plan, worker: int) -> list[Compute]:
+def compute_order(plan: Plan, worker: Worker) -> list[Compute]:
     """The explicit order of the plan where there is one, else the plan's rule over the worker's own pipeline; in the rest of a
     step, what of it is left."""
-    known: dict[int, list[Compute]] = _memory(plan, "compute_order")
+    known: dict[Worker, list[Compute]] = _memory(plan, "compute_order")
     if worker not in known:
         known[worker] = plan.only(_ordered(plan, worker))
     return known[worker]
@@ -122,7 +123,7 @@ def _memory(plan: Plan, name: str) -> dict[Any, Any]:
     return memory
 
 
-def _ordered(plan: Plan, worker: int) -> list[Compute]:
+def _ordered(plan: Plan, worker: Worker) -> list[Compute]:
     if worker in plan.order_of:
         return _explicit(plan, worker, plan.order_of[worker].ops)
     for problem in schedule_problems(plan.schedule, plan.n_layers):
@@ -154,7 +155,7 @@ def one_forward_one_backward(stage: int, n_stages: int, micro_batches: Sequence[
     return warm_up + steady + cool_down
 
 
-def _explicit(plan: Plan, worker: int, ops: Sequence[Compute]) -> list[Compute]:
+def _explicit(plan: Plan, worker: Worker, ops: Sequence[Compute]) -> list[Compute]:
     done: dict[tuple[int, int], str] = {}
     for op in ops:
         key = (op.stage, op.micro_batch)
@@ -176,13 +177,13 @@ def _explicit(plan: Plan, worker: int, ops: Sequence[Compute]) -> list[Compute]:
 # -- pass 2: transfers -------------------------------------------------------------------------------------------------
 
 
-def add_transfers(plan: Plan, worker: int, ops: Sequence[Compute]) -> list[Op]:
+def add_transfers(plan: Plan, worker: Worker, ops: Sequence[Compute]) -> list[Op]:
     """Put a send behind each computation whose result is needed elsewhere, and a receive before each that needs one.
 
     Messages of one kind between two workers are received in the order in which they are sent, so a receive that is
     needed early brings those before it along. Transports without tags (NCCL) need this.
     """
-    sent_by: dict[tuple[TransferKind, int], deque[Receive]] = {}
+    sent_by: dict[tuple[TransferKind, Worker], deque[Receive]] = {}
     arrived: set[Receive] = set()
     result: list[Op] = []
     for op in ops:
@@ -203,7 +204,7 @@ def add_transfers(plan: Plan, worker: int, ops: Sequence[Compute]) -> list[Op]:
     return result
 
 
-def _needs(plan: Plan, worker: int, op: Compute) -> Receive | None:
+def _needs(plan: Plan, worker: Worker, op: Compute) -> Receive | None:
     n_stages = len(plan.pipelines[plan.home[op.micro_batch]].stages)
     if op.kind == "F" and op.stage > 0:
         peer, kind, stage = plan.runner(op.micro_batch, op.stage - 1), "F", op.stage - 1
@@ -214,7 +215,7 @@ def _needs(plan: Plan, worker: int, op: Compute) -> Receive | None:
     return None if peer == worker else Receive(kind, stage, op.micro_batch, peer)  # type: ignore[arg-type]
 
 
-def _gives(plan: Plan, worker: int, op: Compute) -> Send | None:
+def _gives(plan: Plan, worker: Worker, op: Compute) -> Send | None:
     n_stages = len(plan.pipelines[plan.home[op.micro_batch]].stages)
     if op.kind == "F" and op.stage < n_stages - 1:
         peer, kind = plan.runner(op.micro_batch, op.stage + 1), "F"
@@ -225,11 +226,11 @@ def _gives(plan: Plan, worker: int, op: Compute) -> Send | None:
     return None if peer == worker else Send(kind, op.stage, op.micro_batch, peer)  # type: ignore[arg-type]
 
 
-def _sent(plan: Plan, sender: int, receiver: int, kind: TransferKind) -> list[Receive]:
+def _sent(plan: Plan, sender: Worker, receiver: Worker, kind: TransferKind) -> list[Receive]:
     """What `receiver` gets from `sender` on the channel of `kind`, in the sender's order."""
-    known: dict[int, dict[tuple[TransferKind, int], list[Receive]]] = _memory(plan, "sent")
+    known: dict[Worker, dict[tuple[TransferKind, Worker], list[Receive]]] = _memory(plan, "sent")
     if sender not in known:
-        channels: dict[tuple[TransferKind, int], list[Receive]] = {}
+        channels: dict[tuple[TransferKind, Worker], list[Receive]] = {}
         for op in compute_order(plan, sender):
             if (send := _gives(plan, sender, op)) is not None:
                 receive = Receive(send.kind, send.stage, send.micro_batch, sender)
@@ -241,7 +242,7 @@ def _sent(plan: Plan, sender: int, receiver: int, kind: TransferKind) -> list[Re
 # -- pass 3 and 4: reductions, commit, step, drops ---------------------------------------------------------------------
 
 
-def add_reductions(plan: Plan, worker: int, ops: Sequence[Op]) -> list[Op]:
+def add_reductions(plan: Plan, worker: Worker, ops: Sequence[Op]) -> list[Op]:
     """Behind the last computation that adds to a group's gradients, or to those of layers above, start what is not yet started
     of its reduction (odyssey/buckets.py); then commit and step."""
     if worker not in plan.place:
@@ -261,7 +262,7 @@ def add_reductions(plan: Plan, worker: int, ops: Sequence[Op]) -> list[Op]:
     return [*result, *ops[done:], Commit(), OptimizerStep()]
 
 
-def complete_at(plan: Plan, worker: int, ops: Sequence[Op]) -> dict[int, tuple[int, int]]:
+def complete_at(plan: Plan, worker: Worker, ops: Sequence[Op]) -> dict[int, tuple[int, int]]:
     """Layer held -> where in `ops` the gradients of it and of all held layers above are complete: the index of a computation,
     -1 for none, and the layer through which that must have gone back."""
     p, s = plan.place[worker]
@@ -302,15 +303,15 @@ def add_drops(ops: Sequence[Op]) -> list[Op]:
 # -- checks and pictures -----------------------------------------------------------------------------------------------
 
 
-def dependency_order(programs: Mapping[int, Sequence[Op]]) -> list[tuple[int, Op]]:
+def dependency_order(programs: Mapping[Worker, Sequence[Op]]) -> list[tuple[Worker, Op]]:
     """All ops of all workers in one order that respects every program and every transfer.
 
     Raises PlanError naming the ops at which the workers wait for each other, with the grid of what has run, if the
     programs and transfers have a cycle, or a receive that nobody sends.
     """
     position = dict.fromkeys(programs, 0)
-    sent: set[tuple[TransferKind, int, int, int, int]] = set()
-    order: list[tuple[int, Op]] = []
+    sent: set[tuple[TransferKind, int, int, Worker, Worker]] = set()
+    order: list[tuple[Worker, Op]] = []
     moving = True
     while moving:
         moving = False
@@ -331,7 +332,7 @@ def dependency_order(programs: Mapping[int, Sequence[Op]]) -> list[tuple[int, Op
     return order
 
 
-def grid(programs: Mapping[int, Sequence[Op]], marks: Mapping[int, int] | None = None) -> str:
+def grid(programs: Mapping[Worker, Sequence[Op]], marks: Mapping[Worker, int] | None = None) -> str:
     """Worker x time picture of the computations, one column a slot; `marks`: worker -> index of an op to point at."""
     marks = marks or {}
     lines = []
@@ -350,7 +351,7 @@ def grid(programs: Mapping[int, Sequence[Op]], marks: Mapping[int, int] | None =
 # -- evaluation -----------------------------------------------------------------------------------------------------------
 
 
-def forward_route(plan: Plan, micro_batch: int) -> list[tuple[int, range]]:
+def forward_route(plan: Plan, micro_batch: int) -> list[tuple[Worker, range]]:
     """The (worker, layers) that run micro-batch number `micro_batch` of an evaluation, stage by stage.
 
     Micro-batches go round the pipelines; where a stage has lost its worker, one of those that its routes name runs it.

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from odyssey.errors import UsageError
+from odyssey.worker import Rank
 from odyssey_cli.command_line.options import Command
 
 _SETTINGS: dict[str, Any] = {
@@ -467,7 +468,7 @@ def logs(
     """Show what a job's ranks wrote, as far as it went to files."""
     from odyssey_cli.jobs import logs
 
-    raise typer.Exit(logs.logs(job, rank=rank, follow=follow))
+    raise typer.Exit(logs.logs(job, rank=None if rank is None else Rank(rank), follow=follow))
 
 
 @app.command(context_settings=_SETTINGS, short_help="Show where a running job's ranks are in their code.")

@@ -14,6 +14,7 @@ from launcher.failures.history import FailureHistory, after, failure_of
 from launcher.joblog.events import Event
 from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
+from odyssey.worker import Rank
 from odyssey_cli.command_line.options import Command
 from odyssey_cli.command_line.parser import HelpAsked
 from odyssey_cli.command_line.request import read
@@ -135,7 +136,7 @@ def _write_report(path: Path, history: FailureHistory, code: int) -> None:
         print_error(f"--json-report: cannot write {path}: {(error.strerror or str(error)).lower()}")
 
 
-def _no_output(rank: int, stream: str, data: bytes) -> None:
+def _no_output(rank: Rank, stream: str, data: bytes) -> None:
     """Ranks write to the launcher's own streams."""
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from odyssey.plan import Plan, Route
 from odyssey.schedule import Op, program
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 
 
@@ -32,7 +33,7 @@ class Cell:
 
     plan: Plan
     pipelines: tuple[int, ...]
-    copies: tuple[tuple[int, ...], ...]
+    copies: tuple[tuple[Worker, ...], ...]
     key: object | None
     is_plain: bool
 
@@ -50,14 +51,14 @@ class Cell:
         return self.key[:-1]
 
     @cached_property
-    def programs(self) -> Mapping[int, list[Op]]:
+    def programs(self) -> Mapping[Worker, list[Op]]:
         """The programs of the first copy's workers."""
         return {worker: program(self.plan, worker) for worker in self.copies[0]}
 
 
 def cells(plan: Plan, costs: Costs) -> list[Cell]:
     """The distinct cells of a plan."""
-    alike: dict[object, list[tuple[int, ...]]] = {}
+    alike: dict[object, list[tuple[Worker, ...]]] = {}
     members_of: dict[object, list[int]] = {}
     found: list[Cell] = []
     rule = msgspec.structs.replace(plan.schedule, orders=())
@@ -111,14 +112,14 @@ def _by_home(plan: Plan) -> dict[int, list[Route]]:
     return routes
 
 
-def _is_plain(plan: Plan, members: Sequence[int], workers: Sequence[int]) -> bool:
+def _is_plain(plan: Plan, members: Sequence[int], workers: Sequence[Worker]) -> bool:
     """Whether this is one whole pipeline without exceptions."""
     if len(members) > 1 or not plan.pipelines[members[0]].is_complete:
         return False
     return not plan.schedule.orders or not any(worker in plan.order_of for worker in workers)
 
 
-def _key(plan: Plan, p: int, workers: Sequence[int], costs: Costs) -> tuple[object, ...]:
+def _key(plan: Plan, p: int, workers: Sequence[Worker], costs: Costs) -> tuple[object, ...]:
     """What determines the times of one whole pipeline without exceptions on devices of its own, but for the rule; how many
     micro-batches it has comes last."""
     pipeline, hosts = plan.pipelines[p], costs.hosts(workers)
@@ -134,7 +135,7 @@ def _key(plan: Plan, p: int, workers: Sequence[int], costs: Costs) -> tuple[obje
 
 
 def _exact_key(
-    plan: Plan, members: Sequence[int], workers: Sequence[int], routes: Mapping[int, list[Route]], costs: Costs
+    plan: Plan, members: Sequence[int], workers: Sequence[Worker], routes: Mapping[int, list[Route]], costs: Costs
 ) -> tuple[object, ...]:
     """The same for pipelines with exceptions: all that the plan says of them."""
     return (

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from odyssey import kernel
 from odyssey.plan import Plan
+from odyssey.worker import Worker
 from perfmodel.profile import AllReduce, LayerProfile, Link, Profile
 
 
@@ -39,7 +40,7 @@ class Costs:
     """
 
     def __init__(
-        self, profile: Profile, node_of: Mapping[int, int] | None = None, slow: Mapping[int, float] | None = None
+        self, profile: Profile, node_of: Mapping[Worker, int] | None = None, slow: Mapping[Worker, float] | None = None
     ) -> None:
         self.profile = profile
         self.node_of = node_of or {}
@@ -56,7 +57,7 @@ class Costs:
             "S": _sums(layer.optimizer_s for layer in profile.layers),
         }
 
-    def elsewhere(self, node_of: Mapping[int, int]) -> Costs:
+    def elsewhere(self, node_of: Mapping[Worker, int]) -> Costs:
         """The same on other nodes."""
         other = copy(self)
         other.node_of, other._crowded = node_of, None
@@ -66,11 +67,11 @@ class Costs:
 
     # -- seconds -------------------------------------------------------------------------------------------------------
 
-    def factor(self, worker: int) -> float:
+    def factor(self, worker: Worker) -> float:
         """How many times as long `worker` computes as the profile says."""
         return self.slow.get(worker, 1.0)
 
-    def factors(self, workers: Iterable[int]) -> tuple[float, ...]:
+    def factors(self, workers: Iterable[Worker]) -> tuple[float, ...]:
         """The factor of each of many workers; nothing where nobody is slow."""
         return tuple(map(self.factor, workers)) if self.slow else ()
 
@@ -139,7 +140,7 @@ class Costs:
         """Seconds until `size_bytes` have arrived."""
         return link.latency_s + size_bytes / link.bandwidth
 
-    def all_reduce_s(self, workers: Iterable[int], size_bytes: float) -> float:
+    def all_reduce_s(self, workers: Iterable[Worker], size_bytes: float) -> float:
         """Seconds of an all-reduce of `size_bytes` among `workers`, by the quickest way that the cluster has."""
         on_host = Counter(self.hosts(workers))
         return self.all_reduce_of_hosts_s(len(on_host), max(on_host.values()), size_bytes)
@@ -168,25 +169,25 @@ class Costs:
 
     # -- places --------------------------------------------------------------------------------------------------------
 
-    def host(self, worker: int) -> int:
+    def host(self, worker: Worker) -> int:
         """The host of a worker's node."""
         return self._hosts[worker]
 
-    def hosts(self, workers: Iterable[int]) -> list[int]:
+    def hosts(self, workers: Iterable[Worker]) -> list[int]:
         """The host of each of many workers."""
         return list(map(self._hosts.__getitem__, workers))
 
     @cached_property
-    def node(self) -> Mapping[int, int]:
+    def node(self) -> Mapping[Worker, int]:
         """The node of each worker."""
         return _Places(self.node_of, self.profile.cluster.ranks_per_node, 1)
 
-    def link(self, a: int, b: int) -> Link:
+    def link(self, a: Worker, b: Worker) -> Link:
         """The link between two workers."""
         cluster = self.profile.cluster
         return cluster.intra_host if self.host(a) == self.host(b) else cluster.inter_host
 
-    def channel(self, plan: Plan, sender: int, receiver: int) -> Link:
+    def channel(self, plan: Plan, sender: Worker, receiver: Worker) -> Link:
         """The link that messages between stages take under a plan. Between hosts it has its share of their interfaces:
         pipelines are much alike, so when one sends the others of its host send as well."""
         link, rate = self.link(sender, receiver), self.profile.cluster.interface_bandwidth
@@ -194,7 +195,7 @@ class Costs:
             return link
         return Link(link.latency_s, min(link.bandwidth, rate / max(self.crowds(plan, (sender, receiver)))))
 
-    def crowds(self, plan: Plan, workers: Iterable[int]) -> tuple[int, ...]:
+    def crowds(self, plan: Plan, workers: Iterable[Worker]) -> tuple[int, ...]:
         """How many messages pass the interface of each worker's host at once; nothing where each has one of its own."""
         if self.profile.cluster.interface_bandwidth is None:
             return ()
@@ -259,15 +260,15 @@ class Costs:
         return [0, *accumulate(size(layer) for layer in self.profile.layers)]
 
 
-class _Places(dict[int, int]):
+class _Places(dict[Worker, int]):
     """Worker -> so many nodes, of which it is on one, worked out when it is first asked for: large plans ask for each worker
     many times."""
 
-    def __init__(self, node_of: Mapping[int, int], ranks_per_node: int, n_nodes: int) -> None:
+    def __init__(self, node_of: Mapping[Worker, int], ranks_per_node: int, n_nodes: int) -> None:
         super().__init__()
         self._node_of, self._ranks_per_node, self._n_nodes = node_of, ranks_per_node, n_nodes
 
-    def __missing__(self, worker: int) -> int:
+    def __missing__(self, worker: Worker) -> int:
         place = self[worker] = self._node_of.get(worker, worker // self._ranks_per_node) // self._n_nodes
         return place
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from odyssey.pipelines import Stage
 from odyssey.plan import Compute, Plan
 from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Drop, Op, Receive, Send
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
 
@@ -63,13 +64,13 @@ class Memory:
         return profile.runtime_bytes + state + round(live_bytes) + messages
 
 
-def peaks_of_moves(plan: Plan, held: Mapping[int, Collection[int]], costs: Costs) -> dict[int, int]:
+def peaks_of_moves(plan: Plan, held: Mapping[Worker, Collection[int]], costs: Costs) -> dict[Worker, int]:
     """Worker -> peak bytes before the plan's first step, for those that receive layers. `held`: by the survivors.
 
     Who receives none has less than in the steps before: its activations and old gradients go first.
     """
     memory = Memory(costs)
-    received: dict[int, list[int]] = {}
+    received: dict[Worker, list[int]] = {}
     for move in plan.moves:
         received.setdefault(move.target, []).append(move.layer)
     places = ((worker, plan.place[worker], layers) for worker, layers in received.items())
@@ -79,12 +80,12 @@ def peaks_of_moves(plan: Plan, held: Mapping[int, Collection[int]], costs: Costs
     }
 
 
-def peaks(plan: Plan, costs: Costs, programs: Mapping[int, Sequence[Op]]) -> dict[int, int]:
+def peaks(plan: Plan, costs: Costs, programs: Mapping[Worker, Sequence[Op]]) -> dict[Worker, int]:
     """Worker -> peak bytes, for the workers of these programs."""
     memory = Memory(costs)
     activations = costs.sums(lambda layer: layer.activation_bytes)
     outputs = costs.sums(lambda layer: layer.output_bytes)
-    result: dict[int, int] = {}
+    result: dict[Worker, int] = {}
     for worker, ops in programs.items():
         p, s = plan.place[worker]
         live = live_bytes(plan, ops, activations, outputs, costs.profile.micro_batch)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from odyssey.plan import Move
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 
-Resource = int | tuple[str, int]
+Resource = Worker | tuple[str, int]
 """A worker, or one way of the interface that the ranks of a host share: `("out", host)`, `("in", host)`."""
 
 
@@ -26,7 +27,7 @@ def occupied(move: Move, costs: Costs) -> dict[Resource, float]:
     return {move.source: seconds, move.target: seconds, ("out", here): interface_s, ("in", there): interface_s}
 
 
-def move_ends(moves: Iterable[Move], costs: Costs) -> dict[int, float]:
+def move_ends(moves: Iterable[Move], costs: Costs) -> dict[Worker, float]:
     """Worker -> seconds until its last move is done: each begins when all that it occupies has done with those before it."""
     if costs.profile.cluster.interface_bandwidth is None:
         return _ends_of_pairs(moves, costs)
@@ -39,10 +40,10 @@ def move_ends(moves: Iterable[Move], costs: Costs) -> dict[int, float]:
     return {resource: end_s for resource, end_s in free.items() if isinstance(resource, int)}
 
 
-def _ends_of_pairs(moves: Iterable[Move], costs: Costs) -> dict[int, float]:
+def _ends_of_pairs(moves: Iterable[Move], costs: Costs) -> dict[Worker, float]:
     """The same where a move occupies its two workers and nothing else."""
     host_of, (near_s, far_s) = costs.host, costs.move_s
-    free: dict[int, float] = {}
+    free: dict[Worker, float] = {}
     for move in moves:
         source, target = move.source, move.target
         sent, received = free.get(source, 0.0), free.get(target, 0.0)

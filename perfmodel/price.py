@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from odyssey.plan import Estimate, Plan
+from odyssey.worker import Worker
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import Cell, cells
 from perfmodel.costs import Costs
@@ -21,7 +22,7 @@ class Price(msgspec.Struct, frozen=True):
     """An estimate, and the worker that needs the most memory."""
 
     estimate: Estimate
-    peak_worker: int
+    peak_worker: Worker
 
 
 def price(
@@ -30,8 +31,8 @@ def price(
     *,
     seconds_to_change: float,
     search_s: float = 0.0,
-    node_of: Mapping[int, int] | None = None,
-    slow: Mapping[int, float] | None = None,
+    node_of: Mapping[Worker, int] | None = None,
+    slow: Mapping[Worker, float] | None = None,
 ) -> Estimate:
     """Step time, memory and transition of `plan` at the costs of `profile`; `slow`: see Costs.
 
@@ -63,9 +64,9 @@ def _latest(found: Sequence[Cell]) -> list[Cell]:
 def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float) -> Price:
     """As `price`, with the worker that needs the most memory."""
     found = _latest(cells(plan, costs))
-    computed: dict[int, float] = {}
-    complete: dict[int, tuple[float, ...]] = {}
-    peak_of: dict[int, int] = {}
+    computed: dict[Worker, float] = {}
+    complete: dict[Worker, tuple[float, ...]] = {}
+    peak_of: dict[Worker, int] = {}
     for cell in found:
         walked = cell_cost(plan, costs, cell)
         workers = cell.copies[0]

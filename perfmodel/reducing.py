@@ -17,6 +17,7 @@ from odyssey.buckets import Bucket, buckets
 from odyssey.pipelines import Stage
 from odyssey.plan import Compute, Plan
 from odyssey.schedule import Op
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 
 Layers = tuple[int, int]
@@ -41,7 +42,7 @@ class Reduced(NamedTuple):
 
 
 def ended(
-    plan: Plan, costs: Costs, worker: int, ops: Sequence[Op], times: Sequence[tuple[float, float]]
+    plan: Plan, costs: Costs, worker: Worker, ops: Sequence[Op], times: Sequence[tuple[float, float]]
 ) -> dict[Layers, Ended]:
     """By the layers that a worker has run: their last backward, of ops that took these times."""
     found = {}
@@ -55,7 +56,7 @@ def ended(
     return found
 
 
-def complete_s(plan: Plan, costs: Costs, worker: int, last: Mapping[Layers, Ended]) -> tuple[float, ...]:
+def complete_s(plan: Plan, costs: Costs, worker: Worker, last: Mapping[Layers, Ended]) -> tuple[float, ...]:
     """For each layer of a worker's own stage, when the gradients of it and of all above are complete there."""
     found = []
     at, factor = 0.0, costs.factor(worker)
@@ -69,13 +70,13 @@ def complete_s(plan: Plan, costs: Costs, worker: int, last: Mapping[Layers, Ende
     return tuple(reversed(found))
 
 
-def at_layer(plan: Plan, worker: int, complete: Sequence[float], layer: int) -> float:
+def at_layer(plan: Plan, worker: Worker, complete: Sequence[float], layer: int) -> float:
     """When all that a worker has from `layer` on is complete, see `complete_s`; all that it has, where it begins above."""
     return complete[max(layer - _own_stage(plan, worker).first, 0)]
 
 
 def ready(
-    plan: Plan, costs: Costs, complete: Mapping[int, Sequence[float]], twin: Mapping[int, int]
+    plan: Plan, costs: Costs, complete: Mapping[Worker, Sequence[float]], twin: Mapping[Worker, Worker]
 ) -> list[tuple[float, Bucket]]:
     """When each bucket that is to be summed can start. `complete`: by simulated worker, see `complete_s`."""
     found = []
@@ -88,7 +89,7 @@ def ready(
     return found
 
 
-def _own_stage(plan: Plan, worker: int) -> Stage:
+def _own_stage(plan: Plan, worker: Worker) -> Stage:
     p, s = plan.place[worker]
     return plan.pipelines[p].stages[s]
 

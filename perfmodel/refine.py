@@ -15,6 +15,7 @@ import msgspec
 
 from odyssey.messages import Measured, OpTime, Trial
 from odyssey.plan import Plan
+from odyssey.worker import Worker
 from perfmodel.costs import Costs, has_input_gradient
 from perfmodel.moving import moves_s
 from perfmodel.profile import LayerProfile, Profile
@@ -64,7 +65,7 @@ FIELDS = {
 }
 
 
-def tried(profile: Profile, plan: Plan, reports: Iterable[Measured], node_of: Mapping[int, int] | None = None) -> Profile:
+def tried(profile: Profile, plan: Plan, reports: Iterable[Measured], node_of: Mapping[Worker, int] | None = None) -> Profile:
     """The profile after the trial of `plan` at a job's start: what ops and the whole step took there counts in full."""
     tried = [(report, report.trial) for report in reports if report.trial is not None]
     if not tried:
@@ -94,9 +95,9 @@ def rescale(
     profile: Profile,
     plan: Plan,
     measured_step_s: float,
-    node_of: Mapping[int, int] | None = None,
+    node_of: Mapping[Worker, int] | None = None,
     weight: float = SCALE_WEIGHT,
-    slow: Mapping[int, float] | None = None,
+    slow: Mapping[Worker, float] | None = None,
 ) -> Profile:
     """The profile after `plan` has run for a while with this median step time; `slow`: see Costs."""
     modelled_s = simulate(plan, profile, node_of, slow).step_s

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from odyssey.errors import PlanError
 from odyssey.plan import Compute, Plan
 from odyssey.schedule import Commit, Op, Receive, Send
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.profile import Link
 
-Message = tuple[str, int, int, int, int]
+Message = tuple[str, int, int, Worker, Worker]
 """(kind, stage, micro-batch, sender, receiver)."""
 
 
@@ -24,16 +25,16 @@ class Run:
 
     plan: Plan
     costs: Costs
-    times: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    times: dict[Worker, list[tuple[float, float]]] = field(default_factory=dict)
     arrival: dict[Message, float] = field(default_factory=dict)
-    channel_free: dict[tuple[int, int], float] = field(default_factory=dict)
+    channel_free: dict[tuple[Worker, Worker], float] = field(default_factory=dict)
     crowded: float = 1.0
     """See Timeline."""
     _compute: dict[tuple[str, int, int, int, float], float] = field(default_factory=dict)
     _sizes: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
-    _links: dict[tuple[int, int], Link] = field(default_factory=dict)
+    _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict)
 
-    def compute_s(self, worker: int, op: Compute) -> float:
+    def compute_s(self, worker: Worker, op: Compute) -> float:
         """Seconds of work of a computation on a worker."""
         plan, factor = self.plan, self.costs.factor(worker)
         key = (op.kind, plan.home[op.micro_batch], op.stage, plan.n_samples(op.micro_batch), factor)
@@ -43,7 +44,7 @@ class Run:
             known = self._compute[key] = self.costs.compute_s(op.kind, stage.first, stage.stop, key[3]) * factor
         return known
 
-    def send(self, worker: int, op: Send, now: float) -> Message:
+    def send(self, worker: Worker, op: Send, now: float) -> Message:
         """Let a message leave at `now`; its time of arrival is then in `arrival`."""
         pair = (worker, op.peer)
         link = self._links.get(pair)
@@ -63,11 +64,11 @@ class Run:
         return message
 
 
-def own_devices(run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
+def own_devices(run: Run, programs: Mapping[Worker, Sequence[Op]]) -> None:
     """Every worker computes on a device of its own: one pass over the ops in an order that respects the transfers."""
     position = dict.fromkeys(programs, 0)
     clock = dict.fromkeys(programs, 0.0)
-    waiting: dict[Message, int] = {}
+    waiting: dict[Message, Worker] = {}
     ready = list(programs)
     arrival, compute_s, send = run.arrival, run.compute_s, run.send
     for worker in programs:
@@ -107,7 +108,7 @@ def own_devices(run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
         raise stuck(programs, position)
 
 
-def stuck(programs: Mapping[int, Sequence[Op]], position: Mapping[int, int]) -> PlanError:
+def stuck(programs: Mapping[Worker, Sequence[Op]], position: Mapping[Worker, int]) -> PlanError:
     """The error of programs that wait for messages that nobody will send."""
     waits = [(w, ops[position[w]]) for w, ops in programs.items() if isinstance(ops[position[w]], Receive)]
     return PlanError("the workers wait for each other: " + ", ".join(f"worker {worker} at {op}" for worker, op in waits))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from odyssey.plan import Compute
 from odyssey.schedule import Commit, Op, Receive, Send
+from odyssey.worker import Worker
 from perfmodel.profile import Cluster
 from perfmodel.running import Message, Run, stuck
 
@@ -24,7 +25,7 @@ class _Host:
     def __init__(self, rates: Sequence[float]) -> None:
         self.rates = rates
         self.lasted_s = [0.0] * len(rates)
-        self.active: list[tuple[float, int]] = []
+        self.active: list[tuple[float, Worker]] = []
         self.virtual = 0.0
         self.now = 0.0
         self.version = 0
@@ -39,15 +40,15 @@ class _Host:
         return self.now + (self.active[0][0] - self.virtual) / self.rates[len(self.active)]
 
 
-def share_cores(run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
+def share_cores(run: Run, programs: Mapping[Worker, Sequence[Op]]) -> None:
     """Run the programs up to their commit points on hosts of `cluster.cores` cores; fills `run.times` and `run.crowded`."""
     _Shared(run, programs).play()
 
 
 class _Shared:
-    """Programs under way. An event is (time, number, worker, 0), or (time, number, -1 - host, the host's version then)."""
+    """Programs under way. An event is (time, number, worker, -1, 0), or (time, number, None, host, the host's version then)."""
 
-    def __init__(self, run: Run, programs: Mapping[int, Sequence[Op]]) -> None:
+    def __init__(self, run: Run, programs: Mapping[Worker, Sequence[Op]]) -> None:
         self.cluster = run.costs.profile.cluster
         rates = [self.cluster.rate(max(n, 1)) for n in range(len(programs) + 1)]
         self.run = run
@@ -56,8 +57,8 @@ class _Shared:
         self.hosts = {host: _Host(rates) for host in set(self.host_of.values())}
         self.position = dict.fromkeys(programs, 0)
         self.began = dict.fromkeys(programs, 0.0)
-        self.waiting: dict[Message, int] = {}
-        self.events: list[tuple[float, int, int, int]] = []
+        self.waiting: dict[Message, Worker] = {}
+        self.events: list[tuple[float, int, Worker | None, int, int]] = []
         self.n_events = 0
         run.times.update({worker: [] for worker in programs})
 
@@ -66,11 +67,11 @@ class _Shared:
         for worker in self.programs:
             self._proceed(worker, 0.0)
         while self.events:
-            now, _, target, version = heapq.heappop(self.events)
-            if target >= 0:
+            now, _, target, number, version = heapq.heappop(self.events)
+            if target is not None:
                 self._finish(target, now)
-            elif version == self.hosts[-1 - target].version:
-                self._ended(-1 - target, now)
+            elif version == self.hosts[number].version:
+                self._ended(number, now)
         if self.waiting:
             raise stuck(self.programs, self.position)
         self.run.crowded = self._crowded()
@@ -95,12 +96,12 @@ class _Shared:
             self._finish(worker, now)
         self._foretell(number)
 
-    def _finish(self, worker: int, now: float) -> None:
+    def _finish(self, worker: Worker, now: float) -> None:
         self.run.times[worker].append((self.began[worker], now))
         self.position[worker] += 1
         self._proceed(worker, now)
 
-    def _proceed(self, worker: int, now: float) -> None:
+    def _proceed(self, worker: Worker, now: float) -> None:
         """All that takes no time, up to the next op that does or waits."""
         run, ops, times = self.run, self.programs[worker], self.run.times[worker]
         i = self.position[worker]
@@ -114,12 +115,12 @@ class _Shared:
             if isinstance(op, Send):
                 message = run.send(worker, op, now)
                 if message in self.waiting:
-                    self._push(run.arrival[message], self.waiting.pop(message), 0)
+                    self._push(run.arrival[message], self.waiting.pop(message))
             times.append((now, now))
             i += 1
         self.position[worker] = i
 
-    def _compute(self, worker: int, seconds: float, now: float) -> None:
+    def _compute(self, worker: Worker, seconds: float, now: float) -> None:
         number = self.host_of[worker]
         host = self.hosts[number]
         host.advance(now)
@@ -127,7 +128,7 @@ class _Shared:
         self.began[worker] = now
         self._foretell(number)
 
-    def _has_come(self, worker: int, op: Receive, now: float) -> bool:
+    def _has_come(self, worker: Worker, op: Receive, now: float) -> bool:
         message: Message = (op.kind, op.stage, op.micro_batch, op.peer, worker)
         arrives = self.run.arrival.get(message)
         if arrives is not None and arrives <= now:
@@ -136,7 +137,7 @@ class _Shared:
         if arrives is None:
             self.waiting[message] = worker
         else:
-            self._push(arrives, worker, 0)
+            self._push(arrives, worker)
         return False
 
     def _foretell(self, number: int) -> None:
@@ -144,18 +145,18 @@ class _Shared:
         host = self.hosts[number]
         host.version += 1
         if host.active:
-            self._push(host.next_end(), -1 - number, host.version)
+            self._push(host.next_end(), None, number, host.version)
 
-    def _push(self, time: float, target: int, version: int) -> None:
+    def _push(self, time: float, worker: Worker | None, number: int = -1, version: int = 0) -> None:
         self.n_events += 1
-        heapq.heappush(self.events, (time, self.n_events, target, version))
+        heapq.heappush(self.events, (time, self.n_events, worker, number, version))
 
 
-def share_equally(work: Mapping[int, float], cluster: Cluster) -> dict[int, float]:
+def share_equally(work: Mapping[Worker, float], cluster: Cluster) -> dict[Worker, float]:
     """When tasks that all start at 0 end: least work first, each at the rate that those still active leave it."""
-    end: dict[int, float] = {}
+    end: dict[Worker, float] = {}
     now, done, n_active = 0.0, 0.0, len(work)
-    for task, seconds in sorted(work.items(), key=lambda item: (item[1], item[0])):
+    for worker, seconds in sorted(work.items(), key=lambda item: (item[1], item[0])):
         now += (seconds - done) / cluster.rate(n_active)
-        end[task], done, n_active = now, seconds, n_active - 1
+        end[worker], done, n_active = now, seconds, n_active - 1
     return end

@@ -15,6 +15,7 @@ import msgspec
 
 from odyssey.plan import Plan
 from odyssey.schedule import Commit, Op, OptimizerStep, Reduce, program
+from odyssey.worker import Worker
 from perfmodel.cells import Cell, cells
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
@@ -37,18 +38,18 @@ class Timeline:
     the ops took of processors over what they would have taken alone on their hosts."""
 
     step_s: float
-    times: Mapping[int, Sequence[tuple[float, float]]]
-    twin: Mapping[int, int]
+    times: Mapping[Worker, Sequence[tuple[float, float]]]
+    twin: Mapping[Worker, Worker]
     crowded: float
 
-    def spans(self, plan: Plan, worker: int) -> list[Span]:
+    def spans(self, plan: Plan, worker: Worker) -> list[Span]:
         """The ops of `worker` with their times, in its program's order."""
         times = self.times[self.twin[worker]]
         return [Span(op, start, end) for op, (start, end) in zip(program(plan, worker), times, strict=True)]
 
 
 def simulate(
-    plan: Plan, profile: Profile, node_of: Mapping[int, int] | None = None, slow: Mapping[int, float] | None = None
+    plan: Plan, profile: Profile, node_of: Mapping[Worker, int] | None = None, slow: Mapping[Worker, float] | None = None
 ) -> Timeline:
     """The timeline of one step of `plan` at the costs of `profile`; `slow`: see Costs.
 
@@ -70,9 +71,9 @@ def play(run: Run, cell: Cell) -> None:
         share_cores(run, cell.programs)
 
 
-def twins(found: Sequence[Cell]) -> dict[int, int]:
+def twins(found: Sequence[Cell]) -> dict[Worker, Worker]:
     """Worker -> the worker whose times hold for it."""
-    twin: dict[int, int] = {}
+    twin: dict[Worker, Worker] = {}
     for cell in found:
         for copy in cell.copies:
             twin.update(zip(copy, cell.copies[0], strict=True))
@@ -107,7 +108,7 @@ class End:
 
     reduced: Mapping[int, Reduced]
     committed_s: float
-    stepped_s: Mapping[int, float]
+    stepped_s: Mapping[Worker, float]
 
     @property
     def step_s(self) -> float:
@@ -117,9 +118,9 @@ class End:
 def finish(
     plan: Plan,
     costs: Costs,
-    computed_s: Mapping[int, float],
-    complete: Mapping[int, Sequence[float]],
-    twin: Mapping[int, int],
+    computed_s: Mapping[Worker, float],
+    complete: Mapping[Worker, Sequence[float]],
+    twin: Mapping[Worker, Worker],
 ) -> End:
     """The end of a step whose simulated workers reach the commit point, and have gradients complete, at these times."""
     reduced: dict[int, Reduced] = {}
@@ -134,7 +135,7 @@ def finish(
     return End(reduced, committed, _optimizer_end(plan, costs, committed, twin))
 
 
-def _slowed_s(plan: Plan, costs: Costs, computed_s: Mapping[int, float], queued: Sequence[Reduced]) -> float:
+def _slowed_s(plan: Plan, costs: Costs, computed_s: Mapping[Worker, float], queued: Sequence[Reduced]) -> float:
     """What reductions beside the backward add to it, at the worker that they slow down most. Its own come later by as much."""
     slower = costs.profile.cluster.beside_reduction - 1
     if not slower:
@@ -149,7 +150,7 @@ def _slowed_s(plan: Plan, costs: Costs, computed_s: Mapping[int, float], queued:
     )
 
 
-def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[int, int]) -> dict[int, float]:
+def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[Worker, Worker]) -> dict[Worker, float]:
     """When each simulated worker's optimizer step is done."""
     work = {}
     for worker in set(twin.values()):
@@ -159,8 +160,8 @@ def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[int, in
     cluster = costs.profile.cluster
     if cluster.cores is None:
         return {worker: start + seconds for worker, seconds in work.items()}
-    end: dict[int, float] = {}
-    by_host: dict[int, dict[int, float]] = {}
+    end: dict[Worker, float] = {}
+    by_host: dict[int, dict[Worker, float]] = {}
     for worker, seconds in work.items():
         by_host.setdefault(costs.host(worker), {})[worker] = seconds
     for tasks in by_host.values():

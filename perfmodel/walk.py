@@ -19,6 +19,7 @@ from odyssey import kernel
 from odyssey.plan import Plan
 from odyssey.schedule import compute_order, one_forward_one_backward
 from odyssey.split import Orders, split_orders
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 
 Layers = tuple[int, int]
@@ -40,7 +41,7 @@ class Walked:
     ended: dict[Layers, tuple[float, kernel.Kind, int]]
 
 
-def walk(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[int, Walked] | None:
+def walk(plan: Plan, costs: Costs, pipelines: Sequence[int]) -> dict[Worker, Walked] | None:
     """Worker -> what became of it, for pipelines that exchange micro-batches only with each other.
 
     None if workers wait for each other: their programs say where. Raises PlanError for an order that is none.
@@ -85,7 +86,7 @@ class _Walk:
         for p in pipelines:
             self._add(p)
 
-    def play(self) -> dict[int, Walked] | None:
+    def play(self) -> dict[Worker, Walked] | None:
         tasks = self._tasks
         links = [self._costs.channel(self._plan, self._workers[a], self._workers[b]) for a, b in self._channels]
         messages = kernel.Messages(
@@ -147,7 +148,7 @@ class _Walk:
                 *(-1 if its[a] == its[b] else channels.setdefault((its[a], its[b]), len(channels)) for its in pairwise(rows)),
             ] * n
 
-    def _order(self, worker: int) -> list[int]:
+    def _order(self, worker: Worker) -> list[int]:
         plan, first_of = self._plan, self._first_of
         p, s = plan.place[worker]
         its = plan.pipelines[p]

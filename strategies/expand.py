@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 from odyssey.pipelines import Stage
+from odyssey.worker import Worker
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import assign, n_micro_batches_of
 from strategies.building.draft import Draft
@@ -51,8 +52,8 @@ def _with_whole_gaps(shapes: Shapes, draft: Draft) -> Draft:
     return [_with_whole_gap(shapes, ranges, row) for ranges, row in draft]
 
 
-def _with_whole_gap(shapes: Shapes, ranges: Ranges, row: Sequence[int | None]) -> tuple[Ranges, list[int | None]]:
-    found: list[tuple[tuple[int, int], int | None]] = []
+def _with_whole_gap(shapes: Shapes, ranges: Ranges, row: Sequence[Worker | None]) -> tuple[Ranges, list[Worker | None]]:
+    found: list[tuple[tuple[int, int], Worker | None]] = []
     for layers, worker in zip(ranges, row, strict=True):
         if worker is None and found and found[-1][1] is None:
             found[-1] = (found[-1][0][0], layers[1]), None

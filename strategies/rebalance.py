@@ -17,6 +17,7 @@ import msgspec
 from odyssey.errors import PlanError
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan, Route
+from odyssey.worker import Worker
 from perfmodel.price import price_in_detail
 from strategies.building.closed_form import Ranges, Shape, distribute
 from strategies.building.compose import assign, batch_of, compose, n_micro_batches_of
@@ -55,14 +56,14 @@ def slow(situation: Situation) -> list[Proposal]:
     return proposals
 
 
-def _without(stage: Stage, slow: set[int]) -> Stage:
+def _without(stage: Stage, slow: set[Worker]) -> Stage:
     return Stage(None, stage.first, stage.stop) if stage.worker in slow else stage
 
 
 # -- other stages ------------------------------------------------------------------------------------------------------
 
 
-def _layouts(situation: Situation, plan: Plan, slow: set[int]) -> Iterator[list[Row]]:
+def _layouts(situation: Situation, plan: Plan, slow: set[Worker]) -> Iterator[list[Row]]:
     """As it is; with other splits; with idle workers in the places of slow ones; without slow workers, and without their
     pipelines."""
     rows = [list(its.stages) for its in plan.pipelines]
@@ -82,16 +83,16 @@ def _layouts(situation: Situation, plan: Plan, slow: set[int]) -> Iterator[list[
         yield whole
 
 
-def _workers(row: Row) -> list[int]:
+def _workers(row: Row) -> list[Worker]:
     return [stage.worker for stage in row if stage.worker is not None]
 
 
-def _replaced(stage: Stage, taken: dict[int, int]) -> Stage:
+def _replaced(stage: Stage, taken: dict[Worker, Worker]) -> Stage:
     assert stage.worker is not None
     return Stage(taken.get(stage.worker, stage.worker), stage.first, stage.stop)
 
 
-def _shorter(situation: Situation, row: Row, slow: set[int]) -> Row:
+def _shorter(situation: Situation, row: Row, slow: set[Worker]) -> Row:
     """The pipeline with those of its workers that are not slow; empty where there is no split for so few."""
     left = [worker for worker in _workers(row) if worker not in slow]
     shape = shapes_of(situation.profile, n_micro_batches_of(situation)).of(len(left)) if left else None
@@ -193,7 +194,7 @@ def _step_s(situation: Situation, plan: Plan) -> float:
 # -- other routes ------------------------------------------------------------------------------------------------------
 
 
-def _partly_routed(situation: Situation, plan: Plan, slow: set[int]) -> list[Proposal]:
+def _partly_routed(situation: Situation, plan: Plan, slow: set[Worker]) -> list[Proposal]:
     """So many micro-batches of slow workers on others that hold their layers that all of these are done at about the same time
     (list scheduling on machines of different speeds: each goes to whoever would be done with it first)."""
     routes = [route for worker in sorted(slow) for route in _routes(situation, plan, worker, slow)]
@@ -211,7 +212,7 @@ def _partly_routed(situation: Situation, plan: Plan, slow: set[int]) -> list[Pro
     return [Proposal(NAME, msgspec.structs.replace(draft, schedule=schedule), "") for schedule in orders]
 
 
-def _routes(situation: Situation, plan: Plan, worker: int, slow: set[int]) -> list[Route]:
+def _routes(situation: Situation, plan: Plan, worker: Worker, slow: set[Worker]) -> list[Route]:
     """Of one slow worker, evenly among its micro-batches."""
     costs, pipelines = situation.costs, plan.pipelines
     p, s = plan.place[worker]

@@ -8,6 +8,7 @@ loss is the same question asked again: all stages without a worker are routed an
 from __future__ import annotations
 
 from odyssey.pipelines import Stage
+from odyssey.worker import Worker
 from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 
@@ -27,6 +28,6 @@ def propose(situation: Situation) -> list[Proposal]:
     return routed(situation, NAME, stages)
 
 
-def _without_lost(stage: Stage, alive: set[int]) -> Stage:
+def _without_lost(stage: Stage, alive: set[Worker]) -> Stage:
     """The stage, without its worker if that is lost."""
     return stage if stage.worker in alive else Stage(None, stage.first, stage.stop)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from odyssey.pipelines import Stage
+from odyssey.worker import Worker
 from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 
@@ -45,7 +46,7 @@ def propose(situation: Situation) -> list[Proposal]:
     return routed(situation, NAME, stages, spawned=returning)
 
 
-def _cannot_return(workers: Sequence[int]) -> str:
+def _cannot_return(workers: Sequence[Worker]) -> str:
     cause = "no restarts left (--max-restarts)"
     if len(workers) == 1:
         return f"the slot of worker {workers[0]} is gone or has {cause}"

@@ -20,6 +20,7 @@ PLAN_SIDE = {
     "odyssey.renaming",
     "odyssey.rest",
     "odyssey.pipelines",
+    "odyssey.worker",
     "odyssey.layout",
     "odyssey.kernel",
     "odyssey.split",
@@ -80,7 +81,9 @@ def test_imports_point_down(package: str) -> None:
 FLOORS: dict[str, tuple[str, ...]] = {
     "odyssey": (
         "text errors own_process control_group kernel",
-        "codec layout pipelines",
+        "codec layout",
+        "worker",
+        "pipelines",
         "plan",
         "split plan_proof renaming rest",
         "schedule messages tracebacks",

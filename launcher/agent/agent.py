@@ -51,6 +51,7 @@ from launcher.planning.planner import Planner
 from launcher.processes.environment import nccl_problem
 from launcher.processes.local_agent import LocalAgent
 from odyssey.messages import Failed, Hello, Report
+from odyssey.worker import Rank
 
 
 class Agent:
@@ -192,7 +193,7 @@ class Agent:
         self.start()
 
     def take_over(
-        self, before: int, said: list[tuple[int, Report]], ends: list[RankExited | RankLost], ended: JobEnded | None
+        self, before: int, said: list[tuple[Rank, Report]], ends: list[RankExited | RankLost], ended: JobEnded | None
     ) -> None:
         """Go on with the job that another agent has led, by its number. `said`, `ends`: by and of ranks here, and perhaps lost
         with it; `ended`: how the job ended, if that was decided and is still to be done."""

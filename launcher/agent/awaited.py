@@ -20,6 +20,7 @@ from launcher.health.waits import Wait
 from launcher.host.proc import Vitals
 from launcher.joblog.events import Cause, CauseKind
 from launcher.processes.ranks import Processes
+from odyssey.worker import Rank
 
 STORE_IDLE_S = 10.0
 """A store that takes no connection and uses no processor for so long will not."""
@@ -65,9 +66,9 @@ class Awaited:
                 yield from self._each(ended, "the script has ended, the process has not", True)
                 yield from self._each(ranks.alive - ended, "the script has not ended", True, quiet=True)
             case Status.ENDING | Status.ENDED:
-                yield from self._each(range(state.world.n_ranks), "told to end", False)
+                yield from self._each(state.world.numbers, "told to end", False)
 
-    def _each(self, ranks: Iterable[int], why: str, may_be_lost: bool, *, quiet: bool = False) -> Iterator[Wait]:
+    def _each(self, ranks: Iterable[Rank], why: str, may_be_lost: bool, *, quiet: bool = False) -> Iterator[Wait]:
         """Those that have a process: before that it is the zygote who is waited for."""
         for rank in sorted(ranks):
             if (found := self._cluster.seen(rank)) is not None:
@@ -79,5 +80,5 @@ class Awaited:
         if self._store.is_asked:
             self._store.end(what)
 
-    def _is_late(self, rank: int, what: str) -> None:
+    def _is_late(self, rank: Rank, what: str) -> None:
         self._cluster.kill_rank(rank, Cause(CauseKind.HANG, what))

@@ -17,6 +17,7 @@ from launcher.joblog.events import AgentInfo, Event
 from launcher.options import RunOptions
 from odyssey.messages import Result
 from odyssey.plan import Transition
+from odyssey.worker import Rank
 
 
 class Coordination:
@@ -59,14 +60,14 @@ class Coordination:
 
     # -- ranks ---------------------------------------------------------------------------------------------------------
 
-    def home_of(self, rank: int) -> int:
+    def home_of(self, rank: Rank) -> int:
         """The number of its agent."""
         return self.state.world.homes.get(rank, 0)
 
-    def ranks_of(self, agent: AgentInfo) -> list[int]:
+    def ranks_of(self, agent: AgentInfo) -> list[Rank]:
         return [rank for rank, home in self.state.world.homes.items() if home == agent.number]
 
-    def assignment(self, rank: int) -> RankAssignment:
+    def assignment(self, rank: Rank) -> RankAssignment:
         """Of a process of the rank that is started now."""
         world = self.state.world
         found = assigned(self._options, world.seated, world.restarts.n, world.attempt)[rank]
@@ -83,7 +84,7 @@ class Coordination:
         return isinstance(self.state, PlainState)
 
     @property
-    def plain_ranks(self) -> list[int]:
+    def plain_ranks(self) -> list[Rank]:
         """The living ranks without a Job, where they do not end anyway."""
         state = self.state
         return [] if state.status is Status.RESTARTING else sorted(state.world.ranks.of(RankState.STARTING))
@@ -100,12 +101,12 @@ class Coordination:
             return False
         return any(self.home_of(rank) != agent.number for rank in state.staying)
 
-    def counts_on(self, ranks: Iterable[int]) -> bool:
+    def counts_on(self, ranks: Iterable[Rank]) -> bool:
         """The generation in force, or the one to come, needs one of these."""
         return any(map(self.state.world.ranks.is_member, ranks))
 
     @property
-    def joined(self) -> set[int]:
+    def joined(self) -> set[Rank]:
         """The living ranks with a Job that has not ended."""
         return self.state.world.ranks.among(RankState.JOINED, RankState.MEMBER, RankState.FAILING)
 
@@ -127,10 +128,10 @@ class Coordination:
         return self.state.status is Status.FINISHING
 
     @property
-    def idle(self) -> list[int]:
+    def idle(self) -> list[Rank]:
         """Ranks for which the plan in force has no work."""
         plan = self.state.plan if isinstance(self.state, JobState) else None
-        return [] if plan is None else sorted(filter(self.state.world.ranks.is_member, plan.idle))
+        return [] if plan is None else sorted(filter(self.state.world.ranks.is_member, plan.all_ranks_of(plan.idle)))
 
     @property
     def is_draining(self) -> bool:
@@ -168,7 +169,7 @@ class Coordination:
         return root(self.state.world.ends)
 
 
-def assigned(options: RunOptions, agents: tuple[AgentInfo, ...], n_restarts: int, attempt: int) -> dict[int, RankAssignment]:
+def assigned(options: RunOptions, agents: tuple[AgentInfo, ...], n_restarts: int, attempt: int) -> dict[Rank, RankAssignment]:
     """rank -> where it is. Where there can be only this agent, none is named, and its host may have several nodes."""
     if agents:
         return assignments(agents, n_restarts, attempt)

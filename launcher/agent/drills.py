@@ -15,6 +15,7 @@ from launcher.host.loop import Loop
 from launcher.joblog.events import NoticeGiven, SlotsReturned
 from launcher.joblog.news import News
 from odyssey.errors import UsageError
+from odyssey.worker import Rank, numbers_from
 
 HELP = "for example: --drill 'step=20 kill=2', 'after=30s lose=node1', 'step=9 hang=3', 'step=40 join=node1'"
 _WORDS = "step=, after=, kill=, lose=, hang=, leave=, join="
@@ -29,7 +30,7 @@ class Drill(msgspec.Struct, frozen=True):
     step: int | None
     after_s: float | None
     action: str
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
 
 
 def parse(text: str, *, n_nodes: int, n_ranks_per_node: int) -> tuple[Drill, ...]:
@@ -60,7 +61,7 @@ def parse(text: str, *, n_nodes: int, n_ranks_per_node: int) -> tuple[Drill, ...
     return tuple(drills)
 
 
-def _ranks(text: str, part: str, value: str, n_nodes: int, n_ranks_per_node: int) -> tuple[int, ...]:
+def _ranks(text: str, part: str, value: str, n_nodes: int, n_ranks_per_node: int) -> tuple[Rank, ...]:
     match = re.fullmatch(r"(node)?(\d+)", value)
     if match is None:
         raise UsageError(f"--drill {text!r}: {part}: expected a rank or node<number>", HELP)
@@ -68,10 +69,10 @@ def _ranks(text: str, part: str, value: str, n_nodes: int, n_ranks_per_node: int
     if match[1]:
         if number >= n_nodes:
             raise UsageError(f"--drill {text!r}: {part}: there are nodes 0 to {n_nodes - 1}", HELP)
-        return tuple(range(number * n_ranks_per_node, (number + 1) * n_ranks_per_node))
+        return tuple(numbers_from(Rank(number * n_ranks_per_node), n_ranks_per_node))
     if number >= n_ranks:
         raise UsageError(f"--drill {text!r}: {part}: there are ranks 0 to {n_ranks - 1}", HELP)
-    return (number,)
+    return (Rank(number),)
 
 
 class DrillSchedule:

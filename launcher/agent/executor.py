@@ -32,6 +32,7 @@ from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from odyssey.errors import OdysseyError
 from odyssey.messages import Command, Measure, Pause, Prepare
+from odyssey.worker import Rank
 
 PAUSE_S, MEASURE_S = 0.0, 2.0
 """What these phases are expected to take: four times as long, and the ranks are asked where they are."""
@@ -101,7 +102,7 @@ class Executor:
             case End(code=code):
                 self._end.begin(code)
 
-    def _send(self, rank: int, order: Command) -> None:
+    def _send(self, rank: Rank, order: Command) -> None:
         if isinstance(order, Pause):
             gc.disable()  # until Go: a collection takes as long as a recovery
             self._hangs.expect(PAUSE_S, together=False)

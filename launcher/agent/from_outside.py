@@ -14,6 +14,7 @@ from launcher.joblog import owner
 from launcher.joblog.events import JobStarted
 from launcher.joblog.owner import Owner
 from launcher.processes.local_agent import LocalAgent
+from odyssey.worker import Rank
 
 
 def owner_of_folder(local: LocalAgent, number: int, started: JobStarted, leader: int, leader_at: Address) -> Owner:
@@ -33,7 +34,7 @@ def owner_of_folder(local: LocalAgent, number: int, started: JobStarted, leader:
 def answer_visitors(local: LocalAgent, reception: Reception, leader: Callable[[], int]) -> None:
     """From now on, whatever the agent's role is then. `leader()`: who leads where this agent does not."""
 
-    def pids() -> dict[int, int]:
+    def pids() -> dict[Rank, int]:
         found = {rank: local.processes.pid_here(rank) for rank in local.processes.ranks}
         return {rank: pid for rank, pid in found.items() if pid is not None}
 

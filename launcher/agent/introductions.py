@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from odyssey.messages import Command, Known, Offered
+from odyssey.worker import Rank
 
 MAX_OPEN = 1024
 """Offers of one rank that others have not met yet. Torch waits for most before it makes the next one."""
@@ -17,15 +18,15 @@ MAX_OPEN = 1024
 class Introductions:
     """`send(rank, order)`."""
 
-    def __init__(self, send: Callable[[int, Command], None]) -> None:
+    def __init__(self, send: Callable[[Rank, Command], None]) -> None:
         self._send = send
         self._generation = -1
-        self._open: dict[str, dict[int, bytes]] = {}
+        self._open: dict[str, dict[Rank, bytes]] = {}
         """By name of what is offered, who has come."""
-        self._n_open: dict[int, int] = {}
+        self._n_open: dict[Rank, int] = {}
         """By rank, in how many it waits."""
 
-    def offered(self, rank: int, offered: Offered) -> None:
+    def offered(self, rank: Rank, offered: Offered) -> None:
         """By a rank, for the generation at hand. A rank that offers more than it may waits for itself."""
         if offered.generation != self._generation:
             self._generation = offered.generation

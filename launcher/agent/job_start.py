@@ -22,6 +22,7 @@ from launcher.planning import situations
 from launcher.planning.planner import Planner
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent
+from odyssey.worker import Worker, worker_of
 from perfmodel.profile import Profile
 
 
@@ -59,7 +60,7 @@ def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo,
 
 
 class JobStart:
-    """`number`: this agent's; `node_of`: rank -> node, kept here; `profile`: measured before, None for none."""
+    """`number`: this agent's; `node_of`: worker -> node, kept here; `profile`: measured before, None for none."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class JobStart:
         planner: Planner,
         faults: Faults,
         stalls: StallWatch,
-        node_of: dict[int, int],
+        node_of: dict[Worker, int],
         profile: Profile | None,
     ) -> None:
         self._local = local
@@ -85,7 +86,7 @@ class JobStart:
         """The ranks are seated, or seated anew."""
         found = assigned(self._local.options, world.seated, 0, 0)
         self._node_of.clear()
-        self._node_of |= {rank: assignment.node for rank, assignment in found.items()}
+        self._node_of |= {worker_of(rank): assignment.node for rank, assignment in found.items()}
 
     def take_over(self, state: State) -> None:
         """The job has begun under another agent."""

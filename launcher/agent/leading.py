@@ -47,6 +47,7 @@ from launcher.processes.local_agent import LocalAgent
 from launcher.processes.ranks import Processes
 from odyssey.messages import SAME_CALLS, Broken, Failed, Position, ReachedAt, frame
 from odyssey.text import as_unicode
+from odyssey.worker import Rank, Worker
 from perfmodel.profile import Profile
 
 
@@ -107,7 +108,7 @@ def leading(local: LocalAgent, began: Began, drills: tuple[Drill, ...], profile:
     coordination, log = began.coordination, began.log
     leader, quorum = _others(local, began)
     cluster = Cluster(processes, leader)
-    node_of: dict[int, int] = {}
+    node_of: dict[Worker, int] = {}
     planner = Planner(options, node_of, loop, state=lambda: coordination.state, now=local.now, feed=news.event)
     orders = Orders(cluster, coordination)
     faults = Faults(drills, loop, cluster, news)
@@ -196,7 +197,7 @@ def _is_reached(processes: Processes, address: str) -> None:
 def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordination: Coordination) -> JobHangs:
     news = local.news
 
-    def stuck(rank: int, position: Position, what: str) -> None:
+    def stuck(rank: Rank, position: Position, what: str) -> None:
         generation = coordination.generation
         news.event(Broken(rank, generation, position, what), generation=generation)
 
@@ -212,7 +213,7 @@ def _watch_over_jobs(local: LocalAgent, cluster: Cluster, orders: Orders, coordi
 
 
 def _watch_over_scripts(local: LocalAgent, cluster: Cluster, coordination: Coordination) -> StallWatch:
-    def watched() -> list[int]:
+    def watched() -> list[Rank]:
         """The living ranks without a Job."""
         return coordination.plain_ranks if local.code is None else []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.agent.coordination import Coordination
 from launcher.cluster.leading.cluster import Cluster
 from odyssey.messages import Command, Ping, frame
+from odyssey.worker import Rank
 
 
 class Orders:
@@ -16,14 +17,14 @@ class Orders:
         self._last: Command | None = None
         self._framed = b""
 
-    def send(self, rank: int, order: Command) -> None:
+    def send(self, rank: Rank, order: Command) -> None:
         """Now, or when the rank reads."""
         if order is not self._last:
             self._last = order
             self._framed = frame(order)
         self._cluster.send(rank, self._framed)
 
-    def ping(self, number: int) -> frozenset[int]:
+    def ping(self, number: int) -> frozenset[Rank]:
         """Ask all ranks that take part where they are. Answers whom."""
         joined = self._coordination.joined
         ranks = frozenset(

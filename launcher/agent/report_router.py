@@ -17,6 +17,7 @@ from launcher.processes.spawner import Spawner
 from odyssey import messages
 from odyssey.errors import OdysseyError
 from odyssey.messages import Connected, Paused, Report, Word
+from odyssey.worker import Rank
 
 FINISH_S = 5.0
 """What the end of a script is expected to take: four times as long, and the ranks are asked where they are."""
@@ -51,10 +52,10 @@ class ReportRouter:
         self.units = units
         self._introductions = introductions
         self._explain = explain
-        self._progressed: set[int] = set()
+        self._progressed: set[Rank] = set()
         """Ranks without a Job that have shown progress since they were started."""
 
-    def began(self, rank: int) -> None:
+    def began(self, rank: Rank) -> None:
         """There is a new process of this rank."""
         self._stalls.began(rank)
         self._progressed.discard(rank)
@@ -105,7 +106,7 @@ class ReportRouter:
             case Paused() | Connected():
                 self._pass_on(report)
 
-    def _measured(self, rank: int, report: messages.Measured) -> None:
+    def _measured(self, rank: Rank, report: messages.Measured) -> None:
         """A rank's part of the profile."""
         try:
             profiled = self._planner.measured(rank, report)
@@ -115,7 +116,7 @@ class ReportRouter:
         if profiled is not None:
             self._news.event(profiled)
 
-    def _has_progressed(self, rank: int) -> None:
+    def _has_progressed(self, rank: Rank) -> None:
         """A rank without a Job has done a step, or says that it goes on."""
         if rank not in self._progressed:
             self._progressed.add(rank)
@@ -129,7 +130,7 @@ class ReportRouter:
             self._pass_on(broken)
 
 
-def _way_of(rank: int, moved_bytes: int, read_bytes: int) -> str:
+def _way_of(rank: Rank, moved_bytes: int, read_bytes: int) -> str:
     """How states have come to a rank."""
     sent_bytes = moved_bytes - read_bytes
     ways = [(read_bytes, "read from the memory of ranks of its host"), (sent_bytes, "sent over connections")]

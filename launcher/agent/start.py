@@ -25,9 +25,10 @@ from launcher.output import torch_logs_specs
 from launcher.processes import environment as environments
 from launcher.processes import rank_process
 from launcher.processes.local_agent import LocalAgent, Role
+from odyssey.worker import Rank
 from perfmodel.profile import Profile
 
-Output = Callable[[int, str, bytes], None]
+Output = Callable[[Rank, str, bytes], None]
 
 
 def run(options: RunOptions, watch: Watch, output: Output) -> int:
@@ -106,7 +107,7 @@ def _found(local: LocalAgent, drills: tuple[Drill, ...], profile: Profile | None
 def _take_over(local: LocalAgent, succession: Succession) -> None:
     """From here on this agent leads."""
 
-    def has_current(rank: int) -> bool:
+    def has_current(rank: Rank) -> bool:
         attempt = local.processes.process(rank).assignment.attempt
         return coordination.home_of(rank) == succession.number and attempt == coordination.attempt
 

@@ -12,6 +12,7 @@ import msgspec
 from launcher.health.stacks import Stack
 from launcher.output.kept import MAX_FILES, MAX_PIECE_BYTES, KeptFile, Size
 from odyssey.codec import Count
+from odyssey.worker import RankNumber
 
 MAX_QUESTION_BYTES = 4096
 
@@ -52,7 +53,7 @@ class AskLeave(msgspec.Struct, frozen=True, tag=True):
     """Have these ranks leave the job, what they hold moved away first. `within_s`: until they will be
     lost; None where nobody knows."""
 
-    ranks: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=1024)]
+    ranks: Annotated[tuple[RankNumber, ...], msgspec.Meta(min_length=1, max_length=1024)]
     within_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
 
 
@@ -64,7 +65,7 @@ Question = AskStacks | AskFiles | AskPiece | AskLife | AskEnd | AskLeave
 class Stacks(msgspec.Struct, frozen=True, tag=True):
     """Of each living rank."""
 
-    stacks: dict[Count, Stack]
+    stacks: dict[RankNumber, Stack]
 
 
 class Files(msgspec.Struct, frozen=True, tag=True):

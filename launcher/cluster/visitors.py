@@ -31,6 +31,7 @@ from launcher.host.loop import Loop, Timer
 from launcher.output import kept
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import packed
+from odyssey.worker import Rank
 
 MAX_VISITORS = 16
 """At a time; a further one takes the place of the one that has been there longest."""
@@ -51,7 +52,7 @@ class Visitors:
         reception: Reception,
         folder: Path | None,
         *,
-        pids: Callable[[], dict[int, int]],
+        pids: Callable[[], dict[Rank, int]],
         end: Callable[[bool], Answer],
         leave: Callable[[AskLeave], Answer],
         is_ending: Callable[[], bool],
@@ -103,7 +104,7 @@ class Visitors:
             self._go(visitor)
 
 
-def _stacks(reading: Reading, pids: dict[int, int]) -> Stacks:
+def _stacks(reading: Reading, pids: dict[Rank, int]) -> Stacks:
     return Stacks(reading.read(pids) if pids else {})
 
 

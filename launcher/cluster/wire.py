@@ -17,6 +17,7 @@ from launcher.host.fitness.report import HostReport
 from launcher.joblog.events import Event, RankExited, RankLost, RankStarted
 from odyssey.codec import Count, Name, Pid, SignalNumber, check_ip_address
 from odyssey.messages import Failed, Finished, Report
+from odyssey.worker import Rank, RankNumber
 
 # -- member to leader --------------------------------------------------------------------------------------------------
 
@@ -162,14 +163,14 @@ class Samples(msgspec.Struct, frozen=True, tag=True):
     """The answer to TakeSamples with this number."""
 
     number: Count64
-    samples: dict[Count, Sample]
+    samples: dict[RankNumber, Sample]
 
 
 class StacksRead(msgspec.Struct, frozen=True, tag=True):
     """The answer to ReadStacks with this number."""
 
     number: Count64
-    stacks: dict[Count, Stack]
+    stacks: dict[RankNumber, Stack]
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True):
@@ -240,26 +241,26 @@ class SpawnRank(msgspec.Struct, frozen=True, tag=True):
 class ToRank(msgspec.Struct, frozen=True, tag=True):
     """An order, framed, for the current process of a rank."""
 
-    rank: int
+    rank: Rank
     order: bytes
 
 
 class EndRanks(msgspec.Struct, frozen=True, tag=True):
     """SIGTERM, and SIGKILL after the shutdown time-out."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
 
 
 class KillRank(msgspec.Struct, frozen=True, tag=True):
     """SIGKILL. Nobody waits for its end."""
 
-    rank: int
+    rank: Rank
 
 
 class DrillRank(msgspec.Struct, frozen=True, tag=True):
     """SIGKILL or SIGSTOP to a rank on purpose; what follows is told as if it had happened by itself."""
 
-    rank: int
+    rank: Rank
     number: SignalNumber
 
 
@@ -267,7 +268,7 @@ class TakeSamples(msgspec.Struct, frozen=True, tag=True):
     """How much have these ranks used, written and said to others? `elsewhere`: addresses of other agents, but of who asks."""
 
     number: Count64
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     elsewhere: tuple[Name, ...] = ()
 
 
@@ -275,7 +276,7 @@ class ReadStacks(msgspec.Struct, frozen=True, tag=True):
     """Where are these ranks in their code?"""
 
     number: Count64
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
 
 
 class KillAll(msgspec.Struct, frozen=True, tag=True):

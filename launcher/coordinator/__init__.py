@@ -3,6 +3,7 @@
 machine.py         `step(state, event) -> (state, actions)`
 state.py           what is known: of every script, of a plain one, of a Job
 ranks.py           each rank in one state, and which may follow which
+workers.py         what ranks report, folded into what workers are
 actions.py         what is wanted done; decision.py: the end
 job.py             the machine of a Job: start, loss, finish
 transition.py      from a pause to go; gate.py: what must agree before it

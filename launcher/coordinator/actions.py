@@ -8,32 +8,33 @@ from launcher.joblog.events import Cause, Decision, Note
 from odyssey.messages import Command
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
+from odyssey.worker import Rank, Worker
 
 
 class SendOrder(msgspec.Struct, frozen=True):
     """To one rank."""
 
-    rank: int
+    rank: Rank
     order: Command
 
 
 class Spawn(msgspec.Struct, frozen=True):
     """Start a process for this rank. Answered by RankStarted, then Hello or RankLost."""
 
-    rank: int
+    rank: Rank
 
 
 class Kill(msgspec.Struct, frozen=True):
     """End the rank's process with SIGKILL. Answered by RankLost with this cause; with None nobody waits for an answer."""
 
-    rank: int
+    rank: Rank
     cause: Cause | None
 
 
 class EndRanks(msgspec.Struct, frozen=True):
     """SIGTERM, and SIGKILL after the shutdown time-out. Answered by RankLost or RankExited of each."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
 
 
 class RenewStore(msgspec.Struct, frozen=True):
@@ -50,22 +51,22 @@ class StartMeasure(msgspec.Struct, frozen=True):
 class Propose(msgspec.Struct, frozen=True):
     """Search plans for this situation. Answered by Proposed. `plan` is None for the first plan of the job.
 
-    `step`: the first that the plan is to run. `untrained`: no unit is final yet. `arriving`: ranks whose processes start beside
-    the training; `leaving`: ranks that hold state, and are to have no work any more. `slow`: how many times as long
-    ranks compute that are slow. `is_running`: `plan` runs, and goes on where nothing better is found.
+    `step`: the first that the plan is to run. `untrained`: no unit is final yet. `arriving`: workers whose processes start
+    beside the training; `leaving`: workers that hold state, and are to have no work any more. `slow`: how many times as long
+    workers compute that are slow. `is_running`: `plan` runs, and goes on where nothing better is found.
     """
 
     generation: int
     step: int
     plan: Plan | None
-    alive: tuple[int, ...]
-    lost: tuple[int, ...]
-    respawnable: tuple[int, ...]
-    held: dict[int, frozenset[int]]
+    alive: tuple[Worker, ...]
+    lost: tuple[Worker, ...]
+    respawnable: tuple[Worker, ...]
+    held: dict[Worker, frozenset[int]]
     untrained: bool = False
-    arriving: tuple[int, ...] = ()
-    leaving: tuple[int, ...] = ()
-    slow: dict[int, float] = {}
+    arriving: tuple[Worker, ...] = ()
+    leaving: tuple[Worker, ...] = ()
+    slow: dict[Worker, float] = {}
     is_running: bool = False
 
 

@@ -174,7 +174,7 @@ def _start(plain: PlainState) -> Actions:
     world.generation += 1
     world.attempt += 1
     plain.status, plain.attempt_at, plain.has_progressed, plain.missed = Status.STARTING, world.now, False, ""
-    return SetDeadline(None), RenewStore(), *(Spawn(rank) for rank in range(world.n_ranks))
+    return SetDeadline(None), RenewStore(), *(Spawn(rank) for rank in world.numbers)
 
 
 def _waited(plain: PlainState, body: Tick) -> Actions:

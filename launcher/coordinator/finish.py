@@ -17,6 +17,7 @@ from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import Cause, CauseKind, Note, Tick
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import Broken, Finish, Finished, Pause, Paused, Position, position_after
+from odyssey.worker import Rank
 
 ASK_AGAIN_S = 3.0
 """A rank that was in the script's own code when it was asked may train on by now, or be gone."""
@@ -65,7 +66,7 @@ def release_stranded(job: JobState) -> Actions:
 # -- before its last step ----------------------------------------------------------------------------------------------
 
 
-def exited_early(job: JobState, rank: int) -> Actions:
+def exited_early(job: JobState, rank: Rank) -> Actions:
     """It ended with exit code 0. Others that need it will miss it where they communicate; where they do not, they are asked."""
     told: Actions = ()
     communicates = job.status in (Status.RUNNING, Status.FINISHING)
@@ -84,7 +85,7 @@ def exited_early(job: JobState, rank: int) -> Actions:
 
 def _are_all_idle(job: JobState) -> bool:
     plan = job.plan
-    return plan is not None and job.ranks.n_members <= len(plan.idle) and job.members <= set(plan.idle)
+    return plan is not None and job.ranks.n_members <= len(idle := job.workers.ranks(plan.idle)) and job.members <= idle
 
 
 def ask_whether_they_train(job: JobState) -> Actions:
@@ -122,7 +123,7 @@ def made_without(job: JobState) -> Actions:
     """A unit is final. If one has ended that had no work in it, the others train on without it."""
     if job.status is not Status.FINISHING or not job.world.first_failure or job.plan is None:
         return ()
-    return _failed(job) if _judged(job)[0].rank in job.plan.idle else ()
+    return _failed(job) if job.plan.worker_of(_judged(job)[0].rank) in job.plan.idle else ()
 
 
 def _is_in_unit(body: Paused) -> bool:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from msgspec.structs import replace
 
+from launcher.coordinator.workers import workers_of
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import ModelSpec, Paused, Position, Ready, Result, position_after
 from odyssey.plan import Plan
+from odyssey.worker import Rank
 
 
-def model_difference(models: Mapping[int, ModelSpec]) -> str | None:
+def model_difference(models: Mapping[Rank, ModelSpec]) -> str | None:
     """Which ranks were given another model than the others, and the first layer or value that differs."""
     models = {rank: replace(model, optimizers=(), values=()) for rank, model in models.items()}
     first_rank = min(models)
@@ -35,7 +37,7 @@ def model_difference(models: Mapping[int, ModelSpec]) -> str | None:
     return f"{where}: {fields[0]} is {values}"
 
 
-def difference_at_start(models: Mapping[int, ModelSpec]) -> tuple[str, str] | None:
+def difference_at_start(models: Mapping[Rank, ModelSpec]) -> tuple[str, str] | None:
     """What ranks with the same model were given differently all the same, and what to do about it: that no rank has trained
     yet is assumed."""
     first_rank = min(models)
@@ -69,7 +71,7 @@ def _where_it_differs(words: str, others: str) -> str:
 _SETTING = re.compile(r"\w+=(?:\([^)]*\)|[^,;()])*")
 
 
-def roll_forward_problem(paused: Mapping[int, Paused], results: tuple[Result, ...]) -> str | None:
+def roll_forward_problem(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -> str | None:
     """Why some survivor cannot be brought to the position behind the newest result; None if all can.
 
     Whoever passes the commit point needed everybody's contribution, so a holder of state is there, or one unit behind
@@ -92,7 +94,7 @@ def roll_forward_problem(paused: Mapping[int, Paused], results: tuple[Result, ..
     return None
 
 
-def final_position(paused: Mapping[int, Paused], results: tuple[Result, ...]) -> Position:
+def final_position(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -> Position:
     """Behind the newest result; where there is none yet, where the ranks are."""
     if results:
         return position_after(results[-1])
@@ -100,7 +102,7 @@ def final_position(paused: Mapping[int, Paused], results: tuple[Result, ...]) ->
 
 
 def gate_problem(
-    plan: Plan, ready: Mapping[int, Ready], end: Position | None, held_before: Mapping[int, Collection[int]]
+    plan: Plan, ready: Mapping[Rank, Ready], end: Position | None, held_before: Mapping[Rank, Collection[int]]
 ) -> str | None:
     """The first thing in which the ranks at the gate disagree with each other or with the plan; None: go.
 
@@ -110,17 +112,18 @@ def gate_problem(
 
 
 def _gate_problems(
-    plan: Plan, ready: Mapping[int, Ready], end: Position | None, held_before: Mapping[int, Collection[int]]
+    plan: Plan, ready: Mapping[Rank, Ready], end: Position | None, held_before: Mapping[Rank, Collection[int]]
 ) -> Iterator[str]:
-    expected = end if end is not None else ready[plan.leader].position
+    at_work = sorted(workers_of(plan).ranks(plan.workers))
+    expected = end if end is not None else ready[at_work[0]].position
     for rank, report in sorted(ready.items()):
         if report.problem:
             yield f"rank {rank} would not train what it holds: {report.problem}"
         if report.position != expected:
             yield f"rank {rank} stands at {_at(report.position)}, expected {_at(expected)}"
-    digests: dict[int, dict[int, str]] = {}
+    digests: dict[int, dict[Rank, str]] = {}
     for rank, report in sorted(ready.items()):
-        mine, planned = dict(report.digests), _shards(plan, plan.held.get(rank, ()))
+        mine, planned = dict(report.digests), _shards(plan, plan.held.get(plan.worker_of(rank), ()))
         for shard in sorted(planned - set(mine)):
             yield f"rank {rank} lacks {_name(plan, shard)}, against the plan"
         for shard in sorted(set(mine) - planned - _shards(plan, held_before.get(rank, ()))):
@@ -131,46 +134,48 @@ def _gate_problems(
         if len(set(by_rank.values())) > 1:
             texts = ", ".join(f"rank {rank} {digest}" for rank, digest in sorted(by_rank.items()))
             yield f"{_name(plan, shard)} differs between its holders: {texts}"
-    yield from _reduction_problems(plan, ready)
-    yield from _stream_problems(plan, ready)
-    owner: dict[int, int] = {}
-    for worker in plan.workers:
-        for micro_batch, n_samples in ready[worker].samples:
+    yield from _reduction_problems(plan, ready, at_work)
+    yield from _stream_problems(plan, ready, at_work)
+    owner: dict[int, Rank] = {}
+    for rank in at_work:
+        for micro_batch, n_samples in ready[rank].samples:
             if micro_batch in owner:
-                yield f"micro-batch {micro_batch} is run by {ranks_text([owner[micro_batch], worker])}"
-            owner[micro_batch] = worker
+                yield f"micro-batch {micro_batch} is run by {ranks_text([owner[micro_batch], rank])}"
+            owner[micro_batch] = rank
             if not 0 <= micro_batch < plan.n_micro_batches or n_samples != plan.n_samples(micro_batch):
-                yield f"rank {worker} counts {n_samples} samples in micro-batch {micro_batch}"
-        if ready[worker].denominator != plan.global_batch:
-            yield f"rank {worker} divides by {ready[worker].denominator} samples, the global batch is {plan.global_batch}"
+                yield f"rank {rank} counts {n_samples} samples in micro-batch {micro_batch}"
+        if ready[rank].denominator != plan.global_batch:
+            yield f"rank {rank} divides by {ready[rank].denominator} samples, the global batch is {plan.global_batch}"
     for micro_batch in range(plan.n_micro_batches):
         if micro_batch not in owner:
             yield f"micro-batch {micro_batch} is run by no rank"
-    counted = sum(n_samples for worker in plan.workers for _, n_samples in ready[worker].samples)
+    counted = sum(n_samples for rank in at_work for _, n_samples in ready[rank].samples)
     if counted != plan.global_batch:
         yield f"the ranks count {counted} samples in all, the global batch is {plan.global_batch}"
 
 
-def _reduction_problems(plan: Plan, ready: Mapping[int, Ready]) -> Iterator[str]:
+def _reduction_problems(plan: Plan, ready: Mapping[Rank, Ready], at_work: Sequence[Rank]) -> Iterator[str]:
+    workers = workers_of(plan)
     for g, group in enumerate(plan.reduce):
-        contracts = {worker: dict(ready[worker].contracts).get(g) for worker in group.workers}
+        contracts = {rank: dict(ready[rank].contracts).get(g) for rank in workers.ranks(group.workers)}
         if None in contracts.values() or len(set(contracts.values())) > 1:
-            texts = ", ".join(f"rank {worker} {contract}" for worker, contract in sorted(contracts.items()))
+            texts = ", ".join(f"rank {rank} {contract}" for rank, contract in sorted(contracts.items()))
             yield f"the gradients of layers {list(group.layers)} are summed differently: {texts}"
-    for worker in plan.workers:
-        if foreign := set(dict(ready[worker].contracts)) - set(plan.groups_of.get(worker, ())):
-            yield f"rank {worker} takes part in reduction {min(foreign)}, against the plan"
+    for rank in at_work:
+        if foreign := set(dict(ready[rank].contracts)) - set(plan.groups_of.get(plan.worker_of(rank), ())):
+            yield f"rank {rank} takes part in reduction {min(foreign)}, against the plan"
 
 
-def _stream_problems(plan: Plan, ready: Mapping[int, Ready]) -> Iterator[str]:
-    streams = {worker: ready[worker].stream for worker in plan.workers if ready[worker].stream is not None}
+def _stream_problems(plan: Plan, ready: Mapping[Rank, Ready], at_work: Sequence[Rank]) -> Iterator[str]:
+    streams = {rank: ready[rank].stream for rank in at_work if ready[rank].stream is not None}
     if len(set(streams.values())) > 1:
-        texts = ", ".join(f"rank {worker} {stream}" for worker, stream in sorted(streams.items()))
+        texts = ", ".join(f"rank {rank} {stream}" for rank, stream in sorted(streams.items()))
         yield f"the samples or random numbers of the next step differ: {texts}"
     for k in range(plan.n_micro_batches):
         for stage in (0, len(plan.pipelines[plan.home[k]].stages) - 1):
-            if (worker := plan.runner(k, stage)) not in streams:
-                yield f"rank {worker} does not know the samples of micro-batch {k}"
+            for rank in plan.ranks_of(plan.runner(k, stage)):
+                if rank not in streams:
+                    yield f"rank {rank} does not know the samples of micro-batch {k}"
 
 
 def _shards(plan: Plan, held: Collection[int]) -> set[int]:

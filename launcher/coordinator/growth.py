@@ -39,6 +39,7 @@ from launcher.coordinator.rank_assignment import seats_with
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.restart_policy import GiveUp
 from launcher.coordinator.state import JobState, Status
+from launcher.coordinator.workers import workers_of
 from launcher.joblog.events import (
     AgentInfo,
     Cause,
@@ -57,6 +58,7 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import Connect, Connected, Drain, Paused
 from odyssey.plan import Plan
+from odyssey.worker import Rank
 from perfmodel.escalation import due_after_s
 from strategies.situation import Candidate
 from strategies.situation.faults import attempt
@@ -113,7 +115,7 @@ def slots_returned(job: JobState, body: SlotsReturned) -> Actions:
     return *stays, Record(note), *(Spawn(rank) for rank in back)
 
 
-def _why_not_back(job: JobState, rank: int) -> str:
+def _why_not_back(job: JobState, rank: Rank) -> str:
     """Empty where it may start again."""
     world = job.world
     if job.status is Status.FINISHING:
@@ -154,20 +156,20 @@ def newcomer_lost(job: JobState, body: RankLost, how: str, *, has_failed: bool) 
     return newcomer_ended(job, rank, how, why)
 
 
-def newcomer_ended(job: JobState, rank: int, how: str, why: str = "") -> Actions:
+def newcomer_ended(job: JobState, rank: Rank, how: str, why: str = "") -> Actions:
     """For good. `why` it is not started again."""
     _want_without(job, rank)
     return Record(Note(f"{how} before it took part; the others go on without it{f': {why}' if why else ''}")), *consider(job)
 
 
-def _want_without(job: JobState, rank: int) -> None:
+def _want_without(job: JobState, rank: Rank) -> None:
     """No plan is connected for that counts on this rank."""
     wanted = job.recovery.wanted
-    if wanted is not None and rank in wanted[0].workers:
+    if wanted is not None and wanted[0].worker_of(rank) in wanted[0].held:
         job.recovery.wanted = None
 
 
-def unreachable(job: JobState) -> Set[int]:
+def unreachable(job: JobState) -> Set[Rank]:
     """Newcomers that the generation to come counts on. Where its groups cannot be built it is them: the others had theirs."""
     return job.ranks.new & job.members if job.plan is not None else frozenset()
 
@@ -185,7 +187,7 @@ def asked_to_leave(job: JobState, body: NoticeGiven) -> Actions:
         return (Record(Note(f"{ranks_text(body.ranks)} {'are' if len(body.ranks) > 1 else 'is'} not asked to leave: {why}")),)
     within = "" if body.within_s is None else f" within {body.within_s:g} s"
     note = Record(Note(f"{ranks_text(wanted)} {'are' if len(wanted) > 1 else 'is'} to leave{within}: {body.reason}"))
-    awaited = set(job.next_plan.spawned) if job.next_plan is not None else set()
+    awaited = job.awaited
     at_once = wanted & ranks.among(RankState.STARTING, RankState.JOINED) - awaited
     job.leaving |= dict.fromkeys(sorted(wanted & (job.members | awaited)), body.is_certain)
     ends = _let_go(job, at_once)
@@ -205,7 +207,7 @@ def let_go(job: JobState) -> Actions:
     return _let_go(job, gone)
 
 
-def _let_go(job: JobState, ranks: Set[int]) -> Actions:
+def _let_go(job: JobState, ranks: Set[Rank]) -> Actions:
     job.ranks.enter_all(ranks, RankState.LEAVING)
     return (EndRanks(tuple(sorted(ranks))),) if ranks else ()
 
@@ -265,22 +267,24 @@ def ask(job: JobState) -> Actions:
     assert job.plan is not None
     job.recovery.wanted = None
     members, newcomers = job.members, job.ranks.of(RankState.JOINED)
-    leaving = members & job.leaving.keys()
+    leaving, starting = members & job.leaving.keys(), job.ranks.of(RankState.STARTING) - job.leaving.keys()
     if leaving and not members - leaving and not newcomers:
         return _cannot_leave(job, leaving, "nobody would be left")
-    held = {rank: job.plan.held.get(rank, frozenset()) for rank in sorted(members)}
+    workers = job.workers
+    held = {worker: job.plan.held.get(worker, frozenset()) for worker in sorted(workers.all_of(members))}
+    held |= dict.fromkeys(sorted(workers.any_of(newcomers)), frozenset[int]())
     propose = Propose(
         generation=job.world.generation,
         step=job.end[0] if job.end is not None else job.plan.step,
         plan=job.plan,
-        alive=tuple(sorted({*members, *newcomers} - leaving)),
+        alive=tuple(sorted(workers.all_of((members | newcomers) - leaving))),
         lost=(),
         respawnable=(),
-        held=held | {rank: frozenset() for rank in sorted(newcomers)},
+        held=held,
         untrained=not job.results,
-        arriving=tuple(sorted(job.ranks.of(RankState.STARTING) - job.leaving.keys())),
-        leaving=tuple(sorted(leaving)),
-        slow=job.factors,
+        arriving=tuple(sorted(workers.completed_by(starting, members | newcomers))),
+        leaving=tuple(sorted(workers.completed_by(leaving, members))),
+        slow=workers.slowest(job.factors),
         is_running=True,
     )
     return SetDeadline(None), propose
@@ -290,13 +294,14 @@ def answered(job: JobState, body: Proposed) -> Actions:
     """The best plan with all that are there. Where it leaves newcomers without work they stand by."""
     newcomers = job.ranks.of(RankState.JOINED)
     best = body.candidates[0] if body.candidates else None
-    if best is not None and best.plan is not None and not {*best.plan.workers} <= job.members | newcomers:
+    at_work = _at_work(best.plan) if best is not None and best.plan is not None else set()
+    if not at_work <= job.members | newcomers:
         return ask(job)  # one that it counts on was lost since it was asked for
     if leaving := job.leaving.keys() & job.members:
-        if best is not None and best.plan is not None and leaving.isdisjoint(best.plan.workers):
+        if best is not None and best.plan is not None and leaving.isdisjoint(at_work):
             return _connect_in_time(job, best, best.plan)
         return _cannot_leave(job, leaving, body.why_not if best is None else best.reason)
-    is_for_others = best is not None and best.plan is not None and bool(newcomers) and newcomers.isdisjoint(best.plan.workers)
+    is_for_others = best is not None and best.plan is not None and bool(newcomers) and newcomers.isdisjoint(at_work)
     if best is None or best.plan is None or best.strategy == UNCHANGED or (is_for_others and not job.slow):
         return _stand_by(job, newcomers, body.why_not if best is None else best.reason)
     if not newcomers and (due_s := _due_in_s(job, body.candidates)) > 0:
@@ -304,7 +309,12 @@ def answered(job: JobState, body: Proposed) -> Actions:
     return _connect(job, best.plan, best.reason)
 
 
-def _stand_by(job: JobState, newcomers: Set[int], why: str) -> Actions:
+def _at_work(plan: Plan) -> set[Rank]:
+    """Ranks that have work under it."""
+    return workers_of(plan).ranks(plan.workers)
+
+
+def _stand_by(job: JobState, newcomers: Set[Rank], why: str) -> Actions:
     if not newcomers:
         return ()
     return (Record(Note(f"{ranks_text(newcomers)} {'stand' if len(newcomers) > 1 else 'stands'} by: {why}")),)
@@ -338,11 +348,11 @@ def _until_it_runs_s(job: JobState, best: Candidate) -> float:
     return best.estimate.beside_s + (running or best.estimate).step_s + best.estimate.transition.total_s
 
 
-def _alone(job: JobState, ranks: Set[int]) -> Set[int]:
+def _alone(job: JobState, ranks: Set[Rank]) -> Set[Rank]:
     """Those of them that hold a layer which no other member does."""
-    held = job.plan.held if job.plan is not None else {}
-    elsewhere = {layer for rank in job.members - ranks for layer in held.get(rank, ())}
-    return {rank for rank in ranks if not elsewhere.issuperset(held.get(rank, ()))}
+    held, workers = job.plan.held if job.plan is not None else {}, job.workers
+    elsewhere = {layer for worker in workers.all_of(job.members - ranks) for layer in held.get(worker, ())}
+    return {rank for rank in ranks if not elsewhere.issuperset(held.get(workers.worker_of(rank), ()))}
 
 
 def notice_expired(job: JobState, body: NoticeExpired) -> Actions:
@@ -362,7 +372,7 @@ def notice_expired(job: JobState, body: NoticeExpired) -> Actions:
     return *notes, Record(Note(f"the time of {ranks_text(ended)} is over")), EndRanks(ended)
 
 
-def _cannot_leave(job: JobState, ranks: Set[int], why: str) -> Actions:
+def _cannot_leave(job: JobState, ranks: Set[Rank], why: str) -> Actions:
     """They stay; those that will be lost in any case end now, or when their time is over, and that is a loss."""
     certain = tuple(rank for rank in sorted(ranks) if job.leaving[rank] and rank not in job.due)
     job.leaving.clear()
@@ -379,7 +389,7 @@ def _connect(job: JobState, plan: Plan, reason: str) -> Actions:
     recovery.wanted = (plan, reason)
     recovery.n_connects += 1
     present = job.members | job.ranks.of(RankState.JOINED)
-    recovery.unconnected = present & {*plan.workers, *(move.source for move in plan.moves)}
+    recovery.unconnected = present & workers_of(plan).ranks({*plan.workers, *(move.source for move in plan.moves)})
     order = Connect(job.world.generation, recovery.n_connects, plan)
     return *(SendOrder(rank, order) for rank in sorted(recovery.unconnected)), SetDeadline(_connect_limit_s(job, plan))
 
@@ -429,12 +439,12 @@ def _not_connected_in_time(job: JobState) -> Actions:
     return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(late))
 
 
-def _newcomers_wanted(job: JobState) -> set[int]:
+def _newcomers_wanted(job: JobState) -> Set[Rank]:
     wanted = job.recovery.wanted
-    return set() if wanted is None else {rank for rank in job.ranks.of(RankState.JOINED) if rank in wanted[0].workers}
+    return set() if wanted is None else job.ranks.of(RankState.JOINED) & _at_work(wanted[0])
 
 
-def without(job: JobState, newcomers: Set[int], what: str) -> Actions:
+def without(job: JobState, newcomers: Set[Rank], what: str) -> Actions:
     """The groups with them cannot be built again and again: the others go on, as before they came."""
     job.world.slots_lost |= newcomers
     cause = Cause(CauseKind.UNRESPONSIVE, f"the others have no connection to it ({what})")
@@ -444,7 +454,7 @@ def without(job: JobState, newcomers: Set[int], what: str) -> Actions:
 def _drain(job: JobState, plan: Plan, reason: str) -> Actions:
     """Those that train stop behind a unit that is final; who has no work, or none yet, can stop at once."""
     world, ranks = job.world, job.ranks
-    joined = sorted(ranks.of(RankState.JOINED) & {*plan.workers, *plan.idle})
+    joined = sorted(ranks.of(RankState.JOINED) & workers_of(plan).ranks((*plan.workers, *plan.idle)))
     world.generation += 1
     ranks.forget_answers()
     ranks.enter_all(joined, RankState.MEMBER)
@@ -465,7 +475,7 @@ def rank_drained(job: JobState, body: Paused) -> Actions:
         return ()
     ranks.answer_paused(body)
     assert job.plan is not None and recovery.wanted is not None
-    if recovery.drained_at is None and body.rank in job.plan.workers:
+    if recovery.drained_at is None and job.plan.worker_of(body.rank) in job.plan.held:
         recovery.drained_at = job.world.now
     if not ranks.have_all_paused():
         return ()

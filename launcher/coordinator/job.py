@@ -42,6 +42,7 @@ from launcher.joblog.events import (
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import ProfileError
 from odyssey.messages import SAME_CALLS, Broken, Connected, Failed, Finished, Hello, Pause, Paused, Ready
+from odyssey.worker import Rank
 
 _SAME_MODEL = "all ranks must build the same model: check what depends on the rank"
 
@@ -66,7 +67,7 @@ def _joined(job: JobState, body: Hello) -> Actions:
     if job.status is Status.PAUSING:
         ranks.enter_all({rank} & ranks.of(RankState.JOINED), RankState.MEMBER)
         return (SendOrder(rank, Pause(job.world.generation)),)
-    if job.status is Status.MOVING and job.next_plan is not None and body.rank in job.next_plan.spawned:
+    if job.status is Status.MOVING and body.rank in job.awaited:
         return transition.if_spawned_joined(job)
     return growth.consider(job)
 
@@ -80,7 +81,7 @@ def _difference_from_members(job: JobState, body: Hello) -> str | None:
     return _difference_from(job, body, min(rank for rank in members if rank != body.rank))
 
 
-def _difference_from(job: JobState, body: Hello, member: int) -> str | None:
+def _difference_from(job: JobState, body: Hello, member: Rank) -> str | None:
     model = job.ranks[member].model
     return gate.model_difference({body.rank: body.model, member: model}) if model is not None else None
 
@@ -179,14 +180,14 @@ def _lost(job: JobState, body: RankLost) -> Actions:
     return *told, *answer, *next_job.not_started_again(job, rank)
 
 
-def _is_newcomer(job: JobState, rank: int) -> bool:
+def _is_newcomer(job: JobState, rank: Rank) -> bool:
     """It takes part in nothing yet, and nobody waits for it."""
     if job.plan is None or job.ranks.state(rank) not in (RankState.STARTING, RankState.JOINED):
         return False
-    return job.next_plan is None or rank not in job.next_plan.spawned
+    return rank not in job.awaited
 
 
-def _lost_before_all_joined(job: JobState, rank: int, cause: Cause, how: str) -> Actions:
+def _lost_before_all_joined(job: JobState, rank: Rank, cause: Cause, how: str) -> Actions:
     """Nothing has been communicated yet: spawn it again if that is allowed, else start without it."""
     world = job.world
     job.recovery.loss_at = None
@@ -200,20 +201,20 @@ def _lost_before_all_joined(job: JobState, rank: int, cause: Cause, how: str) ->
     return Record(Note(f"{how} before the job began; it starts without")), *_if_all_joined(job)
 
 
-def _started_again(job: JobState, rank: int) -> Actions:
+def _started_again(job: JobState, rank: Rank) -> Actions:
     """Before the first generation runs nothing is lost with a rank that may start again: it is waited for, as at first."""
     if job.plan is not None or not job.may_start_again(rank):
         return ()
     return _start_again(job, rank)
 
 
-def _start_again(job: JobState, rank: int) -> Actions:
+def _start_again(job: JobState, rank: Rank) -> Actions:
     rank_failure.count_respawn(job, (rank,))
     job.ranks.enter(rank, RankState.STARTING)
     return (Spawn(rank),)
 
 
-def _has_left(job: JobState, rank: int) -> Actions:
+def _has_left(job: JobState, rank: Rank) -> Actions:
     """It was asked to, and nobody misses it."""
     job.ranks.enter(rank, RankState.ABSENT)
     job.world.ends.pop(rank, None)
@@ -314,7 +315,7 @@ def _unit_final(job: JobState, body: UnitFinal) -> Actions:
     return finish.made_without(job)
 
 
-def _lost_while_finishing(job: JobState, rank: int) -> Actions:
+def _lost_while_finishing(job: JobState, rank: Rank) -> Actions:
     """No new plan: who has ended cannot take part. What is final is final, so the job has its result without this rank."""
     note = Record(Note(f"{ranks_text([rank])} was lost while the ranks were ending their scripts"))
     job.world.generation += 1
@@ -364,7 +365,7 @@ def _paused_for_long_enough(job: JobState, body: Tick) -> Actions:
 
 def _not_joined_in_time(job: JobState, body: Tick) -> Actions:
     text = f"was not there within {transition.join_limit_s(job):.0f} s"
-    awaited = job.ranks.of(RankState.STARTING) & set(job.next_plan.spawned if job.next_plan is not None else ())
+    awaited = job.ranks.of(RankState.STARTING) & job.awaited
     return tuple(Kill(rank, Cause(CauseKind.UNRESPONSIVE, text)) for rank in sorted(awaited))
 
 

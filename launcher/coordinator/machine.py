@@ -71,7 +71,7 @@ def _started(state: State, body: JobStarted) -> Actions:
     )
     if isinstance(state, PlainState):
         state.attempt_at = world.now
-    return tuple(Spawn(rank) for rank in range(world.n_ranks))
+    return tuple(Spawn(rank) for rank in world.numbers)
 
 
 def _stopped(state: State, body: StopRequested) -> Actions:

@@ -15,6 +15,7 @@ from launcher.coordinator.state import JobState, Status
 from launcher.joblog.events import Note
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import Hello
+from odyssey.worker import Rank
 
 
 def made(job: JobState, body: Hello) -> None:
@@ -54,7 +55,7 @@ def begin_if_all_made_it(job: JobState) -> bool:
     return True
 
 
-def not_started_again(job: JobState, rank: int) -> Actions:
+def not_started_again(job: JobState, rank: Rank) -> Actions:
     """Said where a restart would be allowed in a first Job."""
     restarts = job.world.restarts
     if job.number == 1 or restarts.n >= restarts.policy.max_restarts or rank in job.world.slots_lost:

@@ -9,6 +9,7 @@ import msgspec
 
 from launcher.joblog.events import AgentInfo
 from odyssey.codec import Count
+from odyssey.worker import Rank, RankNumber, numbers_from
 
 
 class RankAssignment(msgspec.Struct, frozen=True):
@@ -20,7 +21,7 @@ class RankAssignment(msgspec.Struct, frozen=True):
     first time.
     """
 
-    rank: Count
+    rank: RankNumber
     local_rank: Count
     node: Count
     n_ranks: Count
@@ -58,24 +59,25 @@ def seats_with(
 
 
 @lru_cache(maxsize=2)  # asked for again and again, of the same ones
-def homes(agents: tuple[AgentInfo, ...]) -> Mapping[int, int]:
+def homes(agents: tuple[AgentInfo, ...]) -> Mapping[Rank, int]:
     """rank -> number of the agent that has it. Ranks are numbered through the agents in their order."""
-    ranks = (agent.number for agent in agents for _ in range(agent.n_ranks))
-    return dict(enumerate(ranks))
+    numbers = [agent.number for agent in agents for _ in range(agent.n_ranks)]
+    return dict(zip(numbers_from(Rank(0), len(numbers)), numbers, strict=True))
 
 
-def assignments(agents: Sequence[AgentInfo], n_restarts: int, attempt: int) -> dict[int, RankAssignment]:
+def assignments(agents: Sequence[AgentInfo], n_restarts: int, attempt: int) -> dict[Rank, RankAssignment]:
     """rank -> its seat, for agents of any sizes and roles."""
     n_ranks = sum(agent.n_ranks for agent in agents)
     n_of_role: dict[str, int] = {}
     for agent in agents:
         n_of_role[agent.role] = n_of_role.get(agent.role, 0) + agent.n_ranks
     met_of_role = dict.fromkeys(n_of_role, 0)
-    found: dict[int, RankAssignment] = {}
+    found: dict[Rank, RankAssignment] = {}
     for node, agent in enumerate(agents):
         for local_rank in range(agent.n_ranks):
-            found[len(found)] = RankAssignment(
-                rank=len(found),
+            rank = Rank(len(found))
+            found[rank] = RankAssignment(
+                rank=rank,
                 local_rank=local_rank,
                 node=node,
                 n_ranks=n_ranks,
@@ -90,7 +92,7 @@ def assignments(agents: Sequence[AgentInfo], n_restarts: int, attempt: int) -> d
     return found
 
 
-def assignments_on_one_host(n_nodes: int, n_ranks_per_node: int, n_restarts: int, attempt: int) -> dict[int, RankAssignment]:
+def assignments_on_one_host(n_nodes: int, n_ranks_per_node: int, n_restarts: int, attempt: int) -> dict[Rank, RankAssignment]:
     """Seats where one agent's host has several nodes, which are failure domains."""
     n_ranks = n_nodes * n_ranks_per_node
     return {
@@ -106,5 +108,5 @@ def assignments_on_one_host(n_nodes: int, n_ranks_per_node: int, n_restarts: int
             n_restarts=n_restarts,
             attempt=attempt,
         )
-        for rank in range(n_ranks)
+        for rank in numbers_from(Rank(0), n_ranks)
     }

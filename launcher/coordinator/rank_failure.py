@@ -18,6 +18,7 @@ from launcher.coordinator.restart_policy import LOSSES_OF_A_SLOT, GiveUp, Restar
 from launcher.coordinator.state import JobState, Status
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import Note
+from odyssey.worker import Rank
 
 
 def judge(job: JobState, end: RankEnd) -> Restart | GiveUp:
@@ -30,7 +31,7 @@ def judge(job: JobState, end: RankEnd) -> Restart | GiveUp:
     return GiveUp("") if nobody_is_left and isinstance(decision, Restart) else decision
 
 
-def forgive(job: JobState, rank: int, decision: Restart) -> Actions:
+def forgive(job: JobState, rank: Rank, decision: Restart) -> Actions:
     """Count it as a restart, and go on as after any loss of a rank, which has ended."""
     restarts = job.world.restarts
     restarts.take(decision)
@@ -44,13 +45,13 @@ def forgive(job: JobState, rank: int, decision: Restart) -> Actions:
     return (Record(Note(f"{job.world.ends[rank].reason}; taken as the loss of this rank ({count})")),)
 
 
-def count_respawn(job: JobState, ranks: Iterable[int]) -> None:
+def count_respawn(job: JobState, ranks: Iterable[Rank]) -> None:
     """These ranks are to be started again: one restart, unless their failures have been counted already."""
     if any(not job.ranks[rank].is_counted for rank in ranks):
         job.world.restarts.take_respawn(job.world.now)
 
 
-def retire(job: JobState, rank: int) -> Actions:
+def retire(job: JobState, rank: Rank) -> Actions:
     """The rank was lost. If that comes again and again, its slot counts as lost from now on, unless nobody else is left."""
     world, its = job.world, job.ranks[rank]
     in_vain = not its.has_run or its.ran_from == job.end

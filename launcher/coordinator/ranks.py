@@ -15,6 +15,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from odyssey.messages import ModelSpec, Paused, Position, Ready
+from odyssey.worker import Rank, numbers_from
 
 
 class RankState(enum.StrEnum):
@@ -68,7 +69,7 @@ NEXT: dict[RankState, frozenset[RankState]] = {
 
 
 @dataclass(slots=True)
-class Rank:
+class RankRecord:
     """`model`: what its newest process was given when it built the Job; None before. `is_counted`: its failure has been counted
     as a restart. `has_run`: its newest process has been in a generation that ran. `ran_from`: where the job stood when the
     first one began, None before any unit was final. `paused`, `ready`: what it has answered in this generation.
@@ -87,14 +88,14 @@ class Rank:
 class Ranks:
     """All ranks that the job has had. Changed by the coordinator only."""
 
-    table: dict[int, Rank] = field(default_factory=dict)
+    table: dict[Rank, RankRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._of: dict[RankState, set[int]] = {state: set() for state in R}
-        self._alive: set[int] = set()
-        self._new: set[int] = set()
-        self._paused: set[int] = set()
-        self._ready: set[int] = set()
+        self._of: dict[RankState, set[Rank]] = {state: set() for state in R}
+        self._alive: set[Rank] = set()
+        self._new: set[Rank] = set()
+        self._paused: set[Rank] = set()
+        self._ready: set[Rank] = set()
         for number, rank in self.table.items():
             self._of[rank.state].add(number)
             if rank.state in ALIVE:
@@ -106,26 +107,26 @@ class Ranks:
             if rank.ready is not None:
                 self._ready.add(number)
 
-    def __getitem__(self, rank: int) -> Rank:
+    def __getitem__(self, rank: Rank) -> RankRecord:
         return self.table[rank]
 
     # -- who there is --------------------------------------------------------------------------------------------------
 
     @property
-    def alive(self) -> Set[int]:
+    def alive(self) -> Set[Rank]:
         """Those with a process."""
         return self._alive
 
     @property
-    def new(self) -> Set[int]:
+    def new(self) -> Set[Rank]:
         """Those with a process that has been in no generation that ran."""
         return self._new
 
-    def of(self, state: RankState) -> Set[int]:
+    def of(self, state: RankState) -> Set[Rank]:
         """Those in this state."""
         return self._of[state]
 
-    def among(self, *states: RankState) -> set[int]:
+    def among(self, *states: RankState) -> set[Rank]:
         """Those in one of these states."""
         return set().union(*(self._of[state] for state in states))
 
@@ -133,15 +134,15 @@ class Ranks:
         """Whether a rank is in one of these states."""
         return any(self._of[state] for state in states)
 
-    def is_another(self, rank: int, *states: RankState) -> bool:
+    def is_another(self, rank: Rank, *states: RankState) -> bool:
         """Whether another rank than this one is in one of these states."""
         return sum(len(self._of[state]) for state in states) > (self.state(rank) in states)
 
-    def is_member(self, rank: int) -> bool:
+    def is_member(self, rank: Rank) -> bool:
         """See JobState.members."""
         return self.state(rank) in (R.MEMBER, R.FAILING)
 
-    def state(self, rank: int) -> RankState:
+    def state(self, rank: Rank) -> RankState:
         """ABSENT for one that the job has never had."""
         found = self.table.get(rank)
         return R.ABSENT if found is None else found.state
@@ -150,15 +151,15 @@ class Ranks:
 
     def start_all(self, n_ranks: int) -> None:
         """So many, from 0, each with a new process; nothing is known of earlier ones."""
-        self.table = {rank: Rank(R.STARTING) for rank in range(n_ranks)}
+        self.table = {rank: RankRecord(R.STARTING) for rank in numbers_from(Rank(0), n_ranks)}
         self.__post_init__()
 
-    def enter(self, rank: int, state: RankState) -> None:
+    def enter(self, rank: Rank, state: RankState) -> None:
         """The rank is in this state now. A new process has reported nothing, and one that has ended is heard no more.
 
         Raises ValueError if that cannot follow.
         """
-        its = self.table.setdefault(rank, Rank())
+        its = self.table.setdefault(rank, RankRecord())
         if state not in NEXT[its.state]:
             raise ValueError(f"rank {rank} cannot be {state.value}, it is {its.state.value}")
         self._of[its.state].discard(rank)
@@ -177,11 +178,11 @@ class Ranks:
         if state is R.STARTING or state not in ALIVE:
             self.forget_answers([rank])
 
-    def end(self, rank: int) -> None:
+    def end(self, rank: Rank) -> None:
         """Its process has ended, and not with exit code 0."""
         self.enter(rank, R.GONE if self.state(rank) in (R.FINISHED, R.AHEAD) else R.LOST)
 
-    def enter_all(self, ranks: Iterable[int], state: RankState) -> None:
+    def enter_all(self, ranks: Iterable[Rank], state: RankState) -> None:
         for rank in sorted(ranks):
             self.enter(rank, state)
 
@@ -201,7 +202,7 @@ class Ranks:
         self.table[body.rank].ready = body
         self._ready.add(body.rank)
 
-    def forget_answers(self, ranks: Iterable[int] | None = None) -> None:
+    def forget_answers(self, ranks: Iterable[Rank] | None = None) -> None:
         """Forget what these have answered, or all: another generation is to come."""
         for rank in list(self._paused | self._ready) if ranks is None else ranks:
             its = self.table[rank]
@@ -223,19 +224,19 @@ class Ranks:
         return len(self._of[R.MEMBER]) + len(self._of[R.FAILING])
 
     @property
-    def paused(self) -> dict[int, Paused]:
+    def paused(self) -> dict[Rank, Paused]:
         """What those that have paused have answered."""
         found = ((rank, self.table[rank].paused) for rank in self._paused)
         return {rank: body for rank, body in found if body is not None}
 
     @property
-    def ready(self) -> dict[int, Ready]:
+    def ready(self) -> dict[Rank, Ready]:
         """What those at the gate have answered."""
         found = ((rank, self.table[rank].ready) for rank in self._ready)
         return {rank: body for rank, body in found if body is not None}
 
     @property
-    def models(self) -> dict[int, ModelSpec]:
+    def models(self) -> dict[Rank, ModelSpec]:
         """What those were given that have built the Job and live."""
         found = ((rank, self.table[rank].model) for rank in self._alive)
         return {rank: model for rank, model in found if model is not None}

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from launcher.coordinator.rank_assignment import homes
 from launcher.coordinator.ranks import Ranks, RankState
 from launcher.coordinator.restart_policy import Restarts, SlotLoss
+from launcher.coordinator.workers import Workers, workers_of
 from launcher.failures.root_cause import RankEnd
 from launcher.joblog.events import AgentInfo, JobStarted, RankSlowed
 from odyssey import messages
@@ -20,6 +21,7 @@ from odyssey.codec import Malformed, Packed
 from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
 from odyssey.rest import Rest
+from odyssey.worker import Rank, numbers_from
 from perfmodel.profile import Profile
 from perfmodel.reliability import WINDOW_S
 
@@ -74,9 +76,9 @@ class World:
 
     started: JobStarted | None = None
     ranks: Ranks = field(default_factory=Ranks)
-    slots_lost: set[int] = field(default_factory=set)
-    slot_losses: dict[int, tuple[SlotLoss, ...]] = field(default_factory=dict)
-    ends: dict[int, RankEnd] = field(default_factory=dict)
+    slots_lost: set[Rank] = field(default_factory=set)
+    slot_losses: dict[Rank, tuple[SlotLoss, ...]] = field(default_factory=dict)
+    ends: dict[Rank, RankEnd] = field(default_factory=dict)
     agents: tuple[AgentInfo, ...] = ()
     seated: tuple[AgentInfo, ...] = ()
     generation: int = 0
@@ -89,7 +91,7 @@ class World:
     now: float = 0.0
 
     @property
-    def alive(self) -> Set[int]:
+    def alive(self) -> Set[Rank]:
         """Ranks with a process."""
         return self.ranks.alive
 
@@ -98,7 +100,7 @@ class World:
         self.agents = self.seated = agents
 
     @property
-    def homes(self) -> Mapping[int, int]:
+    def homes(self) -> Mapping[Rank, int]:
         """rank -> number of its agent, where there are several."""
         return homes(self.seated)
 
@@ -121,8 +123,13 @@ class World:
         return (self.losses.rank_s + len(self.alive) * max(0.0, now - self.now)) / per_node, len(self.alive) / per_node
 
     @property
-    def n_ranks(self) -> int:
+    def numbers(self) -> Iterable[Rank]:
         """Of all ranks that the job has, living or not."""
+        return numbers_from(Rank(0), self.n_ranks)
+
+    @property
+    def n_ranks(self) -> int:
+        """How many these are."""
         if self.homes or self.started is None:
             return len(self.homes)
         return self.started.n_nodes * self.started.n_ranks_per_node
@@ -147,7 +154,7 @@ class PlainState:
     failed_at: float | None = None
     is_backing_off: bool = False
     missed: str = ""
-    never_there: set[int] = field(default_factory=set)
+    never_there: set[Rank] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -170,7 +177,7 @@ class Recovery:
     n_redone: int = 0
     wanted: tuple[Plan, str] | None = None
     n_connects: int = 0
-    unconnected: set[int] = field(default_factory=set)
+    unconnected: set[Rank] = field(default_factory=set)
     n_unreached: int = 0
     drained_at: float | None = None
     rest: Rest | None = None
@@ -194,10 +201,10 @@ class JobState:
     plan: Plan | None = None
     next_plan: Plan | None = None
     results: tuple[Result, ...] = ()
-    slow: dict[int, RankSlowed] = field(default_factory=dict)
-    leaving: dict[int, bool] = field(default_factory=dict)
-    due: dict[int, float] = field(default_factory=dict)
-    stranded: set[int] = field(default_factory=set)
+    slow: dict[Rank, RankSlowed] = field(default_factory=dict)
+    leaving: dict[Rank, bool] = field(default_factory=dict)
+    due: dict[Rank, float] = field(default_factory=dict)
+    stranded: set[Rank] = field(default_factory=set)
     last_words: tuple[str, str] = ("", "")
     recovery: Recovery = field(default_factory=Recovery)
 
@@ -214,37 +221,50 @@ class JobState:
         return model
 
     @property
-    def members(self) -> set[int]:
+    def members(self) -> set[Rank]:
         """Ranks that the generation in force, or the one to come, counts on: one that fails, too, until it has ended."""
         return self.ranks.among(RankState.MEMBER, RankState.FAILING)
 
     @property
-    def staying(self) -> Set[int]:
+    def staying(self) -> Set[Rank]:
         """Living ranks but those that end, or will be lost in any case."""
         certain = {rank for rank, is_certain in self.leaving.items() if is_certain}
         return self.world.alive - self.ranks.of(RankState.LEAVING) - certain
 
     @property
-    def factors(self) -> dict[int, float]:
+    def factors(self) -> dict[Rank, float]:
         """Tell how many times as long each member computes that is slow."""
         return {rank: told.factor for rank, told in sorted(self.slow.items()) if self.ranks.is_member(rank)}
 
     @property
-    def lost(self) -> set[int]:
+    def lost(self) -> set[Rank]:
         """Ranks that the plan in force counts on and that are no members."""
         starting = self.ranks.among(RankState.STARTING, RankState.JOINED)
         return {*self.ranks.of(RankState.LOST), *filter(self.is_planned, starting)}
 
-    def is_planned(self, rank: int) -> bool:
+    def is_planned(self, rank: Rank) -> bool:
         """Whether the plan in force counts on it."""
-        return self.plan is not None and (rank in self.plan.held or rank in self.plan.idle)
+        if self.plan is None:
+            return False
+        worker = self.plan.worker_of(rank)
+        return worker in self.plan.held or worker in self.plan.idle
+
+    @property
+    def workers(self) -> Workers:
+        """The ranks as the plan in force divides them."""
+        return workers_of(self.plan)
+
+    @property
+    def awaited(self) -> set[Rank]:
+        """Ranks that are started for the next plan."""
+        return workers_of(self.next_plan).ranks(self.next_plan.spawned) if self.next_plan is not None else set()
 
     @property
     def may_respawn(self) -> bool:
         """Whether a rank may be started again now: its script would begin with the first of its Jobs."""
         return self.number == 1 and self.world.restarts.may_respawn(self.world.now)
 
-    def may_start_again(self, rank: int) -> bool:
+    def may_start_again(self, rank: Rank) -> bool:
         """Whether a rank that is lost may have a new process."""
         is_counted = self.ranks[rank].is_counted and self.number == 1
         return rank not in self.world.slots_lost and (is_counted or self.may_respawn)

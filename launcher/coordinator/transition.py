@@ -16,6 +16,7 @@ from launcher.coordinator.actions import Action, Propose, Record, SendOrder, Set
 from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, Status
+from launcher.coordinator.workers import workers_of
 from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
@@ -24,6 +25,7 @@ from odyssey.pipelines import Stage
 from odyssey.plan import Plan, StateFrom
 from odyssey.plan_proof import prove
 from odyssey.rest import Rest, rest_of_step
+from odyssey.worker import Rank
 from strategies.situation.faults import attempt
 
 JOIN_S, STARTS_OF_PATIENCE = 60.0, 10
@@ -40,7 +42,7 @@ _REPORT = "this is a bug of Odyssey or of the machine: please report it with the
 # -- pause -------------------------------------------------------------------------------------------------------------
 
 
-def pause(job: JobState, reason: str, lost: Set[int] | None = None) -> Actions:
+def pause(job: JobState, reason: str, lost: Set[Rank] | None = None) -> Actions:
     """Begin a new generation: everybody out of communication. Plans and answers of the one before are void.
 
     `lost`: to be told; those who are lost now if nothing is given.
@@ -111,7 +113,7 @@ def measure(job: JobState) -> Actions:
     """One chain over as many ranks as there are layers at most, in even parts: every layer is measured once."""
     job.status = Status.MEASURING
     n_layers = len(job.model.layers)
-    workers = sorted(job.members)[:n_layers]
+    workers = sorted(job.workers.all_of(job.members))[:n_layers]
     cuts = [n_layers * i // len(workers) for i in range(len(workers) + 1)]
     chain = tuple(Stage(worker, cuts[i], cuts[i + 1]) for i, worker in enumerate(workers))
     return SetDeadline(None), StartMeasure(job.world.generation, chain)
@@ -122,39 +124,43 @@ def measure(job: JobState) -> Actions:
 
 def propose(job: JobState) -> Actions:
     """Ask for plans, if what the survivors report allows to go on at all."""
-    recovery = job.recovery
-    members = tuple(sorted(job.members))
-    if job.leaving.keys() >= set(members):
+    recovery, members, workers = job.recovery, job.members, job.workers
+    if job.leaving.keys() >= members:
         job.leaving.clear()  # nobody would be left
     job.status = Status.PLANNING
     if job.plan is None:
         recovery.chosen_at = job.world.now
-        return SetDeadline(None), Propose(job.world.generation, 0, None, members, (), (), {}, untrained=True)
+        alive = tuple(sorted(workers.all_of(members)))
+        return SetDeadline(None), Propose(job.world.generation, 0, None, alive, (), (), {}, untrained=True)
     paused = job.ranks.paused
-    survivors = {rank: paused[rank] for rank in members}
+    survivors = {rank: paused[rank] for rank in sorted(members)}
     if (problem := gate.roll_forward_problem(survivors, job.results)) is not None:
         return end(job, 1, f"the survivors cannot go on exactly: {problem}", "restart the job from its last checkpoint")
+    held = workers.held({rank: report.held for rank, report in survivors.items()})
+    respawnable, leaving = _respawnable(job), job.leaving.keys() & members
+    not_staying = workers.any_of(leaving)
+    coming = (respawnable | job.ranks.of(RankState.STARTING)) - job.leaving.keys()
     ask = Propose(
         generation=job.world.generation,
         step=gate.final_position(survivors, job.results)[0],
         plan=job.plan,
-        alive=tuple(rank for rank in members if rank not in job.leaving),
-        lost=tuple(sorted(job.lost)),
-        respawnable=(respawnable := _respawnable(job)),
-        held={rank: frozenset(report.held) for rank, report in survivors.items()},
+        alive=tuple(sorted(held.keys() - not_staying)),
+        lost=tuple(sorted(workers.any_of(job.lost))),
+        respawnable=tuple(sorted(workers.completed_by(respawnable, members))),
+        held=held,
         untrained=not job.results,
-        arriving=tuple(sorted({*respawnable, *job.ranks.of(RankState.STARTING)} - job.leaving.keys())),
-        leaving=tuple(rank for rank in members if rank in job.leaving),
-        slow=job.factors,
+        arriving=tuple(sorted(workers.completed_by(coming, members))),
+        leaving=tuple(sorted(held.keys() & not_staying)),
+        slow=workers.slowest(job.factors),
     )
     return SetDeadline(None), ask
 
 
-def _respawnable(job: JobState) -> tuple[int, ...]:
+def _respawnable(job: JobState) -> set[Rank]:
     """Tell who of the lost may be started again, or has been already, and is not to leave."""
     world = job.world
-    lost = sorted(job.lost - world.slots_lost - job.leaving.keys())
-    return tuple(rank for rank in lost if rank in world.alive or job.may_start_again(rank))
+    lost = job.lost - world.slots_lost - job.leaving.keys()
+    return {rank for rank in lost if rank in world.alive or job.may_start_again(rank)}
 
 
 def proposed(job: JobState, body: Proposed) -> Actions:
@@ -177,7 +183,7 @@ def proposed(job: JobState, body: Proposed) -> Actions:
 
 def check(job: JobState, plan: Plan) -> None:
     """It is a plan for now, of ranks that are there or may be spawned, and of states that they hold. Raises PlanError."""
-    paused, generation, members = job.ranks.paused, job.world.generation, job.members
+    paused, generation, members, workers = job.ranks.paused, job.world.generation, job.members, workers_of(plan)
     step = gate.final_position(paused, job.results)[0]
     if (plan.generation, plan.step) != (generation, step):
         raise PlanError(f"it is for step {plan.step} of generation {plan.generation}, now is {step} of {generation}")
@@ -186,12 +192,12 @@ def check(job: JobState, plan: Plan) -> None:
             raise PlanError("it begins anew, and units are final")
         prove(plan)
     else:
-        prove(plan, {rank: frozenset(paused[rank].held) for rank in members if rank in paused})
-    if unknown := set(plan.workers) - members - set(plan.spawned):
+        prove(plan, workers.held({rank: paused[rank].held for rank in members if rank in paused}))
+    if unknown := set(plan.workers) - workers.all_of(members) - set(plan.spawned):
         raise PlanError(f"worker {min(unknown)} is lost")
-    if leaving := set(plan.workers) & job.leaving.keys():
+    if leaving := set(plan.workers) & workers.any_of(job.leaving):
         raise PlanError(f"worker {min(leaving)} is to leave")
-    if foreign := set(plan.spawned) - (job.lost - job.world.slots_lost):
+    if foreign := set(plan.spawned) - workers.completed_by(job.lost - job.world.slots_lost, members):
         raise PlanError(f"worker {min(foreign)} cannot be spawned")
 
 
@@ -202,7 +208,7 @@ def take(job: JobState, plan: Plan, reason: str) -> Actions:
     if plan.state_from is StateFrom.SCRIPT:
         job.plan = None
     job.status, recovery.chosen_at = Status.MOVING, job.world.now
-    new = tuple(rank for rank in plan.spawned if rank not in ranks.alive)
+    new = sorted(workers_of(plan).ranks(plan.spawned) - ranks.alive)
     rank_failure.count_respawn(job, new)
     ranks.enter_all(new, RankState.STARTING)
     spawns: Actions = tuple(Spawn(rank) for rank in new)
@@ -233,9 +239,10 @@ def if_spawned_joined(job: JobState) -> Actions:
     """Prepare everybody at once: who waits for a rank that still starts would only wait in C++."""
     plan, ranks = job.next_plan, job.ranks
     assert plan is not None
-    if not ranks.of(RankState.STARTING).isdisjoint(plan.spawned):
+    spawned = job.awaited
+    if not ranks.of(RankState.STARTING).isdisjoint(spawned):
         return (SetDeadline(join_limit_s(job)),)
-    ranks.enter_all(ranks.of(RankState.JOINED) & set(plan.spawned), RankState.MEMBER)
+    ranks.enter_all(ranks.of(RankState.JOINED) & spawned, RankState.MEMBER)
     job.recovery.joined_at = job.world.now
     boundaries = job.profile.boundaries if job.profile is not None else ()
     order = Prepare(job.world.generation, plan, job.results, boundaries, job.recovery.rest)

@@ -25,6 +25,7 @@ from launcher.joblog.events import (
     Restarting,
 )
 from odyssey.messages import Committed, Failed
+from odyssey.worker import Rank
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -48,8 +49,8 @@ class FailureHistory(msgspec.Struct, frozen=True):
     attempt: int = 0
     attempt_at: float = 0.0
     ends: Ends = {}
-    started: Mapping[int, RankStarted] = {}
-    steps: Mapping[int, int] = {}
+    started: Mapping[Rank, RankStarted] = {}
+    steps: Mapping[Rank, int] = {}
     step: int | None = None
     attempts: tuple[Attempt, ...] = ()
     n_restarts: int = 0
@@ -114,9 +115,9 @@ class Failure(msgspec.Struct, frozen=True):
     pid: int | None
     step: int | None
     started_at: float
-    alike: tuple[int, ...]
+    alike: tuple[Rank, ...]
     others: tuple[RankEnd, ...]
-    victims: tuple[int, ...]
+    victims: tuple[Rank, ...]
     n_ranks: int
     attempt: int
     attempts: tuple[Attempt, ...]

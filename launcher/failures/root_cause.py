@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from launcher.joblog.events import Body, Cause, CauseKind, Diagnostics, RankExited, RankLost
 from odyssey.messages import Failed
+from odyssey.worker import Rank
 
 SUDDEN_S = 1.0
 """What the kernel ended within this time after an exception elsewhere was not ended by that exception: it may be its cause."""
@@ -54,7 +55,7 @@ class Kind(enum.StrEnum):
 class RankEnd(msgspec.Struct, frozen=True):
     """What is known of a rank's end. `time`: of the first sign, seconds since the epoch. `cause`: None before it is gone."""
 
-    rank: int
+    rank: Rank
     time: float
     cause: Cause | None = None
     error: str = ""
@@ -110,7 +111,7 @@ class RankEnd(msgspec.Struct, frozen=True):
         return f"rank {self.rank} was lost ({self.text})"
 
 
-Ends = Mapping[int, RankEnd]
+Ends = Mapping[Rank, RankEnd]
 """The ends of one attempt, by rank."""
 
 
@@ -172,12 +173,12 @@ def _is_sudden(end: RankEnd) -> bool:
     return end.kind is Kind.CRASH and end.status != -signal.SIGABRT
 
 
-def victims(ends: Ends, root: RankEnd) -> tuple[int, ...]:
+def victims(ends: Ends, root: RankEnd) -> tuple[Rank, ...]:
     """Ranks that the agent ended because of `root`."""
     return tuple(sorted(end.rank for end in ends.values() if end.kind is Kind.ENDED and end.rank != root.rank))
 
 
-def alike(ends: Ends, root: RankEnd) -> tuple[int, ...]:
+def alike(ends: Ends, root: RankEnd) -> tuple[Rank, ...]:
     """All ranks that failed as `root` did, itself included."""
     own = (end for end in ends.values() if end.kind is root.kind and signature_text(end) == signature_text(root))
     return tuple(sorted(end.rank for end in own))

@@ -24,6 +24,7 @@ from launcher.host.loop import Loop, Timer
 from launcher.joblog.wording import ranks_text, seconds_text
 from odyssey.calls import Unit, difference
 from odyssey.messages import Pong, Position
+from odyssey.worker import Rank
 
 PATIENCE_S, STEPS_OF_PATIENCE = 1.0, 4
 """After the longer of these, ranks are asked where they are."""
@@ -34,7 +35,7 @@ REPEAT_S = 4.0
 QUIET_S, QUIET_STEPS = 10.0, 10
 """After the longer of these, people are told; then again after as long as QUIET_S."""
 
-Samples = Callable[[Iterable[int], Callable[[dict[int, Sample]], None]], None]
+Samples = Callable[[Iterable[Rank], Callable[[dict[Rank, Sample]], None]], None]
 
 
 @dataclass
@@ -42,16 +43,16 @@ class _Question:
     """Where are you? `ranks`: who was asked; `looked_at`: at who has answered, or when it was asked."""
 
     number: int
-    ranks: frozenset[int]
+    ranks: frozenset[Rank]
     looked_at: float
-    answers: dict[int, Pong] = field(default_factory=dict)
+    answers: dict[Rank, Pong] = field(default_factory=dict)
 
 
 @dataclass
 class _Seen:
     """What was seen of the ranks since something has come, or something else is expected."""
 
-    lives: dict[int, Life] = field(default_factory=dict)
+    lives: dict[Rank, Life] = field(default_factory=dict)
     standstill: Standstill = field(default_factory=Standstill)
 
 
@@ -63,12 +64,12 @@ class JobHangs:
     def __init__(
         self,
         loop: Loop,
-        ping: Callable[[int], frozenset[int]],
+        ping: Callable[[int], frozenset[Rank]],
         sample: Samples,
-        hung: Callable[[int, str], None],
+        hung: Callable[[Rank, str], None],
         tell: Callable[[str], None],
-        apart: Callable[[int, str], None],
-        stuck: Callable[[int, Position, str], None],
+        apart: Callable[[Rank, str], None],
+        stuck: Callable[[Rank, Position, str], None],
     ) -> None:
         self._loop = loop
         self._ping = ping
@@ -108,7 +109,7 @@ class JobHangs:
             self._timer.cancel()
             self._timer = None
 
-    def pong(self, rank: int, pong: Pong) -> None:
+    def pong(self, rank: Rank, pong: Pong) -> None:
         """A rank's answer."""
         if pong.number == self._question.number:
             self._question.answers[rank] = pong
@@ -141,14 +142,14 @@ class JobHangs:
         question.looked_at = now
         self._sample(question.ranks, lambda found: self._judge(question, found))
 
-    def _judge(self, question: _Question, found: Mapping[int, Sample]) -> None:
+    def _judge(self, question: _Question, found: Mapping[Rank, Sample]) -> None:
         if question is not self._question:
             return
         if self._waited_s < self._patience_s:
             self._late()
             return
         now, lives = self._loop.clock(), self._seen.lives
-        late: dict[int, str] = {}
+        late: dict[Rank, str] = {}
         for rank in sorted(question.ranks):
             life = lives.setdefault(rank, Life(now))
             if rank in question.answers:
@@ -167,7 +168,7 @@ class JobHangs:
             self._tell_if_due(silent)
             self._look_whether_all_wait(found)
 
-    def _look_whether_all_wait(self, found: Mapping[int, Sample]) -> None:
+    def _look_whether_all_wait(self, found: Mapping[Rank, Sample]) -> None:
         if not self._are_together:
             return
         question, standstill = self._question, self._seen.standstill
@@ -185,7 +186,7 @@ class JobHangs:
             counts = Counter(units.values())
             self._apart(min(units, key=lambda rank: (counts[units[rank]], rank)), text)
 
-    def _tell_if_due(self, silent: Iterable[int]) -> None:
+    def _tell_if_due(self, silent: Iterable[Rank]) -> None:
         now = self._loop.clock()
         if self._waited_s < max(QUIET_S, QUIET_STEPS * self._expected_s) or now - max(self._told_at, self._since) < QUIET_S:
             return
@@ -196,10 +197,10 @@ class JobHangs:
         )
 
 
-def who_waits_for_whom(answers: dict[int, Pong]) -> list[str]:
+def who_waits_for_whom(answers: dict[Rank, Pong]) -> list[str]:
     """In words, those first that wait for nobody: `rank 1: in the script's own code for 12 s`, `rank 0 waits for rank 1`."""
-    doing: dict[str, list[int]] = {}
-    waiting: dict[str, list[int]] = {}
+    doing: dict[str, list[Rank]] = {}
+    waiting: dict[str, list[Rank]] = {}
     for rank, pong in sorted(answers.items()):
         peer = re.search(r"<(\d+)$", pong.where)  # a receive, as the schedule writes it
         what = f"for rank {peer[1]} ({pong.where})" if peer is not None else f"for the others ({pong.where})"

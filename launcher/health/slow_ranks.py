@@ -40,6 +40,7 @@ from statistics import median, median_low
 from typing import NamedTuple, TypeVar
 
 from odyssey.messages import OpTime
+from odyssey.worker import Rank
 
 SLOW = math.log(1.1)
 """Excess from which on a rank is slow; below half of it, it no longer is. Changes of more than 10 % raise Greyhound's alarm."""
@@ -109,13 +110,13 @@ class SlowRanks:
 
     def __init__(self, threshold: float = SLOW) -> None:
         """`threshold`: excess from which on a rank is slow."""
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[Rank, _Rank] = {}
         self._slow = threshold
         self._expected_s: Callable[[OpTime], float] = lambda _: 0.0
         self._n_healthy: dict[Hashable, int] = {}
         self._n_since = 0
 
-    def begin(self, ranks: Collection[int], expected_s: Callable[[OpTime], float]) -> None:
+    def begin(self, ranks: Collection[Rank], expected_s: Callable[[OpTime], float]) -> None:
         """A generation begins: who is slow stays so, all else is seen anew.
 
         `expected_s`: what the mean of an op should be, the same for all ranks and as long as the generation lasts (a profile
@@ -126,11 +127,11 @@ class SlowRanks:
         self._n_healthy, self._n_since = {}, 0
 
     @property
-    def slow(self) -> Mapping[int, Slow]:
+    def slow(self) -> Mapping[Rank, Slow]:
         """The ranks that are slow."""
         return {rank: its.slow for rank, its in self._ranks.items() if its.slow is not None}
 
-    def take(self, now: float, rank: int, times: Sequence[OpTime]) -> bool:
+    def take(self, now: float, rank: Rank, times: Sequence[OpTime]) -> bool:
         """A rank reports. True if it is now slow and was not, or the reverse, or slow by another factor.
 
         `now` is only what `since` counts in. Reports of ranks that are not of the generation say nothing.

@@ -25,6 +25,7 @@ import odyssey
 from launcher.host import proc
 from launcher.host.handle import Handle
 from odyssey.codec import Json, Malformed, for_people
+from odyssey.worker import Rank
 from odyssey.zygote.protocol import STACKS_FILE, STACKS_SIGNAL
 
 LIMIT_S = 5.0
@@ -53,7 +54,7 @@ class Stack(msgspec.Struct, frozen=True):
 class Group(msgspec.Struct, frozen=True):
     """Ranks that are at the same place. `waits`: in a call of torch, for a device or for other ranks; `place`: for people."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     place: str
     waits: bool
     readable: bool = True
@@ -62,13 +63,13 @@ class Group(msgspec.Struct, frozen=True):
 # -- folding and grouping ----------------------------------------------------------------------------------------------
 
 
-def group(stacks: Mapping[int, Stack]) -> list[Group]:
+def group(stacks: Mapping[Rank, Stack]) -> list[Group]:
     """The largest group first; those that could not be read at the end.
 
     Ranks are together if their user's frames are, and what these called in a library; where exactly the library is does
     not matter.
     """
-    together: dict[tuple[object, ...], list[int]] = {}
+    together: dict[tuple[object, ...], list[Rank]] = {}
     for rank, stack in sorted(stacks.items()):
         users = tuple(frame for frame in stack.frames if not _is_of_a_library(frame))
         together.setdefault((users, place(stack), waits(stack), bool(stack.frames)), []).append(rank)
@@ -100,7 +101,7 @@ def waits(stack: Stack) -> bool:
     return bool(stack.frames) and "/torch/" in stack.frames[0].file and "/torch/utils/" not in stack.frames[0].file
 
 
-def outliers(groups: Sequence[Group]) -> frozenset[int]:
+def outliers(groups: Sequence[Group]) -> frozenset[Rank]:
     """The ranks that do not wait with the others; none where nobody stands out."""
     known = [group for group in groups if group.readable]
     apart = [group for group in known if not group.waits]
@@ -144,9 +145,9 @@ def cleaned(stack: Stack) -> Stack:
     return Stack(tuple(frames), for_people(stack.problem, MAX_TEXT))
 
 
-def ranges(ranks: Sequence[int]) -> str:
+def ranges(ranks: Sequence[Rank]) -> str:
     """`0-2,5`: of ranks in ascending order."""
-    runs: list[list[int]] = []
+    runs: list[list[Rank]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
             runs[-1].append(rank)
@@ -183,7 +184,7 @@ class Reading:
         """Make `read` return soon."""
         self._is_cancelled.set()
 
-    def read(self, pids: Mapping[int, int], limit_s: float = LIMIT_S) -> dict[int, Stack]:
+    def read(self, pids: Mapping[Rank, int], limit_s: float = LIMIT_S) -> dict[Rank, Stack]:
         """By rank, from the processes that its agent started for it."""
         pids = {rank: python_of(pid) for rank, pid in pids.items()}
         spy = find_spy()
@@ -195,7 +196,7 @@ class Reading:
                 stacks[rank] = own.get(rank) or spied.get(rank) or Stack(problem=_NO_SPY)
         return stacks
 
-    def _spy(self, spy: str, pids: Mapping[int, int], limit_s: float) -> dict[int, Stack]:
+    def _spy(self, spy: str, pids: Mapping[Rank, int], limit_s: float) -> dict[Rank, Stack]:
         """All at once; it holds each process for some milliseconds. A stopped one cannot be held and need not be."""
         running = {}
         for rank, pid in pids.items():
@@ -225,13 +226,13 @@ class Reading:
             words = [line.strip() for line in err.splitlines() if line.strip()]
             return Stack(problem=f"py-spy: {words[0] if words else 'no answer'}")
 
-    def _ask(self, pids: Mapping[int, int], limit_s: float) -> dict[int, Stack]:
+    def _ask(self, pids: Mapping[Rank, int], limit_s: float) -> dict[Rank, Stack]:
         """Have the ranks write it themselves; those that are not prepared for it are not asked, it would end them."""
         handles = {rank: Handle.of(pid) for rank, pid in pids.items()}  # before its file is seen, which proves whose it is
         files = {rank: file for rank, pid in pids.items() if (file := _own_file(pid)) is not None}
-        written: dict[int, str] = {}
+        written: dict[Rank, str] = {}
         before = {rank: file.stat().st_size for rank, file in files.items()}
-        stacks: dict[int, Stack] = {}
+        stacks: dict[Rank, Stack] = {}
         for rank in files:
             handles[rank].kill(STACKS_SIGNAL)
         deadline = time.monotonic() + limit_s

@@ -18,6 +18,7 @@ from launcher.host.loop import Loop, Timer
 from launcher.joblog.events import AtStep, Body, Cause, CauseKind, Resumed, Stalled
 from launcher.joblog.wording import seconds_text
 from odyssey.messages import Beat
+from odyssey.worker import Rank
 
 LOOKS_PER_TIMEOUT, SOONEST_LOOK_S, LATEST_LOOK_S = 8, 0.1, 5.0
 LATEST_REPEAT_S = 3600.0
@@ -31,15 +32,15 @@ TELL_STEP_S = 10.0
 class Inspection(Protocol):
     """Of the living ranks without a Job, wherever they are. `done` is called once, unless the inspection is closed."""
 
-    def processes(self) -> Mapping[int, object]:
+    def processes(self) -> Mapping[Rank, object]:
         """The present process of each."""
 
-    def hosts(self, ranks: Iterable[int]) -> dict[int, str]:
+    def hosts(self, ranks: Iterable[Rank]) -> dict[Rank, str]:
         """Where they are; empty where there is only one."""
 
-    def sample(self, ranks: Iterable[int], done: Callable[[dict[int, Sample]], None]) -> None: ...
+    def sample(self, ranks: Iterable[Rank], done: Callable[[dict[Rank, Sample]], None]) -> None: ...
 
-    def read_stacks(self, ranks: Iterable[int], done: Callable[[dict[int, Stack]], None]) -> None: ...
+    def read_stacks(self, ranks: Iterable[Rank], done: Callable[[dict[Rank, Stack]], None]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -55,7 +56,7 @@ class StallWatch:
         *,
         inspection: Inspection,
         feed: Callable[[Body], None],
-        kill: Callable[[int, Cause], None],
+        kill: Callable[[Rank, Cause], None],
     ) -> None:
         self._loop = loop
         self._timeout_s = timeout_s
@@ -79,7 +80,7 @@ class StallWatch:
         self._inspection.close()
         self._stalls = None
 
-    def beat(self, rank: int, beat: Beat) -> None:
+    def beat(self, rank: Rank, beat: Beat) -> None:
         """A rank's life sign."""
         now = self._loop.clock()
         if self._stalls is not None:
@@ -87,11 +88,11 @@ class StallWatch:
         if beat.step is not None and self._steps.told(rank, beat.step, now):
             self._feed(AtStep(rank, beat.step))
 
-    def untold(self, rank: int) -> list[AtStep]:
+    def untold(self, rank: Rank) -> list[AtStep]:
         """The last step that the rank told, if the log does not have it: to be written before the rank's end."""
         return self._steps.untold(rank)
 
-    def began(self, rank: int) -> None:
+    def began(self, rank: Rank) -> None:
         """A new process of the rank."""
         self._steps.forget(rank)
         self._warnings.end()
@@ -112,7 +113,7 @@ class StallWatch:
         asked_at, processes = self._loop.clock(), self._inspection.processes()
         self._inspection.sample(processes, lambda samples: self._sampled(asked_at, processes, samples))
 
-    def _sampled(self, asked_at: float, processes: Mapping[int, object], samples: dict[int, Sample]) -> None:
+    def _sampled(self, asked_at: float, processes: Mapping[Rank, object], samples: dict[Rank, Sample]) -> None:
         if self._stalls is None or self._timeout_s is None:
             return
         now = self._loop.clock()
@@ -128,13 +129,15 @@ class StallWatch:
             self._feed(Resumed(now - since))
         self._look_later()
 
-    def _read(self, seen: Verdict, processes: Mapping[int, object], found: dict[int, Stack]) -> None:
+    def _read(self, seen: Verdict, processes: Mapping[Rank, object], found: dict[Rank, Stack]) -> None:
         """The stacks are there. What ranks have done since was to be read."""
         if self._stalls is not None:
             living = self._inspection.processes()
             self._inspection.sample(living, lambda samples: self._judge(seen, processes, found, samples))
 
-    def _judge(self, seen: Verdict, before: Mapping[int, object], found: dict[int, Stack], samples: dict[int, Sample]) -> None:
+    def _judge(
+        self, seen: Verdict, before: Mapping[Rank, object], found: dict[Rank, Stack], samples: dict[Rank, Sample]
+    ) -> None:
         """What has gone on or ended since it was seen is not spoken of."""
         if self._stalls is None:
             return
@@ -171,11 +174,11 @@ class _Steps:
     """What ranks have told by heartbeats. `last`: the last step of each rank's present process."""
 
     def __init__(self) -> None:
-        self.last: dict[int, int] = {}
-        self._due: dict[int, float] = {}
-        self._untold: set[int] = set()
+        self.last: dict[Rank, int] = {}
+        self._due: dict[Rank, float] = {}
+        self._untold: set[Rank] = set()
 
-    def told(self, rank: int, step: int, now: float) -> bool:
+    def told(self, rank: Rank, step: int, now: float) -> bool:
         """Whether it is to come into the log now."""
         self.last[rank] = step
         if now < self._due.get(rank, now):
@@ -185,14 +188,14 @@ class _Steps:
         self._untold.discard(rank)
         return True
 
-    def untold(self, rank: int) -> list[AtStep]:
+    def untold(self, rank: Rank) -> list[AtStep]:
         """What has not come into the log yet."""
         if rank not in self._untold:
             return []
         self._untold.discard(rank)
         return [AtStep(rank, self.last[rank])]
 
-    def forget(self, rank: int) -> None:
+    def forget(self, rank: Rank) -> None:
         """Its process is another one now."""
         self.last.pop(rank, None)
         self._due.pop(rank, None)

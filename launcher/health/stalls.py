@@ -22,6 +22,7 @@ from launcher.host import proc
 from launcher.host.proc import Vitals
 from launcher.joblog.wording import seconds_text
 from odyssey.runtime.heartbeat import INTERVAL_S
+from odyssey.worker import Rank
 
 MAX_HOSTS = 4
 """Named in a warning."""
@@ -54,9 +55,9 @@ class Verdict(msgspec.Struct, frozen=True):
     `is_open`: others have been silent for a while, so that it is soon to be seen whether they are busy or have stalled too.
     """
 
-    stalled: dict[int, float]
-    busy: frozenset[int]
-    stopped: frozenset[int] = frozenset()
+    stalled: dict[Rank, float]
+    busy: frozenset[Rank]
+    stopped: frozenset[Rank] = frozenset()
     is_open: bool = False
 
 
@@ -72,20 +73,20 @@ class Stalls:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._lives: dict[int, _Life] = {}
+        self._lives: dict[Rank, _Life] = {}
 
-    def forget(self, rank: int) -> None:
+    def forget(self, rank: Rank) -> None:
         """Its process is another one now."""
         self._lives.pop(rank, None)
 
-    def beat(self, rank: int, now: float) -> None:
+    def beat(self, rank: Rank, now: float) -> None:
         """The rank called `odyssey.heartbeat()`: from now on only that counts."""
         self._lives.setdefault(rank, _Life(now)).last_beat = now
 
-    def uses_heartbeats(self, rank: int) -> bool:
+    def uses_heartbeats(self, rank: Rank) -> bool:
         return rank in self._lives and self._lives[rank].last_beat is not None
 
-    def look(self, now: float, samples: Mapping[int, Sample]) -> Verdict:
+    def look(self, now: float, samples: Mapping[Rank, Sample]) -> Verdict:
         """What these samples, and all before, say."""
         for rank in set(self._lives) - set(samples):
             del self._lives[rank]
@@ -107,14 +108,14 @@ class Stalls:
         stopped = frozenset(rank for rank in stalled if samples[rank].is_stopped)
         return Verdict(stalled, frozenset(samples) - frozenset(stalled), stopped, is_open)
 
-    def excuse(self, rank: int, now: float) -> None:
+    def excuse(self, rank: Rank, now: float) -> None:
         """Nobody has seen what it did until now."""
         if rank in self._lives:
             life = self._lives[rank]
             life.last_sign = now
             life.last_beat = now if life.last_beat is not None else None
 
-    def pass_over(self, now: float, samples: Mapping[int, Sample]) -> None:
+    def pass_over(self, now: float, samples: Mapping[Rank, Sample]) -> None:
         """What ranks did since the last look was our doing, no sign of life."""
         for rank, sample in samples.items():
             if rank in self._lives:
@@ -127,7 +128,7 @@ def _lives(before: Sample, now: Sample, seconds: float) -> bool:
     return has_spoken or is_a_sign(now.processor_s - before.processor_s, seconds)
 
 
-def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[int], frozenset[int]]:
+def to_blame(verdict: Verdict, groups: list[Group]) -> tuple[frozenset[Rank], frozenset[Rank]]:
     """(ranks to end, ranks that the others wait for and that are busy). Who waits for a busy rank is not to blame, nor who
     may do so for all that can be read of it."""
     if verdict.stopped:
@@ -148,8 +149,8 @@ def story(
     now: float,
     clock_of: Callable[[float], str],
     silent: str,
-    steps: Mapping[int, int],
-    hosts: Mapping[int, str],
+    steps: Mapping[Rank, int],
+    hosts: Mapping[Rank, str],
 ) -> str:
     """The warning, a line each: who and since when, where all are, who it is that the others wait for. `hosts`: where there are
     several, those of the ranks that it is about."""
@@ -178,7 +179,7 @@ def story(
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 
-def sample(pids: Mapping[int, int], written: Callable[[int], int], exchanged: Mapping[int, int]) -> dict[int, Sample]:
+def sample(pids: Mapping[Rank, int], written: Callable[[Rank], int], exchanged: Mapping[Rank, int]) -> dict[Rank, Sample]:
     """A sample of each rank's process, its session and its descendants, as /proc has it; `exchanged`: as far as it is known."""
     table = dict(proc.processes())
     children: dict[int, list[int]] = {}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from launcher.health.life import IDLE_S, is_a_sign
 from launcher.health.stalls import Sample
 from odyssey.messages import Pong
+from odyssey.worker import Rank
 
 
 class _Standing(NamedTuple):
@@ -27,13 +28,13 @@ class Standstill:
     """What was seen when ranks first stood as they still do."""
 
     def __init__(self) -> None:
-        self._since: tuple[float, dict[int, _Standing]] | None = None
+        self._since: tuple[float, dict[Rank, _Standing]] | None = None
 
     def forget(self) -> None:
         """Something has moved."""
         self._since = None
 
-    def lasts_s(self, asked: Collection[int], answers: Mapping[int, Pong], found: Mapping[int, Sample], now: float) -> float:
+    def lasts_s(self, asked: Collection[Rank], answers: Mapping[Rank, Pong], found: Mapping[Rank, Sample], now: float) -> float:
         """For how long all who were `asked` have stood still, by their answers and by what they use."""
         waiting = [rank for rank, pong in answers.items() if pong.waiting and rank in found]
         here = {rank: _Standing(answers[rank].where, found[rank].exchanged, found[rank].processor_s) for rank in waiting}
@@ -49,7 +50,7 @@ def is_for_good(lasted_s: float, patience_s: float) -> bool:
     return lasted_s >= max(IDLE_S, patience_s)
 
 
-def _is_same(since: float, before: Mapping[int, _Standing], here: Mapping[int, _Standing], now: float) -> bool:
+def _is_same(since: float, before: Mapping[Rank, _Standing], here: Mapping[Rank, _Standing], now: float) -> bool:
     return before.keys() == here.keys() and not any(
         (its.where, its.exchanged) != (before[rank].where, before[rank].exchanged)
         or is_a_sign(its.processor_s - before[rank].processor_s, now - since)

@@ -12,9 +12,10 @@ import re
 from collections.abc import Collection, Mapping
 
 from launcher.host import proc, tcp
+from odyssey.worker import Rank
 
 
-def between_ranks(pids: Mapping[int, int], store_port: int, elsewhere: Collection[str]) -> dict[int, int]:
+def between_ranks(pids: Mapping[Rank, int], store_port: int, elsewhere: Collection[str]) -> dict[Rank, int]:
     """Bytes of each rank so far, both ways; empty where the kernel does not tell. `pids`: of the ranks here; `elsewhere`:
     addresses of the hosts of others."""
     try:

@@ -16,6 +16,7 @@ from launcher.health.life import Life
 from launcher.host.loop import Loop, Timer
 from launcher.host.proc import Vitals, vitals
 from launcher.joblog.wording import ranks_text, seconds_text
+from odyssey.worker import Rank
 
 LOOK_S = 1.0
 TELL_S = 10.0
@@ -32,7 +33,7 @@ class Wait(msgspec.Struct, frozen=True):
     `seen`: its vitals, where they are known better than by this host's /proc.
     """
 
-    whom: int | str
+    whom: Rank | str
     why: str
     pid: int
     late: Late | None
@@ -59,7 +60,7 @@ class Waits:
         self._loop = loop
         self._say = say
         self._sources: list[Callable[[], Iterable[Wait]]] = []
-        self._lives: dict[tuple[int | str, str, int], _Awaited] = {}
+        self._lives: dict[tuple[Rank | str, str, int], _Awaited] = {}
         self._timer: Timer | None = None
         self._is_due = False
         self._looked_at = 0.0

@@ -14,6 +14,7 @@ import msgspec
 from odyssey.codec import Json, Name, Pid, check_ip_address, to_json
 from odyssey.messages import Result, Word
 from odyssey.plan import Plan
+from odyssey.worker import Rank
 from perfmodel.profile import Profile
 from strategies.situation import Aim, Candidate
 
@@ -141,7 +142,7 @@ class AgentJoined(msgspec.Struct, frozen=True, tag="agent_joined"):
 class SlotsReturned(msgspec.Struct, frozen=True, tag="slots_returned"):
     """Ranks that were lost with their slots can be started there again. `reason`: who says so, for people."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     reason: str
 
 
@@ -149,7 +150,7 @@ class NoticeGiven(msgspec.Struct, frozen=True, tag="notice"):
     """These ranks are to leave, and nobody has lost them yet. `reason`: who says so, for people. `is_certain`: they will be
     lost, whether there is a plan without them or not. `within_s`: so many seconds from now; None where nobody knows."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     reason: str
     is_certain: bool = False
     within_s: float | None = None
@@ -162,7 +163,7 @@ class NoticeExpired(msgspec.Struct, frozen=True, tag="notice_expired"):
 class RankSlowed(msgspec.Struct, frozen=True, tag="rank_slowed"):
     """A rank computes `factor` times as long as it should; 1 where it no longer is slow. `since`: when that began."""
 
-    rank: int
+    rank: Rank
     factor: float
     since: float
 
@@ -183,7 +184,7 @@ class LeaderChanged(msgspec.Struct, frozen=True, tag="leader_changed"):
 class RankStarted(msgspec.Struct, frozen=True, tag="rank_started"):
     """A process was spawned for `rank`."""
 
-    rank: int
+    rank: Rank
     pid: Pid
     node: int
     local_rank: int = 0
@@ -206,7 +207,7 @@ class ProfileRefined(msgspec.Struct, frozen=True, tag="profile_refined"):
 class RankLost(msgspec.Struct, frozen=True, tag="rank_lost"):
     """`slot_lost`: nothing can be respawned there."""
 
-    rank: int
+    rank: Rank
     cause: Cause
     slot_lost: bool
     diagnostics: Diagnostics = Diagnostics()
@@ -235,14 +236,14 @@ class Proposed(msgspec.Struct, frozen=True, tag="proposed"):
 class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
     """The rank's process ended with exit code 0. `was_ended`: the agent had told it to end."""
 
-    rank: int
+    rank: Rank
     was_ended: bool = False
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
     """The first sign of progress of a script without a Job, in this generation: an optimizer step or a heartbeat."""
 
-    rank: int
+    rank: Rank
 
 
 class UnitFinal(msgspec.Struct, frozen=True, tag="unit_final"):
@@ -282,7 +283,7 @@ class StopRequested(msgspec.Struct, frozen=True, tag="stop_requested"):
 class Pausing(msgspec.Struct, frozen=True, tag="pausing"):
     """Decision: a new generation begins. `lost`: all ranks lost since the last one that ran."""
 
-    lost: tuple[int, ...]
+    lost: tuple[Rank, ...]
     reason: str
 
 
@@ -290,9 +291,9 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
     """Decision: a new generation is to take in the ranks `joined` and to do without those that are `leaving`; all that train
     stop for it behind a unit that is final."""
 
-    joined: tuple[int, ...]
+    joined: tuple[Rank, ...]
     reason: str
-    leaving: tuple[int, ...] = ()
+    leaving: tuple[Rank, ...] = ()
 
 
 class PlanChosen(msgspec.Struct, frozen=True, tag="plan"):
@@ -350,7 +351,7 @@ class JobEnded(msgspec.Struct, frozen=True, tag="job_ended"):
 class AtStep(msgspec.Struct, frozen=True, tag="at_step"):
     """The step that a script without a Job last told by `odyssey.heartbeat(step)`; written now and then."""
 
-    rank: int
+    rank: Rank
     step: int
 
 
@@ -358,8 +359,8 @@ class Stalled(msgspec.Struct, frozen=True, tag="stalled"):
     """Ranks of a script without a Job make no progress. `apart`: those that the others seem to wait for; `text`: all of it,
     with where every rank is, in several lines."""
 
-    ranks: tuple[int, ...]
-    apart: tuple[int, ...]
+    ranks: tuple[Rank, ...]
+    apart: tuple[Rank, ...]
     text: str
 
 

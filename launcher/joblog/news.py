@@ -12,12 +12,13 @@ from launcher.joblog.events import Body, StopRequested
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import OdysseyError
 from odyssey.messages import Report
+from odyssey.worker import Rank
 
 
 class Sender(Protocol):
     """The process of a rank that reports, wherever it lives."""
 
-    rank: int
+    rank: Rank
     has_finished: bool
     has_failed: bool
 

@@ -14,6 +14,7 @@ from launcher.joblog.events import CauseKind, Event, JobEnded, JobStarted, RankL
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
 from odyssey.messages import Failed
+from odyssey.worker import Rank
 
 Watch = Callable[[Event], None]
 
@@ -47,9 +48,9 @@ class _Recorder:
         self._ended = 0.0
         self._n_groups = options.n_nodes
         self._n_restarts = 0
-        self._pids: dict[int, int] = {}
-        self._nodes: dict[int, int] = {}
-        self._failed: dict[int, str] = {}
+        self._pids: dict[Rank, int] = {}
+        self._nodes: dict[Rank, int] = {}
+        self._failed: dict[Rank, str] = {}
 
     def take(self, event: Event) -> None:
         match event.body:
@@ -82,7 +83,7 @@ class _Recorder:
                 self._record("TERMINATED", rank)
         self._record("SUCCEEDED", None)  # of the agent, as torchrun means it: it has done its work
 
-    def _record(self, state: str, rank: int | None, error: str | None = None) -> None:
+    def _record(self, state: str, rank: Rank | None, error: str | None = None) -> None:
         """Of the agent where there is no rank."""
         from torch.distributed.elastic.events import record
         from torch.distributed.elastic.events.api import Event as TorchEvent

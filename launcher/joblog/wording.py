@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.joblog.events import CauseKind, RankLost
+from odyssey.worker import Rank
 from strategies.situation import Candidate
 
 REPORT = "this is a bug: please report it"
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
+def ranks_text(ranks: Iterable[Rank]) -> str:
     """`rank 3`, `ranks 1, 2 and 5`."""
     ordered = [str(rank) for rank in sorted(ranks)]
     if len(ordered) == 1:

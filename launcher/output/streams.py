@@ -26,11 +26,12 @@ from launcher.host.loop import Loop
 from launcher.options import RunOptions, Std
 from launcher.output.console import Console, Filtered, Lines
 from launcher.output.log_files import LogFile, Outlet, RankLogs, open_file, place
+from odyssey.worker import Rank
 
 TAIL_BYTES = 4096
 READ_BYTES = 1 << 16
 
-Output = Callable[[int, str, bytes], None]
+Output = Callable[[Rank, str, bytes], None]
 
 
 class Sink(Protocol):
@@ -60,7 +61,7 @@ class Streams:
         self._complain = complain
         self._console = Console(loop, self._resume, complain)
         self._open: set[RankStreams] = set()
-        self._tails: dict[int, Tail] = {}
+        self._tails: dict[Rank, Tail] = {}
         self._filtered: dict[Path, LogFile] = {}
         self._terminal = _terminal_settings()
 
@@ -151,7 +152,7 @@ class Streams:
         for streams in list(self._open):
             streams.drain()
 
-    def stderr_tail(self, rank: int) -> str:
+    def stderr_tail(self, rank: Rank) -> str:
         """The last lines that the rank's last process has written to stderr; empty where it writes to the terminal itself."""
         self.read()
         tail = self._tails.get(rank)
@@ -300,7 +301,7 @@ class Relay:
 class Shown:
     """To the display."""
 
-    def __init__(self, output: Output, rank: int, name: str) -> None:
+    def __init__(self, output: Output, rank: Rank, name: str) -> None:
         self._output = output
         self._rank = rank
         self._name = name

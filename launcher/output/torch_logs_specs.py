@@ -16,6 +16,7 @@ from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.options import RunOptions, Std
 from launcher.output.log_files import STREAMS, Outlet, RankLogs
 from odyssey.errors import OdysseyError, UsageError
+from odyssey.worker import Rank
 
 GROUP = "torchrun.logs_specs"
 
@@ -86,7 +87,7 @@ class CustomLogs:
 def _of_neighbour(variables: dict[str, str], assignment: RankAssignment, local_rank: int) -> dict[str, str]:
     """The environment of another rank of this agent."""
     step = local_rank - assignment.local_rank
-    other = replace(assignment, rank=assignment.rank + step, local_rank=local_rank, role_rank=assignment.role_rank + step)
+    other = replace(assignment, rank=Rank(assignment.rank + step), local_rank=local_rank, role_rank=assignment.role_rank + step)
     own = {"RANK": str(other.rank), "LOCAL_RANK": str(local_rank), "ROLE_RANK": str(other.role_rank)}
     return variables | own
 

@@ -18,6 +18,7 @@ from odyssey.messages import Committed, Hello, Measured, ModelSpec, OpTimes
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
 from odyssey.trial import trial_plan
+from odyssey.worker import Rank, Worker, ranks_of
 from perfmodel.profile import Profile
 
 N_STEPS, N_STEPS_NEEDED = 32, 4
@@ -37,7 +38,7 @@ class _Running:
     """From commit to commit."""
     _crowded: float | None = None
 
-    def crowded(self, profile: Profile, node_of: Mapping[int, int]) -> float:
+    def crowded(self, profile: Profile, node_of: Mapping[Worker, int]) -> float:
         """Of its timeline (perfmodel/timeline.py)."""
         from perfmodel.timeline import simulate
 
@@ -50,13 +51,13 @@ class _Running:
 class LiveProfile:
     """The newest profile, and the measurement under way. `profile` is None until there is one."""
 
-    def __init__(self, options: RunOptions, node_of: Mapping[int, int]) -> None:
+    def __init__(self, options: RunOptions, node_of: Mapping[Worker, int]) -> None:
         self._options = options
         self._node_of = node_of
         self.profile: Profile | None = None
         self.since = 0.0
         """When the measurement under way began, on the caller's clock."""
-        self._started: dict[int, float] = {}
+        self._started: dict[Rank, float] = {}
         """When the process of each rank was there, until it has joined."""
         self._spawn_s: float | None = None
         self._running: _Running | None = None
@@ -64,7 +65,7 @@ class LiveProfile:
         """The form of the plan whose steps `step_scale` was learnt from last."""
         self._generation = 0
         self._chain: tuple[Stage, ...] = ()
-        self._reports: dict[int, Measured | None] = {}
+        self._reports: dict[Rank, Measured | None] = {}
 
     def watch(self, event: Event) -> None:
         """Until the first generation runs, the shortest way of a rank from its process to its Job is what a spawn takes.
@@ -88,7 +89,7 @@ class LiveProfile:
                     running.steps_s.append(event.time - running.committed_at)
                 running.committed_at = event.time if result.kind == "step" else None
 
-    def rescale(self, plan: Plan, slow: Mapping[int, float] | None = None) -> None:
+    def rescale(self, plan: Plan, slow: Mapping[Worker, float] | None = None) -> None:
         """Hold the model's step time of the plan that runs against its real steps, once there are some. `slow`: see Costs.
 
         If another plan had shown the scale that it was priced at, its error is one that prices have beside each other. What the
@@ -111,14 +112,15 @@ class LiveProfile:
             return profile
         return replace(profile, recovery=replace(profile.recovery, spawn_s=self._spawn_s))
 
-    def begin(self, action: StartMeasure, now: float) -> tuple[int, ...]:
+    def begin(self, action: StartMeasure, now: float) -> tuple[Rank, ...]:
         """A measurement along the action's chain begins; answers the ranks that take part."""
         self.since = now
         self._generation, self._chain = action.generation, action.chain
-        self._reports = {stage.worker: None for stage in action.chain if stage.worker is not None}
+        workers = [stage.worker for stage in action.chain if stage.worker is not None]
+        self._reports = {rank: None for worker in workers for rank in ranks_of(worker)}
         return tuple(self._reports)
 
-    def take(self, rank: int, report: Measured) -> bool:
+    def take(self, rank: Rank, report: Measured) -> bool:
         """A rank has measured. True if it belongs to the measurement under way and was the last one that was missing."""
         if report.generation != self._generation or rank not in self._reports:
             return False

@@ -17,6 +17,7 @@ from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.situations import PlanSearch, expected_change
 from odyssey.messages import Committed, Measured, OpTimes
+from odyssey.worker import Rank, Worker
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
 
@@ -30,7 +31,7 @@ class Planner:
     def __init__(
         self,
         options: RunOptions,
-        node_of: dict[int, int],
+        node_of: dict[Worker, int],
         loop: Loop,
         *,
         state: Callable[[], State],
@@ -70,11 +71,11 @@ class Planner:
         self.live_profile.profile = profile
         return Profiled(profile, 0.0)
 
-    def measure(self, action: StartMeasure) -> tuple[int, ...]:
+    def measure(self, action: StartMeasure) -> tuple[Rank, ...]:
         """Answers the ranks that are to measure."""
         return tuple(self.live_profile.begin(action, self._now()))
 
-    def measured(self, rank: int, report: Measured) -> Profiled | None:
+    def measured(self, rank: Rank, report: Measured) -> Profiled | None:
         """The profile, when the last rank has told what it measured. Raises OdysseyError or OSError."""
         state = self._state()
         if not self.live_profile.take(rank, report) or not isinstance(state, JobState) or state.status is not Status.MEASURING:
@@ -82,7 +83,7 @@ class Planner:
         profile = self.live_profile.merge(state.model)
         return Profiled(profile, self._now() - self.live_profile.since)
 
-    def took(self, rank: int, times: OpTimes) -> None:
+    def took(self, rank: Rank, times: OpTimes) -> None:
         """What the ops of a rank have taken: the profile is refined, and who has become slow is told."""
         slow, kept, now = self._slow_ranks, self._kept_ranks, self._now()
         self.live_profile.refresh(times, slow.slow[rank].factor if rank in slow.slow else 1.0)
@@ -116,8 +117,9 @@ class Planner:
         if (profile := self.live_profile.profile) is not None:
             from perfmodel.refine import expected_s
 
+            ranks = sorted(state.workers.ranks(state.plan.workers))
             for of in (self._slow_ranks, self._kept_ranks):
-                of.begin(state.plan.workers, partial(expected_s, profile, crowded=1.0))
+                of.begin(ranks, partial(expected_s, profile, crowded=1.0))
         if self._first_step_is_late is not None:
             self._first_step_is_late.cancel()
         self._first_step_is_late = self._loop.later(FIRST_LOOK_S, self._after_first_step)
@@ -134,10 +136,11 @@ class Planner:
         if not isinstance(state, JobState) or state.plan is None or state.status is not Status.RUNNING:
             return
         generation = state.world.generation
-        self.live_profile.rescale(state.plan, state.factors)
+        slow, members = state.workers.slowest(state.factors), state.workers.all_of(state.members)
+        self.live_profile.rescale(state.plan, slow)
         profile = self._in_force()
         expected = self._expected_change()
-        self._search.plan_ahead(state.plan, frozenset(state.members), state.may_respawn, state.factors, profile, expected)
+        self._search.plan_ahead(state.plan, members, state.may_respawn, slow, profile, expected)
 
         def look() -> None:
             if self._state().world.generation == generation:

@@ -23,6 +23,7 @@ from launcher.host.handle import Handle
 from launcher.host.send_buffer import SendBuffer
 from odyssey.codec import Malformed, Packed
 from odyssey.messages import Deframer, frame
+from odyssey.worker import Worker
 from strategies.situation import Candidate, Situation
 from strategies.situation.faults import attempt
 
@@ -53,7 +54,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     number: int
     key: bytes
-    lost: tuple[int, ...]
+    lost: tuple[Worker, ...]
     n_left: int
     n_classes: int
     candidates: msgspec.Raw
@@ -135,7 +136,7 @@ class Work:
         plan = whole.plan
         assert plan is not None
         self._ask = ask
-        self._held = {rank: plan.held.get(rank, frozenset()) for rank in whole.alive}
+        self._held = {worker: plan.held.get(worker, frozenset()) for worker in whole.alive}
         self._subject = plan, whole.alive, ask.may_respawn, whole.slow
         if before is not None and before._subject == self._subject:
             self._losses: dict[bytes, Loss] = before._losses
@@ -160,12 +161,12 @@ class Work:
         situation = replace(
             whole,
             generation=whole.generation + 1,
-            alive=tuple(rank for rank in whole.alive if rank not in gone),
+            alive=tuple(worker for worker in whole.alive if worker not in gone),
             lost=loss.lost,
             respawnable=loss.lost if loss.may_return else (),
             arriving=loss.lost if loss.may_return else (),
             arrive_s=whole.profile.recovery.spawn_s,
-            held={rank: layers for rank, layers in self._held.items() if rank not in gone},
+            held={worker: layers for worker, layers in self._held.items() if worker not in gone},
         )
         try:
             candidates = find(situation, self._ask.only)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from msgspec.structs import replace
 
 from launcher.coordinator.actions import Propose
 from launcher.coordinator.state import World
+from launcher.coordinator.workers import workers_of
 from launcher.health.waits import Wait
 from launcher.host.loop import Loop
 from launcher.joblog.events import Proposed
@@ -19,6 +20,7 @@ from odyssey.errors import PlanError, StateLost
 from odyssey.layout import parse_layout
 from odyssey.plan import Plan
 from odyssey.plan_proof import prove
+from odyssey.worker import Worker
 from perfmodel.profile import Profile
 from perfmodel.reliability import PRIOR_PER_NODE_DAY, ExpectedChange, seconds_to_change
 from strategies.situation import Aim, Candidate, Situation
@@ -34,7 +36,7 @@ def expected_change(world: World, now: float, mtbf_s: float | None, failure_rate
 
 
 def situation_of(
-    ask: Propose, profile: Profile, node_of: dict[int, int], expected: ExpectedChange, aim: Aim, n_spares: int = 0
+    ask: Propose, profile: Profile, node_of: dict[Worker, int], expected: ExpectedChange, aim: Aim, n_spares: int = 0
 ) -> Situation:
     """`n_spares`: of those alive, that are to stand by if the job starts now."""
     return Situation(
@@ -63,7 +65,7 @@ def situation_of(
 def proposed(
     ask: Propose,
     profile: Profile,
-    node_of: dict[int, int],
+    node_of: dict[Worker, int],
     expected: ExpectedChange,
     strategy: str,
     layout: str,
@@ -98,7 +100,7 @@ def only(strategy: str) -> str | None:
 class PlanSearch:
     """Answers Propose with Proposed. Owned by the agent's thread; its process for planning ahead starts at the first Go."""
 
-    def __init__(self, options: RunOptions, node_of: dict[int, int], loop: Loop) -> None:
+    def __init__(self, options: RunOptions, node_of: dict[Worker, int], loop: Loop) -> None:
         self._options = options
         self._node_of = node_of
         self._loop = loop
@@ -106,7 +108,7 @@ class PlanSearch:
         self._process: precompute.Process | None = None
         self._number = self._since = 0
         """Of the newest Ask, and of the first one about this subject."""
-        self._subject: tuple[Plan, tuple[int, ...], bool, dict[int, float]] | None = None
+        self._subject: tuple[Plan, tuple[Worker, ...], bool, dict[Worker, float]] | None = None
         """What the answers are for: the plan in force, who lives, whether the lost may come back, who is slow."""
         self._answers: dict[bytes, precompute.Answer] = {}
         self._n_classes = 0
@@ -133,9 +135,9 @@ class PlanSearch:
     def plan_ahead(
         self,
         plan: Plan,
-        members: frozenset[int],
+        members: Set[Worker],
         can_respawn: bool,
-        slow: dict[int, float],
+        slow: dict[Worker, float],
         profile: Profile,
         expected: ExpectedChange,
     ) -> None:
@@ -201,9 +203,9 @@ class PlanSearch:
             return []
         names = alike.names(answer.lost, ask.lost)
         if names is None:
-            raise PlanError(
-                f"what was found for the loss of {ranks_text(answer.lost)} is none for that of {ranks_text(ask.lost)}"
-            )
+            of = workers_of(ask.plan)
+            found, now = ranks_text(of.ranks(answer.lost)), ranks_text(of.ranks(ask.lost))
+            raise PlanError(f"what was found for the loss of {found} is none for that of {now}")
         table = precompute.decode_candidates(answer.candidates)
         table = answer_for(table, names, ask.generation, ask.step)
         table = rescore(table, expected, aim, search_s=time.perf_counter() - started)
@@ -220,22 +222,22 @@ class PlanSearch:
             self._process = None
 
 
-def _without_loss(plan: Plan, members: tuple[int, ...], slow: dict[int, float]) -> Propose:
+def _without_loss(plan: Plan, members: tuple[Worker, ...], slow: dict[Worker, float]) -> Propose:
     """What is in force, with everybody alive. Who holds what is left out: it is what the plan says."""
     return Propose(plan.generation, plan.step, plan, members, (), (), {}, slow=slow)
 
 
-def _is_foreseen(ask: Propose, plan: Plan, members: tuple[int, ...], may_respawn: bool, slow: dict[int, float]) -> bool:
+def _is_foreseen(ask: Propose, plan: Plan, members: tuple[Worker, ...], may_respawn: bool, slow: dict[Worker, float]) -> bool:
     """Whether the classes of losses are of this plan, and each survivor holds what the plan says."""
     return (
         ask.plan == plan
         and bool(ask.lost)
         and not ask.leaving
-        and ask.slow == {rank: factor for rank, factor in slow.items() if rank in ask.alive}
+        and ask.slow == {worker: factor for worker, factor in slow.items() if worker in ask.alive}
         and tuple(sorted((*ask.alive, *ask.lost))) == members
         and ask.respawnable in ((), ask.lost)
         and ask.arriving == ask.respawnable
-        and ask.held == {rank: plan.held.get(rank, frozenset()) for rank in ask.alive}
+        and ask.held == {worker: plan.held.get(worker, frozenset()) for worker in ask.alive}
     )
 
 

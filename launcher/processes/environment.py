@@ -15,6 +15,7 @@ from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
 from odyssey.errors import UsageError
 from odyssey.runtime import nccl
+from odyssey.worker import Rank
 
 _NCCL_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 AGENT_FD = "ODYSSEY_AGENT_FD"
@@ -187,7 +188,7 @@ class Environments:
 
 def of_ranks(options: RunOptions) -> frozenset[str]:
     """Names of the variables that differ between ranks, or between starts of a rank."""
-    assignment = RankAssignment(0, 0, 0, 1, 1, 1, 0, 1)
+    assignment = RankAssignment(Rank(0), 0, 0, 1, 1, 1, 0, 1)
     of_one = for_rank(options, {}, assignment, master_addr="", master_port=0, run_id="", job_dir=None, error_file="")
     return frozenset(of_one) - frozenset(for_all({}, 2)) | {AGENT_FD}
 

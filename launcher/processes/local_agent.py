@@ -25,6 +25,7 @@ from launcher.output.log_files import JobFolder
 from launcher.processes.own_ranks import OwnRanks
 from launcher.processes.ranks import Processes
 from odyssey.errors import OdysseyError
+from odyssey.worker import Rank
 
 OTHERS_S = 1.0
 """For a signal that is sent to all processes of a job to come to every host. Who acts upon it at once where it came first has
@@ -89,7 +90,7 @@ class LocalAgent:
         self,
         options: RunOptions,
         listener: socket.socket | None,
-        output: Callable[[int, str, bytes], None],
+        output: Callable[[Rank, str, bytes], None],
         report: HostReport | None = None,
     ) -> None:
         """`listener`: of the store, if this agent serves it; `output`: as in Processes; `report`: on this host, if it was

@@ -10,6 +10,7 @@ from launcher.health.traffic import between_ranks
 from launcher.host.beside import Beside
 from launcher.host.loop import Loop
 from launcher.processes.ranks import Processes
+from odyssey.worker import Rank
 
 
 class OwnRanks:
@@ -18,25 +19,25 @@ class OwnRanks:
     def __init__(self, loop: Loop, processes: Processes) -> None:
         self._loop = loop
         self._processes = processes
-        self._reading: Beside[dict[int, Stack]] | None = None
+        self._reading: Beside[dict[Rank, Stack]] | None = None
 
-    def _pids(self, ranks: Iterable[int]) -> dict[int, int]:
+    def _pids(self, ranks: Iterable[Rank]) -> dict[Rank, int]:
         found = {rank: self._processes.pid_here(rank) for rank in ranks}
         return {rank: pid for rank, pid in found.items() if pid is not None}
 
-    def samples(self, ranks: Iterable[int], elsewhere: Collection[str]) -> dict[int, Sample]:
+    def samples(self, ranks: Iterable[Rank], elsewhere: Collection[str]) -> dict[Rank, Sample]:
         """Of those that live; none of who stands still because this agent has it do so. `elsewhere`: addresses of the hosts of
         other ranks."""
         pids = self._pids(rank for rank in ranks if rank in self._processes.ranks and not self._processes.is_held(rank))
         exchanged = between_ranks(self._pids(self._processes.ranks), self._processes.environments.store.port, elsewhere)
         return sample(pids, self._processes.n_bytes_of, exchanged)
 
-    def read_stacks(self, ranks: Iterable[int], done: Callable[[dict[int, Stack]], None]) -> None:
+    def read_stacks(self, ranks: Iterable[Rank], done: Callable[[dict[Rank, Stack]], None]) -> None:
         """`done(stacks)`: of those that live. Nothing more comes of an earlier request."""
         self.close()
         pids, reading = self._pids(ranks), Reading()
 
-        def work() -> dict[int, Stack]:
+        def work() -> dict[Rank, Stack]:
             try:
                 return reading.read(pids)
             except OSError as error:

@@ -40,6 +40,7 @@ from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
 from odyssey.messages import is_of
+from odyssey.worker import Rank
 
 
 class Processes:
@@ -53,7 +54,7 @@ class Processes:
         folder: JobFolder,
         listener: socket.socket | None,
         news: News,
-        output: Callable[[int, str, bytes], None],
+        output: Callable[[Rank, str, bytes], None],
     ) -> None:
         self._loop = loop
         self._news = news
@@ -69,7 +70,7 @@ class Processes:
         self.environments = Environments(options, folder, self.store.address)
         logs_of = torch_logs_specs.CustomLogs(options).logs_of if options.logs_specs else folder.logs_of
         self.streams = Streams(options, loop, logs_of, output, news.say)
-        self.ranks: dict[int, RankProcess] = {}
+        self.ranks: dict[Rank, RankProcess] = {}
         """The current process of each rank that this agent has."""
         self._living: dict[int, RankProcess] = {}
         """By pid, all that are not reaped yet."""
@@ -160,13 +161,13 @@ class Processes:
             process.kill()
         self._stillness.has_come()
 
-    def forget(self, rank: int) -> None:
+    def forget(self, rank: Rank) -> None:
         """Another agent has it from now on."""
         process = self.ranks.pop(rank, None)
         if process is not None:
             self._close_rank(process)
 
-    def has(self, rank: int) -> bool:
+    def has(self, rank: Rank) -> bool:
         """It was asked for a process of it."""
         return rank in self.ranks
 
@@ -174,32 +175,32 @@ class Processes:
         """It was never asked for a process of this rank, and should have been: there is none."""
         self.ranks[assignment.rank] = RankProcess(assignment)
 
-    def process(self, rank: int) -> RankProcess:
+    def process(self, rank: Rank) -> RankProcess:
         """The current process of a rank."""
         return self.ranks[rank]
 
-    def pid_here(self, rank: int) -> int | None:
+    def pid_here(self, rank: Rank) -> int | None:
         """None before it is there and after its end."""
         process = self.ranks.get(rank)
         return process.pid if process is not None and process.pid in self._living else None
 
-    def is_there(self, rank: int) -> bool:
+    def is_there(self, rank: Rank) -> bool:
         return self.pid_here(rank) is not None
 
-    def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
+    def seen(self, rank: Rank) -> tuple[int, Vitals | None] | None:
         """The id and the vitals of a rank's process; None before it is there and after its end. That it stands still by our
         doing says nothing of it: it is not late, and nobody is to continue it."""
         pid = self.pid_here(rank)
         return None if pid is None else (pid, None if self.is_held(rank) else vitals(pid))
 
-    def n_bytes_of(self, rank: int) -> int:
+    def n_bytes_of(self, rank: Rank) -> int:
         """What the rank's process has written so far, where it comes through this agent."""
         process = self.ranks.get(rank)
         return process.streams.n_bytes if process is not None and process.streams is not None else 0
 
     # -- what ranks are told, write and say ----------------------------------------------------------------------------
 
-    def send(self, rank: int, data: bytes) -> None:
+    def send(self, rank: Rank, data: bytes) -> None:
         """Send the bytes of an order, now or when the rank reads."""
         process = self.ranks[rank]
         process.send(data, self._loop, lambda mask: self._on_rank(process, mask))
@@ -254,7 +255,7 @@ class Processes:
 
     # -- ranks are ended -----------------------------------------------------------------------------------------------
 
-    def kill_rank(self, rank: int, cause: Cause | None) -> None:
+    def kill_rank(self, rank: Rank, cause: Cause | None) -> None:
         """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
         process = self.ranks[rank]
         process.killed_by = KilledBy.TOLD if cause is not None else KilledBy.UNWANTED
@@ -262,7 +263,7 @@ class Processes:
         if cause is not None:
             self._news.event(RankLost(rank, cause, process.slot_lost))
 
-    def drill(self, rank: int, number: int) -> None:
+    def drill(self, rank: Rank, number: int) -> None:
         """Kill or stop a rank on purpose: what follows is as if it had happened by itself."""
         process = self.ranks.get(rank)
         if process is not None and process.handle is not None and process.pid in self._living:
@@ -270,7 +271,7 @@ class Processes:
                 process.killed_by = KilledBy.DRILL
             process.handle.kill(number)
 
-    def terminate(self, ranks: tuple[int, ...], number: int = signal.SIGTERM) -> None:
+    def terminate(self, ranks: tuple[Rank, ...], number: int = signal.SIGTERM) -> None:
         """SIGTERM (or another signal), and SIGKILL to what is left after the time-out."""
         self._shutdown.begin([self.ranks[rank] for rank in ranks if rank in self.ranks], number)
 
@@ -305,7 +306,7 @@ class Processes:
         """Have all ranks stand still, or go on: those too that come meanwhile. What was stopped by others stays so."""
         self._stillness.hold(is_held)
 
-    def is_held(self, rank: int) -> bool:
+    def is_held(self, rank: Rank) -> bool:
         """It stands still by our doing."""
         return self.ranks[rank].handle in self._stillness
 

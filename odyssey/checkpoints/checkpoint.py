@@ -17,6 +17,7 @@ from odyssey.model.model import Model, full_name
 from odyssey.model.state_shard import StateShard
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.transfer import receive_state, send_state
+from odyssey.worker import Worker
 
 
 def local_state(model: Model, layers: Collection[int], step: int) -> dict[str, Any]:
@@ -105,10 +106,10 @@ def _form(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def gather(engine: Engine, model: Model, step: int, target: int) -> dict[str, Any]:
+def gather(engine: Engine, model: Model, step: int, target: Worker) -> dict[str, Any]:
     """The whole state on worker `target`, each layer from its lowest holder; an empty dict elsewhere. Raises Cut."""
     plan, me = engine.plan, engine.worker
-    sources: dict[int, set[int]] = {}
+    sources: dict[Worker, set[int]] = {}
     for layer in range(plan.n_layers):
         holders = plan.holders(layer)
         sources.setdefault(target if target in holders else holders[0], set()).add(layer)

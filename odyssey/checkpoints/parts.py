@@ -33,6 +33,7 @@ from odyssey.model.model import Model
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import NO_LIMIT, Groups
 from odyssey.runtime.transfer import receive_state, send_state
+from odyssey.worker import Worker
 
 _METADATA = ".metadata"
 _AS_IT_IS = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
@@ -210,17 +211,17 @@ def _attempt(folder: Path, act: Callable[[], T]) -> T | JobError:
         return error
 
 
-def _tell(value: T, workers: Sequence[int], groups: Groups) -> T:
+def _tell(value: T, workers: Sequence[Worker], groups: Groups) -> T:
     for worker in workers:
         _send(value, worker, groups)
     return value
 
 
-def _send(value: Any, worker: int, groups: Groups) -> None:
+def _send(value: Any, worker: Worker, groups: Groups) -> None:
     send_state(value, worker, groups, NO_LIMIT)
 
 
-def _receive(worker: int, groups: Groups, what: str) -> Any:
+def _receive(worker: Worker, groups: Groups, what: str) -> Any:
     """Waits as long as the other reads or writes."""
     return receive_state(worker, groups, what, NO_LIMIT)[0]
 

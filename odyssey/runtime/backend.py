@@ -11,6 +11,7 @@ from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.computation import Computation
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.worker import Worker
 
 
 class Backend:
@@ -25,7 +26,7 @@ class Backend:
         return measured
 
     def computation(
-        self, plan: Plan, worker: int, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
+        self, plan: Plan, worker: Worker, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
     ) -> Computation:
         """For a new generation."""
         return Computation(plan, worker, model, job_spec, data, expectations)
@@ -33,5 +34,5 @@ class Backend:
     def built(self, plan: Plan, since_s: float) -> None:
         """The groups of `plan` stand; building began at `since_s` of time.monotonic."""
 
-    def moved(self, plan: Plan, worker: int, since_s: float) -> None:
+    def moved(self, plan: Plan, worker: Worker, since_s: float) -> None:
         """This worker's part in the moves of `plan` is done; they began at `since_s` of time.monotonic."""

@@ -29,6 +29,7 @@ from odyssey.runtime.halves import backward_input, backward_weight
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Op, Receive, Send
+from odyssey.worker import Worker
 
 
 class Drawn(Cut):
@@ -90,7 +91,7 @@ class Computation:
     """Of one generation on one rank."""
 
     def __init__(
-        self, plan: Plan, worker: int, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
+        self, plan: Plan, worker: Worker, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
     ) -> None:
         self.plan = plan
         self.worker = worker

@@ -28,12 +28,13 @@ from odyssey.runtime.recorder import Recorder
 from odyssey.runtime.reductions import Reductions
 from odyssey.runtime.tally import Tally
 from odyssey.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send, program
+from odyssey.worker import Worker
 
 
 class Share:
     """A worker's part of a step: its program, what that reduces, and the positions of the samples that it reads."""
 
-    def __init__(self, plan: Plan, worker: int, gradients: Gradients, groups: Groups, tally: Tally) -> None:
+    def __init__(self, plan: Plan, worker: Worker, gradients: Gradients, groups: Groups, tally: Tally) -> None:
         self.plan = plan
         self.program = program(plan, worker)
         self.reductions = Reductions(plan, worker, self.program, gradients, groups, tally)
@@ -48,7 +49,7 @@ class Engine:
     def __init__(
         self,
         plan: Plan,
-        worker: int,
+        worker: Worker,
         model: Model,
         job_spec: JobSpec,
         backend: Backend,
@@ -61,13 +62,14 @@ class Engine:
         """`rest`: what the first step of the plan is the rest of, if it is: what `tally` has of that is in the gradients."""
         self.plan = plan
         self.worker = worker
+        (self.rank,) = plan.ranks_of(worker)
         self.groups = groups
         self.now: tuple[Op | str, float] = ("between steps", time.monotonic())
         self.model = model
         self.expectations = Expectations(backend.boundaries(boundaries))
         self.computation = backend.computation(plan, worker, model, job_spec, data, self.expectations)
         self.gradients = Gradients(plan, worker, model)
-        self.recorder = Recorder(worker, plan.generation)
+        self.recorder = Recorder(self.rank, plan.generation)
         self._data = data
         self._tally = tally
         self._whole = Share(plan, worker, self.gradients, groups, tally)

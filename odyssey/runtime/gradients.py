@@ -17,16 +17,17 @@ from odyssey.buckets import Bucket, buckets
 from odyssey.model.model import Model
 from odyssey.plan import Plan
 from odyssey.runtime.groups import Groups
+from odyssey.worker import Worker
 
 
 class Gradients:
     """The gradient sums of all layers that a worker holds under one plan. Where a parameter has a gradient it is taken over."""
 
-    def __init__(self, plan: Plan, worker: int, model: Model) -> None:
+    def __init__(self, plan: Plan, worker: Worker, model: Model) -> None:
         self._flats: dict[int, list[torch.Tensor]] = {}
         self._buckets: dict[int, list[Bucket]] = {}
         self._parts: dict[Bucket, list[torch.Tensor]] = {}
-        self._workers: dict[int, tuple[int, ...]] = {}
+        self._workers: dict[int, tuple[Worker, ...]] = {}
         self._shards: dict[int, list[int]] = {}
         self._counted: list[int] = []
         self.layer_bytes = [spec.trainable_bytes for spec in model.specs]

@@ -28,6 +28,7 @@ from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
 from odyssey.runtime.tree import TreeSum
+from odyssey.worker import Rank, Worker, ranks_of
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""
@@ -39,7 +40,7 @@ END_OF_WAIT_S = 0.5
 """The same for a thread that waits for a send that was cut: what does not come back soon stays until the limit."""
 ADDRESS = "ODYSSEY_ADDRESS"
 """By which the ranks of the job reach this host, as far as its agent knew when this one was started."""
-_OnDevice = dict[tuple[Way, int | None], Any]
+_OnDevice = dict[tuple[Way, Worker | None], Any]
 """By way, and by the other one of a pair; None for the group of all."""
 _living: set[Groups] = set()
 """Generations of this process whose threads may be in C++: there, the end of the interpreter would end them badly."""
@@ -58,7 +59,7 @@ class Groups:
         offer: Callable[[Offered], None],
         generation: int,
         needs: Needs,
-        me: int,
+        me: Worker,
         device: torch.device,
         here: str = "",
         attempt: int = 0,
@@ -71,19 +72,19 @@ class Groups:
         self._movers = needs.movers or needs.members
         self._prefix = f"{attempt} " if attempt else ""
         self._is_begun = False
-        self.by_subset: dict[tuple[int, ...], Any] = {}
+        self.by_subset: dict[tuple[Worker, ...], Any] = {}
         self._tree: list[Any] = []
         """The branches of it that this rank is in, from the leaves: one, with all in it, where they are meshed."""
         self._is_in_root = needs.in_root(me)
-        self._pairs: dict[int, Any] = {}
+        self._pairs: dict[Worker, Any] = {}
         """On the host, by the other one; on a device `_on_device` has them."""
         self._here = here
         self._has_device_groups = _has_own_device(device)
         self._on_device: _OnDevice = {}
         self._moving: Any = None
-        self._cards: dict[int, bytes] = {}
+        self._cards: dict[Rank, bytes] = {}
         """Of the others, by rank."""
-        self._readers: set[int] = set()
+        self._readers: set[Rank] = set()
         """Who can read this rank's memory."""
         self.lent: set[Any] = set()
         """What others may be reading now. It stays until they have: where that is cut, as long as there are these groups, since
@@ -102,9 +103,14 @@ class Groups:
         _living.add(self)
 
     @property
-    def members(self) -> tuple[int, ...]:
-        """The workers, in the order of their ranks in the group."""
+    def members(self) -> tuple[Worker, ...]:
+        """The workers, in their order in the group."""
         return self.needs.members
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """Theirs, in this order."""
+        return _ranks(self.members)
 
     @property
     def limit(self) -> timedelta:
@@ -178,24 +184,24 @@ class Groups:
         options.timeout = limit
         return self._start(lambda: (group or self._tree[0]).allreduce([tensor], options))
 
-    def send(self, tensor: torch.Tensor, worker: int, tag: int, way: Way | None = None) -> Any:
+    def send(self, tensor: torch.Tensor, worker: Worker, tag: int, way: Way | None = None) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed. `way`: needed for a tensor on a
         device, where each has its communicator."""
         group, rank = self._way_to(tensor, worker, way)
         return self._start(lambda: group.send([tensor], rank, tag))
 
-    def receive(self, tensor: torch.Tensor, worker: int, tag: int, way: Way | None = None) -> Any:
+    def receive(self, tensor: torch.Tensor, worker: Worker, tag: int, way: Way | None = None) -> Any:
         """Start receiving into `tensor`, what was sent with this tag and `way`."""
         group, rank = self._way_to(tensor, worker, way)
         return self._start(lambda: group.recv([tensor], rank, tag))
 
-    def is_read_by(self, worker: int) -> bool:
+    def is_read_by(self, worker: Worker) -> bool:
         """Whether that one can read this rank's memory: what is on the host goes there without being sent."""
-        return worker in self._readers
+        return all(rank in self._readers for rank in ranks_of(worker))
 
-    def read(self, worker: int, parts: Iterable[peer_memory.Part]) -> None:
+    def read(self, worker: Worker, parts: Iterable[peer_memory.Part]) -> None:
         """Copy from the memory of one that `is_read_by` this one. Raises Cut, as a connection that ends does."""
-        card = self._cards[worker]
+        card = self._cards[ranks_of(worker)[0]]
         try:
             if (memory := peer_memory.reach(card)) is None:
                 raise PermissionError("it is not to be read")
@@ -210,7 +216,7 @@ class Groups:
         except RuntimeError as error:  # the connection has ended already
             raise Cut(str(error)) from None
 
-    def _way_to(self, tensor: torch.Tensor, worker: int, way: Way | None) -> tuple[Any, int]:
+    def _way_to(self, tensor: torch.Tensor, worker: Worker, way: Way | None) -> tuple[Any, int]:
         """The group, and the other one's rank in it."""
         is_on_device = tensor.device.type != "cpu"
         assert way is not None or not is_on_device, f"a tensor on {tensor.device} goes no way"
@@ -341,7 +347,7 @@ class Groups:
         for branch in self.needs.branches_of(self.me):
             self.check()
             tree.append(self._gloo(f"level {len(tree)} from {branch[0]}", branch, device, connected))
-        by_subset: dict[tuple[int, ...], Any] = {}
+        by_subset: dict[tuple[Worker, ...], Any] = {}
         for number, subset in enumerate(subsets):
             self.check()
             if self.me in subset and len(subset) > 1 and subset not in by_subset:
@@ -365,14 +371,14 @@ class Groups:
             self._device = device
             self._connections.keep()
 
-    def _pair(self, worker: int, device: Any, connected: list[peers.Member], on_device: _OnDevice) -> Any:
+    def _pair(self, worker: Worker, device: Any, connected: list[peers.Member], on_device: _OnDevice) -> Any:
         both = tuple(sorted((self.me, worker)))
         name = "pair {} {}".format(*both)
         if self._has_device_groups:
             on_device |= {(way, worker): self._nccl(f"{name} {way}", both) for way in get_args(Way)}
         return self._gloo(name, both, device, connected)
 
-    def _build_pair(self, worker: int) -> None:
+    def _build_pair(self, worker: Worker) -> None:
         """With one that the plan has nothing to exchange with: it is there when that one wants it, too."""
         connected: list[peers.Member] = []
         on_device: _OnDevice = {}
@@ -385,27 +391,31 @@ class Groups:
             self._on_device |= on_device
             self._connections.keep()
 
-    def _gloo(self, name: str, members: Sequence[int], device: Any, connected: list[peers.Member]) -> Any:
+    def _gloo(self, name: str, members: Sequence[Worker], device: Any, connected: list[peers.Member]) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [device]
         options._timeout = self.limit
         options._threads = 1
-        store = GlooStore(self._introductions, self._prefix + name, members, self._connections, self.limit)
+        store = GlooStore(self._introductions, self._prefix + name, _ranks(members), self._connections, self.limit)
         place = tuple(members).index(self.me)
         group = dist.ProcessGroupGloo(store, place, len(members), options)
-        connected.append(peers.Member(group, place, members, store.tokens, store.cards))
+        connected.append(peers.Member(group, place, _ranks(members), store.tokens, store.cards))
         return group
 
-    def _know(self, connected: Sequence[peers.Member], readers: set[int]) -> None:
+    def _know(self, connected: Sequence[peers.Member], readers: set[Rank]) -> None:
         self._readers |= readers
         for member in connected:
             self._cards |= zip(member.ranks, member.cards, strict=True)
 
-    def _nccl(self, name: str, members: Sequence[int]) -> Any:
+    def _nccl(self, name: str, members: Sequence[Worker]) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.limit
         store = NcclStore(self._introductions, self._prefix + name, len(members), self.limit)
         return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)
+
+
+def _ranks(members: Sequence[Worker]) -> tuple[Rank, ...]:
+    return tuple(rank for worker in members for rank in ranks_of(worker))
 
 
 def _has_own_device(device: torch.device) -> bool:

@@ -20,6 +20,7 @@ from odyssey.messages import Known, Offered
 from odyssey.runtime.connections import Connections, Endpoint, endpoint
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.peer_memory import CARD_BYTES, card
+from odyssey.worker import Rank
 
 _SIZE_BYTES = struct.calcsize("N")
 TOKEN_BYTES = 16
@@ -41,7 +42,7 @@ class Introductions:
     def __init__(self, generation: int, offer: Callable[[Offered], None]) -> None:
         self.generation = generation
         self._offer = offer
-        self._known: dict[str, dict[int, bytes]] = {}
+        self._known: dict[str, dict[Rank, bytes]] = {}
         self._ended: str | None = None
         self._changed = threading.Condition()
         self._stores: list[Store] = []
@@ -58,7 +59,7 @@ class Introductions:
         """To all `n` ranks, this one included, that offer something under this name."""
         self._offer(Offered(self.generation, name, n, value))
 
-    def wait(self, name: str, limit: timedelta) -> dict[int, bytes]:
+    def wait(self, name: str, limit: timedelta) -> dict[Rank, bytes]:
         """What they all have offered, by rank. Raises Cut."""
         with self._changed:  # ended by `learn`, by `end` at any time
             self._changed.wait_for(lambda: self._ended is not None or name in self._known, limit.total_seconds())
@@ -96,7 +97,7 @@ class GlooStore(Store):
     """
 
     def __init__(
-        self, introductions: Introductions, name: str, ranks: Sequence[int], connections: Connections, limit: timedelta
+        self, introductions: Introductions, name: str, ranks: Sequence[Rank], connections: Connections, limit: timedelta
     ) -> None:
         super().__init__()
         introductions.lasts(self)
@@ -130,7 +131,7 @@ class GlooStore(Store):
         self.wait([key])
         return self._values[int(key.rpartition("/")[2])]
 
-    def _checked(self, offered: dict[int, bytes]) -> list[bytes]:
+    def _checked(self, offered: dict[Rank, bytes]) -> list[bytes]:
         """Gloo believes what it reads."""
         if offered.keys() != set(self._ranks):
             raise Cut(f"ranks {sorted(offered)} have come as the group {self._name} of ranks {sorted(self._ranks)}")

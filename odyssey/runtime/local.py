@@ -20,13 +20,14 @@ from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import Transaction, Values
+from odyssey.worker import Rank, worker_of
 
 
 class LocalSession:
     """What `Session` is, for a job of one process."""
 
     def __init__(self, model: Model, job_spec: JobSpec, backend: Backend) -> None:
-        spec = job_spec.spec
+        spec, alone = job_spec.spec, worker_of(Rank(0))
         n_layers, n_micro_batches = len(spec.layers), -(-spec.global_batch // spec.micro_batch)
         layers, ties = tuple(range(n_layers)), tuple(range(len(spec.ties)))
         self.plan = prove(
@@ -37,21 +38,22 @@ class LocalSession:
                 global_batch=spec.global_batch,
                 micro_batch=spec.micro_batch,
                 n_layers=n_layers,
-                blocks=blocks_of((Pipeline((Stage(0, 0, n_layers),), 0, n_micro_batches),)),
+                blocks=blocks_of((Pipeline((Stage(alone, 0, n_layers),), 0, n_micro_batches),)),
                 reductions=(Reduction(layers, ties),),
                 ties=spec.ties,
                 state_from=StateFrom.SCRIPT,
             )
         )
-        self.rank = self.leader = self.joined_step = 0
+        self.rank = self.leader = Rank(0)
+        self.joined_step = 0
         self.model = model
         self.position: Position = (0, 0)
         self.replaying: deque[Result] = deque()
         self.is_idle = False
         model.hold_built(layers)
         tally = Tally(len(spec.layers), spec.ties)
-        groups = Groups(to_nobody, 1, Needs((0,)), 0, model.device)
-        self._engine = Engine(self.plan, 0, model, job_spec, backend, job_spec.prefetcher(self.plan), groups, (), tally)
+        groups = Groups(to_nobody, 1, Needs((alone,)), alone, model.device)
+        self._engine = Engine(self.plan, alone, model, job_spec, backend, job_spec.prefetcher(self.plan), groups, (), tally)
 
     @property
     def place(self) -> Position:

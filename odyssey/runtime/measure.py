@@ -36,6 +36,7 @@ from odyssey.runtime.separable import Conditions, layer_problem, loss_problem
 from odyssey.runtime.transfer import receive_state, send_state
 from odyssey.runtime.trial_run import try_steps
 from odyssey.trial import trial_plan
+from odyssey.worker import Worker
 
 N_REPEATS = 5
 N_HALVES = 3
@@ -48,7 +49,7 @@ STATE_BYTES = 16 << 20
 """Long enough that its pieces overlap."""
 
 
-def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backend: Backend, groups: Groups) -> Measured:
+def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, backend: Backend, groups: Groups) -> Measured:
     """This rank's part of the chain. Raises Cut when communication ends, JobError for layers that cannot be trained."""
     n_samples = min(job_spec.spec.micro_batch, job_spec.spec.global_batch)
     autocast = job_spec.autocast
@@ -107,7 +108,7 @@ def measure(order: Measure, worker: int, model: Model, job_spec: JobSpec, backen
     )
 
 
-def _worker(stage: Stage) -> int:
+def _worker(stage: Stage) -> Worker:
     assert stage.worker is not None, "a chain has a worker at every stage"
     return stage.worker
 
@@ -331,7 +332,7 @@ def _saved_bytes(parameters: list[nn.Parameter]) -> Iterator[list[int]]:
 # -- links and memory -----------------------------------------------------------------------------------------------------
 
 
-def _probe(peer: int, groups: Groups, output_bytes: int) -> tuple[float, float, float]:
+def _probe(peer: Worker, groups: Groups, output_bytes: int) -> tuple[float, float, float]:
     """Latency (seconds) and bandwidth (bytes per second) of the link to `peer`, and this processor's seconds for passing
     on one output of `output_bytes`, by messages there and back."""
     small_s, _ = _round_trips(peer, groups, 8)
@@ -342,7 +343,7 @@ def _probe(peer: int, groups: Groups, output_bytes: int) -> tuple[float, float, 
     return small_s / 2, PROBE_BYTES / max((large_s - small_s) / 2, 1e-9), overhead_s
 
 
-def _answer_probe(peer: int, groups: Groups) -> float:
+def _answer_probe(peer: Worker, groups: Groups) -> float:
     """The other end of `_probe`: this processor's seconds for one output."""
     for n_bytes in (8, PROBE_BYTES):
         _answer_round_trips(peer, groups, n_bytes)
@@ -351,7 +352,7 @@ def _answer_probe(peer: int, groups: Groups) -> float:
     return _answer_round_trips(peer, groups, int(size))
 
 
-def _round_trips(peer: int, groups: Groups, n_bytes: int) -> tuple[float, float]:
+def _round_trips(peer: Worker, groups: Groups, n_bytes: int) -> tuple[float, float]:
     """Least seconds of a message there and back (whatever else runs only adds), and this process's seconds for one way."""
     message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
     seconds = []
@@ -364,7 +365,7 @@ def _round_trips(peer: int, groups: Groups, n_bytes: int) -> tuple[float, float]
     return min(seconds), (time.process_time() - before_s) / (2 * N_REPEATS)
 
 
-def _answer_round_trips(peer: int, groups: Groups, n_bytes: int) -> float:
+def _answer_round_trips(peer: Worker, groups: Groups, n_bytes: int) -> float:
     message = torch.zeros(max(n_bytes, 1), dtype=torch.uint8)
     before_s = time.process_time()
     for _ in range(N_REPEATS):

@@ -16,6 +16,7 @@ import torch
 
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import NO_LIMIT
+from odyssey.worker import Worker
 
 
 class Once:
@@ -24,7 +25,7 @@ class Once:
     def __init__(
         self,
         act: Callable[[], object],
-        prepare: Callable[[Engine, int], None],
+        prepare: Callable[[Engine, Worker], None],
         joined_step: int,
         outside: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -45,7 +46,7 @@ class Once:
                 self._is_done = True
         return (0.0,)
 
-    def _runner(self, engine: Engine) -> int | None:
+    def _runner(self, engine: Engine) -> Worker | None:
         """Who does it; nobody if somebody has."""
         groups = engine.groups
         members, n = groups.members, len(groups.members)

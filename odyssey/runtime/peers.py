@@ -17,6 +17,7 @@ import torch
 
 from odyssey.runtime import peer_memory
 from odyssey.runtime.cut import Cut
+from odyssey.worker import Rank
 
 _PROOF_BYTES = 16
 _TAG = 0x70656572
@@ -29,12 +30,12 @@ class Member(NamedTuple):
 
     group: Any
     place: int
-    ranks: Sequence[int]
+    ranks: Sequence[Rank]
     tokens: Sequence[bytes]
     cards: Sequence[bytes]
 
 
-def prove(memberships: Sequence[Member]) -> set[int]:
+def prove(memberships: Sequence[Member]) -> set[Rank]:
     """Blocks until every member of each of these groups has proved itself: all at once, so that it costs one wait.
 
     Returns the ranks that can read this one's memory. Raises Cut if somebody else is at the other end, and RuntimeError where

@@ -33,7 +33,7 @@ def ready(
     started_s = time.monotonic()
     digests = tuple((number, digest(model.shard_state(number))) for number in sorted(model.shards))
     return Ready(
-        rank=engine.worker,
+        rank=engine.rank,
         generation=engine.plan.generation,
         position=position,
         digests=digests,

@@ -7,6 +7,7 @@ has issued an op, or has waited for it.
 from __future__ import annotations
 
 from odyssey.messages import StepTimes
+from odyssey.worker import Rank
 
 RECORDED_STEP = 3
 """Of those that a generation has applied, counted from 1."""
@@ -15,7 +16,7 @@ RECORDED_STEP = 3
 class Recorder:
     """Of one rank in one generation. Times are CLOCK_MONOTONIC seconds, which the ranks of a host share."""
 
-    def __init__(self, rank: int, generation: int) -> None:
+    def __init__(self, rank: Rank, generation: int) -> None:
         self._rank = rank
         self._generation = generation
         self._n_applied = 0

@@ -15,13 +15,14 @@ from odyssey.runtime.gradients import Gradients
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.tally import Tally
 from odyssey.schedule import Op
+from odyssey.worker import Worker
 
 
 class Reductions:
     """Of one program in one generation. `cuts`: (stage, micro-batch) -> the layers that begin a piece of it."""
 
     def __init__(
-        self, plan: Plan, worker: int, program: Sequence[Op], gradients: Gradients, groups: Groups, tally: Tally
+        self, plan: Plan, worker: Worker, program: Sequence[Op], gradients: Gradients, groups: Groups, tally: Tally
     ) -> None:
         self._gradients = gradients
         self._groups = groups

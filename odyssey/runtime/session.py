@@ -63,6 +63,7 @@ from odyssey.runtime.replay import Replay
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction, Values
 from odyssey.runtime.transfer import Moved, move_layers
+from odyssey.worker import Rank, worker_of
 
 OP_TIMES_EVERY_S = 0.5
 
@@ -71,10 +72,10 @@ class Session:
     """One rank's part in the job, as its script calls it."""
 
     def __init__(
-        self, link: AgentLink, rank: int, model: Model, job_spec: JobSpec, backend: Backend, before: Session | None
+        self, link: AgentLink, rank: Rank, model: Model, job_spec: JobSpec, backend: Backend, before: Session | None
     ) -> None:
         """`before`: of the Job that the script made before this one, which is over."""
-        self.rank = rank
+        self.rank, self.worker = rank, worker_of(rank)
         self.model = model
         self._job: int = 1 if before is None else before._job + 1
         self._job_spec = job_spec
@@ -95,7 +96,7 @@ class Session:
         self._engine: Engine | None = None
         self._data: Prefetcher | None = None
         self._replay = Replay()
-        self._leader_of_unit: int | None = None
+        self._leader_of_unit: Rank | None = None
         self._times_sent_s = time.monotonic()
 
     def start(self) -> None:
@@ -144,14 +145,18 @@ class Session:
         return self._replay.joined_step
 
     @property
-    def leader(self) -> int | None:
+    def leader(self) -> Rank | None:
         """Who speaks for the last unit: the leader of the plan that it ran under, even if that rank is lost meanwhile.
 
         So no two ranks ever speak for one unit. None after a unit that this rank has only replayed.
         """
         if self._leader_of_unit is None and not self._replay.has_joined:
-            return self.plan.leader if self.plan is not None else None
+            return self._speaker
         return self._leader_of_unit
+
+    @property
+    def _speaker(self) -> Rank | None:
+        return self.plan.ranks_of(self.plan.leader)[0] if self.plan is not None else None
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -244,16 +249,16 @@ class Session:
             groups.wait(groups.all_reduce(sums, limit=NO_LIMIT).wait)
         if sums[n_summed:].tolist() != [part * n_members for part in unit.code]:
             units = torch.zeros((n_members, N_CODE), dtype=torch.float64)
-            units[groups.members.index(self.rank)] = torch.tensor(unit.code)
+            units[groups.ranks.index(self.rank)] = torch.tensor(unit.code)
             groups.wait(groups.all_reduce(units, limit=NO_LIMIT).wait)  # all are here
-            others = dict(zip(groups.members, map(Unit.from_code, units.tolist()), strict=True))
+            others = dict(zip(groups.ranks, map(Unit.from_code, units.tolist()), strict=True))
             positions = sorted({unit.position for unit in others.values()})
             raise JobError(difference(others) or f"ranks are at different places of the job: {positions}", SAME_CALLS)
         return sums.tolist()
 
     def _take(self, transaction: Transaction, result: Result) -> None:
         """Give a final unit its effect here. Nothing interrupts this."""
-        self._leader_of_unit = self.plan.leader if self.plan is not None else None
+        self._leader_of_unit = self._speaker
         if self._engine is not None and not self._control.phase.is_idle:
             transaction.take(self._engine, result.values)
         self._control.change(lambda phase: phase.done(result))
@@ -328,14 +333,14 @@ class Session:
         return self._control.phase.activity is Activity.DONE
 
     def _measure(self, order: Measure) -> None:
-        groups = self._new_groups(order.generation, Needs.of_chain(order.chain, self.rank))
+        groups = self._new_groups(order.generation, Needs.of_chain(order.chain, self.worker))
         self._control.use(groups)
-        if self.rank in groups.members:
-            self._link.report(measure(order, self.rank, self.model, self._job_spec, self._backend, groups))
+        if self.worker in groups.members:
+            self._link.report(measure(order, self.worker, self.model, self._job_spec, self._backend, groups))
         self._control.change(Phase.measured)
 
     def _prepare(self, order: Prepare, transaction: Transaction | None) -> None:
-        plan, me = order.plan, self.rank
+        plan, me = order.plan, self.worker
         if plan.state_from is StateFrom.SCRIPT and order.results:
             raise OdysseyError("the plan builds layers anew that have been trained", "please report this bug")
         if self._engine is None and order.results:
@@ -384,14 +389,14 @@ class Session:
         self._link.report(report)
 
     def _groups_for(self, order: Connect) -> Groups:
-        return self._new_groups(order.generation, Needs.of(order.plan, self.rank), order.number)
+        return self._new_groups(order.generation, Needs.of(order.plan, self.worker), order.number)
 
     def _new_groups(self, generation: int, needs: Needs, attempt: int = 0) -> Groups:
-        return Groups(self._link.report, generation, needs, self.rank, self.model.device, self._link.reached_at, attempt)
+        return Groups(self._link.report, generation, needs, self.worker, self.model.device, self._link.reached_at, attempt)
 
     def _go(self) -> None:
         assert self._engine is not None
-        self.model.keep_only(self._engine.plan.held.get(self.rank, ()))
+        self.model.keep_only(self._engine.plan.held.get(self.worker, ()))
         if what := problem(self._engine, self.model):
             raise OdysseyError(f"what the gate has seen is not what is left to train: {what}", "please report this bug")
 

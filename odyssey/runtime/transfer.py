@@ -22,6 +22,7 @@ from odyssey.model.packing import digest_bytes, offsets_of, pack, unpack
 from odyssey.plan import Move
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.peer_memory import Part
+from odyssey.worker import Worker
 
 _FIRST, _REST, _BODY, _DIGESTS, _TAKEN, _STILL_HERE, _N_TAGS = range(1, 8)
 """Tags of a state that is on its way."""
@@ -48,7 +49,7 @@ class Moved(NamedTuple):
     n_read_bytes: int = 0
 
 
-def move_layers(moves: Iterable[Move], worker: int, model: Model, groups: Groups) -> Moved:
+def move_layers(moves: Iterable[Move], worker: Worker, model: Model, groups: Groups) -> Moved:
     """Take part in `moves`: send what leaves this worker, adopt what comes.
 
     One after the other in the order of `moves`, as they are priced (perfmodel/moving.py). It is the same for all: of the moves
@@ -84,7 +85,7 @@ def move_layers(moves: Iterable[Move], worker: int, model: Model, groups: Groups
     return moved
 
 
-def send_state(state: Any, target: int, groups: Groups, limit: timedelta | None = None) -> None:
+def send_state(state: Any, target: Worker, groups: Groups, limit: timedelta | None = None) -> None:
     """Send a nesting of tensors and plain values. That it is taken is waited for until `limit`, by default the groups' own.
 
     Raises Cut.
@@ -96,7 +97,7 @@ def send_state(state: Any, target: int, groups: Groups, limit: timedelta | None 
     leaving.finish(limit or groups.limit)
 
 
-def receive_state(source: int, groups: Groups, what: str, limit: timedelta | None = None) -> tuple[Any, int]:
+def receive_state(source: Worker, groups: Groups, what: str, limit: timedelta | None = None) -> tuple[Any, int]:
     """What `send_state` of `source` sent, and its size in bytes. It is waited for until `limit`, as above.
 
     Raises Cut, and OdysseyError if its digest differs.
@@ -113,7 +114,7 @@ class _Leaving:
     `number`: tells states apart that are on their way between the same two.
     """
 
-    def __init__(self, state: Any, target: int, groups: Groups, number: int = 0) -> None:
+    def __init__(self, state: Any, target: Worker, groups: Groups, number: int = 0) -> None:
         self._packed = pack(state)
         self._target = target
         self._groups = groups
@@ -185,7 +186,7 @@ def _wait_for(messages: Sequence[_Message], groups: Groups, limit: timedelta) ->
 class _Arriving:
     """A state on its way from `source`, `what` it is for people; its sizes have come. `number`: as the source has it."""
 
-    def __init__(self, source: int, groups: Groups, what: str, limit: timedelta, number: int = 0) -> None:
+    def __init__(self, source: Worker, groups: Groups, what: str, limit: timedelta, number: int = 0) -> None:
         """Raises Cut."""
         self._source = source
         self._groups = groups

@@ -24,6 +24,7 @@ from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.tally import Tally
+from odyssey.worker import Worker
 
 N_STEPS = 3
 """That count, behind one that warms up."""
@@ -38,7 +39,7 @@ class Tried(NamedTuple):
 
 def try_steps(
     plan: Plan,
-    worker: int,
+    worker: Worker,
     model: Model,
     job_spec: JobSpec,
     backend: Backend,

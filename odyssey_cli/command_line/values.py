@@ -13,6 +13,7 @@ import strategies
 from launcher.options import Std
 from odyssey.errors import UsageError
 from odyssey.layout import parse_layout
+from odyssey.worker import Rank, numbers_from
 from strategies.situation import Aim, Objective
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -189,14 +190,15 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def ranks(text: str, option: str) -> tuple[int, ...]:
+def ranks(text: str, option: str) -> tuple[Rank, ...]:
     """`1,5` or `1-3,7`: distinct rank numbers, in the order given."""
-    numbers: list[int] = []
+    numbers: list[Rank] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
             raise UsageError(f"{option}: expected rank numbers, got {text!r}", f"for example {option} 1,5 or {option} 4-7")
-        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+        first, last = int(match[1]), int(match[2] or match[1])
+        numbers += numbers_from(Rank(first), last + 1 - first)
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"{option}: a rank is named twice in {text!r}", "name each rank once")
     return tuple(numbers)

@@ -39,6 +39,7 @@ from launcher.joblog.events import (
 from launcher.joblog.wording import loss_text
 from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready
 from odyssey.plan import Plan
+from odyssey.worker import Rank
 from odyssey_cli.display import quantities
 from odyssey_cli.display.rank_state import RankState
 from perfmodel.profile import Profile
@@ -54,7 +55,7 @@ class Recovery:
 
     generation: int
     began: float
-    lost: tuple[int, ...]
+    lost: tuple[Rank, ...]
     reason: str
     step_before_s: float | None = None
     committed_before: float | None = None
@@ -103,8 +104,8 @@ class Board:
     plan: Plan | None = None
     profile: Profile | None = None
     running: bool = False
-    ranks: dict[int, RankState] = field(default_factory=dict)
-    causes: dict[int, str] = field(default_factory=dict)
+    ranks: dict[Rank, RankState] = field(default_factory=dict)
+    causes: dict[Rank, str] = field(default_factory=dict)
     steps: int = 0
     loss: float | None = None
     step_s: float | None = None
@@ -114,11 +115,11 @@ class Board:
     told_step: int | None = None
     """The furthest that a script without a Job has told by `odyssey.heartbeat(step)` in this attempt."""
     n_respawned: int = 0
-    stalled: frozenset[int] = frozenset()
+    stalled: frozenset[Rank] = frozenset()
     recoveries: list[Recovery] = field(default_factory=list)
     changes: list[tuple[Draining, float]] = field(default_factory=list)
     """Of those that are done, ranks that were taken in or have left, and how long all stood still for it, in seconds."""
-    leaving: set[int] = field(default_factory=set)
+    leaving: set[Rank] = field(default_factory=set)
     """Ranks that a plan does without because they leave: their end is no loss."""
     _draining: Draining | None = None
     recent: deque[Line] = field(default_factory=lambda: deque(maxlen=N_RECENT))
@@ -275,7 +276,7 @@ class Board:
         self.generation, self.plan = generation, body.plan
         if self.recovering and self.recovery is not None:
             self.recovery.plan, self.recovery.plan_reason = body.plan, body.reason
-        for rank in (*body.plan.workers, *body.plan.idle):
+        for rank in body.plan.all_ranks_of((*body.plan.workers, *body.plan.idle)):
             if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
                 self.ranks[rank] = RankState.MOVING
 
@@ -284,10 +285,10 @@ class Board:
         self._commits.clear()
         if self.plan is None:
             return
-        for rank in self.plan.workers:
+        for rank in self.plan.all_ranks_of(self.plan.workers):
             if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
                 self.ranks[rank] = RankState.RUNNING
-        for rank in self.plan.idle:
+        for rank in self.plan.all_ranks_of(self.plan.idle):
             if self.ranks.get(rank) not in (RankState.LOST, RankState.FINISHED):
                 self.ranks[rank] = RankState.IDLE
         what = f"{self.plan.strategy}, layout {self.plan.form()}"

@@ -17,6 +17,7 @@ from launcher.failures.hints import in_words
 from launcher.failures.history import Attempt, Failure
 from launcher.failures.root_cause import Kind, RankEnd
 from odyssey.calls import ranks_alike
+from odyssey.worker import Rank
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
 from odyssey_cli.errors import print_error
@@ -109,7 +110,7 @@ def _consequences(failure: Failure, cause: RankEnd, width: int) -> list[str]:
     return lines
 
 
-def _numbers(ranks: Iterable[int]) -> str:
+def _numbers(ranks: Iterable[Rank]) -> str:
     """`0, 1, 3`; runs of ranks in short where there are many."""
     numbers = sorted(ranks)
     return ", ".join(map(str, numbers)) if len(numbers) <= 8 else ranks_alike(numbers).removeprefix("ranks ")

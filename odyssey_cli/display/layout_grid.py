@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from odyssey.plan import Plan
+from odyssey.worker import Rank
 from odyssey_cli.display import quantities
 from odyssey_cli.display.rank_state import RankState, glyph, style
 
@@ -18,7 +19,7 @@ _N_FORMS = 4
 
 
 def plan_grid(
-    plan: Plan, states: Mapping[int, RankState], width: int, max_rows: int = 16, *, ascii_only: bool = False
+    plan: Plan, states: Mapping[Rank, RankState], width: int, max_rows: int = 16, *, ascii_only: bool = False
 ) -> Table:
     """Pipelines x stages of `plan`. A rank without a state in `states` is taken to run.
 
@@ -45,10 +46,10 @@ def plan_grid(
     return grid
 
 
-def idle_line(plan: Plan, states: Mapping[int, RankState], *, ascii_only: bool = False) -> Text | None:
+def idle_line(plan: Plan, states: Mapping[Rank, RankState], *, ascii_only: bool = False) -> Text | None:
     """The ranks outside the layout: idle ones and lost ones."""
-    used = set(plan.workers)
-    outside = sorted({*plan.idle, *(rank for rank, state in states.items() if rank not in used)})
+    used = set(plan.all_ranks_of(plan.workers))
+    outside = sorted({*plan.all_ranks_of(plan.idle), *(rank for rank, state in states.items() if rank not in used)})
     if not outside:
         return None
     line = Text().append("outside      ", style="dim")
@@ -61,24 +62,25 @@ def idle_line(plan: Plan, states: Mapping[int, RankState], *, ascii_only: bool =
     return line
 
 
-def _rows_to_show(plan: Plan, states: Mapping[int, RankState], max_rows: int) -> list[int]:
+def _rows_to_show(plan: Plan, states: Mapping[Rank, RankState], max_rows: int) -> list[int]:
     everything = range(len(plan.pipelines))
     if len(everything) <= max_rows:
         return list(everything)
 
     def is_calm(p: int) -> bool:
-        workers = [stage.worker for stage in plan.pipelines[p].stages]
-        return all(w is not None and states.get(w, RankState.RUNNING) is RankState.RUNNING for w in workers)
+        pipeline = plan.pipelines[p]
+        ranks = plan.all_ranks_of(pipeline.workers)
+        return pipeline.is_complete and all(states.get(rank, RankState.RUNNING) is RankState.RUNNING for rank in ranks)
 
     return sorted(sorted(everything, key=is_calm)[:max_rows])
 
 
-def _cells(plan: Plan, p: int, states: Mapping[int, RankState], form: int, ascii_only: bool) -> list[Text]:
+def _cells(plan: Plan, p: int, states: Mapping[Rank, RankState], form: int, ascii_only: bool) -> list[Text]:
     cells = []
     for s, stage in enumerate(plan.pipelines[p].stages):
         layers = quantities.layers(stage.first, stage.stop)
         if stage.worker is None:
-            by = sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches})
+            by = plan.all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
             cell = Text().append(glyph(RankState.LOST, ascii_only), style=style(RankState.LOST))
             if form < 3:
                 arrow = "->" if ascii_only else "→"
@@ -86,10 +88,12 @@ def _cells(plan: Plan, p: int, states: Mapping[int, RankState], form: int, ascii
                 what = f" {arrow} {names}" if form < 2 else f" {arrow} {by[0]}{'…' if len(by) > 1 and not ascii_only else ''}"
                 cell.append(what, style="yellow")
         else:
-            state = states.get(stage.worker, RankState.RUNNING)
-            cell = Text().append(glyph(state, ascii_only), style=style(state))
-            if form < 3:
-                cell.append(f" {stage.worker}", style="bold red" if state is RankState.LOST else "bold")
+            cell = Text()
+            for rank in plan.ranks_of(stage.worker):
+                state = states.get(rank, RankState.RUNNING)
+                cell.append(glyph(state, ascii_only), style=style(state))
+                if form < 3:
+                    cell.append(f" {rank}", style="bold red" if state is RankState.LOST else "bold")
         if form == 0:
             cell.append(f"  layers {layers}" if stage.stop > stage.first + 1 else f"  layer {layers}", style="dim")
         elif form == 1:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from odyssey.worker import Rank
+
 _LONGEST = 1 << 16
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
@@ -16,9 +18,9 @@ class LineCutter:
     """Collects the output of all ranks. Owned by one thread."""
 
     def __init__(self) -> None:
-        self._partial: dict[tuple[int, str], bytearray] = {}
+        self._partial: dict[tuple[Rank, str], bytearray] = {}
 
-    def feed(self, rank: int, stream: str, data: bytes) -> list[tuple[int, str]]:
+    def feed(self, rank: Rank, stream: str, data: bytes) -> list[tuple[Rank, str]]:
         """The lines, as (rank, text), that `data` completes."""
         buffer = self._partial.setdefault((rank, stream), bytearray())
         buffer += data
@@ -35,7 +37,7 @@ class LineCutter:
         self._partial[rank, stream] = bytearray(rest)
         return [(rank, _shown(line)) for line in whole]
 
-    def flush(self) -> list[tuple[int, str]]:
+    def flush(self) -> list[tuple[Rank, str]]:
         """What is left without a newline."""
         left = [(rank, _shown(bytes(data))) for (rank, _), data in sorted(self._partial.items()) if data]
         self._partial.clear()

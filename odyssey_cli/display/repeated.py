@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from launcher.joblog.wording import ranks_text
+from odyssey.worker import Rank
 
 _FIRST = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
@@ -19,16 +20,16 @@ _LONGEST = 2000
 _KEPT = 64
 """Tracebacks that are known again."""
 
-Line = tuple[int, str]
+Line = tuple[Rank, str]
 
 
 class Repeated:
     """Between the lines of standard error of all ranks and what is shown of them."""
 
     def __init__(self) -> None:
-        self._held: dict[int, list[str]] = {}
-        self._grew: set[int] = set()
-        self._shown: dict[tuple[str, ...], int] = {}
+        self._held: dict[Rank, list[str]] = {}
+        self._grew: set[Rank] = set()
+        self._shown: dict[tuple[str, ...], Rank] = {}
         """The first rank that has printed this traceback."""
 
     def take(self, lines: Iterable[Line]) -> list[Line]:
@@ -50,7 +51,7 @@ class Repeated:
         quiet = [rank for rank in self._held if all_of_them or rank not in self._grew]
         self._grew.clear()
         lines: list[Line] = []
-        alike: dict[int, list[int]] = {}
+        alike: dict[Rank, list[Rank]] = {}
         for rank in quiet:
             held = self._held.pop(rank)
             first = self._shown.setdefault(tuple(_PREFIX.sub("", text) for text in held), rank)
@@ -63,6 +64,6 @@ class Repeated:
         return lines + [(min(ranks), _same(ranks, first)) for first, ranks in alike.items()]
 
 
-def _same(ranks: list[int], first: int) -> str:
+def _same(ranks: list[Rank], first: Rank) -> str:
     told = f"the same traceback as rank {first}"
     return told if len(ranks) == 1 else f"{told}; {ranks_text(ranks)} alike"

@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from launcher.joblog.events import Event
+from odyssey.worker import Rank
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.output_lines import LineCutter
 from odyssey_cli.display.render import render
@@ -40,7 +41,7 @@ class Screen:
         self._board = board
         self._console = console if console is not None else Console(stderr=True, highlight=False)
         self._ascii = not self._console.encoding.lower().startswith("utf")
-        self._queue: deque[Event | tuple[int, str, bytes]] = deque()
+        self._queue: deque[Event | tuple[Rank, str, bytes]] = deque()
         self._cutter = LineCutter()
         self._repeated = Repeated()
         self._stop = threading.Event()
@@ -59,7 +60,7 @@ class Screen:
     def watch(self, event: Event) -> None:
         self._queue.append(event)
 
-    def output(self, rank: int, stream: str, data: bytes) -> None:
+    def output(self, rank: Rank, stream: str, data: bytes) -> None:
         self._queue.append((rank, stream, data))
 
     def __enter__(self) -> Screen:
@@ -89,7 +90,7 @@ class Screen:
 
     def _take_in(self) -> bool:
         """Fold what has come since the last time, print the ranks' lines; whether there was anything."""
-        lines: list[tuple[int, str]] = []
+        lines: list[tuple[Rank, str]] = []
         changed = False
         for _ in range(len(self._queue)):
             entry = self._queue.popleft()
@@ -103,7 +104,7 @@ class Screen:
         self._print([*lines, *self._repeated.release()])
         return changed
 
-    def _print(self, lines: list[tuple[int, str]]) -> None:
+    def _print(self, lines: list[tuple[Rank, str]]) -> None:
         if not lines:
             return
         text = Text()

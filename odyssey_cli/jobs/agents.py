@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from launcher.coordinator.rank_assignment import in_order, seats_with
 from launcher.joblog.events import AgentInfo, AgentJoined, AgentLost, Event, JobStarted, LeaderChanged, RankStarted, Restarting
 from odyssey.messages import Hello
+from odyssey.worker import Rank
 
 
 class Agents:
@@ -17,9 +18,9 @@ class Agents:
         """By number, all that there ever were."""
         self.present: set[int] = set()
         self.leader = 0
-        self.home_of: dict[int, int] = {}
+        self.home_of: dict[Rank, int] = {}
         """rank -> number of the agent that has started its newest process."""
-        self.rank_at: dict[tuple[int, int, int], int] = {}
+        self.rank_at: dict[tuple[int, int, int], Rank] = {}
         """(number of the agent, attempt, local rank) -> rank."""
         self._order: tuple[AgentInfo, ...] = ()
         self._is_job = False

@@ -16,6 +16,7 @@ from launcher.joblog import owner as owners
 from launcher.joblog import reader, registry
 from launcher.joblog.events import JobStarted, RankStarted
 from launcher.joblog.owner import Owner
+from odyssey import worker
 from odyssey.errors import OdysseyError, UsageError
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.rank_state import RankState
@@ -28,7 +29,7 @@ class Rank(msgspec.Struct, frozen=True):
     this host's /proc has it, or where another host has it the log. `is_here`: it is one of this host's. `agent`: the number of
     the one that has it."""
 
-    rank: int
+    rank: worker.Rank
     pid: int
     node: int
     local_rank: int
@@ -151,7 +152,7 @@ class FoundJob:
         state = self._state(body.rank, process, is_alive)
         return Rank(body.rank, body.pid, body.node, body.local_rank, body.host, state, is_alive, is_here, home)
 
-    def _lives_elsewhere(self, rank: int, home: int) -> bool:
+    def _lives_elsewhere(self, rank: worker.Rank, home: int) -> bool:
         """As far as it is known here."""
         if self.owner is None or self.agent is None or self.board.ended is not None or home not in self.agents.present:
             return False
@@ -167,7 +168,7 @@ class FoundJob:
             return self.agents.n_ranks
         return max(self.started.n_nodes * self.started.n_ranks_per_node, len(self.ranks))
 
-    def _state(self, rank: int, process: proc.Stat | None, is_alive: bool) -> str:
+    def _state(self, rank: worker.Rank, process: proc.Stat | None, is_alive: bool) -> str:
         state = self.board.ranks.get(rank, RankState.STARTING)
         if is_alive:
             is_stopped = process is not None and process.is_stopped

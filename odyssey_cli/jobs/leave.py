@@ -9,6 +9,7 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import OdysseyError, UsageError
 from odyssey.messages import Hello
+from odyssey.worker import Rank
 from odyssey_cli.command_line.values import duration_s
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation
@@ -47,14 +48,15 @@ def _tell_the_only_agent(job: find.FoundJob, ask: AskLeave) -> None:
         raise OdysseyError(what, "see what the job said when it began; `odyssey stop` ends it") from None
 
 
-def _ranks_of(who: str, job: find.FoundJob) -> tuple[int, ...]:
+def _ranks_of(who: str, job: find.FoundJob) -> tuple[Rank, ...]:
     agents, host_of = job.agents, {rank.rank: rank.host for rank in job.ranks}
     if job.owner is not None:
         host_of = {rank: agents.known[home].host for rank, home in agents.home_of.items() if home in agents.present}
     if who.isdigit():
-        if int(who) not in host_of:
+        rank = Rank(int(who))
+        if rank not in host_of:
             raise UsageError(f"{job.name} has no rank {who}", f"it has ranks 0 to {max(host_of, default=0)}")
-        return (int(who),)
+        return (rank,)
     ranks = tuple(sorted(rank for rank, host in host_of.items() if host == who))
     if not ranks:
         hosts = ", ".join(sorted({*host_of.values()}))

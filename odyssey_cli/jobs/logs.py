@@ -20,6 +20,7 @@ from launcher.joblog.exit_codes import ExitCode
 from launcher.output import kept
 from launcher.output.kept import KeptFile
 from odyssey.errors import OdysseyError, UsageError
+from odyssey.worker import Rank
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation
 from odyssey_cli.jobs.find import FoundJob
@@ -34,7 +35,7 @@ RETRY_S = 5.0
 """Before one that could not be reached is asked again."""
 
 
-def logs(name: str | None, *, rank: int | None, follow: bool) -> ExitCode:
+def logs(name: str | None, *, rank: Rank | None, follow: bool) -> ExitCode:
     """Print the output of all ranks, or of one. Of several each line tells whose it is."""
     job = find.find(name)
     tail = LogTail(job, rank)
@@ -139,7 +140,7 @@ class Gone:
 class LogTail:
     """What is new in the files of a job's ranks: whole lines, each file by itself."""
 
-    def __init__(self, job: FoundJob, rank: int | None) -> None:
+    def __init__(self, job: FoundJob, rank: Rank | None) -> None:
         """Raises UsageError if there is no such rank."""
         if rank is not None and rank not in {known.rank for known in job.ranks} | set(job.agents.rank_at.values()):
             raise UsageError(f"{job.name} has no rank {rank} here", f"its ranks are 0 to {max(job.n_ranks - 1, 0)}")
@@ -227,10 +228,10 @@ class LogTail:
             self._job = find.read(self._job.folder)
             self._find_sources()
 
-    def _rank_of(self, home: int, file: KeptFile) -> int | None:
+    def _rank_of(self, home: int, file: KeptFile) -> Rank | None:
         """None where the log has told of no such rank."""
         if self._job.owner is None:
-            return file.place
+            return Rank(file.place)
         return self._job.agents.rank_at.get((home, file.attempt, file.place))
 
     def _print(self, key: tuple[int, KeptFile], line: bytes) -> None:

@@ -9,6 +9,7 @@ from launcher.health import stacks as reading
 from launcher.health.stacks import Stack, cleaned
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.errors import UsageError
+from odyssey.worker import Rank
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.conversation import Conversation, Unreachable
 from odyssey_cli.jobs.find import FoundJob
@@ -36,7 +37,7 @@ def stacks(name: str | None, *, whole: bool) -> ExitCode:
     return ExitCode.OK if are_all_there and all(group.readable for group in groups) else ExitCode.FAILED
 
 
-def _elsewhere(job: FoundJob) -> dict[int, Stack]:
+def _elsewhere(job: FoundJob) -> dict[Rank, Stack]:
     """Those of other agents; who cannot be asked is told of."""
     homes = {rank.agent for rank in job.ranks if rank.is_alive and not rank.is_here}
     if not homes:
@@ -46,7 +47,7 @@ def _elsewhere(job: FoundJob) -> dict[int, Stack]:
         answers = conversation.ask({home: AskStacks() for home in sorted(homes)}, ANSWER_S)
     finally:
         conversation.close()
-    found: dict[int, Stack] = {}
+    found: dict[Rank, Stack] = {}
     for home, answer in answers.items():
         if isinstance(answer, Stacks):
             ranks = {rank.rank for rank in job.ranks if rank.agent == home}

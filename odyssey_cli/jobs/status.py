@@ -11,6 +11,7 @@ import msgspec
 
 from launcher.joblog.events import CauseKind, RankLost
 from launcher.joblog.exit_codes import ExitCode
+from odyssey import worker
 from odyssey.codec import to_json
 from odyssey_cli.display import quantities
 from odyssey_cli.jobs import find
@@ -42,7 +43,7 @@ class Loss(msgspec.Struct, frozen=True):
     """A rank's end that was not its script's good end."""
 
     time: float
-    rank: int
+    rank: worker.Rank
     cause: str
 
 

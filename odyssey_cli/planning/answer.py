@@ -11,6 +11,7 @@ from rich.text import Text
 from launcher.joblog.wording import faults_texts, ranks_text
 from odyssey.calls import ranks_alike
 from odyssey.plan import Plan
+from odyssey.worker import Rank
 from odyssey_cli.display import quantities
 from odyssey_cli.display.candidates import (
     Columns,
@@ -49,9 +50,10 @@ def show(answer: Answer) -> None:
 def render(answer: Answer, width: int, *, ascii_only: bool = False) -> RenderableType:
     """The layout now; the losses looked at; of the worst one that training survives the layout after it and all candidates; the
     same for those who come."""
+    idle_states = dict.fromkeys(answer.now.all_ranks_of(answer.now.idle), RankState.IDLE)
     parts: list[RenderableType] = [
         Text.assemble(("now", "bold"), "  ", _facts(answer.now), (f"  {answer.source}", "dim")),
-        plan_grid(answer.now, dict.fromkeys(answer.now.idle, RankState.IDLE), width, ascii_only=ascii_only),
+        plan_grid(answer.now, idle_states, width, ascii_only=ascii_only),
     ]
     if answer.now.idle and (idle := idle_line(answer.now, {}, ascii_only=ascii_only)):
         parts.append(idle)
@@ -176,7 +178,8 @@ def _grown(answer: Answer, joined: Joined, width: int, ascii_only: bool) -> list
         title.append("there is no plan", style="bold red")
         parts: list[RenderableType] = [title]
     else:
-        states = dict.fromkeys(joined.ranks if chosen is joined.standing_by else chosen.plan.idle, RankState.IDLE)
+        idle = joined.ranks if chosen is joined.standing_by else chosen.plan.all_ranks_of(chosen.plan.idle)
+        states = dict.fromkeys(idle, RankState.IDLE)
         told = () if chosen is joined.standing_by else sentences(before, chosen.plan, ())
         parts = _chosen(answer, title, chosen, chosen.plan, states, told, width, ascii_only)
         parts += ["", *(Text(line) for line in _whether_it_pays(answer, joined))]
@@ -188,7 +191,7 @@ def _chosen(
     title: Text,
     chosen: Candidate,
     plan: Plan,
-    states: Mapping[int, RankState],
+    states: Mapping[Rank, RankState],
     told: Sequence[str],
     width: int,
     ascii_only: bool,

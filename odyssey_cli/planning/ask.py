@@ -9,6 +9,7 @@ import msgspec
 from launcher.joblog.wording import REPORT, ranks_text
 from odyssey.errors import OdysseyError
 from odyssey.plan import Plan
+from odyssey.worker import Rank, numbers_from, worker_of
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from perfmodel.reliability import ExpectedChange
@@ -77,7 +78,7 @@ def _shown(outcomes: tuple[Outcome, ...]) -> Outcome | None:
 
 def ask(
     found: source.Source,
-    lost: Units | tuple[int, ...] | None,
+    lost: Units | tuple[Rank, ...] | None,
     layout: str,
     change: ExpectedChange,
     strategy: str | None = None,
@@ -120,7 +121,7 @@ def ask(
 def _after_losses(
     found: source.Source,
     now: Plan,
-    lost: Units | tuple[int, ...] | None,
+    lost: Units | tuple[Rank, ...] | None,
     change: ExpectedChange,
     strategy: str | None,
     aim: Aim,
@@ -170,16 +171,17 @@ def outlook_of(situation: Situation, candidate: Candidate) -> Outlook:
 
 def at_start(found: source.Source, change: ExpectedChange, aim: Aim, n_ranks: int | None = None) -> Situation:
     """Before a job, with all ranks of its source or so many."""
-    ranks = range(found.n_nodes * found.ranks_per_node if n_ranks is None else n_ranks)
+    n_ranks = found.n_nodes * found.ranks_per_node if n_ranks is None else n_ranks
+    workers = tuple(map(worker_of, numbers_from(Rank(0), n_ranks)))
     return Situation(
         generation=1,
         step=0,
         plan=None,
-        alive=tuple(ranks),
+        alive=workers,
         lost=(),
         respawnable=(),
         held={},
-        node_of={rank: rank // found.ranks_per_node for rank in ranks},
+        node_of={worker: worker // found.ranks_per_node for worker in workers},
         profile=found.profile,
         seconds_to_change=change.seconds,
         n_behind=change.n_behind,

@@ -11,6 +11,7 @@ import msgspec
 from launcher.joblog.exit_codes import ExitCode
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
+from odyssey.worker import Rank
 from odyssey_cli import files
 from odyssey_cli.command_line import values
 from odyssey_cli.planning import source, start_tables
@@ -140,7 +141,7 @@ def _comings(request: Request) -> tuple[int | None, int | None]:
     return request.join, request.join_nodes
 
 
-def _losses(request: Request) -> Units | tuple[int, ...] | None:
+def _losses(request: Request) -> Units | tuple[Rank, ...] | None:
     """Of one rank where nothing is asked for, and of none where only the coming of ranks is."""
     if request.fail_ranks is not None:
         return values.ranks(request.fail_ranks, "--fail-ranks")

@@ -14,6 +14,7 @@ from rich.text import Text
 from launcher.joblog.exit_codes import ExitCode
 from launcher.options import RunOptions
 from odyssey.errors import UsageError
+from odyssey.worker import Rank
 from odyssey_cli import files
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
@@ -49,7 +50,7 @@ def profile(options: RunOptions, output: Path) -> int:
     return ExitCode.OK
 
 
-def _no_output(rank: int, stream: str, data: bytes) -> None:
+def _no_output(rank: Rank, stream: str, data: bytes) -> None:
     """Ranks write to the launcher's own streams."""
 
 

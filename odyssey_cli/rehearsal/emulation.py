@@ -28,6 +28,7 @@ from odyssey.runtime.computation import Computation, Live, Piece, Try
 from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.schedule import Op, Receive, Send
+from odyssey.worker import Worker
 from odyssey_cli.rehearsal.device import Device, sleep_until
 from odyssey_cli.rehearsal.network import Interfaces, Network
 from perfmodel.costs import Costs
@@ -63,7 +64,7 @@ class Waits(Computation):
     def __init__(
         self,
         plan: Plan,
-        worker: int,
+        worker: Worker,
         model: Model,
         job_spec: JobSpec,
         data: Prefetcher,
@@ -191,7 +192,7 @@ class Emulated(Backend):
         return [Boundary(layer, profile.micro_batch, tree, (moment,)) for layer in range(len(profile.layers))]
 
     def computation(
-        self, plan: Plan, worker: int, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
+        self, plan: Plan, worker: Worker, model: Model, job_spec: JobSpec, data: Prefetcher, expectations: Expectations
     ) -> Computation:
         self._began.touch()
         return Waits(plan, worker, model, job_spec, data, expectations, self)
@@ -200,6 +201,6 @@ class Emulated(Backend):
         recovery = self.costs.profile.recovery
         sleep_until(since_s + recovery.groups_base_s + recovery.groups_member_s * group_members(plan))
 
-    def moved(self, plan: Plan, worker: int, since_s: float) -> None:
+    def moved(self, plan: Plan, worker: Worker, since_s: float) -> None:
         end_s = move_ends(plan.moves, self.costs).get(worker, 0.0)
         sleep_until(since_s + self.costs.profile.recovery.moves_scale * end_s)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Self
 
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 
 _SLOT = struct.Struct("dd")
@@ -63,13 +64,13 @@ class Interfaces:
 class Network:
     """The links of one worker."""
 
-    def __init__(self, worker: int, costs: Costs, interfaces: Interfaces | None) -> None:
+    def __init__(self, worker: Worker, costs: Costs, interfaces: Interfaces | None) -> None:
         self._worker = worker
         self._costs = costs
         self._interfaces = interfaces
-        self._free: dict[int, float] = {}
+        self._free: dict[Worker, float] = {}
 
-    def leave(self, target: int, size_bytes: float, not_before: float) -> float:
+    def leave(self, target: Worker, size_bytes: float, not_before: float) -> float:
         """A message to `target` is ready at `not_before`; answers when it arrives, in seconds of time.monotonic."""
         link = self._costs.link(self._worker, target)
         start = max(not_before, self._free.get(target, 0.0))

@@ -18,6 +18,7 @@ from launcher.options import RunOptions
 from odyssey.codec import to_json
 from odyssey.errors import UsageError
 from odyssey.messages import Finished, Hello
+from odyssey.worker import Rank
 from odyssey_cli import files, run
 from odyssey_cli.command_line import values
 from odyssey_cli.display import quantities
@@ -133,10 +134,10 @@ def _job(found: Source, profile: Profile, wanted: Wanted, strategy: str, path: P
     return Rehearsal(strategy, code, profile.global_batch, tuple(ran))
 
 
-def came_too_late(events: Iterable[Event]) -> set[int]:
+def came_too_late(events: Iterable[Event]) -> set[Rank]:
     """Ranks that have come back, and had not built their Job yet when the job ended."""
-    back: set[int] = set()
-    starting: set[int] = set()
+    back: set[Rank] = set()
+    starting: set[Rank] = set()
     for event in events:
         match event.body:
             case SlotsReturned(ranks=ranks):

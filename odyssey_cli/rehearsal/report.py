@@ -21,6 +21,7 @@ from launcher.joblog.events import Event, GenerationStarted, PlanChosen, RankLos
 from launcher.joblog.exit_codes import SIGNALS
 from odyssey.messages import Committed
 from odyssey.plan import Plan
+from odyssey.worker import Rank
 from odyssey_cli.display import quantities
 from odyssey_cli.display.fitted_table import FittedTable
 from odyssey_cli.timeline.change import sentences
@@ -60,8 +61,8 @@ def generations(events: Iterable[Event], speed: float) -> list[Generation]:
     plans: dict[int, PlanChosen] = {}
     went: dict[int, tuple[float, GenerationStarted]] = {}
     committed: dict[int, list[float]] = {}
-    lost: dict[int, set[int]] = {}
-    lost_since_go: set[int] = set()
+    lost: dict[int, set[Rank]] = {}
+    lost_since_go: set[Rank] = set()
     last = (-1, -1)
     for event in events:
         match event.body:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import count
 
@@ -20,6 +20,7 @@ from launcher.coordinator.actions import Action, Kill, Propose, Record, SendOrde
 from launcher.coordinator.machine import step
 from launcher.coordinator.ranks import RankState
 from launcher.coordinator.state import JobState, PlainState, State
+from launcher.coordinator.workers import workers_of
 from launcher.joblog.events import (
     AgentInfo,
     AgentJoined,
@@ -54,6 +55,7 @@ from odyssey.messages import (
     position_after,
 )
 from odyssey.plan import Plan
+from odyssey.worker import Rank, Worker, numbers_from, worker_of
 from perfmodel.profile import Profile, layer_specs
 from strategies.search import best
 from strategies.situation import Aim
@@ -92,22 +94,23 @@ class Job:
         self._state: State = PlainState(profile=setup.profile)
         self._now_s = at_s
         self._dues = _Dues()
-        self._dead: set[int] = set()
+        self._dead: set[Rank] = set()
         """Ranks without a process, whether that has been noticed or not."""
         self._gone: set[int] = set()
         """Numbers of the agents of lost nodes."""
-        self._held: dict[int, tuple[int, ...]] = {}
+        self._held: dict[Rank, tuple[int, ...]] = {}
         self._are_connected = False
         """The groups of the next plan are there, as they were built beside the training."""
         self._position: Position = (0, 0)
         self._is_to_resume = resumed
         agents = tuple(AgentInfo(node, f"node{node}", 1, setup.ranks_per_node) for node in range(n_nodes))
         self._n_agents = n_nodes
-        self._node_of = {rank: rank // setup.ranks_per_node for rank in range(n_nodes * setup.ranks_per_node)}
+        ranks = tuple(numbers_from(Rank(0), n_nodes * setup.ranks_per_node))
+        self._node_of = {worker_of(rank): rank // setup.ranks_per_node for rank in ranks}
         words = ("replay", (), n_nodes, setup.ranks_per_node, RESTARTS, setup.layout, setup.strategy, setup.mtbf_s, "replay", 1)
         self._feed(JobStarted(*words, agents=agents, aim=setup.aim))
         model = _model(setup.profile)
-        for rank in self._node_of:
+        for rank in ranks:
             self._feed(Hello(rank, model))
 
     # -- what happens to it --------------------------------------------------------------------------------------------
@@ -149,7 +152,7 @@ class Job:
         self._n_agents += 1
         self._feed(AgentJoined(agent))
         seated = self._state.world.seated
-        self._node_of = {rank: node for node in range(len(seated)) for rank in self._ranks_of(node)}
+        self._node_of = {worker_of(rank): node for node in range(len(seated)) for rank in self._ranks_of(node)}
         return seated.index(agent)
 
     def drained(self, at_s: float) -> None:
@@ -162,7 +165,7 @@ class Job:
     @property
     def nodes_at_work(self) -> set[int]:
         """Those with a rank that computes; none while there is no plan."""
-        return {self._node_of[rank] for rank in self.plan.workers} if self.plan is not None else set()
+        return {self._node_of[worker] for worker in self.plan.workers} if self.plan is not None else set()
 
     def _tell_lost(self, nodes: Sequence[int], agents: Sequence[AgentInfo]) -> None:
         """`agents`: of nodes that are lost themselves."""
@@ -174,12 +177,12 @@ class Job:
                 if rank in self._state.world.alive and not self.why_ended:
                     self._feed(RankLost(rank, cause, slot_lost=bool(agents)))
 
-    def _is_gone(self, rank: int) -> bool:
+    def _is_gone(self, rank: Rank) -> bool:
         return self._state.world.homes[rank] in self._gone
 
-    def _ranks_of(self, node: int) -> range:
+    def _ranks_of(self, node: int) -> Iterable[Rank]:
         per_node = self._setup.ranks_per_node
-        return range(node * per_node, (node + 1) * per_node)
+        return numbers_from(Rank(node * per_node), per_node)
 
     def _commit(self, kind: str, values: tuple[float, ...]) -> None:
         assert self.plan is not None
@@ -195,9 +198,9 @@ class Job:
 
     def _feed(self, body: Body) -> None:
         self._state, actions = step(self._state, Event(self._now_s, self._generation, "replay", body))
-        paused: list[int] = []
-        prepared: list[int] = []
-        connecting: list[tuple[int, int]] = []
+        paused: list[Rank] = []
+        prepared: list[Rank] = []
+        connecting: list[tuple[Rank, int]] = []
         wanted: Plan | None = None
         for action in actions:
             match action:
@@ -250,10 +253,11 @@ class Job:
         self._faults |= dict.fromkeys(faults_texts(found.candidates))
         chosen = best(found.candidates)
         if chosen is not None and chosen.estimate is None:
-            raise OdysseyError(f"a loss of {ranks_text(ask.lost)} cannot be replayed: {chosen.reason}", REPORT)
+            lost = ranks_text(workers_of(ask.plan).ranks(ask.lost))
+            raise OdysseyError(f"a loss of {lost} cannot be replayed: {chosen.reason}", REPORT)
         self._feed(found)
 
-    def _spawn(self, rank: int) -> None:
+    def _spawn(self, rank: Rank) -> None:
         self._held.pop(rank, None)
         if self._is_gone(rank):
             self._later(0.0, lambda: self._feed(RankLost(rank, _NOT_STARTED, slot_lost=True)))
@@ -270,7 +274,8 @@ class Job:
 
     def _go(self) -> None:
         assert self.plan is not None and self.plan.estimate is not None
-        self._held = {rank: tuple(sorted(layers)) for rank, layers in self.plan.held.items()}
+        held = ((worker, tuple(sorted(layers))) for worker, layers in self.plan.held.items())
+        self._held = {rank: layers for worker, layers in held for rank in self.plan.ranks_of(worker)}
         self.running_since_s = self._now_s + self.plan.estimate.transition.warm_up_s
         self._are_connected = False
         if self._is_to_resume:
@@ -279,23 +284,23 @@ class Job:
 
     # -- what its ranks say --------------------------------------------------------------------------------------------
 
-    def _tell_connected(self, ranks: Sequence[tuple[int, int]]) -> None:
+    def _tell_connected(self, ranks: Sequence[tuple[Rank, int]]) -> None:
         self._are_connected = True
         for rank, number in ranks:
             if rank not in self._dead:
                 self._feed(Connected(rank, self._generation, number))
 
-    def _tell_paused(self, ranks: Sequence[int]) -> None:
+    def _tell_paused(self, ranks: Sequence[Rank]) -> None:
         for rank in ranks:
             if rank not in self._dead:
                 self._feed(Paused(rank, self._generation, self._position, "compute", self._held.get(rank, ())))
 
-    def _tell_ready(self, ranks: Sequence[int]) -> None:
+    def _tell_ready(self, ranks: Sequence[Rank]) -> None:
         """Each holds and trains just what the plan says."""
         plan = self.plan
         assert plan is not None
-        counted: dict[int, list[tuple[int, int]]] = {}
-        readers: set[int] = set()
+        counted: dict[Worker, list[tuple[int, int]]] = {}
+        readers: set[Worker] = set()
         for k in range(plan.n_micro_batches):
             last = len(plan.pipelines[plan.home[k]].stages) - 1
             counted.setdefault(plan.runner(k, last), []).append((k, plan.n_samples(k)))
@@ -304,7 +309,8 @@ class Job:
         for rank in ranks:
             if rank in self._dead:
                 continue
-            layers = plan.held.get(rank, frozenset())
+            worker = plan.worker_of(rank)
+            layers = plan.held.get(worker, frozenset())
             if layers not in shards:
                 ties = (plan.n_layers + t for t, tie in enumerate(plan.ties) if not layers.isdisjoint(tie))
                 shards[layers] = tuple((shard, "state") for shard in (*sorted(layers), *ties))
@@ -314,13 +320,13 @@ class Job:
                     self._generation,
                     self._position,
                     digests=shards[layers],
-                    samples=tuple(counted.get(rank, ())),
+                    samples=tuple(counted.get(worker, ())),
                     denominator=plan.global_batch,
                     groups_s=0.0,
                     moves_s=0.0,
                     moved_bytes=0,
-                    contracts=tuple((group, "sum") for group in plan.groups_of.get(rank, ())),
-                    stream="samples" if rank in readers else None,
+                    contracts=tuple((group, "sum") for group in plan.groups_of.get(worker, ())),
+                    stream="samples" if worker in readers else None,
                 )
             )
 

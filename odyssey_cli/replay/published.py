@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from odyssey.errors import StateLost
 from odyssey.plan import Plan
+from odyssey.worker import Rank, Worker, numbers_from
 from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.published_life import Response
 from odyssey_cli.replay.starts import Starts, step_s
@@ -161,14 +162,14 @@ class Oobleck(_Restarting):
     def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
         super().__init__(setup, starts, terms)
         self._plan: Plan | None = None
-        self._ranks: dict[int, int] = {}
+        self._ranks: dict[Worker, Rank] = {}
         """Worker of the plan -> rank of the trace's cluster: node times ranks of a node, and its place there."""
         self._shortest = _least_depth(setup.profile)
 
     def start(self, there: frozenset[int]) -> Response:
         response = super().start(there)
         ranks = [rank for node in sorted(there) for rank in _ranks_of(node, self._setup)]
-        self._ranks = dict(enumerate(ranks))
+        self._ranks = dict(zip(numbers_from(Worker(0), len(ranks)), ranks, strict=True))
         return response
 
     def lost(self, nodes: frozenset[int], there: frozenset[int]) -> Response | None:
@@ -191,7 +192,7 @@ class Oobleck(_Restarting):
             return self._back_to_checkpoint(there)
         return _with(self.start(there), pause_s=self._reconfigure_s())
 
-    def _instantiate(self, rows: Sequence[Sequence[int]], spare: Sequence[int], there: frozenset[int]) -> Response:
+    def _instantiate(self, rows: Sequence[Sequence[Rank]], spare: Sequence[Rank], there: frozenset[int]) -> Response:
         n_layers, n_micro_batches = len(self._setup.profile.layers), _n_micro_batches(self._setup.profile)
         rows = sorted((list(row) for row in rows), key=lambda row: (-len(row), row))[:n_micro_batches]
         lengths = [min(len(row), n_layers) for row in rows]
@@ -200,7 +201,8 @@ class Oobleck(_Restarting):
         plan = self._starts.of_ranks(len(used) + len(others), "+".join(map(str, lengths))) if lengths else None
         if plan is None:
             return self._back_to_checkpoint(there)
-        self._plan, self._ranks = plan, dict(enumerate([*used, *others]))
+        ranks = [*used, *others]
+        self._plan, self._ranks = plan, dict(zip(numbers_from(Worker(0), len(ranks)), ranks, strict=True))
         return Response(plan.layout(), step_s(plan), self._reconfigure_s(), len(used), self._used)
 
     def _reconfigure_s(self) -> float:
@@ -270,11 +272,11 @@ class Recycle(_Restarting):
         return self._plan
 
 
-def regrouped(rows: Sequence[Sequence[int]], spare: Sequence[int], shortest: int) -> list[list[int]]:
+def regrouped(rows: Sequence[Sequence[Rank]], spare: Sequence[Rank], shortest: int) -> list[list[Rank]]:
     """Oobleck's rules: pipelines that became too short take spare ranks, borrow from the longest that can lend, or merge."""
     free = list(spare)
     kept = sorted((list(row) for row in rows if row), key=len)
-    done: list[list[int]] = []
+    done: list[list[Rank]] = []
     while kept:
         row = kept.pop(0)
         while len(row) < shortest and free:
@@ -321,8 +323,8 @@ def _best_equal(profile: Profile, n_ranks: int, depths: Iterable[int]) -> tuple[
     return min(found)[1:] if found else None
 
 
-def _ranks_of(node: int, setup: Setup) -> range:
-    return range(node * setup.ranks_per_node, (node + 1) * setup.ranks_per_node)
+def _ranks_of(node: int, setup: Setup) -> Iterable[Rank]:
+    return numbers_from(Rank(node * setup.ranks_per_node), setup.ranks_per_node)
 
 
 def _billions(profile: Profile) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launcher.joblog.wording import faults_texts
 from odyssey.plan import Plan
+from odyssey.worker import Rank, numbers_from, worker_of
 from odyssey_cli.replay.job import Setup
 from perfmodel.reliability import seconds_to_change
 from strategies.search import initial_plan
@@ -40,15 +41,16 @@ class Starts:
     def _search(self, n_ranks: int, layout: str) -> Plan | None:
         setup = self._setup
         change = seconds_to_change(0, 0.0, n_ranks / setup.ranks_per_node, mtbf_s=setup.mtbf_s)
+        workers = tuple(map(worker_of, numbers_from(Rank(0), n_ranks)))
         situation = Situation(
             generation=1,
             step=0,
             plan=None,
-            alive=tuple(range(n_ranks)),
+            alive=workers,
             lost=(),
             respawnable=(),
             held={},
-            node_of={rank: rank // setup.ranks_per_node for rank in range(n_ranks)},
+            node_of={worker: worker // setup.ranks_per_node for worker in workers},
             profile=setup.profile,
             seconds_to_change=change.seconds,
             n_behind=change.n_behind,

@@ -15,6 +15,7 @@ from launcher.joblog.wording import ranks_text
 from odyssey.calls import ranks_alike
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan, StateFrom
+from odyssey.worker import Rank, Worker
 from odyssey_cli.display import quantities
 
 MOST_ROWS = 16
@@ -37,12 +38,12 @@ class Look(enum.StrEnum):
 class Cell(msgspec.Struct, frozen=True):
     """A stage. `new`: layers that its rank did not hold before, as ranges. `runners`: of its micro-batches, without a rank."""
 
-    rank: int | None
+    rank: Rank | None
     first: int
     stop: int
     look: Look
     new: tuple[tuple[int, int], ...] = ()
-    runners: tuple[int, ...] = ()
+    runners: tuple[Rank, ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -60,8 +61,8 @@ class Layout(msgspec.Struct, frozen=True):
     n_layers: int
     rows: tuple[Row, ...]
     n_left_out: int
-    idle: tuple[int, ...]
-    gone: tuple[int, ...]
+    idle: tuple[Rank, ...]
+    gone: tuple[Rank, ...]
     told: tuple[str, ...]
 
 
@@ -70,17 +71,18 @@ class Stand(msgspec.Struct, frozen=True):
 
     title: str
     plan: Plan
-    lost: tuple[int, ...] = ()
+    lost: tuple[Rank, ...] = ()
 
 
 def layouts(stands: Sequence[Stand]) -> tuple[Layout, ...]:
     """A panel of each, one after the other in time."""
     found = []
-    gone: set[int] = set()
+    gone: set[Rank] = set()
     before: Plan | None = None
     for i, stand in enumerate(stands):
         doomed = set(stands[i + 1].lost) if i + 1 < len(stands) else set()
-        gone = (gone | set(stand.lost)) - set(stand.plan.workers) - set(stand.plan.idle)
+        idle = stand.plan.all_ranks_of(stand.plan.idle)
+        gone = (gone | set(stand.lost)) - set(stand.plan.all_ranks_of(stand.plan.workers)) - set(idle)
         rows = _rows(before, stand.plan, doomed)
         shown = _most_changed(rows)
         told = sentences(before, stand.plan, stand.lost) if before is not None else ()
@@ -90,7 +92,7 @@ def layouts(stands: Sequence[Stand]) -> tuple[Layout, ...]:
                 stand.plan.n_layers,
                 shown,
                 len(rows) - len(shown),
-                stand.plan.idle,
+                idle,
                 tuple(sorted(gone)),
                 told,
             )
@@ -99,7 +101,7 @@ def layouts(stands: Sequence[Stand]) -> tuple[Layout, ...]:
     return tuple(found)
 
 
-def _rows(before: Plan | None, plan: Plan, doomed: Collection[int]) -> list[Row]:
+def _rows(before: Plan | None, plan: Plan, doomed: Collection[Rank]) -> list[Row]:
     held = before.held if before is not None else plan.held
     rows = []
     for p, pipeline in enumerate(plan.pipelines):
@@ -108,25 +110,25 @@ def _rows(before: Plan | None, plan: Plan, doomed: Collection[int]) -> list[Row]
     return rows
 
 
-def _cell(plan: Plan, p: int, s: int, stage: Stage, held: Mapping[int, frozenset[int]], doomed: Collection[int]) -> Cell:
-    rank, first, stop = stage.worker, stage.first, stage.stop
-    if rank is None:
+def _cell(plan: Plan, p: int, s: int, stage: Stage, held: Mapping[Worker, frozenset[int]], doomed: Collection[Rank]) -> Cell:
+    worker, first, stop = stage.worker, stage.first, stage.stop
+    if worker is None:
         return Cell(None, first, stop, Look.HOLE, runners=_runners(plan, p, s))
-    had = frozenset() if rank in plan.spawned else held.get(rank, frozenset())
+    had = frozenset() if worker in plan.spawned else held.get(worker, frozenset())
     new = tuple(_ranges(set(stage.layers) - had))
-    if rank in doomed:
+    if any(rank in doomed for rank in plan.ranks_of(worker)):
         look = Look.DOOMED
-    elif rank in plan.spawned:
+    elif worker in plan.spawned:
         look = Look.STARTED
-    elif rank in plan.routed_to:
+    elif worker in plan.routed_to:
         look = Look.HELPS
     else:
         look = Look.KEPT if had == frozenset(stage.layers) else Look.CHANGED
-    return Cell(rank, first, stop, look, new)
+    return Cell(plan.ranks_of(worker)[0], first, stop, look, new)
 
 
-def _runners(plan: Plan, p: int, s: int) -> tuple[int, ...]:
-    return tuple(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
+def _runners(plan: Plan, p: int, s: int) -> tuple[Rank, ...]:
+    return plan.all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
 
 
 def _ranges(layers: Iterable[int]) -> list[tuple[int, int]]:
@@ -146,13 +148,13 @@ def _most_changed(rows: Sequence[Row]) -> tuple[Row, ...]:
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
-def sentences(before: Plan, after: Plan, lost: Collection[int]) -> tuple[str, ...]:
+def sentences(before: Plan, after: Plan, lost: Collection[Rank]) -> tuple[str, ...]:
     """What becomes of the lost ranks' layers and micro-batches, who has come, who moves what, and who has no work."""
     told = [_loss(before, rank) for rank in sorted(lost)]
     if come := {*after.workers, *after.idle} - {*before.workers, *before.idle, *after.spawned}:
-        told.append(f"{ranks_alike(come)} taken in")
+        told.append(f"{ranks_alike(after.all_ranks_of(come))} taken in")
     if after.spawned:
-        told.append(f"{ranks_alike(after.spawned)} started again")
+        told.append(f"{ranks_alike(after.all_ranks_of(after.spawned))} started again")
     told += _few([_hole(after, p, s) for p, s in _holes(after)], "more stages")
     if after.state_from is StateFrom.SCRIPT:
         told.append("all ranks build their layers anew: no step is final yet")
@@ -161,14 +163,15 @@ def sentences(before: Plan, after: Plan, lost: Collection[int]) -> tuple[str, ..
     else:
         told.append("no layer moves")
     if newly_idle := set(after.idle) - set(before.idle):
-        told.append(f"{ranks_alike(newly_idle)} without work")
+        told.append(f"{ranks_alike(after.all_ranks_of(newly_idle))} without work")
     return tuple(told)
 
 
-def _loss(before: Plan, rank: int) -> str:
-    if rank not in before.place:
+def _loss(before: Plan, rank: Rank) -> str:
+    worker = before.worker_of(rank)
+    if worker not in before.place:
         return f"rank {rank} is lost: it had no work"
-    p, s = before.place[rank]
+    p, s = before.place[worker]
     stage = before.pipelines[p].stages[s]
     return f"rank {rank} is lost: stage {s} of pipeline {p}, {_layers([(stage.first, stage.stop)])}"
 
@@ -186,13 +189,13 @@ def _hole(plan: Plan, p: int, s: int) -> str:
 
 def _moves(plan: Plan) -> list[str]:
     """Per rank that takes layers over, from whom."""
-    taken: dict[int, dict[int, list[int]]] = {}
+    taken: dict[Worker, dict[Worker, list[int]]] = {}
     for move in plan.moves:
         taken.setdefault(move.target, {}).setdefault(move.source, []).append(move.layer)
     found = []
     for target, by_source in sorted(taken.items()):
-        parts = [f"{_layers(_ranges(layers))} from rank {source}" for source, layers in by_source.items()]
-        found.append(f"rank {target} takes {', '.join(parts)}")
+        parts = [f"{_layers(_ranges(layers))} from {ranks_text(plan.ranks_of(source))}" for source, layers in by_source.items()]
+        found.append(f"{ranks_text(plan.ranks_of(target))} takes {', '.join(parts)}")
     return found
 
 

@@ -10,6 +10,7 @@ import msgspec
 from launcher.joblog.wording import ranks_text
 from odyssey.plan import Compute, Plan
 from odyssey.schedule import Commit, Drop, Op, OptimizerStep, Receive, Reduce, Send
+from odyssey.worker import Rank, Worker
 from odyssey_cli.display import quantities
 from perfmodel.profile import Profile
 from perfmodel.timeline import Span, simulate
@@ -58,7 +59,7 @@ class Bar(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True):
     """A rank and all that it does. `place`: `pipeline.stage`, empty outside the layout. `lost`: what a lost rank's row says."""
 
-    rank: int
+    rank: Rank
     place: str
     bars: tuple[Bar, ...]
     lost: str = ""
@@ -112,7 +113,7 @@ def kind(op: Op) -> Kind:
             return Kind.OPTIMIZER
 
 
-def bars(plan: Plan, worker: int, spans: Sequence[Span]) -> tuple[Bar, ...]:
+def bars(plan: Plan, worker: Worker, spans: Sequence[Span]) -> tuple[Bar, ...]:
     """The ops of a worker as bars."""
     routed = set(plan.routed_to.get(worker, ()))
     found = []
@@ -134,8 +135,8 @@ def predicted(
     plan: Plan,
     profile: Profile,
     *,
-    lost: Mapping[int, tuple[int, int] | None] | None = None,
-    node_of: Mapping[int, int] | None = None,
+    lost: Mapping[Rank, tuple[int, int] | None] | None = None,
+    node_of: Mapping[Worker, int] | None = None,
     all_rows: int = ALL_ROWS,
 ) -> Panel:
     """A step of `plan` as the performance model foresees it, the profile's `step_scale` included.
@@ -145,7 +146,11 @@ def predicted(
     """
     timeline = simulate(plan, profile, node_of)
     choice = choose(plan, timeline.twin, all_rows)
-    found = panel(title, plan, timeline.step_s, lambda worker: timeline.spans(plan, worker), choice, lost=lost or {})
+
+    def spans(rank: Rank) -> list[Span]:
+        return timeline.spans(plan, plan.worker_of(rank))
+
+    found = panel(title, plan, timeline.step_s, spans, choice, lost=lost or {})
     return slowed(found, profile.step_scale)
 
 
@@ -165,13 +170,13 @@ def panel(
     title: str,
     plan: Plan,
     step_s: float,
-    spans: Callable[[int], Sequence[Span]],
+    spans: Callable[[Rank], Sequence[Span]],
     choice: Choice,
     *,
-    lost: Mapping[int, tuple[int, int] | None],
+    lost: Mapping[Rank, tuple[int, int] | None],
     notes: Sequence[str] = (),
 ) -> Panel:
-    """A step of `plan`, whose times `spans` knows of each worker: rows of the chosen pipelines, then of lost ranks without a
+    """A step of `plan`, whose times `spans` knows of each rank: rows of the chosen pipelines, then of lost ranks without a
     place."""
     rank_at = {place: rank for rank, place in lost.items() if place is not None}
     rows = []
@@ -179,13 +184,13 @@ def panel(
         for s, stage in enumerate(plan.pipelines[p].stages):
             place = f"{p}.{s}"
             if stage.worker is not None:
-                rows.append(Row(stage.worker, place, bars(plan, stage.worker, spans(stage.worker))))
+                rows += [Row(rank, place, bars(plan, stage.worker, spans(rank))) for rank in plan.ranks_of(stage.worker)]
             elif (p, s) in rank_at:
-                runners = tuple(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
+                runners = plan.all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
                 verb = "runs" if len(runners) == 1 else "run"
                 rows.append(Row(rank_at[p, s], place, (), f"lost: {ranks_text(runners)} {verb} its micro-batches"))
     rows += [Row(rank, "", (), "lost") for rank, place in sorted(lost.items()) if place is None]
-    idle = (f"{ranks_text(plan.idle)} without work",) if plan.idle else ()
+    idle = (f"{ranks_text(plan.all_ranks_of(plan.idle))} without work",) if plan.idle else ()
     return Panel(title, step_s, tuple(rows), (*choice.notes(plan), *idle, *notes))
 
 
@@ -203,11 +208,11 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def _count(plan: Plan, pipelines: Collection[int]) -> str:
-    n_ranks = sum(len(_workers(plan, p)) for p in pipelines)
+    n_ranks = sum(len(plan.all_ranks_of(_workers(plan, p))) for p in pipelines)
     return f"{quantities.plural(len(pipelines), 'pipeline')} ({quantities.plural(n_ranks, 'rank')})"
 
 
-def choose(plan: Plan, twin: Mapping[int, int], all_rows: int = ALL_ROWS) -> Choice:
+def choose(plan: Plan, twin: Mapping[Worker, Worker], all_rows: int = ALL_ROWS) -> Choice:
     """All pipelines if they have at most `all_rows` rows; else one of each kind, the rest doing the same (`twin`).
 
     Of kinds with more than `MOST_ROWS` rows first those that a loss has changed, and at least one.
@@ -226,7 +231,7 @@ def choose(plan: Plan, twin: Mapping[int, int], all_rows: int = ALL_ROWS) -> Cho
     return Choice(tuple(sorted(shown)), alike, tuple(p for p in kinds if p not in shown))
 
 
-def _workers(plan: Plan, p: int) -> list[int]:
+def _workers(plan: Plan, p: int) -> list[Worker]:
     return [stage.worker for stage in plan.pipelines[p].stages if stage.worker is not None]
 
 
@@ -238,11 +243,11 @@ def _calmness(plan: Plan, p: int) -> int:
     return 1 if any(stage.worker in plan.routed_to for stage in pipeline.stages) else 2
 
 
-def places_left(lost: Collection[int], before: Plan, after: Plan | None) -> dict[int, tuple[int, int] | None]:
+def places_left(lost: Collection[Rank], before: Plan, after: Plan | None) -> dict[Rank, tuple[int, int] | None]:
     """Lost rank -> its (pipeline, stage) in `before`, if that still stands in `after` without a worker; else None."""
-    found: dict[int, tuple[int, int] | None] = {}
+    found: dict[Rank, tuple[int, int] | None] = {}
     for rank in lost:
-        place = before.place.get(rank)
+        place = before.place.get(before.worker_of(rank))
         found[rank] = place if place is not None and after is not None and is_hole(after, *place) else None
     return found
 

@@ -14,6 +14,7 @@ from odyssey.calls import ranks_alike
 from odyssey.messages import StepTimes
 from odyssey.plan import Plan
 from odyssey.schedule import program
+from odyssey.worker import Rank
 from odyssey_cli.timeline.change import Stand
 from odyssey_cli.timeline.picture import (
     Choice,
@@ -31,7 +32,7 @@ from perfmodel.profile import Profile
 from perfmodel.timeline import Span, simulate
 
 NOT_RECORDED = "no step was recorded: it ran fewer than three"
-Places = dict[int, tuple[int, int] | None]
+Places = dict[Rank, tuple[int, int] | None]
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -43,13 +44,13 @@ class Generation(msgspec.Struct, frozen=True):
 
     number: int
     change: str
-    newly_lost: tuple[int, ...]
+    newly_lost: tuple[Rank, ...]
     plan: Plan
     profile: Profile | None
     lost: Places
-    node_of: dict[int, int]
-    host_of: dict[int, str]
-    times: dict[int, StepTimes]
+    node_of: dict[Rank, int]
+    host_of: dict[Rank, str]
+    times: dict[Rank, StepTimes]
 
 
 def generations(events: Iterable[Event]) -> list[Generation]:
@@ -59,10 +60,10 @@ def generations(events: Iterable[Event]) -> list[Generation]:
     profile: Profile | None = None
     plan: Plan | None = None
     lost: Places = {}
-    newly_lost: set[int] = set()
-    lost_since_go: set[int] = set()
-    node_of: dict[int, int] = {}
-    host_of: dict[int, str] = {}
+    newly_lost: set[Rank] = set()
+    lost_since_go: set[Rank] = set()
+    node_of: dict[Rank, int] = {}
+    host_of: dict[Rank, str] = {}
     for event in events:
         match event.body:
             case Profiled() | ProfileRefined() as body:
@@ -96,14 +97,15 @@ def generations(events: Iterable[Event]) -> list[Generation]:
     return [generation for number, generation in chosen.items() if number in started]
 
 
-def _places(lost: Places, newly_lost: set[int], before: Plan | None, after: Plan) -> Places:
+def _places(lost: Places, newly_lost: set[Rank], before: Plan | None, after: Plan) -> Places:
     """Where `after` has left the places of lost ranks empty, those lost now and those lost before. Without those that it has
     back."""
     found = places_left(newly_lost, before, after) if before is not None else dict.fromkeys(newly_lost)
     for rank, place in lost.items():
         is_left = place is not None and is_hole(after, *place) and place not in found.values()
         found.setdefault(rank, place if is_left else None)
-    return {rank: place for rank, place in found.items() if rank not in after.place and rank not in after.idle}
+    there = {*after.place, *after.idle}
+    return {rank: place for rank, place in found.items() if after.worker_of(rank) not in there}
 
 
 def picture(
@@ -128,10 +130,11 @@ def _panels(generation: Generation, how: str, with_prediction: bool) -> list[Pan
     found = []
     choice = Choice(tuple(range(len(plan.pipelines))))
     if profile is not None:
-        choice = choose(plan, simulate(plan, profile, generation.node_of).twin)
+        node_of = {plan.worker_of(rank): node for rank, node in generation.node_of.items()}
+        choice = choose(plan, simulate(plan, profile, node_of).twin)
         if with_prediction:
             title = _title(f"{name}, predicted", generation)
-            foreseen = predicted(title, plan, profile, lost=generation.lost, node_of=generation.node_of)
+            foreseen = predicted(title, plan, profile, lost=generation.lost, node_of=node_of)
             found.append(foreseen if times else msgspec.structs.replace(foreseen, notes=(*foreseen.notes, NOT_RECORDED)))
     if times:
         found.append(_measured(f"{name}, {how}", generation, times, choice))
@@ -142,25 +145,25 @@ def _title(what: str, generation: Generation) -> str:
     return headline(what, generation.plan, generation.plan.strategy if generation.change else "")
 
 
-def _fits(plan: Plan, rank: int, times: StepTimes) -> bool:
+def _fits(plan: Plan, rank: Rank, times: StepTimes) -> bool:
     """Whether the moments are those of the rank's program: a log may be of another version, or altered."""
-    moments = times.moments_us
-    if rank not in plan.held or len(moments) != len(program(plan, rank)) + 1:
+    moments, worker = times.moments_us, plan.worker_of(rank)
+    if worker not in plan.held or len(moments) != len(program(plan, worker)) + 1:
         return False
     return math.isfinite(times.began_s) and all(a <= b for a, b in pairwise(moments))
 
 
-def _measured(name: str, generation: Generation, times: Mapping[int, StepTimes], choice: Choice) -> Panel:
+def _measured(name: str, generation: Generation, times: Mapping[Rank, StepTimes], choice: Choice) -> Panel:
     plan = generation.plan
     began_s, notes = _together(times, generation.host_of)
 
-    def spans(worker: int) -> list[Span]:
-        if worker not in times:
+    def spans(rank: Rank) -> list[Span]:
+        if rank not in times:
             return []
-        moments = [began_s[worker] + at * 1e-6 for at in times[worker].moments_us]
-        return [Span(op, *of) for op, of in zip(program(plan, worker), pairwise(moments), strict=True)]
+        moments = [began_s[rank] + at * 1e-6 for at in times[rank].moments_us]
+        return [Span(op, *of) for op, of in zip(program(plan, plan.worker_of(rank)), pairwise(moments), strict=True)]
 
-    unknown = sorted(set(plan.workers) - set(times))
+    unknown = sorted(set(plan.all_ranks_of(plan.workers)) - set(times))
     if unknown:
         notes.append(f"not recorded: {ranks_alike(unknown)}")
     step_s = max(began_s[rank] + of.moments_us[-1] * 1e-6 for rank, of in times.items())
@@ -168,7 +171,7 @@ def _measured(name: str, generation: Generation, times: Mapping[int, StepTimes],
     return panel(_title(f"{name} at step {step}", generation), plan, step_s, spans, choice, lost=generation.lost, notes=notes)
 
 
-def _together(times: Mapping[int, StepTimes], host_of: Mapping[int, str]) -> tuple[dict[int, float], list[str]]:
+def _together(times: Mapping[Rank, StepTimes], host_of: Mapping[Rank, str]) -> tuple[dict[Rank, float], list[str]]:
     """When each rank began the step, seconds after the first one; and what is to be said of it.
 
     Ranks of one host share a clock. The clocks of different hosts are aligned by what all ranks leave together: the commit

@@ -9,12 +9,13 @@ from itertools import accumulate, islice
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction, Route, Schedule, StateFrom, move_runs
 from odyssey.plan_proof import prove
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 from strategies.building.effort import MANY_WORKERS
 from strategies.building.moves import moves
 from strategies.situation import Situation
 
-Slot = tuple[int, int, int | None]
+Slot = tuple[int, int, Worker | None]
 """Layers `[first, stop)` of a stage, and the worker that should have it if it holds them all."""
 Span = tuple[int, int]
 """Layers `[first, stop)`."""
@@ -41,7 +42,7 @@ def compose(
     samples: Sequence[int | None] = (),
     routes: Sequence[Route] = (),
     schedule: Schedule | None = None,
-    spawned: Sequence[int] = (),
+    spawned: Sequence[Worker] = (),
 ) -> Plan:
     """A plan of these stages, with `shares` micro-batches to each pipeline; `samples`: of each, where they are cut.
 
@@ -82,7 +83,7 @@ def compose(
 # -- reductions --------------------------------------------------------------------------------------------------------
 
 
-def reductions(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[Reduction, ...]:
+def reductions(stages: Mapping[Worker, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[Reduction, ...]:
     """One for all layers and ties of equal holders, who are those of some spans."""
     spans = {(stage.first, stage.stop) for stage in stages.values()}
     holders = [frozenset(span for span in spans if span[0] <= layer < span[1]) for layer in range(n_layers)]
@@ -97,7 +98,7 @@ def reductions(stages: Mapping[int, Stage], n_layers: int, ties: Sequence[Sequen
 # -- state -------------------------------------------------------------------------------------------------------------
 
 
-def assign(situation: Situation, slots: Sequence[Slot], workers: Sequence[int]) -> list[int]:
+def assign(situation: Situation, slots: Sequence[Slot], workers: Sequence[Worker]) -> list[Worker]:
     """A worker for each slot so that the fewest bytes move (Odyssey: the Hungarian method).
 
     A worker that holds exactly a slot's layers gets it first: some optimum does that, as what two workers swapped for it
@@ -109,12 +110,12 @@ def assign(situation: Situation, slots: Sequence[Slot], workers: Sequence[int]) 
     nothing: frozenset[int] = frozenset()
     layers_of = {span: frozenset(range(*span)) for span in {(first, stop) for first, stop, _ in slots}}
     free = dict.fromkeys(workers)
-    chosen: dict[int, int] = {}
+    chosen: dict[int, Worker] = {}
     for i, (first, stop, preferred) in enumerate(slots):
         if preferred in free and preferred is not None and held.get(preferred, nothing) >= layers_of[first, stop]:
             chosen[i] = preferred
             del free[preferred]
-    by_layers: dict[frozenset[int], list[int]] = {}
+    by_layers: dict[frozenset[int], list[Worker]] = {}
     for worker in reversed(free):
         by_layers.setdefault(held.get(worker, nothing), []).append(worker)
     for i, (first, stop, _) in enumerate(slots):
@@ -127,20 +128,20 @@ def assign(situation: Situation, slots: Sequence[Slot], workers: Sequence[int]) 
     return [chosen[i] for i in range(len(slots))]
 
 
-def fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequence[int]) -> dict[int, int]:
+def fewest_bytes(situation: Situation, slots: Mapping[int, Slot], workers: Sequence[Worker]) -> dict[int, Worker]:
     """Slots of equal layers and workers that hold equal layers are classes: how many of each go to each is all there is to
     decide, and the matrix has one row and one column for each class (a transportation problem), however many workers there are.
     """
     slots_of: dict[Span, list[int]] = {}
     for i, (first, stop, _) in slots.items():
         slots_of.setdefault((first, stop), []).append(i)
-    workers_of: dict[Span, list[int]] = {}
+    workers_of: dict[Span, list[Worker]] = {}
     for worker in workers:
         workers_of.setdefault(span_of(situation.held.get(worker, frozenset())), []).append(worker)
     sums = [0, *accumulate(Costs(situation.profile).move_bytes)]
     lacking = [[lacking_bytes(sums, layers, span) for span in workers_of] for layers in slots_of]
     shares = _transported(lacking, [len(row) for row in slots_of.values()], [len(column) for column in workers_of.values()])
-    chosen: dict[int, int] = {}
+    chosen: dict[int, Worker] = {}
     taken = dict.fromkeys(workers_of, 0)
     for row, own in zip(shares, slots_of.values(), strict=True):
         places = iter(own)

@@ -8,6 +8,7 @@ from itertools import permutations
 from odyssey.errors import PlanError
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
+from odyssey.worker import Worker
 from perfmodel.price import price_in_detail
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import Slot, batch_of, compose
@@ -18,7 +19,7 @@ from strategies.situation import Proposal, Situation
 N_SHARES = 6
 """Ways to give a micro-batch from one pipeline to another that are tried."""
 
-Draft = list[tuple[Ranges, list[int | None]]]
+Draft = list[tuple[Ranges, list[Worker | None]]]
 """Pipelines as layer ranges, and for each stage the worker that has it now."""
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from odyssey.pipelines import blocks_of
 from odyssey.plan import Compute, ComputeOrder, Plan
+from odyssey.worker import Worker
 from perfmodel.cells import joined
 from perfmodel.costs import Costs, has_halves
 from perfmodel.memory import Memory
@@ -93,7 +94,7 @@ class _Known:
     """An answer, and in whose numbers it is."""
 
     way: Ordered
-    workers: tuple[int, ...]
+    workers: tuple[Worker, ...]
     micro_batches: tuple[int, ...]
 
 
@@ -126,7 +127,7 @@ class _Exchange:
         return self._in_own_numbers(found)
 
     @cached_property
-    def _room(self) -> dict[int, int]:
+    def _room(self) -> dict[Worker, int]:
         return _room(self._plan, self._costs)
 
     def _kind(self) -> tuple[object, ...]:
@@ -174,7 +175,7 @@ def _known(profile: Profile) -> dict[object, _Known]:
     return {}
 
 
-def _room(plan: Plan, costs: Costs) -> dict[int, int]:
+def _room(plan: Plan, costs: Costs) -> dict[Worker, int]:
     """Bytes that each worker has for activations, whichever of its messages are in flight."""
     memory, limit = Memory(costs), costs.profile.cluster.memory_bytes
     message = max((layer.output_bytes for layer in costs.profile.layers[:-1]), default=0)
@@ -182,7 +183,7 @@ def _room(plan: Plan, costs: Costs) -> dict[int, int]:
     return {stage.worker: limit - memory.peak(stage, 0.0, message, message) for stage in stages if stage.worker is not None}
 
 
-def _caps(plan: Plan, costs: Costs, room: Mapping[int, int], factor: float | None) -> dict[int, int]:
+def _caps(plan: Plan, costs: Costs, room: Mapping[Worker, int], factor: float | None) -> dict[Worker, int]:
     """Bytes of activations that each worker should keep: `factor` times those of 1F1B, within its room."""
     activations = costs.sums(lambda layer: layer.activation_bytes)
     caps = {}

@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from odyssey.pipelines import Stage
 from odyssey.plan import Move
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.moving import Resource, add, move_ends, occupied
 from strategies.building.effort import WORTH
@@ -28,17 +29,17 @@ MOST_ORDERS = 16
 N_SLOTS = 2000
 """Time is counted in slots, the bound in at most so many."""
 
-_Heap = list[tuple[float, int]]
+_Heap = list[tuple[float, Worker]]
 """Workers by how busy they are, as far as that was known when they were entered."""
 
 
-def moves(situation: Situation, needed: Mapping[int, Stage]) -> tuple[Move, ...]:
+def moves(situation: Situation, needed: Mapping[Worker, Stage]) -> tuple[Move, ...]:
     """What each worker lacks of its stage, from those that hold it, in the order in which it is sent. A layer that nobody holds
     is left out."""
     held, nothing = situation.held, frozenset[int]()
     spans = {(stage.first, stage.stop) for stage in needed.values()}
     layers_of = {span: frozenset(range(*span)) for span in spans}
-    missing: list[tuple[int, int]] = []
+    missing: list[tuple[int, Worker]] = []
     for target in sorted(needed):
         stage, has = needed[target], held.get(target, nothing)
         if not has >= layers_of[stage.first, stage.stop]:
@@ -71,7 +72,7 @@ def improved(first: tuple[Move, ...], situation: Situation) -> tuple[Move, ...]:
 class _Sources:
     """The choice of a source for each (layer, target) of `missing`."""
 
-    def __init__(self, costs: Costs, missing: Sequence[tuple[int, int]], situation: Situation) -> None:
+    def __init__(self, costs: Costs, missing: Sequence[tuple[int, Worker]], situation: Situation) -> None:
         self._costs = costs
         holders = situation.holders
         self._missing = [lack for lack in missing if lack[0] in holders]
@@ -86,7 +87,7 @@ class _Sources:
         self._on_host = {
             place: [(0.0, worker) for worker in workers] for place in places if (workers := situation.near.holders(*place))
         }
-        self._in_turn: dict[int | tuple[int, int], deque[int]] = {}
+        self._in_turn: dict[int | tuple[int, int], deque[Worker]] = {}
         """By layer, and by layer and host: holders that may have time, whose turn it is first."""
         self._busy: dict[Resource, float] = {}
         self._bottleneck_s = 0.0
@@ -94,8 +95,8 @@ class _Sources:
         """With when it is over at the earliest."""
         self._reached: dict[int | tuple[int, int], _Heap] = defaultdict(list)
         """By layer, and by layer and host, who has got it by the first `_n_entered` of these, and when."""
-        self._has_at_s: dict[tuple[int, int], float] = {}
-        self._passing_s: dict[int, float] = {}
+        self._has_at_s: dict[tuple[int, Worker], float] = {}
+        self._passing_s: dict[Worker, float] = {}
         """Until when who has received a layer passes on what it has."""
         self._n_entered = 0
 
@@ -130,7 +131,7 @@ class _Sources:
             self._chosen.append((move, end_s))
         return [move for move, _ in self._chosen]
 
-    def _next(self, key: int | tuple[int, int], holders: _Heap, seconds: float) -> int | None:
+    def _next(self, key: int | tuple[int, int], holders: _Heap, seconds: float) -> Worker | None:
         """Of the holders one that has so much time before the busiest is done anyway: the least busy; of many in their turn."""
         if len(self._missing) <= MOST_PLACED:
             worker = _least_busy(holders, self._busy)
@@ -146,7 +147,7 @@ class _Sources:
             waiting.popleft()
         return None
 
-    def _best(self, layer: int, target: int) -> tuple[Move, float]:
+    def _best(self, layer: int, target: Worker) -> tuple[Move, float]:
         """The quickest move of those that make no one busier than the busiest is anyway; if there is none, the one after which
         what it occupies is least busy. And when it is over at the earliest."""
         for move, end_s in self._chosen[self._n_entered :]:
@@ -171,7 +172,7 @@ class _Sources:
         assert best is not None, "only what has a holder is looked for"
         return best[2], best[1]
 
-    def _first_free(self, heap: _Heap, layer: int) -> int:
+    def _first_free(self, heap: _Heap, layer: int) -> Worker:
         """Who of those that receive the layer has it, and time to pass it on, first."""
         while True:
             known_s, worker = heap[0]
@@ -184,7 +185,7 @@ class _Sources:
         """One move after the other goes from the busiest to another holder, as long as that one is less busy with it."""
         busy, chosen = self._busy, list(first)
         busy.clear()
-        sent: dict[int, set[int]] = defaultdict(set)
+        sent: dict[Worker, set[int]] = defaultdict(set)
         for i, move in enumerate(chosen):
             add(busy, occupied(move, self._costs))
             sent[move.source].add(i)
@@ -226,7 +227,7 @@ class _Sources:
         return best
 
 
-def _least_busy(heap: _Heap, busy: Mapping[Resource, float]) -> int:
+def _least_busy(heap: _Heap, busy: Mapping[Resource, float]) -> Worker:
     """The worker of a heap that is least busy; entries are brought up to date as they surface."""
     while heap[0][0] != busy.get(heap[0][1], 0.0):
         worker = heap[0][1]

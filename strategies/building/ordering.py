@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from odyssey import kernel
 from odyssey.pipelines import Stage
 from odyssey.plan import Compute, ComputeOrder, Plan
+from odyssey.worker import Worker
 from perfmodel.cells import joined
 from perfmodel.costs import Costs
 
@@ -30,7 +31,7 @@ class Ordered:
 
 
 def order(
-    plan: Plan, costs: Costs, *, split: bool, forwards_first: bool, caps: Mapping[int, int], room: Mapping[int, int]
+    plan: Plan, costs: Costs, *, split: bool, forwards_first: bool, caps: Mapping[Worker, int], room: Mapping[Worker, int]
 ) -> Ordered:
     """Orders for the pipelines that `plan.routes` join.
 
@@ -67,14 +68,14 @@ class _Tasks:
         self._costs, self._split = costs, split
         self._activations = costs.sums(lambda layer: layer.activation_bytes)
         self._outputs = costs.sums(lambda layer: layer.output_bytes)
-        self._ways: dict[tuple[int, int, int], int] = {}
+        self._ways: dict[tuple[Worker, Worker, int], int] = {}
         self.row: list[int] = []
         self.part: list[kernel.Part] = []
         self.name: list[tuple[int, int]] = []
         self.is_first: list[bool] = []
         self.is_last: list[bool] = []
         self.way: list[int] = []
-        rows: dict[int, int] = {}
+        rows: dict[Worker, int] = {}
         route_of = plan.route_of
         known: dict[tuple[int, int, float], list[kernel.Part]] = {}
         lost = {p: without_worker(plan.pipelines[p].stages) for p in members}
@@ -113,7 +114,7 @@ class _Tasks:
         )
         return kernel.Part(self._split, (f, b, i, w), keeps, defers)
 
-    def _way(self, a: int, b: int, layer: int, n_samples: int) -> int:
+    def _way(self, a: Worker, b: Worker, layer: int, n_samples: int) -> int:
         """The output of the layer before `layer`."""
         if a == b:
             return 0

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, pairwise, permutations, product
 
+from odyssey.worker import Worker
 from strategies.building.closed_form import Ranges
 from strategies.building.compose import Slot, assign, fewest_bytes
 from strategies.building.effort import FEW_WORKERS, MANY_WORKERS
@@ -95,7 +96,7 @@ def _other_splits(worth: Worth, rows: Rows) -> Iterator[Rows]:
         yield tuple(split[len(row)] for row in rows)
 
 
-def _rows(ranges: Sequence[Ranges], workers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _rows(ranges: Sequence[Ranges], workers: Sequence[Worker]) -> tuple[tuple[Worker, ...], ...]:
     """Workers of all slots, by pipeline."""
     left = iter(workers)
     return tuple(tuple(islice(left, len(row))) for row in ranges)
@@ -106,7 +107,7 @@ def _rows(ranges: Sequence[Ranges], workers: Sequence[int]) -> tuple[tuple[int, 
 
 def _regrouped(worth: Worth, placed: Placed) -> Placed:
     """Workers that hold the same change places so that pipelines keep to hosts: no more bytes move."""
-    pools: dict[object, dict[int, list[int]]] = {}
+    pools: dict[object, dict[int, list[Worker]]] = {}
     kinds = [
         [(layers, worth.span[worker]) for layers, worker in zip(ranges, workers, strict=True)]
         for ranges, workers in zip(placed.ranges, placed.workers, strict=True)
@@ -154,12 +155,12 @@ def _kept(worth: Worth, least: Placed) -> Mapping[tuple[int, int], float]:
     return kept
 
 
-def _on_hosts(worth: Worth, slots: Sequence[Slot], hosts: Hosts) -> list[int]:
+def _on_hosts(worth: Worth, slots: Sequence[Slot], hosts: Hosts) -> list[Worker]:
     """Workers for slots whose hosts are given: of each host those that move the fewest bytes."""
     of_host: dict[int, dict[int, Slot]] = {}
     for i, host in enumerate(host for row in hosts for host in row):
         of_host.setdefault(host, {})[i] = slots[i]
-    chosen: dict[int, int] = {}
+    chosen: dict[int, Worker] = {}
     for host, its in of_host.items():
         if worth.situation.plan is None:
             chosen.update(zip(its, worth.workers_of[host], strict=False))

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from odyssey.pipelines import Pipeline
 from odyssey.plan import Plan
+from odyssey.worker import Worker
 from perfmodel.costs import has_halves
 from strategies.building.closed_form import Ranges
 from strategies.building.draft import Draft, realise
@@ -226,5 +227,5 @@ def _renewed(situation: Situation, plan: Plan, shapes: Shapes, lengths: Sequence
     return draft
 
 
-def _workers(pipeline: Pipeline, alive: set[int]) -> list[int | None]:
+def _workers(pipeline: Pipeline, alive: set[Worker]) -> list[Worker | None]:
     return [stage.worker if stage.worker in alive else None for stage in pipeline.stages]

@@ -19,6 +19,7 @@ import msgspec
 from odyssey.errors import PlanError
 from odyssey.pipelines import Stage, blocks_of
 from odyssey.plan import Plan, Route, Schedule
+from odyssey.worker import Worker
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
@@ -39,7 +40,7 @@ WIDER = 1.5
 
 
 def routed(
-    situation: Situation, strategy: str, stages: Sequence[Sequence[Stage]], spawned: Sequence[int] = ()
+    situation: Situation, strategy: str, stages: Sequence[Sequence[Stage]], spawned: Sequence[Worker] = ()
 ) -> list[Proposal]:
     """Plans in which every stage without a worker is run by others, or the reason why that cannot be."""
     before = situation.plan
@@ -68,7 +69,7 @@ class _Host:
     """A worker that holds the layers of a lost stage. `distance`: of its pipeline from that of the stage, going round: those
     that have lost stages come first, so that it makes no difference which of equal pipelines have."""
 
-    worker: int
+    worker: Worker
     pipeline: int
     distance: int
 
@@ -85,11 +86,11 @@ class _Routing:
         self.lost: dict[tuple[int, int], list[_Host]] = {}
         self._seconds: dict[tuple[int, int], float] = {}
         self._costs = costs
-        had: dict[tuple[int, int, int], set[int]] = {}
+        had: dict[tuple[int, int, int], set[Worker]] = {}
         for route in before.routes:
             stage = before.layer_range(route.micro_batch, route.stage)
             had.setdefault((before.home[route.micro_batch], stage.first, stage.stop), set()).add(route.worker)
-        owners: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        owners: dict[tuple[int, int], list[tuple[Worker, int]]] = {}
         for p, row in enumerate(stages):
             for stage in row:
                 if stage.worker is not None:
@@ -131,7 +132,7 @@ class _Routing:
 
     def routes(self, n_hosts: Mapping[tuple[int, int], int]) -> list[Route]:
         """To so many hosts of each lost stage; each micro-batch goes to the one that has least to do by then."""
-        load: dict[int, float] = {}
+        load: dict[Worker, float] = {}
         for p, row in enumerate(self.stages):
             for stage in row:
                 if stage.worker is not None:
@@ -148,7 +149,7 @@ class _Routing:
                 cells.join(p, host.pipeline)
         return routes
 
-    def _chosen(self, place: tuple[int, int], n: int, load: Mapping[int, float], cells: _Cells) -> list[_Host]:
+    def _chosen(self, place: tuple[int, int], n: int, load: Mapping[Worker, float], cells: _Cells) -> list[_Host]:
         """The hosts of a lost stage, nearest first: of those with about as little to do as any the ones that it has, then
         those that exchange with its pipeline anyway, then with nobody yet, then with few others."""
         turn = self.turn_s(self.stages[place[0]][place[1]])

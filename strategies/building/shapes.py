@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan
+from odyssey.worker import Worker, numbers_from
 from perfmodel.cell_cost import ended
 from perfmodel.costs import Costs, has_halves
 from perfmodel.memory import most_message_bytes
@@ -128,13 +129,14 @@ class Shapes:
         key = (ranges, cuts, n_micro_batches)
         known = self._alone.get(key)
         if known is None:
-            stages = tuple(Stage(worker, first, stop) for worker, (first, stop) in enumerate(ranges))
+            workers = tuple(numbers_from(Worker(0), len(ranges)))
+            stages = tuple(Stage(worker, *layers) for worker, layers in zip(workers, ranges, strict=True))
             profile, cluster = self.profile, self.profile.cluster
             samples = n_micro_batches * profile.micro_batch
             pipeline, n_layers = Pipeline(stages, 0, n_micro_batches), len(profile.layers)
             plan = Plan(0, "", 0, samples, profile.micro_batch, n_layers, blocks_of([pipeline]), ())
             nodes = accumulate(cuts, lambda node, cut: node + cut * cluster.nodes_per_host, initial=0)
-            costs = self._costs.elsewhere(dict(enumerate(nodes)))
+            costs = self._costs.elsewhere(dict(zip(workers, nodes, strict=True)))
             walked = walk(plan, costs, [0])
             assert walked is not None, "1F1B ends"
             known = self._alone[key] = Alone(

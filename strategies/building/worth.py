@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from odyssey import kernel
+from odyssey.worker import Worker
 from strategies.building.closed_form import Ranges, Shape, distribute
 from strategies.building.compose import Span, lacking_bytes, span_of
 from strategies.building.effort import FEW_WORKERS
@@ -43,7 +44,7 @@ class Placed:
     """Layer ranges and workers of each pipeline."""
 
     ranges: tuple[Ranges, ...]
-    workers: tuple[tuple[int, ...], ...]
+    workers: tuple[tuple[Worker, ...], ...]
 
 
 class Worth:
@@ -59,7 +60,7 @@ class Worth:
         self._move_bytes = [0, *accumulate(costs.move_bytes)]
         self.is_exact = len(alive) <= FEW_WORKERS and situation.profile.cluster.cores is None
         self._tails: dict[tuple[Ranges, tuple[bool, ...]], list[list[float]]] = {}
-        self._receives: dict[tuple[int, Span], float] = {}
+        self._receives: dict[tuple[Worker, Span], float] = {}
         self._shares: dict[tuple[Shape, ...], list[int]] = {}
         self._known_groups: dict[tuple[Ranges, ...], list[_Group]] = {}
         self._known_sharing: dict[tuple[Ranges, ...], list[list[int]]] = {}
@@ -69,13 +70,13 @@ class Worth:
         """Of what was placed so far."""
 
     @cached_property
-    def span(self) -> dict[int, Span]:
+    def span(self) -> dict[Worker, Span]:
         """The layers that each survivor holds."""
         nothing: frozenset[int] = frozenset()
         return {worker: span_of(self.situation.held.get(worker, nothing)) for worker in self.host}
 
     @cached_property
-    def node(self) -> dict[int, int]:
+    def node(self) -> dict[Worker, int]:
         """Of each survivor."""
         per_node = self.situation.profile.cluster.ranks_per_node
         return {worker: self.situation.node_of.get(worker, worker // per_node) for worker in self.host}
@@ -87,9 +88,9 @@ class Worth:
         return (aim.objective is Objective.AHEAD or aim.n_nodes > 0) and len(set(self.node.values())) > 1
 
     @cached_property
-    def workers_of(self) -> dict[int, list[int]]:
+    def workers_of(self) -> dict[int, list[Worker]]:
         """Host -> its survivors."""
-        of: dict[int, list[int]] = {}
+        of: dict[int, list[Worker]] = {}
         for worker, host in self.host.items():
             of.setdefault(host, []).append(worker)
         return of
@@ -101,7 +102,7 @@ class Worth:
         return {(self.costs.host(worker), layer) for worker in self.situation.sources for layer in held.get(worker, nothing)}
 
     @cached_property
-    def _class(self) -> dict[int, int]:
+    def _class(self) -> dict[Worker, int]:
         """Of each survivor: of those of one class it makes no difference which of them is where."""
         numbers: dict[tuple[int, int, Span], int] = {}
         return {
@@ -115,7 +116,7 @@ class Worth:
         rows = zip(placed.ranges, placed.workers, strict=True)
         return tuple(sorted((ranges, tuple([of[worker] for worker in row])) for ranges, row in rows))
 
-    def has_bytes(self, worker: int, layers: Span) -> int:
+    def has_bytes(self, worker: Worker, layers: Span) -> int:
         """Of the state of `layers`, what a worker holds."""
         sums = self._move_bytes
         return sums[layers[1]] - sums[layers[0]] - lacking_bytes(sums, layers, self.span[worker])
@@ -252,7 +253,7 @@ class Worth:
             self._receives_s(worker, layers) for ranges, row in rows for layers, worker in zip(ranges, row, strict=True)
         )
 
-    def _receives_s(self, worker: int, layers: Span) -> float:
+    def _receives_s(self, worker: Worker, layers: Span) -> float:
         key = (worker, layers)
         if key not in self._receives:
             own, host, cluster = self.span[worker], self.host[worker], self.costs.profile.cluster

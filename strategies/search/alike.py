@@ -23,13 +23,14 @@ from hashlib import blake2b
 from itertools import chain
 
 from odyssey.plan import Plan
+from odyssey.worker import Worker
 from perfmodel.profile import Cluster
 
 MOST_BUNCHES = 16
 """Of a component. Pipelines of one length that fill nodes in turn make as many as a node has ranks, at most. In a larger one,
 where they lie anyhow, only the pipelines of a bunch are exchanged."""
 
-Row = tuple[int | None, ...]
+Row = tuple[Worker | None, ...]
 """The workers of a pipeline, stage by stage; or an idle one."""
 Marks = tuple[tuple[int, ...], ...]
 """The lost stages of each row of a bunch that has lost any."""
@@ -56,7 +57,7 @@ class _Part:
     bunches: list[_Bunch]
     hit: Mapping[int, Mapping[int, tuple[int, ...]]]
 
-    def workers(self) -> Iterator[int | None]:
+    def workers(self) -> Iterator[Worker | None]:
         """All of them. Of a bunch the rows that have lost stages come first, by these."""
         for bunch in self.bunches:
             hit = self.hit.get(bunch.number, {})
@@ -72,8 +73,8 @@ class Place:
     component: int
     stage: int
     n: int
-    worker: int
-    other: int | None
+    worker: Worker
+    other: Worker | None
 
 
 class Alike:
@@ -82,10 +83,10 @@ class Alike:
     def __init__(
         self,
         plan: Plan,
-        members: Iterable[int],
-        node_of: Mapping[int, int],
+        members: Iterable[Worker],
+        node_of: Mapping[Worker, int],
         cluster: Cluster,
-        slow: Mapping[int, float] | None = None,
+        slow: Mapping[Worker, float] | None = None,
     ) -> None:
         """`members`: all ranks that live. `node_of`, `slow`: as in a Situation."""
         everyone = sorted({*plan.workers, *members})
@@ -93,7 +94,7 @@ class Alike:
         self._per_host = cluster.nodes_per_host
         self._rows = _rows(plan, everyone, slow or {})
         self._bunches: list[_Bunch] = []
-        self._at: dict[int, tuple[int, int, int]] = {}
+        self._at: dict[Worker, tuple[int, int, int]] = {}
         """Worker -> bunch, row, stage."""
         self._bunch_rows()
         self._on_host: dict[int, list[_Bunch]] = defaultdict(list)
@@ -145,20 +146,20 @@ class Alike:
             if worker is not None
         ]
 
-    def on_nodes(self) -> list[tuple[int, ...]]:
+    def on_nodes(self) -> list[tuple[Worker, ...]]:
         """The workers of each node."""
-        found: dict[int, list[int]] = {}
+        found: dict[int, list[Worker]] = {}
         for worker, node in self._node.items():
             found.setdefault(node, []).append(worker)
         return [tuple(workers) for workers in found.values()]
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
-    def key(self, lost: Collection[int]) -> bytes:
+    def key(self, lost: Collection[Worker]) -> bytes:
         """Of the loss of these workers at once: equal for two that are alike."""
         return blake2b(repr([part.code for part in self._parts(lost)]).encode(), digest_size=16).digest()
 
-    def names(self, found: Collection[int], lost: Collection[int]) -> dict[int, int] | None:
+    def names(self, found: Collection[Worker], lost: Collection[Worker]) -> dict[Worker, Worker] | None:
         """New names that turn a plan for the loss of `found` into one for the loss of `lost`: a permutation, without those who
         keep their own. None where there is none."""
         one, other = self._parts(found), self._parts(lost)
@@ -169,7 +170,7 @@ class Alike:
         is_theirs = {names.get(worker, worker) for worker in found} == set(lost)
         return names if is_theirs and self.is_symmetry(names) else None
 
-    def is_symmetry(self, names: Mapping[int, int]) -> bool:
+    def is_symmetry(self, names: Mapping[Worker, Worker]) -> bool:
         """Whether these names map the plan, what is held, nodes and hosts onto themselves."""
         if names.keys() != set(names.values()):
             return False
@@ -182,7 +183,7 @@ class Alike:
         hosts = {(a // self._per_host, b // self._per_host) for a, b in nodes}
         return _is_one_to_one(nodes) and _is_one_to_one(hosts)
 
-    def _parts(self, lost: Collection[int]) -> list[_Part]:
+    def _parts(self, lost: Collection[Worker]) -> list[_Part]:
         """The components that are hit, by their codes."""
         hit: dict[int, dict[int, tuple[int, ...]]] = {}
         for bunch, row, stage in sorted(self._at[worker] for worker in lost):
@@ -235,7 +236,7 @@ class Alike:
         return tuple(code), order
 
 
-def _rows(plan: Plan, everyone: Iterable[int], slow: Mapping[int, float]) -> list[tuple[int, Row]]:
+def _rows(plan: Plan, everyone: Iterable[Worker], slow: Mapping[Worker, float]) -> list[tuple[int, Row]]:
     """Pipelines and idle workers, each with its kind: equal for those that may be exchanged."""
     kinds: dict[object, int] = {}
     special = {plan.home[k] for k, _ in plan.route_of}
@@ -254,11 +255,11 @@ def _rows(plan: Plan, everyone: Iterable[int], slow: Mapping[int, float]) -> lis
     return rows
 
 
-def _worker(bunch: _Bunch, row: int, stage: int) -> int | None:
+def _worker(bunch: _Bunch, row: int, stage: int) -> Worker | None:
     return bunch.rows[row][stage] if row < len(bunch.rows) else None
 
 
-def _closed(pairs: Iterable[tuple[int | None, int | None]]) -> dict[int, int]:
+def _closed(pairs: Iterable[tuple[Worker | None, Worker | None]]) -> dict[Worker, Worker]:
     """These new names made a permutation: who gets none, and has given its own away, takes the one that is left over."""
     names = {old: new for old, new in pairs if old is not None and new is not None}
     back = {new: old for old, new in names.items()}

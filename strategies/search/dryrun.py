@@ -17,6 +17,7 @@ import msgspec
 
 from odyssey.errors import StateLost, UsageError
 from odyssey.plan import Plan
+from odyssey.worker import Rank, Worker, numbers_from
 from perfmodel.profile import Profile
 from strategies.search import unchanged
 from strategies.search.table import best, search
@@ -32,7 +33,7 @@ _AIM = Aim()
 class Outcome(msgspec.Struct, frozen=True):
     """One placement of losses: the table, best first; `lost_state` says which layers are gone, then the table is empty."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     n_alike: int
     candidates: tuple[Candidate, ...]
     lost_state: str
@@ -47,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class Joined(msgspec.Struct, frozen=True):
     """These ranks have come, and the others train: the table, best first, in which `unchanged` is that they stand by."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     candidates: tuple[Candidate, ...]
 
     @property
@@ -101,30 +102,32 @@ class DryRun(msgspec.Struct, frozen=True):
 def fail_ranks(
     profile: Profile,
     plan: Plan,
-    ranks: Collection[int],
+    ranks: Collection[Rank],
     *,
-    node_of: Mapping[int, int] | None = None,
+    node_of: Mapping[Worker, int] | None = None,
     seconds_to_change: float,
-    respawnable: Collection[int] = (),
+    respawnable: Collection[Rank] = (),
     only: str | None = None,
     n_behind: float = math.inf,
     aim: Aim = _AIM,
 ) -> Outcome:
     """The loss of these ranks at once."""
-    known = set(plan.workers) | set(plan.idle)
+    workers = {*plan.workers, *plan.idle}
+    known = {rank for worker in workers for rank in plan.ranks_of(worker)}
     unknown = sorted(set(ranks) - known)
     if unknown:
         raise UsageError(f"there is no rank {unknown[0]}", f"ranks are {min(known)} to {max(known)}")
-    alive = tuple(sorted(known - set(ranks)))
+    lost = {plan.worker_of(rank) for rank in ranks}
+    alive = tuple(sorted(workers - lost))
     situation = Situation(
         generation=plan.generation + 1,
         step=plan.step,
         plan=plan,
         alive=alive,
-        lost=tuple(sorted(ranks)),
-        respawnable=tuple(sorted(set(respawnable) & set(ranks))),
+        lost=tuple(sorted(lost)),
+        respawnable=tuple(sorted({plan.worker_of(rank) for rank in respawnable} & lost)),
         held={worker: plan.held.get(worker, frozenset()) for worker in alive},
-        node_of=node_of or {worker: worker // profile.cluster.ranks_per_node for worker in known},
+        node_of=node_of or {worker: worker // profile.cluster.ranks_per_node for worker in workers},
         profile=profile,
         seconds_to_change=seconds_to_change,
         n_behind=n_behind,
@@ -141,7 +144,7 @@ def fail_any(
     plan: Plan,
     n_lost: int,
     *,
-    node_of: Mapping[int, int] | None = None,
+    node_of: Mapping[Worker, int] | None = None,
     seconds_to_change: float,
     only: str | None = None,
     seed: int = 0,
@@ -156,16 +159,16 @@ def fail_any(
     n_placements = comb(len(units), n_lost)
     draw = random.Random(seed)
     if n_placements <= MOST_PLACEMENTS:
-        drawn: Iterable[Sequence[tuple[int, ...]]] = combinations(units, n_lost)
+        drawn: Iterable[Sequence[tuple[Rank, ...]]] = combinations(units, n_lost)
         method = "every placement"
     else:
         drawn = (draw.sample(units, n_lost) for _ in range(MOST_PLACEMENTS))
         method = f"{MOST_PLACEMENTS} placements drawn with seed {seed}"
     placements = [tuple(sorted(chain.from_iterable(lost))) for lost in drawn]
     kinds = _kinds(profile, plan, node_of)
-    classes: dict[object, list[tuple[int, ...]]] = {}
+    classes: dict[object, list[tuple[Rank, ...]]] = {}
     for placement in placements:
-        classes.setdefault(_class(placement, kinds), []).append(placement)
+        classes.setdefault(_class(map(plan.worker_of, placement), kinds), []).append(placement)
     chosen = list(classes.values())
     if len(chosen) > MOST_SEARCHES:
         method += f", {MOST_SEARCHES} of {len(chosen)} kinds drawn with seed {seed}"
@@ -189,11 +192,11 @@ def fail_any(
     return DryRun(n_lost, n_placements, method, tuple(outcomes))
 
 
-def newcomers(plan: Plan, n: int, ranks_per_node: int, *, nodes: bool = False) -> tuple[int, ...]:
+def newcomers(plan: Plan, n: int, ranks_per_node: int, *, nodes: bool = False) -> tuple[Rank, ...]:
     """The ranks that come where `n` do, or whole nodes: as in a job those that were lost, then others, numbered behind all."""
-    known = {*plan.workers, *plan.idle}
+    known = {*plan.all_ranks_of((*plan.workers, *plan.idle))}
     size = ranks_per_node if nodes else 1
-    units = (tuple(range(i * size, (i + 1) * size)) for i in count())
+    units = (tuple(numbers_from(Rank(i * size), size)) for i in count())
     its = (unit for unit in units if known.isdisjoint(unit))
     return tuple(chain.from_iterable(islice(its, n)))
 
@@ -201,7 +204,7 @@ def newcomers(plan: Plan, n: int, ranks_per_node: int, *, nodes: bool = False) -
 def join_ranks(
     profile: Profile,
     plan: Plan,
-    ranks: Collection[int],
+    ranks: Collection[Rank],
     *,
     seconds_to_change: float,
     n_behind: float = math.inf,
@@ -209,7 +212,7 @@ def join_ranks(
 ) -> Joined:
     """These ranks come while `plan` runs, as a job would weigh it (launcher/coordinator/growth.py)."""
     members = {*plan.workers, *plan.idle}
-    alive = tuple(sorted({*members, *ranks}))
+    alive = tuple(sorted({*members, *map(plan.worker_of, ranks)}))
     situation = Situation(
         generation=plan.generation,
         step=plan.step,
@@ -228,20 +231,20 @@ def join_ranks(
     return Joined(tuple(sorted(ranks)), tuple(search(situation)))
 
 
-def _units(profile: Profile, plan: Plan, node_of: Mapping[int, int] | None, nodes: bool) -> list[tuple[int, ...]]:
+def _units(profile: Profile, plan: Plan, node_of: Mapping[Worker, int] | None, nodes: bool) -> list[tuple[Rank, ...]]:
     """What is lost as a whole: ranks, or nodes with those of their ranks that live."""
     workers = sorted({*plan.workers, *plan.idle})
     if not nodes:
-        return [(worker,) for worker in workers]
-    on: dict[int, list[int]] = {}
+        return [(rank,) for worker in workers for rank in plan.ranks_of(worker)]
+    on: dict[int, list[Rank]] = {}
     for worker in workers:
-        on.setdefault((node_of or {}).get(worker, worker // profile.cluster.ranks_per_node), []).append(worker)
+        on.setdefault((node_of or {}).get(worker, worker // profile.cluster.ranks_per_node), []).extend(plan.ranks_of(worker))
     return [tuple(ranks) for _, ranks in sorted(on.items())]
 
 
-def _kinds(profile: Profile, plan: Plan, node_of: Mapping[int, int] | None) -> dict[int, tuple[int, object, int]]:
+def _kinds(profile: Profile, plan: Plan, node_of: Mapping[Worker, int] | None) -> dict[Worker, tuple[int, object, int]]:
     """Worker -> (pipeline, kind of pipeline, stage). Pipelines of one kind may be exchanged; each idle worker is alone."""
-    kinds: dict[int, tuple[int, object, int]] = {}
+    kinds: dict[Worker, tuple[int, object, int]] = {}
     cluster = profile.cluster
     routed = {plan.place[route.worker][0] for route in plan.routes}
     for p, pipeline in enumerate(plan.pipelines):
@@ -263,10 +266,10 @@ def _kinds(profile: Profile, plan: Plan, node_of: Mapping[int, int] | None) -> d
     return kinds
 
 
-def _class(placement: Sequence[int], kinds: Mapping[int, tuple[int, object, int]]) -> object:
-    """Equal for placements that lose the same stages of as many pipelines of each kind."""
+def _class(lost: Iterable[Worker], kinds: Mapping[Worker, tuple[int, object, int]]) -> object:
+    """Equal for losses that hit the same stages of as many pipelines of each kind."""
     hit: dict[int, tuple[object, list[int]]] = {}
-    for worker in placement:
+    for worker in lost:
         p, kind, stage = kinds[worker]
         hit.setdefault(p, (kind, []))[1].append(stage)
     return tuple(sorted(((repr(kind), tuple(stages)) for kind, stages in hit.values())))

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from odyssey.renaming import renamed
+from odyssey.worker import Worker
 from strategies.building.whole import exact
 from strategies.search.alike import Alike, Place
 from strategies.situation import Candidate, Situation
@@ -41,7 +42,7 @@ class Loss(msgspec.Struct, frozen=True):
     """A class of losses: one of them, how many are alike, and whether the lost ranks may come back."""
 
     kind: Kind
-    lost: tuple[int, ...]
+    lost: tuple[Worker, ...]
     n_alike: int
     may_return: bool
 
@@ -52,7 +53,7 @@ def symmetries(whole: Situation) -> Alike:
     return Alike(exact(whole.plan, whole.profile), whole.alive, whole.node_of, whole.profile.cluster, whole.slow)
 
 
-def key_of(alike: Alike, lost: Collection[int], may_return: bool) -> bytes:
+def key_of(alike: Alike, lost: Collection[Worker], may_return: bool) -> bytes:
     """Equal for losses of one class."""
     return alike.key(lost) + bytes([may_return])
 
@@ -68,7 +69,7 @@ def losses(alike: Alike, may_respawn: bool) -> dict[bytes, Loss]:
     return dict(sorted(found.items(), key=_turn))
 
 
-def answer_for(candidates: Sequence[Candidate], names: Mapping[int, int], generation: int, step: int) -> list[Candidate]:
+def answer_for(candidates: Sequence[Candidate], names: Mapping[Worker, Worker], generation: int, step: int) -> list[Candidate]:
     """A table for one loss as that for another one of its class, to go on from this step in this generation.
 
     Prices, outlooks and reasons are the same ones; where a reason tells of a worker that has its new name.
@@ -77,8 +78,9 @@ def answer_for(candidates: Sequence[Candidate], names: Mapping[int, int], genera
     def reworded(reason: str) -> str:
         return _WORKERS.sub(lambda found: found[1] + ", ".join(map(str, sorted(map(name, found[2].split(", "))))), reason)
 
-    def name(worker: str) -> int:
-        return names.get(int(worker), int(worker))
+    def name(number: str) -> Worker:
+        worker = Worker(int(number))
+        return names.get(worker, worker)
 
     def of(candidate: Candidate) -> Candidate:
         plan = candidate.plan
@@ -127,7 +129,7 @@ def _of_pairs(alike: Alike, classes: Sequence[Sequence[Place]], may_respawn: boo
     return dict(heapq.nsmallest(MOST_PAIRS, found.items(), key=_turn))
 
 
-def _partners(classes: Sequence[Sequence[Place]], i: int) -> Iterator[tuple[int, int, bool]]:
+def _partners(classes: Sequence[Sequence[Place]], i: int) -> Iterator[tuple[Worker, int, bool]]:
     """Who may be lost together with the first worker of class `i`: one of each kind, of this class and of later ones, how many
     there are of it, and whether it is of the same class."""
     first = classes[i][0]

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from odyssey.plan import Estimate, Plan
+from odyssey.worker import Worker
 from perfmodel.checkpointing import redone_s
 from perfmodel.keeping import kept_of_all_s
 from perfmodel.objective import After, Grown, expected_rate, growing_rate, useful_rate
@@ -235,9 +236,9 @@ def _as_found(step_of: Callable[[int], float | None], n: int, candidates: Sequen
     return closed_s * min(over, default=(0, 1.0))[1]
 
 
-def _last(plan: Plan, node: Mapping[int, int]) -> tuple[set[int], set[int]]:
+def _last(plan: Plan, node: Mapping[Worker, int]) -> tuple[set[Worker], set[int]]:
     """Workers that alone hold some layer, and nodes that do."""
-    workers: set[int] = set()
+    workers: set[Worker] = set()
     nodes: set[int] = set()
     for group in plan.reduce:
         if group.layers:

@@ -13,6 +13,7 @@ from functools import cached_property
 import msgspec
 
 from odyssey.plan import Estimate, Plan
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
@@ -71,11 +72,11 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     generation: int
     step: int
     plan: Plan | None
-    alive: tuple[int, ...]
-    lost: tuple[int, ...]
-    respawnable: tuple[int, ...]
-    held: Mapping[int, frozenset[int]]
-    node_of: Mapping[int, int]
+    alive: tuple[Worker, ...]
+    lost: tuple[Worker, ...]
+    respawnable: tuple[Worker, ...]
+    held: Mapping[Worker, frozenset[int]]
+    node_of: Mapping[Worker, int]
     profile: Profile
     seconds_to_change: float
     search_s: float = 0.0
@@ -84,24 +85,24 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     aim: Aim = Aim()
     lengths: tuple[int, ...] | None = None
     n_spares: int = 0
-    arriving: tuple[int, ...] = ()
+    arriving: tuple[Worker, ...] = ()
     arrive_s: float = 0.0
-    leaving: tuple[int, ...] = ()
+    leaving: tuple[Worker, ...] = ()
     is_running: bool = False
-    slow: Mapping[int, float] = {}
+    slow: Mapping[Worker, float] = {}
 
     @property
-    def at_work(self) -> tuple[int, ...]:
+    def at_work(self) -> tuple[Worker, ...]:
         """These may have work where a job starts."""
         return self.alive[: max(0, len(self.alive) - self.n_spares)]
 
     @cached_property
-    def unused(self) -> tuple[int, ...]:
+    def unused(self) -> tuple[Worker, ...]:
         """Who is alive and has no work in the plan in force, ascending: its idle workers and those that have arrived."""
         return tuple(sorted(set(self.alive) - set(self.plan.workers if self.plan is not None else ())))
 
     @cached_property
-    def arrived(self) -> tuple[int, ...]:
+    def arrived(self) -> tuple[Worker, ...]:
         """Of these, those that the plan in force does not know."""
         return tuple(worker for worker in self.unused if self.plan is None or worker not in self.plan.idle)
 
@@ -111,7 +112,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
         return self.plan is not None and not set(self.plan.workers) <= set(self.alive)
 
     @cached_property
-    def sources(self) -> tuple[int, ...]:
+    def sources(self) -> tuple[Worker, ...]:
         """Who may send state, ascending: also those that are leaving."""
         return tuple(sorted((*self.alive, *self.leaving)))
 
@@ -131,10 +132,10 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
         return Near(self)
 
     @cached_property
-    def holders(self) -> Mapping[int, Sequence[int]]:
+    def holders(self) -> Mapping[int, Sequence[Worker]]:
         """Of each layer that somebody holds, the `sources` that do, ascending."""
-        found: dict[int, list[int]] = {}
-        alike: dict[frozenset[int], list[int]] = {}
+        found: dict[int, list[Worker]] = {}
+        alike: dict[frozenset[int], list[Worker]] = {}
         for worker in self.sources:
             alike.setdefault(self.held.get(worker, frozenset()), []).append(worker)
         for layers, workers in alike.items():
@@ -148,7 +149,7 @@ class Near:
 
     def __init__(self, situation: Situation) -> None:
         nothing: frozenset[int] = frozenset()
-        self._workers: dict[int, list[int]] = {}
+        self._workers: dict[int, list[Worker]] = {}
         sources = situation.sources
         for worker, host in zip(sources, situation.costs.hosts(sources), strict=True):
             self._workers.setdefault(host, []).append(worker)
@@ -160,7 +161,7 @@ class Near:
                 known[held] = {layer: [i for i, its in enumerate(held) if layer in its] for layer in nothing.union(*held)}
             self._places[host] = known[held]
 
-    def holders(self, layer: int, host: int) -> list[int]:
+    def holders(self, layer: int, host: int) -> list[Worker]:
         """Of the situation's `sources`, ascending."""
         if host not in self._workers:
             return []

@@ -14,23 +14,24 @@ from launcher.host.proc import Vitals
 from launcher.joblog.events import Cause, Event
 from launcher.processes.rank_process import RankProcess
 from launcher.processes.ranks import Processes
+from odyssey.worker import Rank
 
 
 class Home(Protocol):
     """An agent, as the ranks that it has see it: the leading one's own Processes, or a RemoteAgent."""
 
     def spawn(self, assignment: RankAssignment) -> None: ...
-    def forget(self, rank: int) -> None: ...
-    def has(self, rank: int) -> bool: ...
+    def forget(self, rank: Rank) -> None: ...
+    def has(self, rank: Rank) -> bool: ...
     def lacks(self, assignment: RankAssignment) -> None: ...
-    def process(self, rank: int) -> RankProcess | RemoteRank: ...
-    def is_there(self, rank: int) -> bool: ...
-    def pid_here(self, rank: int) -> int | None: ...
-    def seen(self, rank: int) -> tuple[int, Vitals | None] | None: ...
-    def send(self, rank: int, data: bytes) -> None: ...
-    def kill_rank(self, rank: int, cause: Cause | None) -> None: ...
-    def drill(self, rank: int, number: int) -> None: ...
-    def terminate(self, ranks: tuple[int, ...]) -> None: ...
+    def process(self, rank: Rank) -> RankProcess | RemoteRank: ...
+    def is_there(self, rank: Rank) -> bool: ...
+    def pid_here(self, rank: Rank) -> int | None: ...
+    def seen(self, rank: Rank) -> tuple[int, Vitals | None] | None: ...
+    def send(self, rank: Rank, data: bytes) -> None: ...
+    def kill_rank(self, rank: Rank, cause: Cause | None) -> None: ...
+    def drill(self, rank: Rank, number: int) -> None: ...
+    def terminate(self, ranks: tuple[Rank, ...]) -> None: ...
     def pass_on(self, number: int) -> None: ...
     def kill_all(self) -> None: ...
     @property
@@ -43,13 +44,13 @@ class Cluster:
     def __init__(self, here: Processes, leader: Leader) -> None:
         self._here = here
         self._leader = leader
-        self._home_of: dict[int, Home] = {}
+        self._home_of: dict[Rank, Home] = {}
 
     def _homes(self) -> Iterator[Home]:
         yield self._here
         yield from self._leader.agents.values()
 
-    def keep(self, homes: Mapping[int, int], assignment: Callable[[int], RankAssignment]) -> None:
+    def keep(self, homes: Mapping[Rank, int], assignment: Callable[[Rank], RankAssignment]) -> None:
         """This agent leads after another one. `homes`: rank -> number of its agent. Those here that are another agent's, or of
         an attempt before, are none."""
         for rank, process in list(self._here.ranks.items()):
@@ -57,7 +58,7 @@ class Cluster:
                 self._here.kill_rank(rank, None)
                 self._here.forget(rank)
 
-    def take_over(self, homes: Mapping[int, int], assignment: Callable[[int], RankAssignment]) -> list[int]:
+    def take_over(self, homes: Mapping[Rank, int], assignment: Callable[[Rank], RankAssignment]) -> list[Rank]:
         """The ranks that agents have had since another one led; who these are is known. Answers those of which nobody has a
         process: to ask for one was not done any more, or their agent was lost before."""
         missing = []
@@ -74,10 +75,10 @@ class Cluster:
         """There is another agent, or was."""
         return bool(self._leader.agents)
 
-    def homes_of(self, ranks: Iterable[int]) -> tuple[list[int], list[tuple[RemoteAgent, list[int]]]]:
+    def homes_of(self, ranks: Iterable[Rank]) -> tuple[list[Rank], list[tuple[RemoteAgent, list[Rank]]]]:
         """Those of these ranks that are here, and those that other agents have."""
-        here: list[int] = []
-        elsewhere: dict[int, tuple[RemoteAgent, list[int]]] = {}
+        here: list[Rank] = []
+        elsewhere: dict[int, tuple[RemoteAgent, list[Rank]]] = {}
         for rank in ranks:
             home = self._home_of[rank]
             if isinstance(home, RemoteAgent):
@@ -86,7 +87,7 @@ class Cluster:
                 here.append(rank)
         return here, list(elsewhere.values())
 
-    def host_of(self, rank: int) -> str:
+    def host_of(self, rank: Rank) -> str:
         """The name of the host that has it."""
         home = self._home_of[rank]
         return home.info.host if isinstance(home, RemoteAgent) else self._leader.us.host
@@ -107,7 +108,7 @@ class Cluster:
         self._home_of[assignment.rank] = home
         home.spawn(assignment)
 
-    def process(self, rank: int) -> RankProcess | RemoteRank:
+    def process(self, rank: Rank) -> RankProcess | RemoteRank:
         """The current process of a rank."""
         return self._home_of[rank].process(rank)
 
@@ -115,32 +116,32 @@ class Cluster:
         """The current process of each rank."""
         return (home.process(rank) for rank, home in self._home_of.items())
 
-    def pid_here(self, rank: int) -> int | None:
+    def pid_here(self, rank: Rank) -> int | None:
         """None before it is there and after its end, and where it is no process of this host."""
         return self._home_of[rank].pid_here(rank) if rank in self._home_of else None
 
-    def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
+    def seen(self, rank: Rank) -> tuple[int, Vitals | None] | None:
         """The id of a rank's process, and its vitals as far as they are known; None before it is there and after its end."""
         return self._home_of[rank].seen(rank) if rank in self._home_of else None
 
-    def vitals_of(self, rank: int) -> Vitals | None:
+    def vitals_of(self, rank: Rank) -> Vitals | None:
         """As far as they are known."""
         found = self.seen(rank)
         return found[1] if found is not None else None
 
-    def is_there(self, rank: int) -> bool:
+    def is_there(self, rank: Rank) -> bool:
         """From its start to its end."""
         return rank in self._home_of and self._home_of[rank].is_there(rank)
 
-    def send(self, rank: int, data: bytes) -> None:
+    def send(self, rank: Rank, data: bytes) -> None:
         """Send the bytes of an order, now or when the rank reads."""
         self._home_of[rank].send(rank, data)
 
-    def kill_rank(self, rank: int, cause: Cause | None) -> None:
+    def kill_rank(self, rank: Rank, cause: Cause | None) -> None:
         """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
         self._home_of[rank].kill_rank(rank, cause)
 
-    def drill(self, rank: int, number: signal.Signals, slot_lost: bool) -> None:
+    def drill(self, rank: Rank, number: signal.Signals, slot_lost: bool) -> None:
         """Kill or stop a rank on purpose: what follows is as if it had happened by itself."""
         process = self.process(rank)
         process.slot_lost = process.slot_lost or slot_lost
@@ -148,7 +149,7 @@ class Cluster:
 
     # -- all of them ---------------------------------------------------------------------------------------------------
 
-    def terminate(self, ranks: tuple[int, ...]) -> None:
+    def terminate(self, ranks: tuple[Rank, ...]) -> None:
         """SIGTERM, and SIGKILL to what is left after the time-out."""
         for home in self._homes():
             home.terminate(ranks)

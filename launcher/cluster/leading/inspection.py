@@ -16,28 +16,29 @@ from launcher.health.stacks import Stack
 from launcher.health.stalls import Sample
 from launcher.processes.own_ranks import OwnRanks
 from launcher.processes.rank_process import RankProcess
+from odyssey.worker import Rank
 
 Found = TypeVar("Found")
-Done = Callable[[dict[int, Found]], None]
+Done = Callable[[dict[Rank, Found]], None]
 
 
 class Inspection:
     """`watched`: the ranks to be looked at."""
 
-    def __init__(self, cluster: Cluster, own: OwnRanks, watched: Callable[[], list[int]]) -> None:
+    def __init__(self, cluster: Cluster, own: OwnRanks, watched: Callable[[], list[Rank]]) -> None:
         self._cluster = cluster
         self._own = own
         self._watched = watched
 
-    def processes(self) -> dict[int, RankProcess | RemoteRank]:
+    def processes(self) -> dict[Rank, RankProcess | RemoteRank]:
         """The present process of each of them that has one."""
         return {rank: self._cluster.process(rank) for rank in self._watched() if self._cluster.is_there(rank)}
 
-    def hosts(self, ranks: Iterable[int]) -> dict[int, str]:
+    def hosts(self, ranks: Iterable[Rank]) -> dict[Rank, str]:
         """Where they are; empty for a job of one agent."""
         return {rank: self._cluster.host_of(rank) for rank in ranks} if self._cluster.has_others else {}
 
-    def sample(self, ranks: Iterable[int], done: Done[Sample]) -> None:
+    def sample(self, ranks: Iterable[Rank], done: Done[Sample]) -> None:
         """`done(samples)`: of those that live."""
         addresses = self._cluster.addresses_of_others
         here, elsewhere = self._cluster.homes_of(ranks)
@@ -48,7 +49,7 @@ class Inspection:
         asks = [partial(agent.sample, its, _but(agent.info.number, addresses)) for agent, its in elsewhere]
         _gather([own, *asks], done)
 
-    def read_stacks(self, ranks: Iterable[int], done: Done[Stack]) -> None:
+    def read_stacks(self, ranks: Iterable[Rank], done: Done[Stack]) -> None:
         """`done(stacks)`: of those that live."""
         here, elsewhere = self._cluster.homes_of(ranks)
         _gather([partial(self._own.read_stacks, here), *(partial(agent.read_stacks, its) for agent, its in elsewhere)], done)
@@ -64,10 +65,10 @@ def _but(number: int, addresses: dict[int, str]) -> tuple[str, ...]:
 
 def _gather(asks: list[Callable[[Done[Found]], None]], done: Done[Found]) -> None:
     """Ask all, and be done when all have answered."""
-    found: dict[int, Found] = {}
+    found: dict[Rank, Found] = {}
     n_left = len(asks)
 
-    def answered(answer: dict[int, Found]) -> None:
+    def answered(answer: dict[Rank, Found]) -> None:
         nonlocal n_left
         found.update(answer)
         n_left -= 1

@@ -50,6 +50,7 @@ from launcher.joblog.news import News
 from launcher.processes.store import StoreAddress
 from odyssey.codec import for_people
 from odyssey.messages import is_of
+from odyssey.worker import Rank
 
 MAX_TOLD = 4096
 """Characters of what a member has to say to people."""
@@ -94,12 +95,12 @@ class RemoteAgent:
         self._notices = Notices(session.heard.at)
         self._leaves = False
         """It has said that it wants to."""
-        self._ranks: dict[int, RemoteRank] = {}
+        self._ranks: dict[Rank, RemoteRank] = {}
         """The current process of each rank that it has."""
         self._processes: dict[int, RemoteRank] = {}
         """By number, all that it was ever asked for."""
         self._questions = itertools.count()
-        self._asked: dict[tuple[int, type], Callable[[dict[int, Any]], None]] = {}
+        self._asked: dict[tuple[int, type], Callable[[dict[Rank, Any]], None]] = {}
         """What it has not answered yet: by number and kind of answer, who waits for it."""
 
     def welcome(self, leader: int, store: StoreAddress, run_id: str, log: str) -> None:
@@ -195,27 +196,27 @@ class RemoteAgent:
 
     # -- what it is asked ----------------------------------------------------------------------------------------------
 
-    def sample(self, ranks: Sequence[int], elsewhere: tuple[str, ...], answered: Callable[[dict[int, Sample]], None]) -> None:
+    def sample(self, ranks: Sequence[Rank], elsewhere: tuple[str, ...], answered: Callable[[dict[Rank, Sample]], None]) -> None:
         """How much these of its ranks have used, written and said to others. The answer is empty when it is lost. `elsewhere`:
         addresses of the other agents, as far as they are known; it knows ours."""
         self._ask(TakeSamples(next(self._questions), tuple(ranks), elsewhere), Samples, answered)
 
-    def read_stacks(self, ranks: Sequence[int], answered: Callable[[dict[int, Stack]], None]) -> None:
+    def read_stacks(self, ranks: Sequence[Rank], answered: Callable[[dict[Rank, Stack]], None]) -> None:
         """Where these of its ranks are."""
         self._ask(ReadStacks(next(self._questions), tuple(ranks)), StacksRead, answered)
 
-    def _ask(self, question: TakeSamples | ReadStacks, kind: type, answered: Callable[[dict[int, Any]], None]) -> None:
+    def _ask(self, question: TakeSamples | ReadStacks, kind: type, answered: Callable[[dict[Rank, Any]], None]) -> None:
         if self.is_gone:
             answered({})
             return
 
-        def answer(found: dict[int, Any]) -> None:
+        def answer(found: dict[Rank, Any]) -> None:
             answered({rank: found[rank] for rank in question.ranks if rank in found})
 
         self._asked[question.number, kind] = answer
         self._session.send(question)
 
-    def _answered(self, number: int, kind: type, found: dict[int, Any]) -> None:
+    def _answered(self, number: int, kind: type, found: dict[Rank, Any]) -> None:
         answer = self._asked.pop((number, kind), None)
         if answer is not None:
             answer(found)
@@ -229,11 +230,11 @@ class RemoteAgent:
         self._ranks[process.rank] = self._processes[process.number] = process
         self._session.send(SpawnRank(process.number, assignment))
 
-    def forget(self, rank: int) -> None:
+    def forget(self, rank: Rank) -> None:
         """Another agent has it from now on."""
         self._ranks.pop(rank, None)
 
-    def has(self, rank: int) -> bool:
+    def has(self, rank: Rank) -> bool:
         """It was asked for a process of it."""
         return rank in self._ranks
 
@@ -242,27 +243,27 @@ class RemoteAgent:
         self._ranks[assignment.rank] = process = RemoteRank(assignment, 0)
         _is_gone(process)
 
-    def process(self, rank: int) -> RemoteRank:
+    def process(self, rank: Rank) -> RemoteRank:
         """The current process of a rank."""
         return self._ranks[rank]
 
-    def pid_here(self, rank: int) -> int | None:
+    def pid_here(self, rank: Rank) -> int | None:
         """If the other agent is one of this host too."""
         return self._ranks[rank].pid if self.info.host == socket.gethostname() else None
 
-    def is_there(self, rank: int) -> bool:
+    def is_there(self, rank: Rank) -> bool:
         return self._ranks[rank].pid is not None
 
-    def seen(self, rank: int) -> tuple[int, Vitals | None] | None:
+    def seen(self, rank: Rank) -> tuple[int, Vitals | None] | None:
         """The id of a rank's process, and its vitals if it is stopped: more is not known of it."""
         process = self._ranks[rank]
         return (process.pid, Vitals("T", 0.0) if process.is_stopped else None) if process.pid is not None else None
 
-    def send(self, rank: int, data: bytes) -> None:
+    def send(self, rank: Rank, data: bytes) -> None:
         """Send the bytes of an order."""
         self._session.send(ToRank(rank, data))
 
-    def kill_rank(self, rank: int, cause: Cause | None) -> None:
+    def kill_rank(self, rank: Rank, cause: Cause | None) -> None:
         """SIGKILL, and RankLost at once; without a cause the rank is just not wanted any more."""
         process = self._ranks[rank]
         self._session.send(KillRank(rank))
@@ -270,11 +271,11 @@ class RemoteAgent:
         if cause is not None:
             self._news.event(RankLost(rank, cause, process.slot_lost))
 
-    def drill(self, rank: int, number: int) -> None:
+    def drill(self, rank: Rank, number: int) -> None:
         """A signal on purpose: what follows comes as if it had happened by itself."""
         self._session.send(DrillRank(rank, number))
 
-    def terminate(self, ranks: tuple[int, ...]) -> None:
+    def terminate(self, ranks: tuple[Rank, ...]) -> None:
         """SIGTERM to those that it has, and SIGKILL to what is left after the time-out."""
         if mine := tuple(rank for rank in ranks if rank in self._ranks):
             self._session.send(EndRanks(mine))

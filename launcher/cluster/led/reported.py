@@ -11,6 +11,7 @@ from launcher.cluster.wire import FromRank, Held
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Diagnostics, RankExited, RankLost, RankStarted
 from odyssey.messages import Committed, Failed, Finished, Hello, Position
+from odyssey.worker import Rank
 
 MAX_TEXT = 4096
 """Characters of each thing that a rank has left behind: its tail."""
@@ -38,31 +39,31 @@ class Reported:
     """Of the ranks that this agent was asked for."""
 
     def __init__(self) -> None:
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[Rank, _Process] = {}
         self._results: dict[Position, tuple[FromRank, Committed]] = {}
         """Of units that are not in the agents' log yet, as far as it is known here."""
 
     @property
-    def ranks(self) -> list[int]:
+    def ranks(self) -> list[Rank]:
         return list(self._processes)
 
-    def number(self, rank: int) -> int:
+    def number(self, rank: Rank) -> int:
         """The leading agent's of the rank's current process."""
         return self._processes[rank].number
 
-    def ends(self, rank: int) -> list[RankExited | RankLost]:
+    def ends(self, rank: Rank) -> list[RankExited | RankLost]:
         """What its current process has come to, if it has."""
         return [event for event in self._processes[rank].happened if not isinstance(event, RankStarted)]
 
-    def rank_of(self, message: FromRank) -> int:
+    def rank_of(self, message: FromRank) -> Rank:
         """Whose words these are, of those in `said`."""
         return next(rank for rank, process in self._processes.items() if process.number == message.process)
 
-    def spawned(self, rank: int, number: int) -> None:
+    def spawned(self, rank: Rank, number: int) -> None:
         """A new process was asked for."""
         self._processes[rank] = _Process(number)
 
-    def stopped(self, rank: int, is_stopped: bool) -> bool:
+    def stopped(self, rank: Rank, is_stopped: bool) -> bool:
         """Whether that is news."""
         process = self._processes[rank]
         was, process.is_stopped = process.is_stopped, is_stopped
@@ -75,7 +76,7 @@ class Reported:
             event = replace(event, diagnostics=msgspec.convert(short, Diagnostics))
         self._processes[event.rank].happened.append(event)
 
-    def reported(self, rank: int, message: FromRank) -> None:
+    def reported(self, rank: Rank, message: FromRank) -> None:
         """Answers to orders are left out: who leads anew asks anew."""
         report = message.report
         if isinstance(report, Committed):
