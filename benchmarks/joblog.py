@@ -12,6 +12,7 @@ from statistics import median
 import msgspec
 
 from launcher.joblog import events
+from odyssey.messages import Committed, Paused
 from odyssey.plan import Plan
 
 
@@ -68,7 +69,7 @@ def generations(log: Sequence[events.Event]) -> list[Generation]:
         body = event.body
         if isinstance(body, events.RankLost):
             lost_at = event.time if lost_at is None else lost_at
-        elif isinstance(body, events.Paused):
+        elif isinstance(body, Paused):
             paused_at = event.time
         elif isinstance(body, events.Proposed):
             ahead = body.ahead
@@ -78,7 +79,7 @@ def generations(log: Sequence[events.Event]) -> list[Generation]:
             commits = []
             result.append(Generation(planned[1], ahead, lost_at, paused_at, planned[0], event.time, body, ()))
             lost_at = paused_at = None
-        elif isinstance(body, events.Committed) and body.result.kind == "step" and result and lost_at is None:
+        elif isinstance(body, Committed) and body.result.kind == "step" and result and lost_at is None:
             commits.append(Commit(body.result.position[0], event.time, body.unit_s))
             result[-1] = msgspec.structs.replace(result[-1], commits=tuple(commits))
     return result

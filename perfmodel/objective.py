@@ -81,17 +81,19 @@ def growing_rate(
     change: ExpectedChange,
     afterwards: Sequence[After],
     grown: Grown,
+    kept_s: float = 0.0,
 ) -> float:
-    """The same where workers arrive, who are taken in if that is worth more than to go on without them."""
-    end_s = transition_s
+    """The same where workers arrive, who are taken in if that is worth more than to go on without them. By `kept_s` the first
+    step is shorter than the others, as if the transition were."""
+    start_s, end_s = transition_s - kept_s, transition_s
     if grown.at_s > transition_s:
-        end_s = max(transition_s + step_s, grown.at_s + step_s / 2)
-    before = useful_rate(global_batch, step_s, transition_s, change) - useful_rate(global_batch, step_s, end_s, change)
+        end_s = max(start_s + step_s, grown.at_s + step_s / 2)
+    before = useful_rate(global_batch, step_s, start_s, change) - useful_rate(global_batch, step_s, end_s, change)
     then = useful_rate(global_batch, grown.step_s, end_s + grown.pause_s, change)
     is_grown = change.survival(end_s)
     after_it = (1 - is_grown) * _rate_after(global_batch, change, afterwards)
     after_it += is_grown * _rate_after(global_batch, change, grown.afterwards)
-    alone = expected_rate(global_batch, step_s, transition_s, change, afterwards)
+    alone = expected_rate(global_batch, step_s, start_s, change, afterwards)
     return max((before + then + after_it) / 2, alone)
 
 

@@ -74,17 +74,19 @@ class Engine:
         self._tally = tally
         self._whole = Share(plan, worker, self.gradients, groups, tally)
         self._rest = None if rest is None else Share(rest_plan(plan, rest), worker, self.gradients, groups, tally)
-        self.samples = tuple(
-            (op.micro_batch, plan.n_samples(op.micro_batch))
-            for op in self._whole.forwards
-            if plan.is_last(op.micro_batch, op.stage)
-        )
         self._try = self._new_try(0, self._whole)
 
     @property
     def reads_data(self) -> bool:
         """Whether this worker's part of the plan begins or ends a pipeline for some micro-batch."""
         return bool(self._whole.read)
+
+    @property
+    def samples(self) -> tuple[tuple[int, int], ...]:
+        """Micro-batches whose loss this worker computes, and how many samples each has."""
+        plan = self.plan
+        last = (op.micro_batch for op in self._whole.forwards if plan.is_last(op.micro_batch, op.stage))
+        return tuple((micro_batch, plan.n_samples(micro_batch)) for micro_batch in last)
 
     def _new_try(self, step: int, share: Share) -> Try:
         exchange = Exchange(share.plan, self.groups, self.expectations, share.program)

@@ -113,9 +113,12 @@ class Ledger:
         self._ahead = min(cut.done, 2 * cut.done * kept_s / self.step_s)
         if cut.place < len(self.stretches) and self._ahead > cut.ahead:
             lost = self.stretches[cut.place]
-            until_s = min(lost.start_s + (self._ahead - cut.ahead) * lost.step_s, lost.end_s)
-            self.stretches.insert(cut.place, Stretch(lost.start_s, until_s, Doing.TRAINING, lost.step_s))
-            lost.start_s = until_s
+            until_s = lost.start_s + (self._ahead - cut.ahead) * lost.step_s
+            if until_s < lost.end_s:
+                self.stretches.insert(cut.place, Stretch(lost.start_s, until_s, Doing.TRAINING, lost.step_s))
+                lost.start_s = until_s
+            else:
+                lost.doing = Doing.TRAINING
 
     def finish_step(self, at_s: float) -> None:
         """Train beyond `at_s` to the end of the step, or of the checkpoint, that is under way then."""

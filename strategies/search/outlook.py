@@ -74,11 +74,11 @@ def worth(candidate: Candidate, transition_s: float, change: ExpectedChange) -> 
     """Expected useful samples per second of a candidate with an outlook."""
     plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
     assert plan is not None and estimate is not None and outlook is not None
-    afterwards, growth = _after(outlook.next_losses), outlook.growth
+    afterwards, growth, kept_s = _after(outlook.next_losses), outlook.growth, estimate.kept_s
     if growth is None:
-        return expected_rate(plan.global_batch, estimate.step_s, transition_s, change, afterwards)
+        return expected_rate(plan.global_batch, estimate.step_s, transition_s - kept_s, change, afterwards)
     grown = Grown(growth.at_s, growth.pause_s, growth.step_s, _after(growth.next_losses))
-    return growing_rate(plan.global_batch, estimate.step_s, transition_s, change, afterwards, grown)
+    return growing_rate(plan.global_batch, estimate.step_s, transition_s, change, afterwards, grown, kept_s)
 
 
 def cost_s(step_s: float, next_losses: Iterable[NextLoss]) -> float:

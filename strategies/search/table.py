@@ -327,7 +327,7 @@ def _valued(candidate: Candidate, parts: Transition, change: ExpectedChange, aim
     def worth_of(one: Candidate, transition_s: float) -> float:
         assert one.estimate is not None
         if aim.objective is Objective.AHEAD:
-            return worth(one, transition_s - one.estimate.kept_s, change)
+            return worth(one, transition_s, change)
         return objective(plan.global_batch, one.estimate.step_s, transition_s, change.seconds)
 
     if aim.objective is Objective.AHEAD:

@@ -126,7 +126,7 @@ def test_a_node_that_is_lost_again_before_it_is_taken_in_costs_the_others_nothin
     found = outcome("auto", "2x2", 4, 8, changes, Terms(save_s=2, restart_s=10, every_s=NEVER))
 
     assert len(found.result.decisions) == 2
-    assert found.totals.redone_s == pytest.approx(10)
+    assert 10 - 30 / 3 / 2 <= found.totals.redone_s < 10, "of the pipeline that is whole something is kept"
 
 
 def test_a_node_that_returns_while_the_job_is_about_to_start_again_is_taken_in() -> None:
