@@ -2,8 +2,8 @@
 
 A micro-batch is done when it is back at its first stage, and the first of a pipeline's n is so after p slots of the n + p - 1
 that a step of p stages has. So at a random moment half of n / (n + p - 1) of it is done. What is left takes the plan's own
-pipelines as much less of their step. Only pipelines count that keep all their stages. That others keep the gradients of some
-stages spares them the weights' part of a backward there, and is left out; so is that reductions leave nothing to keep.
+pipelines as much less of their step. Only pipelines count that keep all their stages: others run their micro-batches again.
+That reductions leave nothing to keep is left out.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ well. This one computes. Another one may wait as long as the op would take (back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from odyssey.runtime.clock import Clock
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.data import Prefetcher, layer_seed
 from odyssey.runtime.exchange import Exchange
-from odyssey.runtime.gradients import backward
+from odyssey.runtime.gradients import backward, sparing
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.halves import backward_input, backward_weight
 from odyssey.runtime.job_spec import JobSpec
@@ -211,11 +211,8 @@ class Computation:
     def _whole_backward(self, op: Compute, attempt: Try, live: Live, gradients: list[torch.Tensor | None]) -> None:
         summed = attempt.plan.summed(op.micro_batch)
         for piece in reversed(live.pieces):
-            to: list[torch.Tensor] | None = None
-            if not summed.isdisjoint(piece.layers):
-                to = [leaf for leaf in piece.inputs if leaf.requires_grad]
-                to += self._weights(piece.layers, summed)
-            backward(piece.outputs, gradients, to)
+            with sparing(self._weights(summed.intersection(piece.layers))):
+                backward(piece.outputs, gradients)
             self._complete(op, attempt, piece)
             gradients = [leaf.grad for leaf in piece.inputs]
 
@@ -226,7 +223,7 @@ class Computation:
             live.gradients = gradients  # there is no such half
         else:
             for piece in reversed(live.pieces):
-                weights = self._weights(piece.layers, attempt.plan.summed(op.micro_batch))
+                weights = self._weights(set(piece.layers) - attempt.plan.summed(op.micro_batch))
                 piece.split = backward_input(piece.outputs, gradients, piece.inputs, weights)
                 piece.outputs = []
                 gradients = [leaf.grad for leaf in piece.inputs]
@@ -268,10 +265,8 @@ class Computation:
             gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in needing]
             attempt.exchange.hand_over("B", op, gradients)
 
-    def _weights(self, layers: range, summed: frozenset[int]) -> list[nn.Parameter]:
-        """Those of the layers that are to be added to."""
-        adding = [layer for layer in layers if layer not in summed]
-        found = {id(p): p for layer in adding for p in self.model.layers[layer].parameters() if p.requires_grad}
+    def _weights(self, layers: Iterable[int]) -> list[nn.Parameter]:
+        found = {id(p): p for layer in layers for p in self.model.layers[layer].parameters() if p.requires_grad}
         return list(found.values())
 
     def loss(self, output: Any, target: Any) -> torch.Tensor:

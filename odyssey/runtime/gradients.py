@@ -7,7 +7,8 @@ of a bucket lie side by side in it, and are reduced as soon as they are complete
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -128,10 +129,25 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def backward(
-    outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], to: Sequence[torch.Tensor] | None = None
-) -> None:
-    """Full backward: adds to the `.grad` of parameters and of the stage's inputs; of no leaves but `to`, if these are given."""
+def backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    """Full backward: adds to the `.grad` of parameters and of the stage's inputs."""
     pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
-    if pairs and (to is None or to):
-        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs], inputs=to)
+    if pairs:
+        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+
+
+@contextmanager
+def sparing(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Around a backward that is to add nothing to these. It computes their gradients all the same: what would leave them out
+    (`inputs`) is refused by checkpoints that run a backward of their own within it."""
+    with ExitStack() as undo:
+        for parameter in parameters:
+            undo.callback(setattr, parameter, "grad", parameter.grad)
+            hook = parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
+            undo.callback(hook.remove)
+            parameter.grad = None
+        yield
+
+
+def _forget(parameter: torch.Tensor) -> None:
+    parameter.grad = None
