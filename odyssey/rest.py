@@ -20,6 +20,7 @@ from itertools import groupby, pairwise
 
 import msgspec
 
+from odyssey.codec import Count
 from odyssey.plan import WITHOUT_SCHEDULE, Compute, Plan
 from odyssey.worker import Rank, Worker
 
@@ -30,8 +31,8 @@ Span = tuple[int, int]
 class Summed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Layers `[first, stop)` have the gradients of the samples at these positions: ascending, apart from each other."""
 
-    first: int
-    stop: int
+    first: Count
+    stop: Count
     samples: tuple[Span, ...]
 
     @property
