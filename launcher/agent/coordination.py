@@ -119,12 +119,12 @@ class Coordination:
 
     @property
     def newest_unit(self) -> Result | None:
-        """Of this Job, that is decided to be final."""
+        """The newest unit of this Job that is decided to be final."""
         return self.state.results[-1] if isinstance(self.state, JobState) and self.state.results else None
 
     @property
     def waits_for_unit(self) -> bool:
-        """That one becomes final may decide something."""
+        """Whether it may decide something that a unit becomes final."""
         return self.state.status is Status.FINISHING
 
     @property

@@ -100,7 +100,7 @@ def agent_joined(job: JobState, agent: AgentInfo) -> Actions:
 
 
 def slots_returned(job: JobState, body: SlotsReturned) -> Actions:
-    """Who was lost or has left starts there again, beside the training. That counts as no restart."""
+    """Start ranks that were lost or have left again, beside the training. That counts as no restart."""
     world, ranks = job.world, job.ranks
     why_not = {rank: _why_not_back(job, rank) for rank in body.ranks}
     back = [rank for rank, why in why_not.items() if not why]

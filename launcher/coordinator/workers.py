@@ -65,5 +65,5 @@ class Workers:
 
 
 def workers_of(plan: Plan | None) -> Workers:
-    """As the plan divides ranks; without one, as they will be."""
+    """Fold ranks as the plan divides them; without one, as they will be divided."""
     return Workers(plan.ranks_of, plan.worker_of) if plan is not None else Workers(undivided.ranks_of, undivided.worker_of)

@@ -321,7 +321,7 @@ def _slot(layers: Sequence[nn.Module], occurrence: Occurrence) -> tuple[dict[str
 
 
 def _room_for(device: torch.device, skeleton: torch.Tensor) -> torch.Tensor:
-    """As `empty_like`, which takes ten times as long for a tensor on the meta device."""
+    """Make room as `empty_like` does, which takes ten times as long for a tensor on the meta device."""
     if skeleton.is_contiguous():
         return torch.empty(skeleton.shape, dtype=skeleton.dtype, device=device)
     return torch.empty_like(skeleton, device=device)

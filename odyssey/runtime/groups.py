@@ -83,9 +83,9 @@ class Groups:
         self._on_device: _OnDevice = {}
         self._moving: Any = None
         self._cards: dict[Rank, bytes] = {}
-        """Of the others, by rank."""
+        """The cards of the others, by rank."""
         self._readers: set[Rank] = set()
-        """Who can read this rank's memory."""
+        """Ranks that can read this one's memory."""
         self.lent: set[Any] = set()
         """What others may be reading now. It stays until they have: where that is cut, as long as there are these groups, since
         all ranks stand still before the next ones."""

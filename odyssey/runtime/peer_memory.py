@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 class PeerMemory:
-    """Of a process that is known to be the one that is meant."""
+    """The memory of a process that is known to be the one that is meant."""
 
     def __init__(self, pid: int) -> None:
         """Raises OSError where there is no such process."""
@@ -140,7 +140,7 @@ def _spans(batch: list[Part]) -> Iterator[tuple[_Span, _Span]]:
 
 
 def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """As much as one call takes."""
+    """Give as much at once as one call takes."""
     batch: list[Part] = []
     room = AT_ONCE_BYTES
     for part in parts:

@@ -14,7 +14,7 @@ RECORDED_STEP = 3
 
 
 class Recorder:
-    """Of one rank in one generation. Times are CLOCK_MONOTONIC seconds, which the ranks of a host share."""
+    """Keeps times of one rank in one generation. They are CLOCK_MONOTONIC seconds, which the ranks of a host share."""
 
     def __init__(self, rank: Rank, generation: int) -> None:
         self._rank = rank

@@ -19,7 +19,7 @@ from odyssey.worker import Worker
 
 
 class Reductions:
-    """Of one program in one generation. `cuts`: (stage, micro-batch) -> the layers that begin a piece of it."""
+    """All reductions of one program in one generation. `cuts`: (stage, micro-batch) -> the layers that begin a piece of it."""
 
     def __init__(
         self, plan: Plan, worker: Worker, program: Sequence[Op], gradients: Gradients, groups: Groups, tally: Tally

@@ -17,7 +17,7 @@ from odyssey.rest import Span, Summed, left, summed_of
 
 
 class Tally:
-    """Of one rank, over its generations."""
+    """Counts for one rank, over its generations."""
 
     def __init__(self, n_layers: int, ties: Sequence[Collection[int]]) -> None:
         """`ties`: layers that share a parameter."""

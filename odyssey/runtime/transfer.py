@@ -27,7 +27,7 @@ from odyssey.worker import Worker
 _FIRST, _REST, _BODY, _DIGESTS, _TAKEN, _STILL_HERE, _N_TAGS = range(1, 8)
 """Tags of a state that is on its way."""
 _SIZES = struct.Struct("<QQQ")
-"""Of the header, of the body, and the number of tensors that are read."""
+"""Sizes of the header and of the body, and the number of tensors that are read."""
 _PLACE = struct.Struct("<QQ")
 """Address and bytes of one of these."""
 FIRST_BYTES = 16 << 10
@@ -280,5 +280,5 @@ class _Arriving:
 
 
 def _digest(piece: torch.Tensor) -> int:
-    """As an int64 has it."""
+    """Map an unsigned digest to what an int64 holds."""
     return digest_bytes(piece) - (1 << 63)

@@ -142,7 +142,7 @@ def _comings(request: Request) -> tuple[int | None, int | None]:
 
 
 def _losses(request: Request) -> Units | tuple[Rank, ...] | None:
-    """Of one rank where nothing is asked for, and of none where only the coming of ranks is."""
+    """Ask for one rank where nothing is asked for, and of none where only the coming of ranks is."""
     if request.fail_ranks is not None:
         return values.ranks(request.fail_ranks, "--fail-ranks")
     if request.fail_nodes is not None:
@@ -159,7 +159,7 @@ def _joins(request: Request) -> Units | None:
 
 
 def _spares(request: Request) -> Units | None:
-    """Who stands by."""
+    """Workers that stand by."""
     if request.spare_nodes is not None:
         return Units(values.count(request.spare_nodes, "--spare-nodes", 1), nodes=True)
     return Units(values.count(request.spares, "--spares", 1)) if request.spares is not None else None

@@ -86,7 +86,7 @@ class Waits(Computation):
         ]
         self._program: Sequence[Op] = ()
         self._starts: tuple[Start, ...] = ()
-        """Of the step at hand, and where buckets start in it."""
+        """The program of the step at hand, and where buckets start in it."""
         self._exchanged: tuple[torch.Tensor, Any] | None = None
         self._complete_s: dict[Bucket, float] = {}
         """When the gradients of a bucket were complete here in this step, by time.monotonic."""

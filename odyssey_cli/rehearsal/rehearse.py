@@ -36,7 +36,7 @@ from strategies.situation import Aim
 
 RANK = Path(__file__).with_name("rank.py")
 _ACTIONS = {Kind.LOST: "lose", Kind.FAILED: "kill", Kind.RETURNED: "join"}
-"""Of a drill."""
+"""What a drill may do."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -247,7 +247,7 @@ def command(
 
 
 def _traced_changes(found: Source, trace: Path, steps: int, seed: int) -> tuple[str, ...]:
-    """As the trace has them, which people are told of."""
+    """The changes as the trace has them, which people are told of."""
     drills = changes_of(traces.read(trace, seed).cut(found.n_nodes), steps)
     n_back = sum(f" {_ACTIONS[Kind.RETURNED]}=" in drill for drill in drills)
     lost, back = (quantities.plural(n, "node") for n in (len(drills) - n_back, n_back))

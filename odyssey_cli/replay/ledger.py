@@ -95,7 +95,7 @@ class Ledger:
         self._spend(until_s, doing)
 
     def cut_off(self, at_s: float) -> bool:
-        """As `train`, but the step that runs then is lost, but for what is kept of it. Whether any was done."""
+        """Train as `train` does, but lose the step that runs then, except what is kept of it. Whether any was done."""
         n_before = len(self.stretches)
         doing = self._whole_steps(at_s)
         if doing is Doing.TRAINING:

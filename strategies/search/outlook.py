@@ -41,7 +41,7 @@ NODE_SHARE = 0.25
 
 
 class Then(NamedTuple):
-    """Of a NextLoss. `pause_s`: less what is kept of the step that is cut, where that is known."""
+    """What becomes of a NextLoss. `pause_s`: less what is kept of the step that is cut, where that is known."""
 
     step_s: float | None
     pause_s: float

@@ -41,7 +41,7 @@ class Reported:
     def __init__(self) -> None:
         self._processes: dict[Rank, _Process] = {}
         self._results: dict[Position, tuple[FromRank, Committed]] = {}
-        """Of units that are not in the agents' log yet, as far as it is known here."""
+        """Words of units that are not in the agents' log yet, as far as it is known here."""
 
     @property
     def ranks(self) -> list[Rank]:
