@@ -36,6 +36,7 @@ from launcher.joblog.events import (
     RankExited,
     RankLost,
     Restarting,
+    SlotsReturned,
     Tick,
 )
 from odyssey.calls import ranks_alike
@@ -244,6 +245,11 @@ def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
     return _failure(plain, what)
 
 
+def _slots_returned(plain: PlainState, body: SlotsReturned) -> Actions:
+    """Only a Job has ranks that start beside others."""
+    return (Record(Note(f"{body.reason}: no rank comes back by itself in a script without a Job")),)
+
+
 def _leader_changed(plain: PlainState, body: LeaderChanged) -> Actions:
     """Orders may have been lost: what is under way is asked for again."""
     world, note = plain.world, Record(Note(f"agent {body.agent.number} ({body.agent.host}) leads from now on"))
@@ -266,6 +272,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     Failed: dict.fromkeys(_LIVING, _rank_failed),
     RankLost: dict.fromkeys(_LIVING, _rank_lost),
     RankExited: dict.fromkeys(_LIVING, _rank_exited),
+    SlotsReturned: dict.fromkeys(_LIVING, _slots_returned),
     Tick: {Status.RESTARTING: _waited},
 }
 """What a plain script's coordinator hears, when, and who answers."""
