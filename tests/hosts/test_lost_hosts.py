@@ -206,7 +206,7 @@ def test_a_leading_agent_that_comes_back_joins_again_and_does_no_harm(cluster: C
 @pytest.mark.soak
 def test_one_agent_after_another_may_lead(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(4)
-    its.train(detect="2s", layout="4x2")
+    its.train(detect="2s", layout="4x2", survive_nodes=1)
     its.hosts.crash(1)
     line = its.agents[4].until(lambda line: "leads from now on" in line)
     found = re.search(r"\(h(\d)\) leads|10\.\d+\.0\.(\d):", line)

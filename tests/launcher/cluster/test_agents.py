@@ -329,7 +329,7 @@ def test_who_is_told_to_leave_and_then_comes_to_lead_leaves(start: Callable[...,
 def test_a_job_goes_on_by_the_voice_of_an_agent_that_came_late(start: Callable[..., Agent]) -> None:
     """Two agents begin, of which the one that leads is lost: only with the third, which was taken in, are they most."""
     given = {"script": TRAIN, "nnodes": "2:3", "nproc_per_node": 2, "layout": "2x2", "detect": "2s"}
-    given |= {"rdzv_conf": "last_call_timeout=1"}
+    given |= {"rdzv_conf": "last_call_timeout=1", "survive_nodes": 1}
     steps = ["--steps", "200", "--pause", "0.1"]
     first = start(*steps, **given)
     first.until(lambda line: "leading at" in line)
@@ -384,10 +384,8 @@ def test_an_agent_that_is_told_to_end_does_not_come_again(start: Callable[..., A
 
 
 def test_a_job_recovers_from_the_loss_of_an_agent(start: Callable[..., Agent]) -> None:
-    agents = [
-        start("--steps", "60", script=TRAIN, backend="static", node_rank=rank, nproc_per_node=2, layout="2x2")
-        for rank in range(2)
-    ]
+    given = {"script": TRAIN, "backend": "static", "nproc_per_node": 2, "layout": "2x2", "survive_nodes": 1}
+    agents = [start("--steps", "60", node_rank=rank, **given) for rank in range(2)]
     agents[0].until(lambda line: line.startswith("step 3 "))
     agents[1].process.kill()
     agents[0].until(lambda line: "recovered in" in line)

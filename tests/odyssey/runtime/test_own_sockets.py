@@ -94,13 +94,11 @@ def test_a_connection_that_is_still_being_made_is_ended_too() -> None:
 def test_many_generations_leave_no_descriptor_and_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with a listening socket of its own, every other one is cut while it is built."""
     monkeypatch.setenv(ADDRESS, "127.0.0.1")
-    n_threads = len(os.listdir("/proc/self/task"))
-    n_descriptors = []
+    build_two(0, cut=False)  # opens what torch opens once
+    n_threads, before = len(os.listdir("/proc/self/task")), descriptors()
     for generation in range(1, 31):
         build_two(generation, cut=generation % 2 == 0)
-        if generation in (10, 30):
-            n_descriptors.append(len(descriptors()))
-    assert n_descriptors[0] == n_descriptors[1]
+    assert len(descriptors()) <= len(before), (before, descriptors())
     while len(os.listdir("/proc/self/task")) > n_threads:
         pass  # the kernel takes down the last one; the test's time limit ends what stays
 
