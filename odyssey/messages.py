@@ -189,6 +189,8 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     `results`: the units that are final since the last committed step, that step's own among them, and all units before
     the first step; a rank that is behind applies them, a rank that joins replays them. `boundaries` tell every
     receiver what to expect between any two layers. `rest`: what is left of the plan's first step, if something of it is kept.
+    `kept`: names of the groups that all their ranks have paused with nothing under way in: those that the plan wants are not
+    built anew.
     """
 
     generation: int
@@ -196,6 +198,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     results: tuple[Result, ...]
     boundaries: tuple[Boundary, ...]
     rest: Rest | None = None
+    kept: tuple[str, ...] = ()
 
 
 class Known(msgspec.Struct, frozen=True, tag=True):
@@ -301,11 +304,21 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     uncut: str = UNCUT
 
 
+class WholeGroup(msgspec.Struct, frozen=True):
+    """A process group in which this rank only sums and has nothing under way. `name`: unlike any other's of the job; `n`: ranks
+    that are in it; `is_branch`: of the tree in which all sum, or else of a reduction."""
+
+    name: Name
+    n: Count
+    is_branch: bool
+
+
 class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
     """Nothing of this rank is in flight: it was aborted, or is done. `position` is the first unit that it has no result of.
 
     `phase`: `compute` (the unit is not done), `contributed` (everything of the unit is done but its result), `between` (in the
     script's own code), `idle`. `held`: layers with full state. `summed`: gradients of the unit at hand, where that is a step.
+    `whole`: groups that the next generation may take on, where all their ranks say so.
     """
 
     rank: Rank
@@ -314,6 +327,7 @@ class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
     phase: str
     held: tuple[int, ...]
     summed: tuple[Summed, ...] = ()
+    whole: tuple[WholeGroup, ...] = ()
 
 
 class Connected(msgspec.Struct, frozen=True, tag="rank_connected"):
@@ -347,6 +361,7 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
     rank, a digest of what is summed with whom. `stream`: digest of the data and random numbers that the next step begins
     with; None where this rank reads no data. `problem`: why this rank must not train, empty if nothing is wrong. `proof_s`:
     what it took to find all this. `read_bytes`: of `moved_bytes`, what was read from the memory of ranks of this host.
+    `kept_members`: of the groups that this rank has not built anew, their members together.
     """
 
     rank: Rank
@@ -363,6 +378,7 @@ class Ready(msgspec.Struct, frozen=True, tag="rank_ready"):
     problem: str = ""
     proof_s: float = 0.0
     read_bytes: int = 0
+    kept_members: int = 0
 
 
 class Committed(msgspec.Struct, frozen=True, tag="step_committed"):

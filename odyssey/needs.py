@@ -6,10 +6,11 @@ for what two exchange: so a rank builds the same few connections however many ra
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
@@ -23,7 +24,12 @@ STEPS_OF_PATIENCE = 100
 """The transport ends an operation after the longer of these. That is for what was cut and is waited for by nobody: nothing else
 ends it. Whether it is waited for in vain is the agent's to find out, from what all ranks do."""
 
-M = TypeVar("M")
+
+class SumOver(NamedTuple):
+    """What a group is in which all only sum: a branch of the tree over all, or else a reduction's."""
+
+    is_branch: bool
+    members: tuple[Worker, ...]
 
 
 class Needs(NamedTuple):
@@ -80,23 +86,41 @@ class Needs(NamedTuple):
         """With whom it has one, ascending: so no ranks wait for each other in a circle when each builds its own in turn."""
         return [] if self.has_moving else [peer for peer in self.peers if not self.are_meshed(worker, peer)]
 
-    def branches_of(self, worker: Worker) -> list[tuple[Worker, ...]]:
-        """Those of the tree that it is in, from the leaves; none where it is no member or the only one."""
-        if len(self.members) < 2:
-            return []
-        return [branch for level in levels(self.members) for branch in level if worker in branch]
+    def sums_of(self, worker: Worker) -> dict[SumOver, str]:
+        """The groups in which it only sums with others, in the order in which all build them, and what each is called: branches
+        of the tree from the leaves, then reductions."""
+        found: dict[SumOver, str] = {}
+        if self.is_tree:
+            for number, level in enumerate(levels(self.members)):
+                found |= {SumOver(True, branch): f"level {number} from {branch[0]}" for branch in level if worker in branch}
+        for number, subset in enumerate(self.subsets):
+            if worker in subset:
+                found.setdefault(SumOver(False, subset), f"reduce {number}")
+        return {over: name for over, name in found.items() if len(over.members) > 1}
 
     def in_root(self, worker: Worker) -> bool:
         """Whether it is in the root of the tree."""
         return worker in levels(self.members)[-1][0]
 
+    def in_leaf(self, worker: Worker) -> bool:
+        """Whether it has others in its leaf."""
+        return any(worker in leaf and len(leaf) > 1 for leaf in levels(self.members)[0])
 
-def levels(members: Sequence[M]) -> list[list[tuple[M, ...]]]:
-    """The tree, from its leaves: each level in branches of at most BRANCH members, whose first ones are the next level."""
-    found = []
+
+def levels(members: Sequence[Worker]) -> list[list[tuple[Worker, ...]]]:
+    """The tree, from its leaves: each level in branches of at most BRANCH members, whose first ones are the next level.
+
+    Those whose numbers are in one block of BRANCH are a leaf, these blocks in one of BRANCH blocks are a branch, and so on: a
+    loss changes the branches that are above it, and no others.
+    """
+    members, found, block = sorted(members), [], 1
     while len(members) > BRANCH:
-        n_branches = -(-len(members) // BRANCH)
-        cuts = [len(members) * i // n_branches for i in range(n_branches + 1)]
-        found.append([tuple(members[a:b]) for a, b in pairwise(cuts)])
-        members = [branch[0] for branch in found[-1]]
+        block *= BRANCH
+        branches, start = [], 0
+        while start < len(members):
+            stop = bisect_left(members, (members[start] // block + 1) * block, start, min(len(members), start + BRANCH))
+            branches.append(tuple(members[start:stop]))
+            start = stop
+        found.append(branches)
+        members = [branch[0] for branch in branches]
     return [*found, [tuple(members)]]

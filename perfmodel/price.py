@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 import msgspec
 
+from odyssey.needs import SumOver
 from odyssey.plan import Estimate, Plan
 from odyssey.worker import Worker
 from perfmodel.cell_cost import cell_cost
@@ -61,8 +62,10 @@ def _latest(found: Sequence[Cell]) -> list[Cell]:
     return latest
 
 
-def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float) -> Price:
-    """As `price`, with the worker that needs the most memory."""
+def price_in_detail(
+    plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float, whole: Set[SumOver] = frozenset()
+) -> Price:
+    """As `price`, with the worker that needs the most memory. `whole`: see `transition`."""
     found = _latest(cells(plan, costs))
     computed: dict[Worker, float] = {}
     complete: dict[Worker, tuple[float, ...]] = {}
@@ -75,6 +78,6 @@ def price_in_detail(plan: Plan, costs: Costs, *, seconds_to_change: float, searc
         peak_of.update(zip(workers, walked.peak_bytes, strict=True))
     step_s = finish(plan, costs, computed, complete, twins(found)).step_s * costs.profile.step_scale
     peak_worker = max(peak_of, key=lambda worker: (peak_of[worker], -worker))
-    parts = transition(plan, costs, search_s)
+    parts = transition(plan, costs, search_s, whole)
     value = objective(plan.global_batch, step_s, parts.total_s, seconds_to_change)
     return Price(Estimate(step_s, parts, peak_of[peak_worker], value), peak_worker)

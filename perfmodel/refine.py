@@ -34,6 +34,7 @@ class Went(Protocol):
     """Measured parts of a transition, seconds, None where one did not take place; `total_s` is None at a first start.
 
     `proof_s` is within `rest_s`. `stood_s`: None but where nobody was lost; then the groups had been built before.
+    `kept_members`: of the groups that were there, and were not built within `groups_s`.
     """
 
     @property
@@ -54,6 +55,8 @@ class Went(Protocol):
     def total_s(self) -> float | None: ...
     @property
     def stood_s(self) -> float | None: ...
+    @property
+    def kept_members(self) -> int: ...
 
 
 FIELDS = {
@@ -187,7 +190,8 @@ def calibrate(profile: Profile, plan: Plan, went: Went) -> Profile:
         # optimizers make their state when they step; a trial has shown what it takes with that
         proved = 0.0 if recovery.proof_byte_s else proved / costs.state_per_parameter
         recovery = msgspec.structs.replace(recovery, pause_s=max(recovery.pause_s, left_of_op_s(plan, costs)))
-    member_s = None if went.stood_s is not None else (went.groups_s - recovery.groups_base_s) / group_members(plan)
+    n_members = group_members(plan) - went.kept_members
+    member_s = (went.groups_s - recovery.groups_base_s) / n_members if went.stood_s is None and n_members > 0 else None
     refined = msgspec.structs.replace(
         recovery,
         pause_s=towards(recovery.pause_s, went.pause_s, TRANSITION_WEIGHT),

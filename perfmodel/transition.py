@@ -9,24 +9,27 @@ the groups are built while the job trains.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 
 from msgspec.structs import replace
 
-from odyssey.needs import levels
+from odyssey.needs import SumOver, levels
 from odyssey.plan import Plan, Transition
 from perfmodel.costs import Costs
 from perfmodel.moving import moves_s
+from perfmodel.profile import Recovery
 
 
-def transition(plan: Plan, costs: Costs, search_s: float) -> Transition:
-    """The transition to `plan`. `search_s`: what the search takes, or the look-up if it was done ahead."""
+def transition(plan: Plan, costs: Costs, search_s: float, whole: Set[SumOver] = frozenset()) -> Transition:
+    """The transition to `plan`. `search_s`: what the search takes, or the look-up if it was done ahead. `whole`: groups that
+    are not built anew where the plan has them."""
     recovery = costs.profile.recovery
     return Transition(
         detect_s=recovery.detect_s,
         pause_s=recovery.pause_s,
         search_s=search_s,
         spawn_s=recovery.spawn_s if plan.spawned else 0.0,
-        groups_s=recovery.groups_base_s + recovery.groups_member_s * group_members(plan),
+        groups_s=groups_s(plan, recovery, whole),
         moves_s=recovery.moves_scale * moves_s(plan.moves, costs),
         warm_up_s=recovery.warm_up_s,
         rest_s=recovery.rest_s + recovery.proof_byte_s * proved_bytes(plan, costs),
@@ -44,19 +47,26 @@ def proved_bytes(plan: Plan, costs: Costs) -> int:
     return max(sum(costs.move_bytes[first:stop]) for first, stop in spans)
 
 
-def group_members(plan: Plan) -> int:
+def groups_s(plan: Plan, recovery: Recovery, whole: Set[SumOver] = frozenset()) -> float:
+    """Seconds to build the groups of `plan` but for those that are `whole`."""
+    return recovery.groups_base_s + recovery.groups_member_s * group_members(plan, whole)
+
+
+def group_members(plan: Plan, whole: Set[SumOver] = frozenset()) -> int:
     """Sum of the members of those groups that one rank builds, of the rank that builds most: one after the other, as all others
     do with theirs. Branches of the tree over all, reductions of two or more, and, where that tree has several branches, pairs:
     with two neighbours, and with whom states are moved; those of work that is routed around are left out (odyssey/needs.py).
     """
-    tree = [branches[0] for branches in levels(plan.workers)]
-    sizes = [len(group.workers) if len(group.workers) > 1 else 0 for group in plan.reduce]
+    tree = levels(plan.workers)
+    largest = [max((len(its) for its in level if SumOver(True, its) not in whole), default=0) for level in tree]
+    is_built = [len(group.workers) > 1 and SumOver(False, group.workers) not in whole for group in plan.reduce]
+    sizes = [len(group.workers) if built else 0 for group, built in zip(plan.reduce, is_built, strict=True)]
     reductions = max((sum(sizes[g] for g in groups) for groups in set(plan.groups_of.values())), default=0)
     pairs = 0
     if len(tree) > 1:
         moved = Counter(rank for move in plan.moves for rank in {move.source, move.target})
         pairs = 2 * (2 + max(moved.values(), default=0))
-    return sum(map(len, tree)) + reductions + pairs
+    return sum(largest) + reductions + pairs
 
 
 def left_of_op_s(plan: Plan, costs: Costs) -> float:

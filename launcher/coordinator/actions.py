@@ -6,6 +6,7 @@ import msgspec
 
 from launcher.joblog.events import Cause, Decision, Note
 from odyssey.messages import Command
+from odyssey.needs import SumOver
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
 from odyssey.worker import Rank, Worker
@@ -53,7 +54,8 @@ class Propose(msgspec.Struct, frozen=True):
 
     `step`: the first that the plan is to run. `untrained`: no unit is final yet. `arriving`: workers whose processes start
     beside the training; `leaving`: workers that hold state, and are to have no work any more. `slow`: how many times as long
-    workers compute that are slow. `is_running`: `plan` runs, and goes on where nothing better is found.
+    workers compute that are slow. `is_running`: `plan` runs, and goes on where nothing better is found. `whole`: groups that
+    need not be built anew.
     """
 
     generation: int
@@ -68,6 +70,7 @@ class Propose(msgspec.Struct, frozen=True):
     leaving: tuple[Worker, ...] = ()
     slow: dict[Worker, float] = {}
     is_running: bool = False
+    whole: frozenset[SumOver] = frozenset()
 
 
 class SetDeadline(msgspec.Struct, frozen=True):

@@ -8,9 +8,10 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from launcher.coordinator.workers import workers_of
+from launcher.coordinator.workers import Workers, workers_of
 from launcher.joblog.wording import ranks_text
-from odyssey.messages import ModelSpec, Paused, Position, Ready, Result, position_after
+from odyssey.messages import ModelSpec, Paused, Position, Ready, Result, WholeGroup, position_after
+from odyssey.needs import SumOver
 from odyssey.plan import Plan
 from odyssey.worker import Rank
 
@@ -99,6 +100,19 @@ def final_position(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -
     if results:
         return position_after(results[-1])
     return max((report.position for report in paused.values()), default=(0, 0))
+
+
+def whole_groups(paused: Mapping[Rank, Paused], workers: Workers) -> dict[str, SumOver]:
+    """Groups that serve on, by name: all their ranks are here, and each has said that nothing is under way in it."""
+    members: dict[WholeGroup, list[Rank]] = {}
+    for rank, report in paused.items():
+        for group in report.whole:
+            members.setdefault(group, []).append(rank)
+    return {
+        group.name: SumOver(group.is_branch, tuple(sorted(workers.any_of(ranks))))
+        for group, ranks in sorted(members.items(), key=lambda item: item[0].name)
+        if len(ranks) == group.n
+    }
 
 
 def gate_problem(

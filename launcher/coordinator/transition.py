@@ -152,6 +152,7 @@ def propose(job: JobState) -> Actions:
         arriving=tuple(sorted(workers.completed_by(coming, members))),
         leaving=tuple(sorted(held.keys() & not_staying)),
         slow=workers.slowest(job.factors),
+        whole=frozenset(gate.whole_groups(paused, workers).values()),
     )
     return SetDeadline(None), ask
 
@@ -245,7 +246,8 @@ def if_spawned_joined(job: JobState) -> Actions:
     ranks.enter_all(ranks.of(RankState.JOINED) & spawned, RankState.MEMBER)
     job.recovery.joined_at = job.world.now
     boundaries = job.profile.boundaries if job.profile is not None else ()
-    order = Prepare(job.world.generation, plan, job.results, boundaries, job.recovery.rest)
+    kept = tuple(gate.whole_groups(ranks.paused, job.workers))
+    order = Prepare(job.world.generation, plan, job.results, boundaries, job.recovery.rest, kept)
     return *(SendOrder(rank, order) for rank in sorted(job.members)), SetDeadline(None)
 
 
@@ -281,7 +283,7 @@ def _generation_started(job: JobState, plan: Plan) -> GenerationStarted:
     """The rank that moved longest, or else built groups longest, tells both parts: those of two ranks may overlap."""
     recovery, now, ready = job.recovery, job.world.now, job.ranks.ready.values()
     slowest = max(ready, key=lambda report: (report.moves_s if plan.moves else 0.0, report.groups_s))
-    groups_s, moves_s = slowest.groups_s, slowest.moves_s
+    groups_s, moves_s, kept = slowest.groups_s, slowest.moves_s, slowest.kept_members
     proof_s = max(report.proof_s for report in ready)
     rest_s = max(0.0, now - recovery.joined_at - groups_s - moves_s)
     if recovery.loss_at is None:
@@ -297,4 +299,5 @@ def _generation_started(job: JobState, plan: Plan) -> GenerationStarted:
         spawn_s=recovery.joined_at - recovery.chosen_at if recovery.joined_at > recovery.chosen_at else None,
         rest_s=rest_s,
         proof_s=proof_s,
+        kept_members=kept,
     )

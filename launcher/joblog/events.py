@@ -313,7 +313,7 @@ class GenerationStarted(msgspec.Struct, frozen=True, tag="go"):
     moves (of the rank that moved longest) and the rest: orders on their way, rolling forward, proofs. Together they are
     `total_s`. A first start has groups, moves and the rest. `proof_s`, within the rest: of the rank that took longest.
     `detect_s`, before them, is None where nobody knows when the rank was gone. `stood_s`: where nobody was lost and ranks were
-    taken in, from the first rank that stood still.
+    taken in, from the first rank that stood still. `kept_members`: of the groups that were not built anew within `groups_s`.
     """
 
     detect_s: float | None
@@ -326,6 +326,7 @@ class GenerationStarted(msgspec.Struct, frozen=True, tag="go"):
     rest_s: float | None = None
     proof_s: float = 0.0
     stood_s: float | None = None
+    kept_members: int = 0
 
 
 class Restarting(msgspec.Struct, frozen=True, tag="restarting"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Set
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -51,6 +52,7 @@ def situation_of(
         leaving=ask.leaving,
         is_running=ask.is_running,
         slow=ask.slow,
+        whole=ask.whole,
         held=ask.held,
         node_of=node_of,
         profile=profile,
@@ -189,6 +191,7 @@ class PlanSearch:
 
         Raises Malformed, or PlanError if what was found is no plan for this loss.
         """
+        from perfmodel.transition import groups_s
         from strategies.search import best, rescore
         from strategies.search.foreseen import answer_for, key_of, symmetries
 
@@ -208,7 +211,8 @@ class PlanSearch:
             raise PlanError(f"what was found for the loss of {found} is none for that of {now}")
         table = precompute.decode_candidates(answer.candidates)
         table = answer_for(table, names, ask.generation, ask.step)
-        table = rescore(table, expected, aim, search_s=time.perf_counter() - started)
+        build_s = partial(groups_s, recovery=profile.recovery, whole=ask.whole)
+        table = rescore(table, expected, aim, search_s=time.perf_counter() - started, build_s=build_s)
         chosen = best(table)
         if chosen is not None and chosen.plan is not None:
             prove(chosen.plan, ask.held)  # the search proved what was best at its costs

@@ -31,8 +31,9 @@ class Backend:
         """For a new generation."""
         return Computation(plan, worker, model, job_spec, data, expectations)
 
-    def built(self, plan: Plan, since_s: float) -> None:
-        """The groups of `plan` stand; building began at `since_s` of time.monotonic."""
+    def built(self, plan: Plan, since_s: float, kept_members: int = 0) -> None:
+        """The groups of `plan` stand; building began at `since_s` of time.monotonic. `kept_members`: of those that this rank
+        has not built anew, together."""
 
     def moved(self, plan: Plan, worker: Worker, since_s: float) -> None:
         """This worker's part in the moves of `plan` is done; they began at `since_s` of time.monotonic."""

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
 from odyssey.link import AgentLink
@@ -21,6 +21,7 @@ from odyssey.plan import Plan
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase
+from odyssey.runtime.sum_group import SumGroup
 from odyssey.runtime.tally import Tally
 from odyssey.schedule import Op
 
@@ -96,6 +97,10 @@ class Control:
                 return ahead
             self._forget_ahead()
             return None
+
+    def hand_over(self, names: Collection[str], needs: Needs) -> list[SumGroup]:
+        """Groups with these names that are needed, out of the ones that a Pause cuts."""
+        return [] if self._groups is None else self._groups.hand_over(names, needs)
 
     def use(self, groups: Groups) -> None:
         """Make `groups` the ones that a Pause cuts. Raises Cut if it has come already."""
@@ -203,4 +208,5 @@ class Control:
         if phase.communication is Communication.CUT:
             self._phase = phase.answered()
             held, summed = tuple(sorted(self._model.held)), self._tally.summed()
-            self._link.report(Paused(self._link.rank, phase.generation, phase.position, phase.word, held, summed))
+            whole = () if self._groups is None else self._groups.whole()
+            self._link.report(Paused(self._link.rank, phase.generation, phase.position, phase.word, held, summed, whole))

@@ -97,8 +97,8 @@ class Gradients:
 
     def start_reduction(self, bucket: Bucket, groups: Groups) -> list[Any]:
         """Start summing a bucket's gradients over its group's workers; returns the works to wait for."""
-        members = groups.by_subset[self._workers[bucket.group]]
-        return [groups.all_reduce(part, members) for part in self._parts[bucket]]  # Gloo's collectives take device tensors
+        workers = self._workers[bucket.group]
+        return [groups.all_reduce(part, workers) for part in self._parts[bucket]]  # Gloo's collectives take device tensors
 
     def square_sum(self) -> float:
         """Squares of the reduced gradient sums, of each group by its first worker only: over all workers, the global norm's."""

@@ -21,12 +21,13 @@ from typing import Any, Literal, get_args
 import torch
 import torch.distributed as dist
 
-from odyssey.messages import Known, Offered
-from odyssey.needs import Needs
+from odyssey.messages import Known, Offered, WholeGroup
+from odyssey.needs import Needs, SumOver
 from odyssey.runtime import nccl, peer_memory, peers
 from odyssey.runtime.connections import Connections
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.introductions import GlooStore, Introductions, NcclStore
+from odyssey.runtime.sum_group import Sum, SumGroup
 from odyssey.runtime.tree import TreeSum
 from odyssey.worker import Rank, Worker, ranks_of
 
@@ -50,8 +51,8 @@ class Groups:
     """The groups of one generation as one rank sees them: all workers, and each set of workers that reduce together.
 
     `offer`: tells the agent, whose answers are for `learn`. `here`: an address of this host to listen at; empty for the one of
-    the environment. `attempt`: tells groups apart that are built in one generation, see Connect. One owner thread calls
-    everything but `build_beside`, `cut` and `learn`.
+    the environment. `attempt`: tells groups apart that are built in one generation, see Connect. `kept`: those that are needed
+    and that another generation has handed over. One owner thread calls all but `build_beside`, `cut`, `learn` and `whole`.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Groups:
         device: torch.device,
         here: str = "",
         attempt: int = 0,
+        kept: Iterable[SumGroup] = (),
     ) -> None:
         self.me = me
         self.device = device
@@ -71,11 +73,17 @@ class Groups:
         self.needs = needs
         self._movers = needs.movers or needs.members
         self._prefix = f"{attempt} " if attempt else ""
+        self._origin = f"{generation} {self._prefix}"
+        """What names of groups begin with that are unlike any others of the job."""
         self._is_begun = False
-        self.by_subset: dict[tuple[Worker, ...], Any] = {}
-        self._tree: list[Any] = []
-        """The branches of it that this rank is in, from the leaves: one, with all in it, where they are meshed."""
-        self._is_in_root = needs.in_root(me)
+        self._sums = {group.over: group for group in kept}
+        """All groups in which this rank only sums, those that are being built as well."""
+        self.kept_members = sum(len(over.members) for over in self._sums)
+        self._tree: list[SumGroup] = []
+        """The branches of it that this rank is in, from the leaves."""
+        self._mesh: Any = None
+        """In place of a tree: the group with all in it, in which they also send."""
+        self._is_in_root, self._is_in_leaf = needs.in_root(me), needs.in_leaf(me)
         self._pairs: dict[Worker, Any] = {}
         """On the host, by the other one; on a device `_on_device` has them."""
         self._here = here
@@ -175,14 +183,26 @@ class Groups:
         if self._cut is not None:
             raise Cut(self._cut)
 
-    def all_reduce(self, tensor: torch.Tensor, group: Any = None, limit: timedelta | None = None) -> Any:
-        """Start a sum of `tensor` over `group` (default: all workers) in place; wait for the work it returns by `wait`."""
+    def all_reduce(self, tensor: torch.Tensor, subset: tuple[Worker, ...] | None = None, limit: timedelta | None = None) -> Any:
+        """Start a sum of `tensor` over a subset that reduces (default: all workers) in place; wait for the work it returns by
+        `wait`."""
         limit = limit or self.limit
-        if group is None and self.needs.is_tree:
-            return self._start(partial(TreeSum, self._tree, tensor, limit, has_root=self._is_in_root))
         options = dist.AllreduceOptions()
         options.timeout = limit
-        return self._start(lambda: (group or self._tree[0]).allreduce([tensor], options))
+        if subset is not None:
+            one = self._sums[SumOver(False, subset)]
+            return self._sum([one], lambda: one.group.allreduce([tensor], options))
+        if not self.needs.is_tree:
+            return self._start(lambda: self._mesh.allreduce([tensor], options))
+        branches = [branch.group for branch in self._tree]
+        return self._sum(self._tree, partial(TreeSum, branches, tensor, limit, self._is_in_leaf, self._is_in_root))
+
+    def _sum(self, groups: Sequence[SumGroup], operation: Callable[[], Any]) -> Sum:
+        with self._lock:
+            self.check()  # what a cut has found whole stays so
+            for group in groups:
+                group.begin()
+        return Sum(groups, self._start(operation))
 
     def send(self, tensor: torch.Tensor, worker: Worker, tag: int, way: Way | None = None) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed. `way`: needed for a tensor on a
@@ -221,7 +241,7 @@ class Groups:
         is_on_device = tensor.device.type != "cpu"
         assert way is not None or not is_on_device, f"a tensor on {tensor.device} goes no way"
         if self.needs.are_meshed(self.me, worker):
-            mesh = self._on_device[way, None] if way is not None and is_on_device else self._tree[0]
+            mesh = self._on_device[way, None] if way is not None and is_on_device else self._mesh
             return mesh, self.members.index(worker)
         if self._moving is not None:
             return self._moving, self._movers.index(worker)
@@ -245,6 +265,13 @@ class Groups:
     def from_wire(self, tensor: torch.Tensor) -> torch.Tensor:
         """A received tensor where the model computes."""
         return tensor.to(self.device)
+
+    def hand_over(self, names: Iterable[str], needs: Needs) -> list[SumGroup]:
+        """Of the groups with these names, those that are needed next. They are no longer of this generation."""
+        wanted = needs.sums_of(self.me)
+        with self._lock:
+            found = [over for over, group in self._sums.items() if over in wanted and group.name in names]
+            return [self._sums.pop(over) for over in found]
 
     def release(self) -> None:
         """Let go of a generation that is over. Peers that still wait for us are cut by it."""
@@ -272,7 +299,7 @@ class Groups:
 
     def _outlive(self) -> None:
         """Never destroy the groups: that would wait for the thread that waits in C++. The end of the process ends both."""
-        for group in [*self._tree, self._moving, *self._pairs.values(), *self.by_subset.values(), *self._on_device.values()]:
+        for group in [*self._sums.values(), self._mesh, self._moving, *self._pairs.values(), *self._on_device.values()]:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     # -- any thread ---------------------------------------------------------------------------------------------------
@@ -305,6 +332,12 @@ class Groups:
         """The agent tells where others are reached."""
         self._introductions.learn(known)
 
+    def whole(self) -> tuple[WholeGroup, ...]:
+        """Groups that another generation can take on, as far as this rank knows. They stay whole in one that is cut."""
+        with self._lock:
+            whole = [group for group in self._sums.values() if group.is_whole]
+            return tuple(WholeGroup(each.name, len(_ranks(each.over.members)), each.over.is_branch) for each in whole)
+
     def cut(self, reason: str) -> None:
         """End every wait of this generation now. Safe from any thread, and more than once."""
         with self._lock:
@@ -313,9 +346,10 @@ class Groups:
                 self._outcomes.put(("cut", reason))
                 self._introductions.end(reason)
             self._connections.shut()
-            for group in {id(g): g for g in [*self._on_device.values(), *self.by_subset.values()]}.values():
-                if self._has_device_groups:
-                    group.abort()
+            for each in self._sums.values():
+                each.cut()
+            for group in self._on_device.values():
+                group.abort()
 
     # -- the waiting thread -------------------------------------------------------------------------------------------
 
@@ -328,48 +362,64 @@ class Groups:
             self._outcomes.put(outcome)
             del blocking, outcome
         # Destroying a Gloo group joins a thread that polls every 10 ms; here nobody waits for that.
-        self.by_subset.clear()
+        self._end_sums()
         self._on_device.clear()
         self._tree.clear()
         self._pairs.clear()
-        self._moving = self._device = None
+        self._mesh = self._moving = self._device = None
         self._introductions.forget()
         self._outcomes = SimpleQueue()  # what a cut build has raised still has what it had built, down to its device
 
+    def _end_sums(self) -> None:
+        with self._lock:
+            for group in self._sums.values():
+                group.close()
+            self._sums.clear()
+
     def _build(self) -> None:
-        members, subsets, movers = self.needs.members, self.needs.subsets, self._movers
+        needs, movers = self.needs, self._movers
         device = _gloo_device(self._here)  # of its own: whoever connects to it means this generation
         connected: list[peers.Member] = []
-        moving = None
-        if self.needs.has_moving:
+        moving, mesh = None, None
+        if needs.has_moving:
             moving = self._gloo("moving", movers, device, connected)
-        tree: list[Any] = []
-        for branch in self.needs.branches_of(self.me):
+        if not needs.is_tree and self.me in needs.members and len(needs.members) > 1:
             self.check()
-            tree.append(self._gloo(f"level {len(tree)} from {branch[0]}", branch, device, connected))
-        by_subset: dict[tuple[Worker, ...], Any] = {}
-        for number, subset in enumerate(subsets):
-            self.check()
-            if self.me in subset and len(subset) > 1 and subset not in by_subset:
-                name = f"reduce {number}"
-                own = self._nccl(name, subset) if self._has_device_groups else self._gloo(name, subset, device, connected)
-                by_subset[subset] = own
+            mesh = self._gloo("all", needs.members, device, connected)
+        sums = [self._sum_group(over, name, connected) for over, name in needs.sums_of(self.me).items()]
         on_device: _OnDevice = {}
-        if self._has_device_groups and self.me in members and len(members) > 1 and not self.needs.is_tree:
+        if self._has_device_groups and mesh is not None:
             # Two communicators: what goes down the pipeline never queues behind what comes up.
-            on_device = {(way, None): self._nccl(way, members) for way in get_args(Way)}
-            by_subset[members] = on_device["outputs", None]
+            on_device = {(way, None): self._nccl(way, needs.members) for way in get_args(Way)}
         pairs = {}
-        for peer in self.needs.pairs_of(self.me):
+        for peer in needs.pairs_of(self.me):
             self.check()
             pairs[peer] = self._pair(peer, device, connected, on_device)
         readers = peers.prove(connected)
         with self._lock:
             self.check()
             self._know(connected, readers)
-            self._tree, self._moving, self.by_subset, self._pairs, self._on_device = tree, moving, by_subset, pairs, on_device
+            self._tree = [group for group in sums if group.over.is_branch]
+            self._mesh, self._moving, self._pairs, self._on_device = mesh, moving, pairs, on_device
             self._device = device
             self._connections.keep()
+            for group in sums:
+                if not group.is_connected:
+                    group.connected()
+
+    def _sum_group(self, over: SumOver, name: str, connected: list[peers.Member]) -> SumGroup:
+        """It is kept, or else built. Its transport is its own, as is what a cut of it ends."""
+        with self._lock:
+            self.check()
+            if over in self._sums:
+                return self._sums[over]
+            made = SumGroup(self._origin + name, over, is_on_device=self._has_device_groups and not over.is_branch)
+            self._sums[over] = made
+        if made.is_on_device:
+            made.group = self._nccl(name, over.members, made)
+        else:
+            made.group = self._gloo(name, over.members, _gloo_device(self._here), connected, made)
+        return made
 
     def _pair(self, worker: Worker, device: Any, connected: list[peers.Member], on_device: _OnDevice) -> Any:
         both = tuple(sorted((self.me, worker)))
@@ -391,12 +441,18 @@ class Groups:
             self._on_device |= on_device
             self._connections.keep()
 
-    def _gloo(self, name: str, members: Sequence[Worker], device: Any, connected: list[peers.Member]) -> Any:
+    def _gloo(
+        self, name: str, members: Sequence[Worker], device: Any, connected: list[peers.Member], of: SumGroup | None = None
+    ) -> Any:
+        """`of`: what has connections of its own."""
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [device]
         options._timeout = self.limit
         options._threads = 1
-        store = GlooStore(self._introductions, self._prefix + name, _ranks(members), self._connections, self.limit)
+        connections = self._connections if of is None else of.connections
+        store = GlooStore(self._introductions, self._prefix + name, _ranks(members), connections, self.limit)
+        if of is not None:
+            of.store = store
         place = tuple(members).index(self.me)
         group = dist.ProcessGroupGloo(store, place, len(members), options)
         connected.append(peers.Member(group, place, _ranks(members), store.tokens, store.cards))
@@ -407,10 +463,12 @@ class Groups:
         for member in connected:
             self._cards |= zip(member.ranks, member.cards, strict=True)
 
-    def _nccl(self, name: str, members: Sequence[Worker]) -> Any:
+    def _nccl(self, name: str, members: Sequence[Worker], of: SumGroup | None = None) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.limit
         store = NcclStore(self._introductions, self._prefix + name, len(members), self.limit)
+        if of is not None:
+            of.store = store
         return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)
 
 

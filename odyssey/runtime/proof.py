@@ -43,6 +43,7 @@ def ready(
         moves_s=moves_s,
         moved_bytes=moved.n_bytes,
         read_bytes=moved.n_read_bytes,
+        kept_members=engine.groups.kept_members,
         contracts=tuple(sorted(engine.gradients.contracts(model).items())),
         stream=_stream(job_spec, data, position[0]) if engine.reads_data else None,
         problem=problem(engine, model),

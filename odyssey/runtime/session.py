@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -60,6 +60,7 @@ from odyssey.runtime.measure import measure
 from odyssey.runtime.phase import Activity, Phase
 from odyssey.runtime.proof import problem, ready
 from odyssey.runtime.replay import Replay
+from odyssey.runtime.sum_group import SumGroup
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction, Values
 from odyssey.runtime.transfer import Moved, move_layers
@@ -350,11 +351,11 @@ class Session:
         started_s = time.monotonic()
         needs = Needs.of(plan, me)
         ahead = self._control.use_ahead(needs, order.generation)
-        groups = ahead or self._new_groups(order.generation, needs)
+        groups = ahead or self._new_groups(order.generation, needs, kept=self._control.hand_over(order.kept, needs))
         self._control.use(groups)
         groups.build()
         if ahead is None and me in needs.movers:
-            self._backend.built(plan, started_s)
+            self._backend.built(plan, started_s, groups.kept_members)
         if self._engine is not None:
             # What survivors know has been taken over: old gradients make room for what comes, and for new ones.
             self._control.change(Phase.given_up)
@@ -391,8 +392,9 @@ class Session:
     def _groups_for(self, order: Connect) -> Groups:
         return self._new_groups(order.generation, Needs.of(order.plan, self.worker), order.number)
 
-    def _new_groups(self, generation: int, needs: Needs, attempt: int = 0) -> Groups:
-        return Groups(self._link.report, generation, needs, self.worker, self.model.device, self._link.reached_at, attempt)
+    def _new_groups(self, generation: int, needs: Needs, attempt: int = 0, kept: Iterable[SumGroup] = ()) -> Groups:
+        report, here = self._link.report, self._link.reached_at
+        return Groups(report, generation, needs, self.worker, self.model.device, here, attempt, kept)
 
     def _go(self) -> None:
         assert self._engine is not None

@@ -13,21 +13,23 @@ import torch.distributed as dist
 class TreeSum:
     """It sums `tensor` in place, as a Work of torch does. Several are waited for in the order in which they were begun.
 
-    `groups`: of the branches that this rank is in, from the leaves; it is the first member of all but the last. `has_root`:
-    whether that is the root. `limit`: of each operation.
+    `groups`: of the branches that this rank is in, from the leaves; it is the first member of all but the last. `has_leaf`: the
+    first one is a leaf, in which a sum is begun before another is waited for, and in no other. `has_root`: the last one is the
+    root. `limit`: of each operation.
     """
 
-    def __init__(self, groups: Sequence[Any], tensor: torch.Tensor, limit: timedelta, *, has_root: bool) -> None:
+    def __init__(self, groups: Sequence[Any], tensor: torch.Tensor, limit: timedelta, has_leaf: bool, has_root: bool) -> None:
         self._groups = groups
         self._tensor = tensor
         self._limit = limit
         self._has_root = has_root
-        self._first = self._sum(groups[0])
+        self._begun = [self._sum(group) for group in groups[:has_leaf]]
 
     def wait(self) -> None:
         """Until the sum is here. A rank has it only if all have begun it. Raises RuntimeError when connections end."""
-        self._first.wait()
-        for group in self._groups[1:]:
+        for work in self._begun:
+            work.wait()
+        for group in self._groups[len(self._begun) :]:
             self._sum(group).wait()
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor, options.timeout = 0, 0, self._limit

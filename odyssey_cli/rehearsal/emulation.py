@@ -197,9 +197,9 @@ class Emulated(Backend):
         self._began.touch()
         return Waits(plan, worker, model, job_spec, data, expectations, self)
 
-    def built(self, plan: Plan, since_s: float) -> None:
+    def built(self, plan: Plan, since_s: float, kept_members: int = 0) -> None:
         recovery = self.costs.profile.recovery
-        sleep_until(since_s + recovery.groups_base_s + recovery.groups_member_s * group_members(plan))
+        sleep_until(since_s + recovery.groups_base_s + recovery.groups_member_s * (group_members(plan) - kept_members))
 
     def moved(self, plan: Plan, worker: Worker, since_s: float) -> None:
         end_s = move_ends(plan.moves, self.costs).get(worker, 0.0)

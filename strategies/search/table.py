@@ -10,7 +10,7 @@ better price is still the better guess.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import msgspec
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 import strategies
 from odyssey.errors import OdysseyError, StateLost, UsageError
 from odyssey.layout import layout_text
-from odyssey.plan import Transition, move_runs
+from odyssey.plan import Plan, Transition, move_runs
 from odyssey.plan_proof import prove
 from perfmodel.keeping import kept_s
 from perfmodel.moving import moves_s
@@ -191,12 +191,22 @@ def best(candidates: Sequence[Candidate]) -> Candidate | None:
     return candidates[0] if candidates and candidates[0].plan is not None else None
 
 
-def rescore(candidates: Sequence[Candidate], change: ExpectedChange, aim: Aim, *, search_s: float) -> list[Candidate]:
-    """A table that was computed ahead, ranked anew with today's D and with the time that the look-up took."""
+def rescore(
+    candidates: Sequence[Candidate],
+    change: ExpectedChange,
+    aim: Aim,
+    *,
+    search_s: float,
+    build_s: Callable[[Plan], float] | None = None,
+) -> list[Candidate]:
+    """A table that was computed ahead, ranked anew with today's D, with the time that the look-up took, and with that for the
+    groups that a plan has to build now, if that is known."""
     rescored = []
     for candidate in candidates:
         if candidate.estimate is not None and candidate.plan is not None:
             parts = replace(candidate.estimate.transition, search_s=search_s)
+            if build_s is not None:
+                parts = replace(parts, groups_s=build_s(candidate.plan))
             candidate = _valued(candidate, parts, change, aim)
         rescored.append(candidate)
     return _with_reasons(rescored, aim)
@@ -304,7 +314,7 @@ def _priced(situation: Situation, proposal: Proposal) -> Candidate:
     if plan is None:
         return Candidate(proposal.strategy, None, None, proposal.reason)
     change_s, search_s = situation.seconds_to_change, situation.search_s
-    priced = price_in_detail(plan, situation.costs, seconds_to_change=change_s, search_s=search_s)
+    priced = price_in_detail(plan, situation.costs, seconds_to_change=change_s, search_s=search_s, whole=situation.whole)
     estimate = priced.estimate
     if situation.plan is None:  # nothing was lost, so nothing is detected, paused or searched: only groups are built
         parts = Transition(groups_s=estimate.transition.groups_s, warm_up_s=estimate.transition.warm_up_s)

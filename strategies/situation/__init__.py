@@ -12,6 +12,7 @@ from functools import cached_property
 
 import msgspec
 
+from odyssey.needs import SumOver
 from odyssey.plan import Estimate, Plan
 from odyssey.worker import Worker
 from perfmodel.costs import Costs
@@ -66,7 +67,8 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     `leaving`: workers that still live and hold state, but are to have no work any more: sources of moves, and no part of
     `alive`. `arriving`: workers whose processes start beside the training and can be taken in after `arrive_s` seconds; they
     are no part of `alive` yet. `is_running`: nobody has been paused, and the plan in force goes on where it is kept.
-    `slow`: worker -> how many times as long it computes as the profile says, of those that do.
+    `slow`: worker -> how many times as long it computes as the profile says, of those that do. `whole`: groups that are not
+    built anew where a plan has them.
     """
 
     generation: int
@@ -90,6 +92,7 @@ class Situation(msgspec.Struct, frozen=True, dict=True):
     leaving: tuple[Worker, ...] = ()
     is_running: bool = False
     slow: Mapping[Worker, float] = {}
+    whole: frozenset[SumOver] = frozenset()
 
     @property
     def at_work(self) -> tuple[Worker, ...]:

@@ -20,16 +20,28 @@ def test_a_tree_has_everybody_once_and_one_root(members: list[int], branch: int)
         patch.setattr(needs, "BRANCH", branch)
         found = levels(members)
 
-        assert [rank for its in found[0] for rank in its] == members
+        assert [rank for its in found[0] for rank in its] == sorted(members)
         assert len(found[-1]) == 1
         for below, above in pairwise(found):
             assert [its[0] for its in below] == [rank for its in above for rank in its]
         assert max(len(its) for level in found for its in level) <= branch
         assert len(found) == 1 or len(members) > branch
         for rank in members:
-            mine = Needs(tuple(members)).branches_of(rank)
+            mine = [over.members for over in Needs(tuple(members)).sums_of(rank)]
             assert all(its[0] == rank for its in mine[:-1]), "it goes up where it is the first"
             assert not mine or Needs(tuple(members)).in_root(rank) == (mine[-1] == found[-1][0])
+
+
+@given(members=st.lists(st.integers(0, 3000), unique=True, min_size=2, max_size=300), branch=st.integers(2, 20), data=st.data())
+def test_a_loss_changes_the_branches_above_the_one_who_is_lost(members: list[int], branch: int, data: st.DataObject) -> None:
+    lost = data.draw(st.sampled_from(members))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(needs, "BRANCH", branch)
+        before, after = levels(members), levels([rank for rank in members if rank != lost])
+
+        for number, (had, has) in enumerate(zip(before[:-1], after[:-1], strict=False), start=1):
+            changed = {its[0] // branch**number for its in set(has) - set(had)}
+            assert changed <= {lost // branch**number}
 
 
 def test_up_to_a_number_all_are_meshed_and_beyond_there_are_pairs_for_what_is_exchanged(
