@@ -41,17 +41,22 @@ class Units:
         self._untold: Committed | None = None
         """The newest step, where the agents have not been told of it."""
         self._n_untold = 0
+        self._has_gone_on = False
+        """A unit was news here: what is told again of those before has been told."""
 
     def told(self, unit: Committed) -> None:
         """A rank has told of one. Where it is the first to do so, scripts of idle ranks go on with those of the others, and the
-        agents are told when it matters to them."""
-        if not self._is_news(unit):
-            return
+        agents are told when it matters to them. Where another agent led before, idle ranks are told of older ones, too: what
+        that one had sent them may not have come."""
         result, coordination = unit.result, self._coordination
-        self._newest = coordination.ran, result
-        order = Follow(coordination.generation, result)
-        for rank in coordination.idle:
-            self._orders.send(rank, order)
+        is_news = self._is_news(unit)
+        if is_news or not self._has_gone_on:
+            order = Follow(coordination.generation, result)
+            for rank in coordination.idle:
+                self._orders.send(rank, order)
+        if not is_news:
+            return
+        self._newest, self._has_gone_on = (coordination.ran, result), True
         if (event := self._log.unit(unit)) is not None:
             self._planner.watch(event)
         self._hangs.made(unit.unit_s)

@@ -82,16 +82,16 @@ def roll_forward_problem(paused: Mapping[Rank, Paused], results: tuple[Result, .
     if not holders:
         return None
     end = final_position(paused, results)
+    newest = results[-1].position if results else None  # where a load goes back, it is behind the end
     for rank, report in sorted(holders.items()):
-        if report.position == end:
+        at = report.position
+        if at == newest and report.phase != "contributed":
+            return f"rank {rank} has not contributed to {_at(at)}, which others report as final ({report.phase})"
+        if at in (end, newest):
             continue
-        if report.position > end:
-            return f"rank {rank} is at {_at(report.position)}, but no result before {_at(report.position)} was reported"
-        newest = results[-1] if results else None
-        if newest is None or report.position != newest.position or position_after(newest) != end:
-            return f"rank {rank} is at {_at(report.position)}, more than one unit behind {_at(end)}"
-        if report.phase != "contributed":
-            return f"rank {rank} has not contributed to {_at(report.position)}, which others report as final ({report.phase})"
+        if at > end:
+            return f"rank {rank} is at {_at(at)}, but no result before {_at(at)} was reported"
+        return f"rank {rank} is at {_at(at)}, more than one unit behind {_at(end)}"
     return None
 
 

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from launcher.cluster.wire import FromRank, Held
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Diagnostics, RankExited, RankLost, RankStarted
-from odyssey.messages import Committed, Failed, Finished, Hello, Position
+from odyssey.messages import Committed, Failed, Finished, Hello, Position, position_after
 from odyssey.worker import Rank
 
+MAX_OLD = 256
+"""Units in the agents' log that are told again: idle ranks may not have heard of them."""
 MAX_TEXT = 4096
 """Characters of each thing that a rank has left behind: its tail."""
 
@@ -41,7 +43,11 @@ class Reported:
     def __init__(self) -> None:
         self._processes: dict[Rank, _Process] = {}
         self._results: dict[Position, tuple[FromRank, Committed]] = {}
-        """Words of units that are not in the agents' log yet, as far as it is known here."""
+        """Words of units that are not in the agents' log yet, as far as it is known here, in their order."""
+        self._old: dict[Position, tuple[FromRank, Committed]] = {}
+        """Of the newest ones that are, since a generation has begun."""
+        self._went_back = False
+        """In this generation a load has led to an earlier step: positions come a second time."""
 
     @property
     def ranks(self) -> list[Rank]:
@@ -80,7 +86,8 @@ class Reported:
         """Answers to orders are left out: who leads anew asks anew."""
         report = message.report
         if isinstance(report, Committed):
-            self._results[report.result.position] = message, report
+            if report.result.position not in self._old:
+                self._results[report.result.position] = message, report
         elif isinstance(report, Hello | Finished | Failed):
             said = self._processes[rank].said
             if isinstance(report, Hello):
@@ -88,14 +95,22 @@ class Reported:
             said[type(report)] = message
 
     def is_final(self, position: Position) -> None:
-        """All units up to this one are in the agents' log."""
-        for at in [at for at in self._results if at <= position]:
+        """All units up to this one are in the agents' log. Where no rank here has told of it, these are all that were told of."""
+        for at, (message, unit) in list(self._results.items()):
             del self._results[at]
+            self._old[at] = message, unit
+            self._went_back |= position_after(unit.result) < at
+            if at == position:
+                break
+        for at in list(self._old)[: None if self._went_back else -MAX_OLD]:
+            del self._old[at]
 
     def began(self, generation: int) -> None:
         """It runs: what units of those before are not in the log were known to nobody who was asked, and are run again."""
         for at in [at for at, (_, unit) in self._results.items() if unit.generation < generation]:
             del self._results[at]
+        self._old.clear()
+        self._went_back = False
 
     def held(self, assignment: RankAssignment) -> Held:
         """Of the rank's current process."""
@@ -111,6 +126,5 @@ class Reported:
             yield from process.said.values()
             if not any(isinstance(event, RankExited | RankLost) for event in process.happened):
                 rank, speaker = number, process.number  # of those that are heard, whoever says that a unit is final
-        for position in sorted(self._results) if speaker else ():
-            message, unit = self._results[position]
+        for message, unit in (*self._old.values(), *self._results.values()) if speaker else ():
             yield replace(message, process=speaker, report=replace(unit, rank=rank))

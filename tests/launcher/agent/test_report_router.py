@@ -133,6 +133,16 @@ def test_who_leads_after_another_one_goes_on_from_what_the_agents_know() -> None
     assert agent.written == STEPS[1:]
 
 
+def test_who_leads_after_another_one_tells_idle_ranks_of_units_that_are_in_the_log_already() -> None:
+    """What the one before had sent them may not have come; they take what is next for them."""
+    agent = Leading()
+    agent.job.results = (STEPS[2],)
+    agent.hear(*STEPS[1:], ranks=(0,))
+    agent.hear(*STEPS[1:], ranks=(1,))
+    assert agent.sent == [(2, Follow(0, unit)) for unit in STEPS[1:]]
+    assert agent.written == STEPS[3:]
+
+
 def test_a_unit_that_was_lost_with_all_who_knew_of_it_is_heard_of_again() -> None:
     """It is run again in the next generation, and that is what counts."""
     agent = Leading()

@@ -24,6 +24,7 @@ __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("nothing_left")]
 
 SCRIPT = str(ROOT / "tests/jobs/resumed.py")
+BACK = str(ROOT / "tests/jobs/goes_back.py")
 N_STEPS = 8
 
 
@@ -45,15 +46,15 @@ def assert_exact(tmp_path: Path, first: int = 0) -> None:
 class Kill:
     """SIGKILL to a rank, so long after the commit of a step: while it saves, or a little before or after."""
 
-    def __init__(self, rank: int, step: int, delay_s: float) -> None:
-        self.rank, self.step, self.delay_s = rank, step, delay_s
+    def __init__(self, rank: int, step: int, delay_s: float, kind: str = "step") -> None:
+        self.rank, self.step, self.delay_s, self.kind = rank, step, delay_s, kind
         self.pids: dict[int, int] = {}
 
     def __call__(self, event: Event, ran: Ran) -> None:
         body = event.body
         if isinstance(body, RankStarted):
             self.pids[body.rank] = body.pid
-        elif isinstance(body, Committed) and body.result.kind == "step" and body.result.position[0] == self.step:
+        elif isinstance(body, Committed) and body.result.kind == self.kind and body.result.position[0] == self.step:
             self.step = -1
             threading.Timer(self.delay_s, os.kill, (self.pids[self.rank], signal.SIGKILL)).start()
 
@@ -162,3 +163,15 @@ def test_a_save_that_fails_on_one_rank_fails_alike_on_all_and_training_goes_on(t
     assert [f"rank {rank}: {what}" in ran.output[rank, "stdout"].decode() for rank in (0, 1)] == [True, True]
     assert_exact(tmp_path)
     assert sorted(os.listdir(tmp_path / "saved")) == ["step-000007", "step-000008"]
+
+
+@pytest.mark.parametrize("layout", ["3x1", "2x1"], ids=["all have work", "one is idle"])
+def test_a_rank_is_lost_when_some_have_gone_back_and_another_does_not_know(layout: str, tmp_path: Path) -> None:
+    """What follows a load that goes back is at an earlier step than the load."""
+    given = (str(tmp_path / "saved"), str(N_STEPS), str(tmp_path / "out.pt"), "1")
+    wanted = RunOptions(BACK, given, n_nodes=3, layout=layout, log_dir=tmp_path / "logs", capture_output=True)
+    ran = Ran(wanted, Kill(2 if layout == "3x1" else 0, 7, 0.0, "load"))
+    assert ran.code == 0, ran.text("stderr")
+    assert [lost.rank for lost in ran.all(RankLost)] == [2 if layout == "3x1" else 0]
+    assert_exact(tmp_path)
+    ran.assert_replays()

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from launcher.cluster.led.reported import Reported
 from launcher.cluster.wire import MAX_FIRST_BYTES, Attach, FromRank
 from launcher.coordinator.rank_assignment import RankAssignment
 from launcher.joblog.events import Cause, CauseKind, Diagnostics, RankLost, RankStarted
-from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Result
+from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Position, Result
 from tests.launcher.coordinator.talk import model
 
 SEAT = RankAssignment(0, 0, 0, 2, 2, 1, 0, 2)
 
 
-def unit(step: int, process: int) -> FromRank:
-    return FromRank(process, Committed(process - 10, 1, Result((step, 0), "step", (0.0, 0.0)), 8, 0.1))
+def unit(step: int, process: int, unit_in_step: int = 0) -> FromRank:
+    return FromRank(process, Committed(process - 10, 1, Result((step, unit_in_step), "step", (0.0, 0.0)), 8, 0.1))
 
 
-def test_units_are_told_until_they_are_final_by_a_rank_that_lives() -> None:
+def positions(reported: Reported) -> list[Position]:
+    return [message.report.result.position for message in reported.said() if isinstance(message.report, Committed)]
+
+
+def test_units_are_told_by_a_rank_that_lives_those_that_are_final_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.cluster.led.reported.MAX_OLD", 1)
     reported = Reported()
     for rank in (0, 1):
         reported.spawned(rank, 10 + rank)
@@ -27,14 +33,47 @@ def test_units_are_told_until_they_are_final_by_a_rank_that_lives() -> None:
     for step in range(4):
         reported.reported(1, unit(step, 11))
         reported.reported(0, unit(step, 10))
+    reported.is_final((0, 0))
     reported.is_final((1, 0))
     reported.happened(RankLost(1, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     said = list(reported.said())
-    assert [message.report.result.position for message in said if isinstance(message.report, Committed)] == [(2, 0), (3, 0)]
+    assert positions(reported) == [(1, 0), (2, 0), (3, 0)]
     assert {(message.process, message.report.rank) for message in said if isinstance(message.report, Committed)} == {(10, 0)}
-    assert [reported.rank_of(message) for message in said] == [0, 0]
+    assert [reported.rank_of(message) for message in said] == [0, 0, 0]
     reported.happened(RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL"), False))
     assert list(reported.said()) == [], "nobody would hear of ranks that are gone"
+
+
+def test_of_final_units_those_are_told_that_an_idle_rank_may_still_have_to_pass() -> None:
+    """Behind a load that goes back positions come a second time, and when a generation runs all ranks are at one."""
+    reported = Reported()
+    for rank in (0, 1):
+        reported.spawned(rank, 10 + rank)
+    for step in (5, 6):
+        reported.reported(0, unit(step, 10))
+        reported.is_final((step, 0))
+    reported.reported(1, unit(5, 11))
+    load = Committed(0, 1, Result((7, 0), "load_state_dict", (5.0,)), 0, 0.1)
+    reported.reported(0, FromRank(10, load))
+    reported.reported(0, unit(6, 10, unit_in_step=1))
+    assert positions(reported) == [(5, 0), (6, 0), (7, 0), (6, 1)]
+    reported.is_final((7, 0))
+    assert positions(reported) == [(6, 1)], "it is not in the log, though its step is an earlier one"
+    reported.is_final((6, 1))
+    assert positions(reported) == []
+    reported.reported(0, replace(unit(7, 10), report=replace(load, generation=2, result=unit(7, 10).report.result)))
+    reported.began(2)
+    reported.is_final((7, 0))
+    assert positions(reported) == [(7, 0)]
+
+
+def test_what_other_agents_ranks_have_passed_is_behind_all_that_was_told_here() -> None:
+    reported = Reported()
+    reported.spawned(0, 10)
+    reported.reported(0, unit(2, 10))
+    reported.is_final((4, 0))
+    reported.reported(0, unit(3, 10))
+    assert positions(reported) == [(2, 0), (3, 0)]
 
 
 def test_what_only_ranks_that_are_lost_have_passed_is_void_when_others_have_gone_on() -> None:
