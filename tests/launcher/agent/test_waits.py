@@ -274,8 +274,8 @@ def test_helpers_that_are_stopped_and_continued_are_not_lost(tmp_path: Path, los
 @pytest.mark.soak
 def test_a_stopped_planner_is_replaced(tmp_path: Path, losses: list[float]) -> None:
     planners: list[int] = []
-    stops = Once(is_step(0), lambda ran: stop(planner(ran)))
-    finds = [Once(is_step(step), lambda ran: planners.append(planner(ran))) for step in (0, 9)]
+    stops = Once(is_step(1), lambda ran: stop(planner(ran)))
+    finds = [Once(is_step(step), lambda ran: planners.append(planner(ran))) for step in (1, 9)]
 
     def watch(event: Event, ran: Ran) -> None:
         for each in (stops, *finds):
