@@ -169,10 +169,15 @@ class Engine:
         self.recorder.applied(self._try.step, began_s, done_s)
         self.now = ("between steps", done_s)
 
-    def release(self, kept: frozenset[int]) -> None:
-        """Let go of what the unit at hand has taken, but for the gradients of layers that are kept: activations, messages.
-        Nothing is run here any more."""
+    def stop(self) -> None:
+        """Let go of what the unit at hand has taken: activations, messages. Nothing is run here any more.
+
+        While there are the groups: with the last message that is left of them their transport ends, which takes ten
+        milliseconds."""
         self._try.reductions.begin()
         self._try = self._new_try(self._try.step, self._whole)
+
+    def release(self, kept: frozenset[int]) -> None:
+        """Let go of the gradients as well, but for those of layers that are kept."""
         self._tally.keep(kept)
         self.gradients.release(self.model, kept)

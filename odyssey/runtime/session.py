@@ -348,6 +348,8 @@ class Session:
             self._join(order.results)
         else:
             self._roll_forward(transaction, order.results)
+        if self._engine is not None:
+            self._engine.stop()
         started_s = time.monotonic()
         needs = Needs.of(plan, me)
         ahead = self._control.use_ahead(needs, order.generation)

@@ -95,7 +95,7 @@ class Reported:
             said[type(report)] = message
 
     def is_final(self, position: Position) -> None:
-        """All units up to this one are in the agents' log. Where no rank here has told of it, these are all that were told of."""
+        """All units up to this one are in the agents' log: where no rank here has told of it, all that were told of."""
         for at, (message, unit) in list(self._results.items()):
             del self._results[at]
             self._old[at] = message, unit

@@ -40,8 +40,9 @@ TAKES_THE_LAST_PROCESS = """
             if os.environ.get('AHEAD') == 'killed':
                 for process in zygotes() - first:
                     process.kill()
-            for process in (agent, *zygotes()):
-                resource.prlimit(process.pid, resource.RLIMIT_NPROC, (1, 1))
+            for _ in range(2):  # the second time those, too, that were forked while the first one went on
+                for process in (agent, *zygotes()):
+                    resource.prlimit(process.pid, resource.RLIMIT_NPROC, (1, 1))
             os.kill(os.getpid(), signal.SIGKILL)
 """
 """Nothing that the agent or its zygote forks from now on is granted."""
