@@ -176,6 +176,8 @@ def summarise(recoveries: Sequence[Recovery]) -> dict[str, float]:
         if ours:
             summary[f"kill_to_step_s_{n_ranks}"] = median(each.beyond_step_s for each in ours)
             summary[f"kill_to_step_raw_s_{n_ranks}"] = median(each.raw_s for each in ours)
+        if rerouted := [each for each in recoveries if each.n_ranks == n_ranks and each.case == "odyssey-reroute"]:
+            summary[f"reroute_to_step_s_{n_ranks}"] = median(each.beyond_step_s for each in rerouted)
         if proofs_s := [each.parts.proof_s for each in recoveries if each.n_ranks == n_ranks and each.parts is not None]:
             summary[f"proof_s_{n_ranks}"] = median(proofs_s)
         if ours and theirs:

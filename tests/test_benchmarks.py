@@ -30,7 +30,7 @@ from examples import demo
 from launcher.joblog.events import Body, Cause, CauseKind, Event, GenerationStarted, PlanChosen, RankLost, RankStarted
 from odyssey.messages import Committed, Paused, Result
 from odyssey.plan import Estimate, Transition
-from tests import job_events
+from tests import ROOT, job_events
 from tests.launchers import free_port
 
 MACHINE = report.Machine("cpu", 2, 2**33, "Linux", "3.12", "2.13", "2026-01-01", "abc", 0.1)
@@ -403,3 +403,10 @@ def test_what_nobody_can_measure_again_is_refused(tmp_path: Path):
     assert "differed from commit" in (summary.problem(f"{first}+", tmp_path) or "")
     assert "not in the history" in (summary.problem(beside, tmp_path) or "")
     assert "not in the history" in (summary.problem("unknown", tmp_path) or "")
+
+
+def test_the_readme_says_of_job_wall_what_was_measured() -> None:
+    measured = msgspec.json.decode((report.RESULTS / "job_wall.json").read_bytes())["summary"]
+    said = re.findall(r"(\d\.\d\d)\s+times", (ROOT / "README.md").read_text())
+    keys = ("job_wall_ratio", "job_wall_ratio_torchrun", "job_wall_ratio_torchft")
+    assert said == [f"{measured[key]:.2f}" for key in keys] and measured["lost_progress"] == 0
