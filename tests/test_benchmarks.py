@@ -351,7 +351,7 @@ def test_what_nobody_can_measure_again_as_it_was_is_marked():
                (("recovery", "kill_to_step_s_8"), ("launch", "launch_ratio_16"))]  # fmt: skip
     text = summary.page(reports, {"launch"})
     assert "| `launch_ratio_16` | 0.1 † |" in text and summary.LEGEND in text
-    assert "| `kill_to_step_s_8` | 0.1 | ≤ 0.25 |" in text
+    assert "| `kill_to_step_s_8` | 0.1 | ≤ 0.12 |" in text
     assert summary.LEGEND not in summary.page(reports)
     why = "it was measured at commit 1234567, which is not in the history"
     assert f"To be measured again: {why}." in summary.details(reports[1], why)
