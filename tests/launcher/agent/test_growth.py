@@ -310,12 +310,14 @@ def test_the_others_train_on_without_a_newcomer_that_stands_still(job: Job) -> N
 
 
 @pytest.mark.soak
-def test_a_newcomer_that_stands_still_when_it_is_to_take_part_is_found(job: Job) -> None:
+def test_a_newcomer_that_stands_still_when_it_is_to_take_part_is_found(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is to connect, and the others train meanwhile: they drain for the one that comes in its place."""
+    monkeypatch.setattr("launcher.coordinator.transition.JOIN_S", 3.0)
     job.acts = [does(when(Hello, 2, rank=3), 3, signal.SIGSTOP)]
-    job.holds = {SECOND: when(Draining), THIRD: when(Draining, 2)}
+    job.holds = {SECOND: when(Draining)}
     ran = job.run()
     job.assert_exact(ran)
-    assert [loss.cause.kind for loss in ran.all(RankLost)] == ["signal", "unresponsive"]
+    assert [loss.cause.kind for loss in ran.all(RankLost)] == ["signal", "hang"]
     assert workers_at_the_end(ran) == EVERYBODY
 
 

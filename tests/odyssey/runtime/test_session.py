@@ -361,14 +361,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_saved_state_goes_on_exactly_under_another_layout(
     saved: Path, tmp_path: Path, form: str, options: list[str], said: str
 ) -> None:
-    out = tmp_path / "out"
-    arguments = ["--model", "tied", "--steps", "8", f"--load-{form}", str(saved / form), "--out", str(out)]
+    out, n_steps = tmp_path / "out", 60 if "--drill" in options else 8  # an agent that is busy may be steps behind with a drill
+    arguments = ["--model", "tied", "--steps", str(n_steps), f"--load-{form}", str(saved / form), "--out", str(out)]
     assert said in odyssey_run(tmp_path, options, arguments)
 
-    losses, expected = exactness.expected_of("tied", 8, 15, 2)
+    losses, expected = exactness.expected_of("tied", n_steps, 15, 2)
     state = torch.load(out)
-    assert state["step"] == 8
+    assert state["step"] == n_steps
     assert reference.largest_difference(expected, state["model"]) < exactness.TOLERANCE
     continued = torch.load(out.with_suffix(".losses"))
-    assert max(continued) == 7 and 0 not in continued
+    assert max(continued) == n_steps - 1 and 0 not in continued
     assert all(abs(losses[step] - loss) < exactness.TOLERANCE for step, loss in continued.items())
