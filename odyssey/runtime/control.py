@@ -65,6 +65,7 @@ class Control:
         self._groups: Groups | None = None
         self._ahead: Groups | None = None
         """Groups of a generation that may come, built beside the one that runs."""
+        self._is_over = False
 
     @property
     def phase(self) -> Phase:
@@ -113,8 +114,9 @@ class Control:
             raise Cut("a newer generation")
 
     def close(self) -> None:
-        """Let go of the groups."""
+        """Let go of the groups. None are built any more: the end of the interpreter must meet no thread that is at it."""
         with self._lock:
+            self._is_over = True
             self._forget_ahead()
         if self._groups is not None:
             self._groups.close()
@@ -158,7 +160,7 @@ class Control:
         rank = self._link.rank
         with self._lock:
             self._forget_ahead()
-            if order.generation < self._phase.generation:
+            if self._is_over or order.generation < self._phase.generation:
                 return
             self._ahead = self._groups_for(order)
             began_s = time.monotonic()

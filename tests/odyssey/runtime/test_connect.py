@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from odyssey.messages import Committed, Connect, Connected, Drain, Hello, Offered, Paused
 from odyssey.plan import Plan
+from odyssey.runtime.control import Control
+from odyssey.runtime.phase import Phase
+from odyssey.runtime.tally import Tally
 from tests.agent_runs import nothing_left
 from tests.held import Held
+from tests.launcher.coordinator.talk import make_plan
 from tests.mini_agent import MiniAgent, forks
 from tests.odyssey.runtime.test_drain import Out, agent_of, assert_all_stopped, grown, out, start_until
 from tests.odyssey.runtime.test_session import held
@@ -86,6 +92,24 @@ def test_what_was_built_for_another_plan_is_let_go(agent_of: Callable[..., MiniA
     agent.finish()
     out.assert_exact()
     out.assert_nothing_was_redone()
+
+
+def test_nothing_is_built_for_a_script_that_has_ended() -> None:
+    """The agent may ask for it before it hears of that."""
+    link: Any = SimpleNamespace(rank=0, report=pytest.fail)
+    model: Any = SimpleNamespace(held=frozenset())
+    asked: list[Connect] = []
+
+    def groups_for(order: Connect) -> Any:
+        asked.append(order)
+        return SimpleNamespace(build_beside=lambda *told: None, release=lambda: None)
+
+    control = Control(link, Phase(), model, Tally(1, ()), lambda: None, groups_for, pytest.fail)
+    plan = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
+    control.handle(Connect(0, 1, plan))
+    control.close()
+    control.handle(Connect(0, 2, plan))
+    assert [order.number for order in asked] == [1]
 
 
 def test_the_others_train_on_where_one_never_connects_and_a_pause_ends_the_wait(
