@@ -121,7 +121,7 @@ def valid_plans(draw: st.DrawFn) -> tuple[Plan, tuple[Pipeline, ...], tuple[Move
         micro_batch=2,
         n_layers=n_layers,
         blocks=blocks_of(pipelines),
-        reductions=reductions(holds, n_layers, ties),
+        reductions=reductions([frozenset(stage.layers) for stage in holds.values()], n_layers, ties),
         ties=ties,
         move_runs=move_runs(moves),
         idle=(1000,),

@@ -117,7 +117,7 @@ def plain(splits: list[list[tuple[int, int]]], shares: list[int], lost: list[tup
             micro_batch=2,
             n_layers=n_layers,
             blocks=blocks_of(Pipeline(tuple(row), starts[p], starts[p + 1]) for p, row in enumerate(rows)),
-            reductions=reductions({stage.worker: stage for stage in owners if stage.worker is not None}, n_layers, ()),
+            reductions=reductions([frozenset(stage.layers) for stage in owners if stage.worker is not None], n_layers, ()),
             routes=tuple(routes),
         )
     )

@@ -159,7 +159,7 @@ def named(made: Engine) -> dict[str, torch.nn.Parameter]:
 def engine(variant: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, list[Given]]:
     """Worker 0 of a plan without its partners, and what it gives to its reductions."""
     model = Model(lambda: models.build_layers(variant, dropout=0.1), lambda params: torch.optim.SGD(params, 0.1), None, CPU, 0)
-    model.hold_built(plan.held[0])
+    model.hold_built(plan.holds[0])
     spec = ModelSpec((), (), (), plan.global_batch, plan.micro_batch, 96, 0, "cpu")
     job_spec = JobSpec(spec, models.loss_for(variant), None, None, None, 0, None)
     groups = Groups(to_nobody, 1, Needs(plan.workers), 0, CPU)
