@@ -1,4 +1,4 @@
-"""Layers that a worker keeps beside its stage are what their stages have, after every step, and stand in for one that is lost."""
+"""Layers that a worker keeps beside its stage are after each step what their stages have, and stand in for one that is lost."""
 
 from __future__ import annotations
 
