@@ -71,7 +71,7 @@ def measure(n_ranks: int) -> list[tuple[str, int, float]]:
     state, cpu_s = _feed(state, [_ready(plan, rank) for rank in ranks])
     found.append(("ready", n_ranks, cpu_s))
     assert isinstance(state, JobState) and state.status is Status.RUNNING
-    held = {rank: tuple(sorted(plan.held[rank])) for rank in ranks}
+    held = {rank: tuple(sorted(plan.holds[rank])) for rank in ranks}
     lost: list[Body] = [RankLost(0, Cause(CauseKind.SIGNAL, "SIGKILL", -9), False)]
     state, cpu_s = _feed(
         state, [*lost, *(Paused(rank, state.world.generation, (0, 0), "compute", held[rank]) for rank in ranks[1:])], stamp=1

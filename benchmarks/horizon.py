@@ -178,7 +178,7 @@ class Life:
 
     def _would_keep(self, plan: Plan) -> bool:
         """Whether the ranks that are left would hold every layer, and be enough for some layout."""
-        held = {layer for worker in self._members for layer in plan.held.get(worker, ())}
+        held = {layer for worker in self._members for layer in plan.holds.get(worker, ())}
         return len(held) == plan.n_layers and best(search(self._situation(plan))) is not None
 
     def _start(self, pause_s: float) -> None:
@@ -202,7 +202,7 @@ class Life:
             alive=alive,
             lost=tuple(sorted(set(known) - set(alive))),
             respawnable=(),
-            held={} if plan is None else {worker: plan.held.get(worker, frozenset()) for worker in alive},
+            held={} if plan is None else {worker: plan.holds.get(worker, frozenset()) for worker in alive},
             node_of={worker: worker // self._per_node for worker in {*alive, *known}},
             profile=self._profile,
             seconds_to_change=self._interval_s,

@@ -22,7 +22,7 @@ from benchmarks import report
 from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
-from odyssey.pipelines import Stage
+from odyssey.pipelines import span_layers
 from odyssey.plan import Move
 from perfmodel.catalog import load_job
 from perfmodel.costs import Costs
@@ -103,14 +103,14 @@ def least_busiest_s(taken: Sequence[Move], situation: Situation, costs: Costs) -
     return float(solved.fun)
 
 
-def _transition(draws: random.Random, n_workers: int, links: str) -> tuple[Situation, dict[int, Stage]]:
+def _transition(draws: random.Random, n_workers: int, links: str) -> tuple[Situation, dict[int, frozenset[int]]]:
     profile = _linked(load_job("gpt3-6.7b@a100-32").profile, links)
     n_layers = len(profile.layers)
     before = _layout(draws, list(range(n_workers)), n_layers)
     while True:
         lost = set(draws.sample(range(n_workers), draws.randint(1, 4)))
         alive = [worker for worker in range(n_workers) if worker not in lost]
-        held = {worker: frozenset(before[worker].layers) for worker in alive}
+        held = {worker: before[worker] for worker in alive}
         if len(frozenset().union(*held.values())) == n_layers:
             break
         before = _layout(draws, list(range(n_workers)), n_layers)
@@ -130,14 +130,14 @@ def _transition(draws: random.Random, n_workers: int, links: str) -> tuple[Situa
     return situation, _layout(draws, draws.sample(alive, len(alive)), n_layers)
 
 
-def _layout(draws: random.Random, workers: list[int], n_layers: int) -> dict[int, Stage]:
+def _layout(draws: random.Random, workers: list[int], n_layers: int) -> dict[int, frozenset[int]]:
     """Pipelines of 1 to 8 stages until all workers have one."""
-    found: dict[int, Stage] = {}
+    found: dict[int, frozenset[int]] = {}
     while workers:
         n_stages = min(len(workers), draws.randint(1, 8))
         ends = sorted(draws.sample(range(1, n_layers), n_stages - 1))
         own, workers = workers[:n_stages], workers[n_stages:]
-        found |= {w: Stage(w, a, b) for w, a, b in zip(own, [0, *ends], [*ends, n_layers], strict=True)}
+        found |= {w: span_layers(a, b) for w, a, b in zip(own, [0, *ends], [*ends, n_layers], strict=True)}
     return found
 
 

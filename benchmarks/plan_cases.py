@@ -116,7 +116,7 @@ def after(situation: Situation, plan: Plan, lost: Sequence[int]) -> Situation:
         alive=alive,
         lost=tuple(lost),
         respawnable=(),
-        held={worker: plan.held.get(worker, frozenset()) for worker in alive},
+        held={worker: plan.holds.get(worker, frozenset()) for worker in alive},
         node_of={worker: situation.node_of[worker] for worker in alive},
         profile=situation.profile,
         seconds_to_change=situation.seconds_to_change,

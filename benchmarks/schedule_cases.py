@@ -272,7 +272,7 @@ def _situation(profile: Profile, plan: Plan | None, alive: Sequence[int]) -> Sit
         alive=tuple(alive),
         lost=() if plan is None else tuple(worker for worker in plan.workers if worker not in alive),
         respawnable=(),
-        held={} if plan is None else {worker: plan.held[worker] for worker in alive},
+        held={} if plan is None else {worker: plan.holds[worker] for worker in alive},
         node_of=dict.fromkeys(alive, 0),
         profile=profile,
         seconds_to_change=3600.0,

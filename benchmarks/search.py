@@ -105,7 +105,7 @@ def measure(name: str, n_workers: int, n_lost: int) -> dict[str, Cell] | None:
         plan=plan,
         alive=tuple(worker for worker in range(n_workers) if worker not in lost),
         lost=tuple(sorted(lost)),
-        held={worker: plan.held.get(worker, frozenset()) for worker in range(n_workers) if worker not in lost},
+        held={worker: plan.holds.get(worker, frozenset()) for worker in range(n_workers) if worker not in lost},
     )
     gc.collect()
     gc.disable()  # as the agent does from a loss on

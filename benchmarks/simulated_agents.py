@@ -175,7 +175,7 @@ class Agents:
                 rank.generation, rank.is_running = generation, True
             case Pause(generation=generation):
                 rank.is_running = False
-                held = tuple(sorted(rank.plan.held[rank.number])) if rank.plan is not None else ()
+                held = tuple(sorted(rank.plan.holds[rank.number])) if rank.plan is not None else ()
                 rank.say(Paused(rank.number, generation, (self.step, 0), "compute", held))
             case Ping(number=number):
                 rank.say(Pong(number, (self.step, 0), "step", "", False, time.monotonic()))
@@ -297,7 +297,7 @@ def _ready(plan: Plan, rank: int, generation: int, position: tuple[int, int]) ->
     pipeline, contracts = plan.pipelines[p], tuple((g, "same") for g in plan.groups_of.get(rank, ()))
     is_last = s == len(pipeline.stages) - 1
     samples = tuple((k, plan.n_samples(k)) for k in pipeline.micro_batches) if is_last else ()
-    digests = tuple((layer, "digest") for layer in sorted(plan.held[rank]))
+    digests = tuple((layer, "digest") for layer in sorted(plan.holds[rank]))
     stream = "same" if s == 0 or is_last else None
     return Ready(
         rank, generation, position, digests, samples, plan.global_batch, 0.01, 0.0, 0, contracts=contracts, stream=stream

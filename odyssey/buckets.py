@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from odyssey.plan import Compute, Plan
-from odyssey.schedule import Op, complete_at
+from odyssey.schedule import Op, complete_at, lowest_from
 from odyssey.worker import Worker
 
 BUCKET_BYTES = 25 * 2**20
@@ -68,12 +68,11 @@ def starts(
     if worker not in plan.place:
         return ()
     complete = complete_at(plan, worker, program)
-    lowest_held = min(complete)
     groups = [g for g in plan.groups_of.get(worker, ()) if len(plan.reduce[g].workers) > 1]
     mine = [bucket for g in groups for bucket in buckets(plan, g, layer_bytes, tie_bytes)]
     found = []
     for bucket in sorted(mine, key=lambda bucket: (-bucket.lowest, bucket.group)):
-        i, layer = complete[max(bucket.lowest, lowest_held)]
+        i, layer = complete[lowest_from(complete, bucket.lowest)]
         op = program[i] if i >= 0 else None
         assert op is None or isinstance(op, Compute)
         found.append(Start(bucket, op, layer))

@@ -55,7 +55,7 @@ class Needs(NamedTuple):
         movers = tuple(sorted({*plan.workers, *(move.source for move in plan.moves)}))
         peers: set[Worker] = set()
         if len(movers) > BRANCH:
-            ops = program(plan, me) if me in plan.held else ()
+            ops = program(plan, me) if me in plan.runs else ()
             peers |= {op.peer for op in ops if isinstance(op, Send | Receive)}
             peers |= {move.target for move in plan.moves if move.source == me}
             peers |= {move.source for move in plan.moves if move.target == me}

@@ -120,6 +120,15 @@ class Block(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             yield Pipeline(stages, first, first := first + self.n_micro_batches, self.n_samples)
 
 
+NOTHING: frozenset[int] = frozenset()
+
+
+@lru_cache(maxsize=1 << 14)
+def span_layers(first: int, stop: int) -> frozenset[int]:
+    """Layers `[first, stop)`. Most of a large plan's workers hold what others hold too."""
+    return frozenset(range(first, stop))
+
+
 def blocks_of(pipelines: Iterable[Pipeline]) -> tuple[Block, ...]:
     """The same pipelines, with what they have in common written once."""
     return tuple(_block([its for _, its in alike]) for _, alike in groupby(enumerate(pipelines), _kind))
@@ -174,9 +183,13 @@ def runs_of(workers: Iterable[Worker | None]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def holders_by_layer(blocks: Iterable[Block], n_layers: int) -> tuple[tuple[Worker, ...], ...]:
-    """For each layer the workers of these pipelines that hold it, ascending."""
+def holders_by_layer(
+    blocks: Iterable[Block], n_layers: int, kept: Iterable[tuple[range, Iterable[Worker]]] = ()
+) -> tuple[tuple[Worker, ...], ...]:
+    """For each layer the workers of these pipelines that hold it, ascending. `kept`: layers, and who keeps them beside."""
     workers_of: dict[tuple[int, int], list[Worker]] = {}
+    for layers, keepers in kept:
+        workers_of.setdefault((layers.start, layers.stop), []).extend(keepers)
     for block in blocks:
         for column in block.columns:
             numbers = chain.from_iterable(run.numbers for run in column.workers)

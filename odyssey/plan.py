@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from typing import Annotated
 
@@ -23,7 +23,18 @@ from odyssey.codec import Json, Malformed, to_json
 from odyssey.errors import PlanError
 from odyssey.kernel import Kind
 from odyssey.layout import layout_text
-from odyssey.pipelines import MAX_STAGES, Block, Pipeline, Stage, holders_by_layer, pipelines_of
+from odyssey.pipelines import (
+    MAX_STAGES,
+    NOTHING,
+    Block,
+    NumberOf,
+    Pipeline,
+    Stage,
+    holders_by_layer,
+    pipelines_of,
+    runs_of,
+    span_layers,
+)
 from odyssey.worker import Rank, Worker, numbers_from, ranks_of, worker_of
 
 MAX_MOVES = 1 << 22
@@ -160,6 +171,43 @@ def move_runs(moves: Iterable[Move]) -> tuple[MoveRun, ...]:
     return tuple(MoveRun(*run) for run in found)
 
 
+class Keep(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`worker` has the state of layers `[first, stop)` beside those that it runs, and steps them with those who run them."""
+
+    worker: Worker
+    first: int
+    stop: int
+
+    @property
+    def layers(self) -> range:
+        return range(self.first, self.stop)
+
+
+class KeepRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`n` of them, of the same layers, each by the worker before it plus `stride`."""
+
+    keep: Keep
+    n: NumberOf
+    stride: int
+
+    @property
+    def workers(self) -> Iterable[Worker]:
+        return numbers_from(self.keep.worker, self.n, self.stride)
+
+
+def keep_runs(keeps: Iterable[Keep]) -> tuple[KeepRun, ...]:
+    """The same, ordered by layers and workers."""
+    by_span: dict[tuple[int, int], list[Worker]] = {}
+    for keep in sorted(keeps, key=lambda keep: (keep.first, keep.stop, keep.worker)):
+        by_span.setdefault((keep.first, keep.stop), []).append(keep.worker)
+    return tuple(
+        KeepRun(Keep(run.first, *span), run.n, run.stride)
+        for span, workers in by_span.items()
+        for run in runs_of(workers)
+        if run.first is not None
+    )
+
+
 class Transition(msgspec.Struct, frozen=True):
     """Seconds from the loss to the first op of the next generation, by part. `rest_s`: orders on their way, rolling forward,
     proofs."""
@@ -220,6 +268,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     routes: tuple[Route, ...] = ()
     schedule: Schedule = Schedule()
     move_runs: tuple[MoveRun, ...] = ()
+    keep_runs: tuple[KeepRun, ...] = ()
     spawned: tuple[Worker, ...] = ()
     idle: tuple[Worker, ...] = ()
     state_from: StateFrom = StateFrom.HOLDERS
@@ -232,6 +281,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         n_moves = sum(run.n for run in self.move_runs)
         if n_moves > MAX_MOVES:
             raise ValueError(f"a plan of {n_moves} moves, where at most {MAX_MOVES} are taken")
+        n_keeps = sum(run.n for run in self.keep_runs)
+        if n_keeps > MAX_STAGES:
+            raise ValueError(f"a plan that keeps {n_keeps} spans of layers, where at most {MAX_STAGES} are taken")
 
     @cached_property
     def pipelines(self) -> tuple[Pipeline, ...]:
@@ -313,14 +365,30 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return {(route.micro_batch, route.stage): route.worker for route in self.routes}
 
     @cached_property
-    def held(self) -> Mapping[Worker, frozenset[int]]:
-        """Worker -> the layers that it holds. Workers of stages only; idle workers hold nothing."""
+    def runs(self) -> Mapping[Worker, frozenset[int]]:
+        """Worker -> the layers of its own stage. Workers of stages only; idle workers run nothing."""
         return {
-            stage.worker: _layers(stage.first, stage.stop)
+            stage.worker: span_layers(stage.first, stage.stop)
             for pipeline in self.pipelines
             for stage in pipeline.stages
             if stage.worker is not None
         }
+
+    @cached_property
+    def keeps(self) -> Mapping[Worker, frozenset[int]]:
+        """Worker -> the layers that it keeps, for those that keep any."""
+        found: dict[Worker, frozenset[int]] = {}
+        for run in self.keep_runs:
+            layers = span_layers(run.keep.first, run.keep.stop)
+            found.update((worker, found.get(worker, NOTHING) | layers) for worker in run.workers)
+        return found
+
+    @cached_property
+    def holds(self) -> Mapping[Worker, frozenset[int]]:
+        """Worker -> the layers that it has full state of, and steps: what it runs and what it keeps."""
+        if not self.keep_runs:
+            return self.runs
+        return {**self.runs, **{worker: self.runs.get(worker, NOTHING) | layers for worker, layers in self.keeps.items()}}
 
     @cached_property
     def moved_to(self) -> Mapping[Worker, frozenset[int]]:
@@ -333,7 +401,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
         """All workers that run ops, ascending. The position in this tuple is the one in the generation's groups."""
-        return tuple(sorted(self.held))
+        return tuple(sorted(self.runs))
 
     @cached_property
     def place(self) -> Mapping[Worker, tuple[int, int]]:
@@ -364,10 +432,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _holders(self) -> tuple[tuple[Worker, ...], ...]:
-        return holders_by_layer(self.blocks, self.n_layers)
+        return holders_by_layer(self.blocks, self.n_layers, ((run.keep.layers, run.workers) for run in self.keep_runs))
 
     def holders(self, layer: int) -> tuple[Worker, ...]:
-        """Workers that hold `layer`, ascending."""
+        """Workers that run or keep `layer`, ascending."""
         return self._holders[layer]
 
     def tie_holders(self, tie: int) -> tuple[Worker, ...]:
@@ -392,9 +460,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """Worker -> indices of the reduce groups that it is in, as all have whose stages are alike."""
         of = [its.layers[:1] or self.ties[its.ties[0]] for its in self.reductions]
         alike: dict[frozenset[int], tuple[int, ...]] = {}
-        for held in set(self.held.values()):
+        for held in set(self.holds.values()):
             alike[held] = tuple(g for g, layers in enumerate(of) if not held.isdisjoint(layers))
-        return {worker: groups for worker, held in self.held.items() if (groups := alike[held])}
+        return {worker: groups for worker, held in self.holds.items() if (groups := alike[held])}
 
     def runner(self, micro_batch: int, stage: int) -> Worker:
         """The worker that runs `micro_batch` at stage number `stage` of its home pipeline."""
@@ -439,16 +507,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
 
 WITHOUT_SCHEDULE = (
-    *("pipelines", "reduce", "moves", "home", "route_of", "held", "workers", "place", "_holders"),
+    *("pipelines", "reduce", "moves", "home", "route_of", "runs", "keeps", "holds", "workers", "place", "_holders"),
     *("routed_to", "groups_of", "moved_to"),
 )
 """What is derived of other fields alone."""
-
-
-@lru_cache(maxsize=1 << 14)
-def _layers(first: int, stop: int) -> frozenset[int]:
-    """Of a stage. Most of a large plan's workers hold what others hold too."""
-    return frozenset(range(first, stop))
 
 
 def encode(plan: Plan) -> bytes:

@@ -65,6 +65,7 @@ def _problems(plan: Plan) -> Iterator[str]:
     for layer in range(plan.n_layers):
         if not plan.holders(layer):
             yield f"layer {layer} has no holder"
+    yield from _keep_problems(plan)
     yield from _route_problems(plan)
     yield from _reduce_problems(plan)
     yield from schedule_problems(plan.schedule, plan.n_layers)
@@ -91,6 +92,24 @@ def _sample_problems(plan: Plan) -> Iterator[str]:
         yield f"the pipelines have {n_samples} samples, a step has {plan.global_batch}"
 
 
+def _keep_problems(plan: Plan) -> Iterator[str]:
+    kept: set[tuple[Worker, int]] = set()
+    for run in plan.keep_runs:
+        first, stop = run.keep.first, run.keep.stop
+        if not 0 <= first < stop <= plan.n_layers:
+            yield f"layers [{first}, {stop}) are kept, the model has {plan.n_layers}"
+            continue
+        for worker in run.workers:
+            if worker not in plan.place:
+                yield f"worker {worker} keeps layers [{first}, {stop}) and has no stage"
+            if both := plan.runs.get(worker, frozenset()).intersection(run.keep.layers):
+                yield f"worker {worker} keeps layer {min(both)}, which it runs"
+            for layer in run.keep.layers:
+                if (worker, layer) in kept:
+                    yield f"worker {worker} keeps layer {layer} twice"
+                kept.add((worker, layer))
+
+
 def _route_problems(plan: Plan) -> Iterator[str]:
     if len(plan.route_of) != len(plan.routes):
         yield "a micro-batch has two routes at one stage"
@@ -101,7 +120,7 @@ def _route_problems(plan: Plan) -> Iterator[str]:
             yield f"{where}: no such micro-batch or stage"
             continue
         layers = plan.pipelines[pipeline].stages[route.stage].layers
-        lacking = set(layers) - plan.held.get(route.worker, frozenset())
+        lacking = set(layers) - plan.holds.get(route.worker, frozenset())
         if lacking:
             yield f"{where} (pipeline {pipeline}): worker {route.worker} does not hold layer {min(lacking)}"
 
@@ -135,12 +154,12 @@ def _move_problems(plan: Plan, held_before: Mapping[Worker, Collection[int]]) ->
     for move in plan.moves:
         if move.layer not in held_before.get(move.source, ()) and (move.layer, move.source) not in arriving:
             yield f"move of layer {move.layer} to worker {move.target}: worker {move.source} does not hold it"
-        if move.layer not in plan.held.get(move.target, frozenset()):
+        if move.layer not in plan.holds.get(move.target, frozenset()):
             yield f"move of layer {move.layer} to worker {move.target}, which has no use for it"
         if (move.layer, move.target) in arriving:
             yield f"layer {move.layer} is moved to worker {move.target} twice"
         arriving.add((move.layer, move.target))
-    for worker, layers in plan.held.items():
+    for worker, layers in plan.holds.items():
         for layer in sorted(layers.difference(held_before.get(worker, ()))):
             if (layer, worker) not in arriving:
                 yield f"worker {worker} needs layer {layer} and nobody sends it"

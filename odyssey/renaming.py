@@ -8,7 +8,7 @@ from itertools import chain
 from msgspec.structs import replace
 
 from odyssey.pipelines import Block, Column, Run, runs_of
-from odyssey.plan import Move, MoveRun, Plan, Route, move_runs
+from odyssey.plan import Move, MoveRun, Plan, Route, keep_runs, move_runs
 from odyssey.worker import Worker
 
 
@@ -28,6 +28,7 @@ def renamed(plan: Plan, names: Mapping[Worker, Worker]) -> Plan:
         routes=tuple(Route(route.micro_batch, route.stage, name(route.worker)) for route in plan.routes),
         schedule=replace(plan.schedule, orders=orders),
         move_runs=tuple(chain.from_iterable(_renamed_moves(run, names) for run in plan.move_runs)),
+        keep_runs=keep_runs(replace(run.keep, worker=name(worker)) for run in plan.keep_runs for worker in run.workers),
         spawned=tuple(sorted(map(name, plan.spawned))),
         idle=tuple(sorted(map(name, plan.idle))),
     )

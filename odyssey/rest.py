@@ -144,7 +144,7 @@ def left(layers: Collection[int], lost: Collection[int], ties: Iterable[Collecti
 def kept_layers(summed: Iterable[Summed], plan: Plan, worker: Worker) -> frozenset[int]:
     """Those whose sums `plan` leaves in their place on a worker that has said what it has summed."""
     mine = {layer for its in summed for layer in its.layers}
-    stay = plan.held.get(worker, frozenset()) - plan.moved_to.get(worker, frozenset())
+    stay = plan.holds.get(worker, frozenset()) - plan.moved_to.get(worker, frozenset())
     return left(mine, mine - stay, plan.ties)
 
 

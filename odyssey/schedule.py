@@ -16,7 +16,8 @@ The gradient that an `I` produces is sent as `B` too: what travels is the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -248,11 +249,10 @@ def add_reductions(plan: Plan, worker: Worker, ops: Sequence[Op]) -> list[Op]:
     if worker not in plan.place:
         return list(ops)
     complete = complete_at(plan, worker, ops)
-    lowest_held = min(complete)
     lowest = {g: _lowest_layer(plan, g) for g in plan.groups_of.get(worker, ())}
     behind: dict[int, list[Op]] = {}
     for g in sorted(lowest, key=lambda g: (-lowest[g], g)):
-        behind.setdefault(complete[max(lowest[g], lowest_held)][0], []).append(Reduce(g))
+        behind.setdefault(complete[lowest_from(complete, lowest[g])][0], []).append(Reduce(g))
     result: list[Op] = []
     done = 0
     for i in sorted(behind):
@@ -264,25 +264,32 @@ def add_reductions(plan: Plan, worker: Worker, ops: Sequence[Op]) -> list[Op]:
 
 def complete_at(plan: Plan, worker: Worker, ops: Sequence[Op]) -> dict[int, tuple[int, int]]:
     """Layer held -> where in `ops` the gradients of it and of all held layers above are complete: the index of a computation,
-    -1 for none, and the layer through which that must have gone back."""
-    p, s = plan.place[worker]
-    own = plan.pipelines[p].stages[s]
+    -1 for none, and the layer through which that must have gone back. Where `ops` add nothing to a layer, it waits for the next
+    one below: a reduction that is begun long before others come to it takes up a part of a device."""
+    held = sorted(plan.holds[worker])
     last: dict[int, int] = {}
     for i in range(len(ops) - 1, -1, -1):
         op = ops[i]
         if isinstance(op, Compute) and op.kind in ("B", "W"):
             for layer in plan.layer_range(op.micro_batch, op.stage).layers:
                 last.setdefault(layer, i)
-            if len(last) == own.stop - own.first:
+            if len(last) == len(held):
                 break
     found = {}
-    at = (-1, own.stop)
-    for layer in reversed(own.layers):
-        i = last.get(layer, -1)
-        if i >= at[0]:
-            at = (i, layer)
+    at = (-1, held[-1] + 1)
+    for layer in reversed(held):
+        if last.get(layer, -2) >= at[0]:
+            at = (last[layer], layer)
         found[layer] = at
+    for below, layer in pairwise(held):
+        if layer not in last:
+            found[layer] = found[below]
     return found
+
+
+def lowest_from(layers: Iterable[int], lowest: int) -> int:
+    """The lowest of these layers that is not below `lowest`: with it all that a worker adds from there on is complete."""
+    return min(layer for layer in layers if layer >= lowest)
 
 
 def _lowest_layer(plan: Plan, group: int) -> int:

@@ -67,14 +67,11 @@ def _walked(plan: Plan, costs: Costs, cell: Cell) -> CellCost:
     if walked is None:
         return _played(plan, costs, cell)  # which says who waits for what
     memory = Memory(costs)
-    rows = [(worker, plan.place[worker], walked[worker]) for worker in cell.copies[0]]
+    rows = [(worker, walked[worker]) for worker in cell.copies[0]]
     return CellCost(
-        tuple(row.computed_s for _, _, row in rows),
-        tuple(complete_s(plan, costs, worker, ended(plan, row)) for worker, _, row in rows),
-        tuple(
-            memory.peak(plan.pipelines[p].stages[s], row.live_bytes, row.message_bytes, row.message_bytes)
-            for _, (p, s), row in rows
-        ),
+        tuple(row.computed_s for _, row in rows),
+        tuple(complete_s(plan, costs, worker, ended(plan, row)) for worker, row in rows),
+        tuple(memory.peak(plan.holds[worker], row.live_bytes, row.message_bytes, row.message_bytes) for worker, row in rows),
     )
 
 

@@ -16,6 +16,7 @@ from operator import eq
 
 import msgspec
 
+from odyssey.pipelines import NOTHING
 from odyssey.plan import Plan, Route
 from odyssey.schedule import Op, program
 from odyssey.worker import Worker
@@ -130,6 +131,7 @@ def _key(plan: Plan, p: int, workers: Sequence[Worker], costs: Costs) -> tuple[o
         tuple(map(eq, hosts, hosts[1:])),
         costs.crowds(plan, workers),
         costs.factors(workers),
+        _kept(plan, workers),
         len(pipeline.micro_batches),
     )
 
@@ -147,4 +149,10 @@ def _exact_key(
         tuple(costs.hosts(workers)),
         costs.crowds(plan, workers),
         costs.factors(workers),
+        _kept(plan, workers),
     )
+
+
+def _kept(plan: Plan, workers: Sequence[Worker]) -> tuple[frozenset[int], ...]:
+    """What each keeps beside its stage; nothing where nobody does."""
+    return tuple(plan.keeps.get(worker, NOTHING) for worker in workers) if plan.keep_runs else ()

@@ -8,14 +8,16 @@ That reductions leave nothing to keep is left out.
 
 from __future__ import annotations
 
+from odyssey.pipelines import NOTHING
 from odyssey.plan import Plan
 
 
 def kept_s(before: Plan, plan: Plan, step_s: float) -> float:
     """Seconds by which the first step of `plan` is shorter than its others, of `step_s`, after a cut of one of `before`."""
-    moved = plan.moved_to
-    held = plan.held
-    changed = {worker for worker, layers in before.held.items() if worker in moved or not held.get(worker, _NOTHING) >= layers}
+    moved, held = plan.moved_to, plan.holds
+    changed = {
+        worker for worker, layers in before.runs.items() if not held.get(worker, NOTHING) - moved.get(worker, NOTHING) >= layers
+    }
     broken = {before.place[worker][0] for worker in changed}
     broken |= {before.home[route.micro_batch] for route in before.routes}
     done = _done(before) - sum(_share(before, p) * _filled(_n(before, p), len(before.pipelines[p].stages)) for p in broken)
@@ -43,6 +45,3 @@ def _n(plan: Plan, pipeline: int) -> int:
 
 def _share(plan: Plan, pipeline: int) -> float:
     return _n(plan, pipeline) / plan.n_micro_batches
-
-
-_NOTHING: frozenset[int] = frozenset()

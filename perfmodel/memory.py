@@ -1,6 +1,6 @@
 """Peak bytes of a worker: what it holds, and the high-water mark of activations along its program.
 
-    parameters + gradients + optimizer + buffers of held layers and their ties
+    parameters + gradients + optimizer + buffers of held layers, run or kept, and their ties
     + activations that live at once, from F to the Drop behind B or W, by walking the program
     + messages of the largest size in each direction, as many as the engine has in flight
     + what the runtime itself takes (measured)
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from odyssey.pipelines import Stage
 from odyssey.plan import Compute, Plan
 from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Drop, Op, Receive, Send
 from odyssey.worker import Worker
@@ -32,9 +31,16 @@ class Memory:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._states = costs.sums(
-            lambda layer: layer.parameter_bytes + layer.gradient_bytes + layer.optimizer_bytes + layer.buffer_bytes
-        )
+        self._states: dict[frozenset[int], int] = {}
+        """By the layers that are held."""
+
+    def _state(self, held: frozenset[int]) -> int:
+        known = self._states.get(held)
+        if known is None:
+            its = [self._costs.profile.layers[layer] for layer in held]
+            sizes = (it.parameter_bytes + it.gradient_bytes + it.optimizer_bytes + it.buffer_bytes for it in its)
+            known = self._states[held] = sum(sizes) + self._ties(held)
+        return known
 
     def _ties(self, held: Collection[int]) -> int:
         profile = self._costs.profile
@@ -44,24 +50,22 @@ class Memory:
             if any(layer in held for layer in tie)
         )
 
-    def peak_of_move(self, own: Stage, held: Collection[int], received: Iterable[int]) -> int:
-        """On the way to the stage `own`, for who holds `held` (until all are ready) and receives some layers: what has been
+    def peak_of_move(self, own: frozenset[int], held: Collection[int], received: Iterable[int]) -> int:
+        """On the way to holding `own`, for who holds `held` (until all are ready) and receives some layers: what has been
         received is held twice until it is taken over; later come gradients, and what a proof has of a state at once."""
         layers, sizes = self._costs.profile.layers, self._costs.move_bytes
-        holds = {*held, *own.layers}
+        holds = {*held, *own}
         states: int = sum(layers[i].parameter_bytes + layers[i].optimizer_bytes + layers[i].buffer_bytes for i in holds)
         on_its_way = max((sizes[layer] for layer in received), default=0)
-        gradients: int = sum(layers[i].gradient_bytes for i in own.layers)
+        gradients: int = sum(layers[i].gradient_bytes for i in own)
         proved = gradients + min(PROOF_BYTES, max(sizes[layer] for layer in holds))
         peak: int = self._costs.profile.runtime_bytes + states + self._ties(holds) + max(on_its_way, proved)
         return peak
 
-    def peak(self, own: Stage, live_bytes: float, received_bytes: int, sent_bytes: int) -> int:
-        """`own`: what it holds; `live_bytes`: of activations; `received_bytes`, `sent_bytes`: its largest message each way."""
-        profile = self._costs.profile
-        state = self._states[own.stop] - self._states[own.first] + self._ties(own.layers)
+    def peak(self, held: frozenset[int], live_bytes: float, received_bytes: int, sent_bytes: int) -> int:
+        """`live_bytes`: of activations; `received_bytes`, `sent_bytes`: its largest message each way."""
         messages = N_RECEIVES_AHEAD * received_bytes + N_GRADIENTS_IN_FLIGHT * sent_bytes
-        return profile.runtime_bytes + state + round(live_bytes) + messages
+        return self._costs.profile.runtime_bytes + self._state(held) + round(live_bytes) + messages
 
 
 def peaks_of_moves(plan: Plan, held: Mapping[Worker, Collection[int]], costs: Costs) -> dict[Worker, int]:
@@ -73,10 +77,8 @@ def peaks_of_moves(plan: Plan, held: Mapping[Worker, Collection[int]], costs: Co
     received: dict[Worker, list[int]] = {}
     for move in plan.moves:
         received.setdefault(move.target, []).append(move.layer)
-    places = ((worker, plan.place[worker], layers) for worker, layers in received.items())
     return {
-        worker: memory.peak_of_move(plan.pipelines[p].stages[s], held.get(worker, ()), layers)
-        for worker, (p, s), layers in places
+        worker: memory.peak_of_move(plan.holds[worker], held.get(worker, ()), layers) for worker, layers in received.items()
     }
 
 
@@ -87,9 +89,8 @@ def peaks(plan: Plan, costs: Costs, programs: Mapping[Worker, Sequence[Op]]) -> 
     outputs = costs.sums(lambda layer: layer.output_bytes)
     result: dict[Worker, int] = {}
     for worker, ops in programs.items():
-        p, s = plan.place[worker]
         live = live_bytes(plan, ops, activations, outputs, costs.profile.micro_batch)
-        result[worker] = memory.peak(plan.pipelines[p].stages[s], live, *_messages(plan, ops, costs))
+        result[worker] = memory.peak(plan.holds[worker], live, *_messages(plan, ops, costs))
     return result
 
 

@@ -8,13 +8,13 @@ given a rate.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from odyssey import kernel
 from odyssey.buckets import Bucket, buckets
-from odyssey.pipelines import Stage
 from odyssey.plan import Compute, Plan
 from odyssey.schedule import Op
 from odyssey.worker import Worker
@@ -57,22 +57,27 @@ def ended(
 
 
 def complete_s(plan: Plan, costs: Costs, worker: Worker, last: Mapping[Layers, Ended]) -> tuple[float, ...]:
-    """For each layer of a worker's own stage, when the gradients of it and of all above are complete there."""
-    found = []
+    """For each layer that a worker holds, ascending, when the gradients of it and of all above are complete there. Those that
+    it adds nothing to wait for the next below, as in odyssey/schedule.py."""
+    held, found = _held(plan, worker), []
     at, factor = 0.0, costs.factor(worker)
-    for layer in reversed(_own_stage(plan, worker).layers):
+    for layer in reversed(held):
         for (first, stop), its in last.items():
             if first <= layer < stop:
                 left_s = costs.left_s(its.kind, first, layer, its.n_samples) * factor * its.stretch
                 if its.end_s - left_s > at:
                     at = its.end_s - left_s
         found.append(at)
-    return tuple(reversed(found))
+    found.reverse()
+    for i, layer in enumerate(held[1:], 1):
+        if not any(first <= layer < stop for first, stop in last):
+            found[i] = found[i - 1]
+    return tuple(found)
 
 
 def at_layer(plan: Plan, worker: Worker, complete: Sequence[float], layer: int) -> float:
-    """When all that a worker has from `layer` on is complete, see `complete_s`; all that it has, where it begins above."""
-    return complete[max(layer - _own_stage(plan, worker).first, 0)]
+    """When all that a worker has from `layer` on is complete, see `complete_s`."""
+    return complete[bisect_left(_held(plan, worker), layer)]
 
 
 def ready(
@@ -89,9 +94,12 @@ def ready(
     return found
 
 
-def _own_stage(plan: Plan, worker: Worker) -> Stage:
+def _held(plan: Plan, worker: Worker) -> Sequence[int]:
+    """Ascending."""
+    if worker in plan.keeps:
+        return sorted(plan.holds[worker])
     p, s = plan.place[worker]
-    return plan.pipelines[p].stages[s]
+    return plan.pipelines[p].stages[s].layers
 
 
 def reduced_bytes(n_hosts: int, size_bytes: float) -> float:

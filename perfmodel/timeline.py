@@ -156,7 +156,8 @@ def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[Worker,
     for worker in set(twin.values()):
         p, s = plan.place[worker]
         stage = plan.pipelines[p].stages[s]
-        work[worker] = costs.optimizer_s(stage.first, stage.stop) * costs.factor(worker)
+        kept_s = sum(costs.profile.layers[layer].optimizer_s for layer in plan.keeps.get(worker, ()))
+        work[worker] = (costs.optimizer_s(stage.first, stage.stop) + kept_s) * costs.factor(worker)
     cluster = costs.profile.cluster
     if cluster.cores is None:
         return {worker: start + seconds for worker, seconds in work.items()}

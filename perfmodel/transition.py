@@ -42,9 +42,8 @@ def while_training(parts: Transition) -> Transition:
 
 
 def proved_bytes(plan: Plan, costs: Costs) -> int:
-    """State of the stage that has most of it: all show theirs at once."""
-    spans = {(column.first, column.stop) for block in plan.blocks for column in block.columns}
-    return max(sum(costs.move_bytes[first:stop]) for first, stop in spans)
+    """State of the worker that has most of it: all show theirs at once."""
+    return max(sum(costs.move_bytes[layer] for layer in held) for held in set(plan.holds.values()))
 
 
 def groups_s(plan: Plan, recovery: Recovery, whole: Set[SumOver] = frozenset()) -> float:

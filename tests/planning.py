@@ -78,7 +78,7 @@ def situation(
 ) -> Situation:
     """`alive` are left of the workers of `plan`, each with the layers that it holds there."""
     known = () if plan is None else (*plan.workers, *plan.idle)
-    holds = {} if plan is None else {worker: plan.held.get(worker, frozenset()) for worker in alive}
+    holds = {} if plan is None else {worker: plan.holds.get(worker, frozenset()) for worker in alive}
     return Situation(
         generation=0 if plan is None else plan.generation + 1,
         step=0 if plan is None else plan.step + 1,

@@ -137,7 +137,7 @@ def _gate_problems(
             yield f"rank {rank} stands at {_at(report.position)}, expected {_at(expected)}"
     digests: dict[int, dict[Rank, str]] = {}
     for rank, report in sorted(ready.items()):
-        mine, planned = dict(report.digests), _shards(plan, plan.held.get(plan.worker_of(rank), ()))
+        mine, planned = dict(report.digests), _shards(plan, plan.holds.get(plan.worker_of(rank), ()))
         for shard in sorted(planned - set(mine)):
             yield f"rank {rank} lacks {_name(plan, shard)}, against the plan"
         for shard in sorted(set(mine) - planned - _shards(plan, held_before.get(rank, ()))):

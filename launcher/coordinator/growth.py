@@ -165,7 +165,7 @@ def newcomer_ended(job: JobState, rank: Rank, how: str, why: str = "") -> Action
 def _want_without(job: JobState, rank: Rank) -> None:
     """No plan is connected for that counts on this rank."""
     wanted = job.recovery.wanted
-    if wanted is not None and wanted[0].worker_of(rank) in wanted[0].held:
+    if wanted is not None and wanted[0].worker_of(rank) in wanted[0].holds:
         job.recovery.wanted = None
 
 
@@ -271,7 +271,7 @@ def ask(job: JobState) -> Actions:
     if leaving and not members - leaving and not newcomers:
         return _cannot_leave(job, leaving, "nobody would be left")
     workers = job.workers
-    held = {worker: job.plan.held.get(worker, frozenset()) for worker in sorted(workers.all_of(members))}
+    held = {worker: job.plan.holds.get(worker, frozenset()) for worker in sorted(workers.all_of(members))}
     held |= dict.fromkeys(sorted(workers.any_of(newcomers)), frozenset[int]())
     propose = Propose(
         generation=job.world.generation,
@@ -350,7 +350,7 @@ def _until_it_runs_s(job: JobState, best: Candidate) -> float:
 
 def _alone(job: JobState, ranks: Set[Rank]) -> Set[Rank]:
     """Those of them that hold a layer which no other member does."""
-    held, workers = job.plan.held if job.plan is not None else {}, job.workers
+    held, workers = job.plan.holds if job.plan is not None else {}, job.workers
     elsewhere = {layer for worker in workers.all_of(job.members - ranks) for layer in held.get(worker, ())}
     return {rank for rank in ranks if not elsewhere.issuperset(held.get(workers.worker_of(rank), ()))}
 
@@ -475,7 +475,7 @@ def rank_drained(job: JobState, body: Paused) -> Actions:
         return ()
     ranks.answer_paused(body)
     assert job.plan is not None and recovery.wanted is not None
-    if recovery.drained_at is None and job.plan.worker_of(body.rank) in job.plan.held:
+    if recovery.drained_at is None and job.plan.worker_of(body.rank) in job.plan.holds:
         recovery.drained_at = job.world.now
     if not ranks.have_all_paused():
         return ()

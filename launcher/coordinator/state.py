@@ -247,7 +247,7 @@ class JobState:
         if self.plan is None:
             return False
         worker = self.plan.worker_of(rank)
-        return worker in self.plan.held or worker in self.plan.idle
+        return worker in self.plan.holds or worker in self.plan.idle
 
     @property
     def workers(self) -> Workers:

@@ -136,7 +136,7 @@ class Work:
         plan = whole.plan
         assert plan is not None
         self._ask = ask
-        self._held = {worker: plan.held.get(worker, frozenset()) for worker in whole.alive}
+        self._held = {worker: plan.holds.get(worker, frozenset()) for worker in whole.alive}
         self._subject = plan, whole.alive, ask.may_respawn, whole.slow
         if before is not None and before._subject == self._subject:
             self._losses: dict[bytes, Loss] = before._losses

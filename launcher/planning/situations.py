@@ -241,7 +241,7 @@ def _is_foreseen(ask: Propose, plan: Plan, members: tuple[Worker, ...], may_resp
         and tuple(sorted((*ask.alive, *ask.lost))) == members
         and ask.respawnable in ((), ask.lost)
         and ask.arriving == ask.respawnable
-        and ask.held == {worker: plan.held.get(worker, frozenset()) for worker in ask.alive}
+        and ask.held == {worker: plan.holds.get(worker, frozenset()) for worker in ask.alive}
     )
 
 

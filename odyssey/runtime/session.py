@@ -364,7 +364,7 @@ class Session:
             kept = frozenset() if order.rest is None else order.rest.layers & kept_layers(self._tally.summed(), plan, me)
             self._engine.release(kept)
         built_s = time.monotonic()
-        needed = plan.held.get(me, frozenset())
+        needed = plan.holds.get(me, frozenset())
         if plan.state_from is StateFrom.SCRIPT:
             self.model.hold_built(needed)
         elif self.model.is_as_built:
@@ -377,7 +377,7 @@ class Session:
         self._engine = Engine(
             plan, me, self.model, self._job_spec, self._backend, self._data, groups, order.boundaries, self._tally, order.rest
         )
-        self._control.change(lambda phase: phase.rebuilt(me not in plan.held))
+        self._control.change(lambda phase: phase.rebuilt(me not in plan.holds))
         report = ready(
             self._engine,
             self.model,
@@ -400,7 +400,7 @@ class Session:
 
     def _go(self) -> None:
         assert self._engine is not None
-        self.model.keep_only(self._engine.plan.held.get(self.worker, ()))
+        self.model.keep_only(self._engine.plan.holds.get(self.worker, ()))
         if what := problem(self._engine, self.model):
             raise OdysseyError(f"what the gate has seen is not what is left to train: {what}", "please report this bug")
 

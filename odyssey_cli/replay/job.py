@@ -274,7 +274,7 @@ class Job:
 
     def _go(self) -> None:
         assert self.plan is not None and self.plan.estimate is not None
-        held = ((worker, tuple(sorted(layers))) for worker, layers in self.plan.held.items())
+        held = ((worker, tuple(sorted(layers))) for worker, layers in self.plan.holds.items())
         self._held = {rank: layers for worker, layers in held for rank in self.plan.ranks_of(worker)}
         self.running_since_s = self._now_s + self.plan.estimate.transition.warm_up_s
         self._are_connected = False
@@ -310,7 +310,7 @@ class Job:
             if rank in self._dead:
                 continue
             worker = plan.worker_of(rank)
-            layers = plan.held.get(worker, frozenset())
+            layers = plan.holds.get(worker, frozenset())
             if layers not in shards:
                 ties = (plan.n_layers + t for t, tie in enumerate(plan.ties) if not layers.isdisjoint(tie))
                 shards[layers] = tuple((shard, "state") for shard in (*sorted(layers), *ties))

@@ -252,7 +252,7 @@ class Recycle(_Restarting):
             alive=alive,
             lost=lost,
             respawnable=(),
-            held={worker: plan.held.get(worker, frozenset()) for worker in alive},
+            held={worker: plan.holds.get(worker, frozenset()) for worker in alive},
             node_of={worker: worker // setup.ranks_per_node for worker in places},
             profile=setup.profile,
             seconds_to_change=DAY_S,

@@ -102,7 +102,7 @@ def layouts(stands: Sequence[Stand]) -> tuple[Layout, ...]:
 
 
 def _rows(before: Plan | None, plan: Plan, doomed: Collection[Rank]) -> list[Row]:
-    held = before.held if before is not None else plan.held
+    held = before.holds if before is not None else plan.holds
     rows = []
     for p, pipeline in enumerate(plan.pipelines):
         cells = tuple(_cell(plan, p, s, stage, held, doomed) for s, stage in enumerate(pipeline.stages))

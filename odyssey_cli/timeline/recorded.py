@@ -148,7 +148,7 @@ def _title(what: str, generation: Generation) -> str:
 def _fits(plan: Plan, rank: Rank, times: StepTimes) -> bool:
     """Whether the moments are those of the rank's program: a log may be of another version, or altered."""
     moments, worker = times.moments_us, plan.worker_of(rank)
-    if worker not in plan.held or len(moments) != len(program(plan, worker)) + 1:
+    if worker not in plan.holds or len(moments) != len(program(plan, worker)) + 1:
         return False
     return math.isfinite(times.began_s) and all(a <= b for a, b in pairwise(moments))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
 
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Plan, Reduction, Route, Schedule, StateFrom, move_runs
+from odyssey.pipelines import NOTHING, Pipeline, Stage, blocks_of, span_layers
+from odyssey.plan import Keep, Plan, Reduction, Route, Schedule, StateFrom, keep_runs, move_runs
 from odyssey.plan_proof import prove
 from odyssey.worker import Worker
 from perfmodel.costs import Costs
@@ -43,8 +43,10 @@ def compose(
     routes: Sequence[Route] = (),
     schedule: Schedule | None = None,
     spawned: Sequence[Worker] = (),
+    keeps: Sequence[Keep] = (),
 ) -> Plan:
-    """A plan of these stages, with `shares` micro-batches to each pipeline; `samples`: of each, where they are cut.
+    """A plan of these stages, with `shares` micro-batches to each pipeline; `samples`: of each, where they are cut. `keeps`:
+    what workers hold beside their stages.
 
     It is proved but for its moves, whose proof takes long: that of the plan that is taken is made in the end
     (strategies/search/table.py).
@@ -58,7 +60,14 @@ def compose(
     for stages, share, n_samples in zip(pipelines, shares, samples or [None] * len(shares), strict=True):
         built.append(Pipeline(tuple(stages), first, first + share, n_samples))
         first += share
-    needed = {stage.worker: stage for stages in pipelines for stage in stages if stage.worker is not None}
+    needed = {
+        stage.worker: span_layers(stage.first, stage.stop)
+        for stages in pipelines
+        for stage in stages
+        if stage.worker is not None
+    }
+    for keep in keeps:
+        needed[keep.worker] = needed.get(keep.worker, NOTHING) | span_layers(keep.first, keep.stop)
     at_start = situation.plan is None
     plan = Plan(
         generation=situation.generation,
@@ -68,11 +77,12 @@ def compose(
         micro_batch=micro_batch,
         n_layers=len(profile.layers),
         blocks=blocks_of(built),
-        reductions=reductions(needed, len(profile.layers), profile.ties),
+        reductions=reductions(needed.values(), len(profile.layers), profile.ties),
         ties=profile.ties,
         routes=tuple(routes),
         schedule=schedule or Schedule(),
         move_runs=() if at_start else move_runs(moves(situation, needed)),
+        keep_runs=keep_runs(keeps),
         spawned=tuple(sorted(spawned)),
         idle=tuple(sorted(set(situation.alive) - set(needed))),
         state_from=StateFrom.SCRIPT if at_start else StateFrom.HOLDERS,
@@ -83,11 +93,11 @@ def compose(
 # -- reductions --------------------------------------------------------------------------------------------------------
 
 
-def reductions(stages: Mapping[Worker, Stage], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[Reduction, ...]:
-    """One for all layers and ties of equal holders, who are those of some spans."""
-    spans = {(stage.first, stage.stop) for stage in stages.values()}
-    holders = [frozenset(span for span in spans if span[0] <= layer < span[1]) for layer in range(n_layers)]
-    units: dict[frozenset[Span], tuple[list[int], list[int]]] = {}
+def reductions(held: Iterable[frozenset[int]], n_layers: int, ties: Sequence[Sequence[int]]) -> tuple[Reduction, ...]:
+    """One for all layers and ties of equal holders. `held`: by each worker."""
+    kinds = list(enumerate(set(held)))
+    holders = [frozenset(kind for kind, layers in kinds if layer in layers) for layer in range(n_layers)]
+    units: dict[frozenset[int], tuple[list[int], list[int]]] = {}
     for layer, its in enumerate(holders):
         units.setdefault(its, ([], []))[0].append(layer)
     for t, tie in enumerate(ties):

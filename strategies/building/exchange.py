@@ -179,8 +179,7 @@ def _room(plan: Plan, costs: Costs) -> dict[Worker, int]:
     """Bytes that each worker has for activations, whichever of its messages are in flight."""
     memory, limit = Memory(costs), costs.profile.cluster.memory_bytes
     message = max((layer.output_bytes for layer in costs.profile.layers[:-1]), default=0)
-    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
-    return {stage.worker: limit - memory.peak(stage, 0.0, message, message) for stage in stages if stage.worker is not None}
+    return {worker: limit - memory.peak(held, 0.0, message, message) for worker, held in plan.holds.items()}
 
 
 def _caps(plan: Plan, costs: Costs, room: Mapping[Worker, int], factor: float | None) -> dict[Worker, int]:

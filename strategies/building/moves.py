@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
-from odyssey.pipelines import Stage
+from odyssey.pipelines import NOTHING
 from odyssey.plan import Move
 from odyssey.worker import Worker
 from perfmodel.costs import Costs
@@ -33,17 +33,15 @@ _Heap = list[tuple[float, Worker]]
 """Workers by how busy they are, as far as that was known when they were entered."""
 
 
-def moves(situation: Situation, needed: Mapping[Worker, Stage]) -> tuple[Move, ...]:
-    """What each worker lacks of its stage, from those that hold it, in the order in which it is sent. A layer that nobody holds
-    is left out."""
-    held, nothing = situation.held, frozenset[int]()
-    spans = {(stage.first, stage.stop) for stage in needed.values()}
-    layers_of = {span: frozenset(range(*span)) for span in spans}
+def moves(situation: Situation, needed: Mapping[Worker, frozenset[int]]) -> tuple[Move, ...]:
+    """What each worker lacks of the layers that it needs, from those that hold it, in the order in which it is sent. A layer
+    that nobody holds is left out."""
+    held = situation.held
     missing: list[tuple[int, Worker]] = []
     for target in sorted(needed):
-        stage, has = needed[target], held.get(target, nothing)
-        if not has >= layers_of[stage.first, stage.stop]:
-            missing += [(layer, target) for layer in stage.layers if layer not in has]
+        layers, has = needed[target], held.get(target, NOTHING)
+        if not has >= layers:
+            missing += [(layer, target) for layer in sorted(layers - has)]
     if not missing:
         return ()
     costs = situation.costs

@@ -1,9 +1,10 @@
-"""Routing: the micro-batches of stages without a worker run on workers of other pipelines, and fill their bubbles.
+"""Routing: the micro-batches of stages without a worker run on other workers that hold their layers, and fill their bubbles.
 
-Where no worker holds all layers of such a stage, it is cut where those end that hold parts of it. The micro-batches go to the
-fewest hosts whose bubbles take them in: pipelines that exchange micro-batches wait for each other, and the fewer do, the less a
-loss touches and the less there is to order and to price. A pipeline of S stages has room for about S - 1 more micro-batches at
-each stage (ReCycle); from there on more hosts are tried for as long as that is faster.
+A worker that keeps these layers beside its own stage holds them as well, be it of the same pipeline: what it keeps it goes on
+keeping. Where no worker holds all layers of such a stage, it is cut where those end that hold parts of it. The micro-batches go
+to the fewest hosts whose bubbles take them in: pipelines that exchange micro-batches wait for each other, and the fewer do, the
+less a loss touches and the less there is to order and to price. A pipeline of S stages has room for about S - 1 more
+micro-batches at each stage (ReCycle); from there on more hosts are tried for as long as that is faster.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from odyssey.errors import PlanError
 from odyssey.pipelines import Stage, blocks_of
-from odyssey.plan import Plan, Route, Schedule
+from odyssey.plan import Keep, Plan, Route, Schedule
 from odyssey.worker import Worker
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
@@ -48,14 +49,18 @@ def routed(
     shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
     samples = [pipeline.n_samples for pipeline in before.pipelines]
     costs = situation.costs
-    stages = cut(stages)
-    routing = _Routing(before, stages, costs)
+    working = {stage.worker for row in stages for stage in row if stage.worker is not None}
+    keeps = [Keep(worker, *span) for worker, its in before.keeps.items() if worker in working for span in spans_of(its)]
+    stages = cut(stages, keeps)
+    routing = _Routing(before, stages, keeps, costs)
     if routing.problem:
         return [Proposal(strategy, None, routing.problem)]
     routes, ways = _narrowest(routing, before, costs) if routing.lost else ([], [])
     rule = msgspec.structs.replace(before.schedule, orders=())
     try:
-        draft = compose(situation, strategy, stages, shares, samples=samples, routes=routes, schedule=rule, spawned=spawned)
+        draft = compose(
+            situation, strategy, stages, shares, samples=samples, routes=routes, schedule=rule, spawned=spawned, keeps=keeps
+        )
     except PlanError as error:
         return [Proposal(strategy, None, error.what)]
     if not routes:
@@ -80,7 +85,7 @@ class _Routing:
     `lost`: (pipeline, stage) -> workers that hold its layers, nearest pipeline first.
     """
 
-    def __init__(self, before: Plan, stages: Sequence[Sequence[Stage]], costs: Costs) -> None:
+    def __init__(self, before: Plan, stages: Sequence[Sequence[Stage]], keeps: Sequence[Keep], costs: Costs) -> None:
         self.pipelines, self.stages = before.pipelines, stages
         self.problem = ""
         self.lost: dict[tuple[int, int], list[_Host]] = {}
@@ -90,11 +95,10 @@ class _Routing:
         for route in before.routes:
             stage = before.layer_range(route.micro_batch, route.stage)
             had.setdefault((before.home[route.micro_batch], stage.first, stage.stop), set()).add(route.worker)
+        pipeline_of = {stage.worker: p for p, row in enumerate(stages) for stage in row if stage.worker is not None}
         owners: dict[tuple[int, int], list[tuple[Worker, int]]] = {}
-        for p, row in enumerate(stages):
-            for stage in row:
-                if stage.worker is not None:
-                    owners.setdefault((stage.first, stage.stop), []).append((stage.worker, p))
+        for worker, span in _held_spans(stages, keeps):
+            owners.setdefault(span, []).append((worker, pipeline_of[worker]))
         turn = {p: i for i, p in enumerate(sorted(range(len(stages)), key=lambda p: without_worker(stages[p])))}
         for p, row in enumerate(stages):
             for s, stage in enumerate(row):
@@ -170,12 +174,36 @@ class _Routing:
         return sorted(heapq.nsmallest(n, hosts, key=rank), key=lambda host: host.distance)
 
 
-def cut(stages: Sequence[Sequence[Stage]]) -> list[list[Stage]]:
+def spans_of(layers: Collection[int]) -> list[tuple[int, int]]:
+    """The same, as ranges apart from each other, ascending."""
+    found: list[tuple[int, int]] = []
+    for layer in sorted(layers):
+        if found and found[-1][1] == layer:
+            found[-1] = found[-1][0], layer + 1
+        else:
+            found.append((layer, layer + 1))
+    return found
+
+
+def _held_spans(stages: Sequence[Sequence[Stage]], keeps: Sequence[Keep]) -> Iterator[tuple[Worker, tuple[int, int]]]:
+    """What each worker of these stages holds, range by range."""
+    kept: dict[Worker, set[int]] = {}
+    for keep in keeps:
+        kept.setdefault(keep.worker, set()).update(keep.layers)
+    for row in stages:
+        for stage in row:
+            if stage.worker in kept:
+                yield from ((stage.worker, span) for span in spans_of(kept[stage.worker].union(stage.layers)))
+            elif stage.worker is not None:
+                yield stage.worker, (stage.first, stage.stop)
+
+
+def cut(stages: Sequence[Sequence[Stage]], keeps: Sequence[Keep] = ()) -> list[list[Stage]]:
     """The stages of each pipeline, those without a worker in as few parts as there have to be for each to have holders.
 
     Of the ways to cut that, the one in which the part with the fewest holders has most. Where a layer has none the stage stays.
     """
-    n_holders = Counter((stage.first, stage.stop) for row in stages for stage in row if stage.worker is not None)
+    n_holders = Counter(span for _, span in _held_spans(stages, keeps))
     return [[part for stage in row for part in _parts(stage, n_holders)] for row in stages]
 
 

@@ -1,9 +1,9 @@
 """Which losses are alike: the plan found for one of them is that for the others, with its workers renamed.
 
 Two losses are where a permutation of the workers and one of the nodes map the plan, the state that is held and who is on which
-node onto themselves, and one loss onto the other. Here these permutations exchange whole pipelines that hold the same layers at
-each stage and have as many micro-batches and samples, and idle workers, all as fast as those in whose places they come. A
-pipeline that exceptions concern stays where it is.
+node onto themselves, and one loss onto the other. Here these permutations exchange whole pipelines that run and keep the same
+layers at each stage and have as many micro-batches and samples, and idle workers, all as fast as those in whose places they
+come. A pipeline that exceptions concern stays where it is.
 
     bunch      pipelines that are exchanged without any node: of one kind, stage by stage on the same nodes
     component  bunches that share hosts, and so can change places only together
@@ -247,7 +247,8 @@ def _rows(plan: Plan, everyone: Iterable[Worker], slow: Mapping[Worker, float]) 
         if p not in special and pipeline.is_complete:
             ranges = pipeline.ranges
             factors = tuple(slow.get(worker, 1.0) for worker in pipeline.workers)
-            kind = ranges, len(pipeline.micro_batches), plan.samples_of(p), factors
+            kept = tuple(plan.keeps.get(worker) for worker in pipeline.workers) if plan.keep_runs else ()
+            kind = ranges, len(pipeline.micro_batches), plan.samples_of(p), factors, kept
         rows.append((kinds.setdefault(kind, len(kinds)), tuple(stage.worker for stage in pipeline.stages)))
     for worker in everyone:
         if worker not in plan.place:

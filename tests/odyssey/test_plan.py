@@ -9,7 +9,7 @@ import pytest
 
 from odyssey.errors import PlanError
 from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Move, Plan, Reduction, Route, decode, encode, move_runs
+from odyssey.plan import Keep, Move, Plan, Reduction, Route, decode, encode, keep_runs, move_runs
 from odyssey.plan_proof import prove
 
 
@@ -75,6 +75,23 @@ def test_tied_layers_are_reduced_by_the_union_of_their_holders() -> None:
     assert prove(plan).tie_holders(0) == (0, 1, 2, 3)
 
 
+def keeping(plan: Plan, *keeps: Keep) -> Plan:
+    return change(plan, keep_runs=keep_runs(keeps))
+
+
+def test_what_is_kept_is_held_and_reduced_with_those_who_run_it() -> None:
+    plan = keeping(two_by_two(), Keep(0, 2, 4), Keep(3, 0, 1))
+    assert plan.holds == {0: {0, 1, 2, 3}, 1: {2, 3}, 2: {0, 1}, 3: {0, 2, 3}}
+    assert plan.runs[0] == {0, 1} and plan.workers == (0, 1, 2, 3)
+    assert [plan.holders(layer) for layer in range(4)] == [(0, 2, 3), (0, 2), (0, 1, 3), (0, 1, 3)]
+    plan = change(plan, reductions=(Reduction((0,), ()), Reduction((1,), ()), Reduction((2, 3), ())))
+    assert [group.workers for group in prove(plan).reduce] == [(0, 2, 3), (0, 2), (0, 1, 3)]
+    prove(change(plan, routes=(Route(0, 1, 0),)))
+    with pytest.raises(PlanError, match="worker 3 needs layer 0 and nobody sends it"):
+        prove(plan, {0: {0, 1, 2, 3}, 1: {2, 3}, 2: {0, 1}, 3: {2, 3}})
+    prove(change(plan, move_runs=move_runs([Move(0, 0, 3)])), {0: {0, 1, 2, 3}, 1: {2, 3}, 2: {0, 1}, 3: {2, 3}})
+
+
 @dataclass
 class Corruption:
     says: str
@@ -97,6 +114,11 @@ CORRUPTIONS = [
     Corruption("worker 3 is idle and in pipeline 1 stage 1", change(P, idle=(3,))),
     Corruption("two routes", change(P, routes=(Route(0, 0, 2), Route(0, 0, 0)))),
     Corruption("no such micro-batch or stage", change(P, routes=(Route(0, 2, 2),))),
+    Corruption("layers \\[2, 5\\) are kept, the model has 4", keeping(P, Keep(0, 2, 5))),
+    Corruption("worker 7 keeps layers \\[0, 2\\) and has no stage", keeping(P, Keep(7, 0, 2))),
+    Corruption("worker 1 keeps layer 3, which it runs", keeping(P, Keep(1, 3, 4))),
+    Corruption("worker 0 keeps layer 2 twice", keeping(P, Keep(0, 2, 3), Keep(0, 2, 4))),
+    Corruption("layer 3 is reduced by \\(1, 3\\), but held by \\(0, 1, 3\\)", keeping(P, Keep(0, 3, 4))),
     Corruption("worker 3 does not hold layer 0", change(P, routes=(Route(0, 0, 3),))),
     Corruption("layer 0 is in two reductions", change(P, reductions=(*P.reductions, Reduction((0,), ())))),
     Corruption("layer 2 is in no reduction", change(P, reductions=P.reductions[:1])),

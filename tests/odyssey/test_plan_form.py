@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,7 @@ from odyssey import plan as plans
 from odyssey.codec import Json, Malformed, Packed
 from odyssey.messages import Command, Deframer, Prepare, frame
 from odyssey.pipelines import MAX_STAGES, Block, Pipeline, Stage, blocks_of, pipelines_of
-from odyssey.plan import MAX_MOVES, Move, MoveRun, Plan, Reduction, move_runs
+from odyssey.plan import MAX_MOVES, Keep, Move, MoveRun, Plan, Reduction, keep_runs, move_runs
 from odyssey.plan_proof import prove
 from strategies.building.compose import reductions
 from strategies.search import search
@@ -53,6 +54,21 @@ MOVES = st.lists(st.builds(Move, st.integers(0, 3), st.integers(0, 3), st.intege
 @given(MOVES)
 def test_runs_are_the_moves_that_they_were_made_of(moves: list[Move]) -> None:
     assert [move for run in move_runs(moves) for move in run.moves] == moves
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(1, 2)), unique_by=lambda its: its[:2], max_size=12))
+def test_runs_are_what_is_kept(spans: list[tuple[int, int, int]]) -> None:
+    keeps = [Keep(worker, first, first + n) for worker, first, n in spans]
+    runs = keep_runs(keeps)
+    written = [Keep(worker, run.keep.first, run.keep.stop) for run in runs for worker in run.workers]
+    assert Counter((its.worker, its.first, its.stop) for its in written) == Counter(
+        (its.worker, its.first, its.stop) for its in keeps
+    )
+
+
+def test_what_every_pipeline_keeps_alike_is_written_once_for_each_stage() -> None:
+    keeps = [Keep(8 * p + s, 2 * s + 2, 2 * s + 4) for p in range(2048) for s in range(7)]
+    assert len(msgspec.json.encode(keep_runs(keeps))) < 300
 
 
 def grid(n_pipelines: int, n_stages: int, worker: Any) -> tuple[Pipeline, ...]:
@@ -121,7 +137,7 @@ def valid_plans(draw: st.DrawFn) -> tuple[Plan, tuple[Pipeline, ...], tuple[Move
         micro_batch=2,
         n_layers=n_layers,
         blocks=blocks_of(pipelines),
-        reductions=reductions(holds, n_layers, ties),
+        reductions=reductions([frozenset(stage.layers) for stage in holds.values()], n_layers, ties),
         ties=ties,
         move_runs=move_runs(moves),
         idle=(1000,),
@@ -222,6 +238,8 @@ def block(n: int, *columns: list[Any]) -> dict[str, Any]:
         ("blocks", [block(MAX_STAGES, *[[0, 2, [[0, MAX_STAGES, 1]]]] * 2)], "2097152 stages", ""),
         ("move_runs", [[[0, 0, 1], 10**9, [0, 0, 0]]], "Expected `int` <= 4194304", "move_runs[0][1]`"),
         ("move_runs", [[[0, 0, 1], MAX_MOVES, [0, 0, 0]]] * 2, "8388608 moves, where at most 4194304 are taken", ""),
+        ("keep_runs", [[[0, 0, 1], 10**9, 0]], "Expected `int` <= 1048576", "keep_runs[0][1]`"),
+        ("keep_runs", [[[0, 0, 1], MAX_STAGES, 1]] * 2, "keeps 2097152 spans of layers, where at most 1048576 are taken", ""),
         ("reductions", [{"layers": [], "ties": [], "round": 0}], "a reduction of nothing", "reductions[0]`"),
     ],
 )

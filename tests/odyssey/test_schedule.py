@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
 from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Compute, Plan, Route, Schedule
+from odyssey.plan import Compute, Keep, Plan, Route, Schedule, keep_runs
 from odyssey.plan_proof import prove
 from odyssey.schedule import (
     Commit,
@@ -21,6 +22,7 @@ from odyssey.schedule import (
     Receive,
     Reduce,
     Send,
+    compute_order,
     dependency_order,
     grid,
     one_forward_one_backward,
@@ -89,7 +91,12 @@ def test_the_grid_has_one_line_a_worker_and_marks_where_it_stands() -> None:
 # -- random plans ------------------------------------------------------------------------------------------------------
 
 
-def plain(splits: list[list[tuple[int, int]]], shares: list[int], lost: list[tuple[int, int]] | None = None) -> Plan:
+def plain(
+    splits: list[list[tuple[int, int]]],
+    shares: list[int],
+    lost: list[tuple[int, int]] | None = None,
+    keeps: Sequence[Keep] = (),
+) -> Plan:
     """Pipelines of these layer ranges; micro-batches of lost (pipeline, stage) go to the first that hold the layers."""
     lost = lost or []
     n_layers = splits[0][-1][1]
@@ -99,15 +106,15 @@ def plain(splits: list[list[tuple[int, int]]], shares: list[int], lost: list[tup
         for p, split in enumerate(splits)
     ]
     starts = [0, *accumulate(shares)]
-    owners = [stage for row in rows for stage in row if stage.worker is not None]
+    holds = {stage.worker: set(stage.layers) for row in rows for stage in row if stage.worker is not None}
+    keeps = [keep for keep in keeps if keep.worker in holds]
+    for keep in keeps:
+        holds[keep.worker].update(keep.layers)
     routes = []
     for p, s in lost:
         stage = rows[p][s]
-        hosts = [other.worker for other in owners if other.first <= stage.first and stage.stop <= other.stop]
-        for j, k in enumerate(range(starts[p], starts[p + 1])):
-            worker = hosts[j % len(hosts)]
-            assert worker is not None
-            routes.append(Route(k, s, worker))
+        hosts = [worker for worker, layers in holds.items() if layers.issuperset(stage.layers)]
+        routes += [Route(k, s, hosts[j % len(hosts)]) for j, k in enumerate(range(starts[p], starts[p + 1]))]
     return prove(
         Plan(
             generation=0,
@@ -117,8 +124,9 @@ def plain(splits: list[list[tuple[int, int]]], shares: list[int], lost: list[tup
             micro_batch=2,
             n_layers=n_layers,
             blocks=blocks_of(Pipeline(tuple(row), starts[p], starts[p + 1]) for p, row in enumerate(rows)),
-            reductions=reductions({stage.worker: stage for stage in owners if stage.worker is not None}, n_layers, ()),
+            reductions=reductions(map(frozenset, holds.values()), n_layers, ()),
             routes=tuple(routes),
+            keep_runs=keep_runs(keeps),
         )
     )
 
@@ -140,13 +148,28 @@ def plans(draw: st.DrawFn) -> Plan:
         splits.append(list(pairwise(cuts)))
     shares = [draw(st.integers(1, 5)) for _ in splits]
     places = [(p, s) for p, split in enumerate(splits) for s in range(len(split))]
+    keeps = []
+    for worker in draw(st.sets(st.integers(0, len(places) - 1), max_size=3)):
+        p, s = places[worker]
+        other = draw(st.integers(0, len(splits[p]) - 1))
+        if other != s:
+            keeps.append(Keep(worker, *splits[p][other]))
     lost: list[tuple[int, int]] = []
     for place in draw(st.lists(st.sampled_from(places), max_size=3, unique=True)):
         left = [splits[p][s] for p, s in places if (p, s) not in [*lost, place]]
         gone = [splits[p][s] for p, s in [*lost, place]]
         if all(any(a <= first and stop <= b for a, b in left) for first, stop in gone) and covers_all(left, n_layers):
             lost.append(place)
-    return with_orders(plain(splits, shares, lost), split=draw(st.booleans()))
+    return with_orders(plain(splits, shares, lost, keeps), split=draw(st.booleans()))
+
+
+def added_from(plan: Plan, worker: int, lowest: int) -> int:
+    """The layer with whose gradient all is complete that `worker` adds to the layers from `lowest` on: where it only keeps the
+    lowest of them that it holds, it waits for the next one below that it adds to."""
+    ops = compute_order(plan, worker)
+    added = {layer for op in ops for layer in plan.layer_range(op.micro_batch, op.stage).layers}
+    first = min(layer for layer in plan.holds[worker] if layer >= lowest)
+    return max((layer for layer in added if layer <= first), default=lowest)
 
 
 def covers_all(ranges: list[tuple[int, int]], n_layers: int) -> bool:

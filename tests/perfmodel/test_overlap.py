@@ -13,7 +13,7 @@ from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from perfmodel.timeline import simulate
 from tests.examples import examples
-from tests.odyssey.test_schedule import plain, plans
+from tests.odyssey.test_schedule import added_from, plain, plans
 from tests.planning import first_plan, layer, order_of, profile
 
 MB = 2**20
@@ -124,7 +124,7 @@ def dumb_step_s(plan: Plan, of: Profile, bytes_per_s: float) -> float:
                     end[w, i]
                     for w in group.workers
                     for i, (op, x, _) in enumerate(rows[w])
-                    if isinstance(op, Compute) and op.kind in "BW" and x >= number
+                    if isinstance(op, Compute) and op.kind in "BW" and x >= added_from(plan, w, number)
                 ]
                 n = len(group.workers)
                 if n > 1 and size:

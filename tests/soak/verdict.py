@@ -154,7 +154,7 @@ def _check_own(case: Case, log: list[Event], folder: Path) -> None:
     for rank in sorted(ended):
         own = torch.load(folder / f"own-{rank}.pt")
         wanted = recipe.expected_of(case.recipe).states[case.recipe.steps]
-        held = {name: wanted[name] for name in wanted if int(name.split(".")[1]) in plan.held.get(rank, ())}
+        held = {name: wanted[name] for name in wanted if int(name.split(".")[1]) in plan.holds.get(rank, ())}
         worst = reference.largest_difference(held, own["model"])
         if not worst <= TOLERANCE[case.recipe.dtype]:
             raise Broken("wrong", f"the parameters of rank {rank} itself differ by {worst}")

@@ -37,7 +37,7 @@ def job(n_layers: int, n_fit: int, n_micro_batches: int = 16, ranks_per_node: in
 
 
 def keeps_every_layer(plan: Plan, lost: Collection[int]) -> bool:
-    held = [layer for worker in plan.workers if worker not in lost for layer in plan.held[worker]]
+    held = [layer for worker in plan.workers if worker not in lost for layer in plan.holds[worker]]
     return set(held) == set(range(plan.n_layers))
 
 

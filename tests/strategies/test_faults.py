@@ -73,7 +73,7 @@ def grown() -> Situation:
     """Four ranks have a plan, and a fifth has come."""
     of = job_events.profile()
     plan = first_plan(of, "2x2", 4)
-    return situation(of, plan, range(5), held={**plan.held, 4: frozenset()})
+    return situation(of, plan, range(5), held={**plan.holds, 4: frozenset()})
 
 
 def slowed() -> Situation:

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from odyssey.errors import PlanError, StateLost
 from odyssey.pipelines import blocks_of
-from odyssey.plan import Plan
+from odyssey.plan import Keep, Plan, keep_runs
 from odyssey.plan_proof import prove
 from odyssey.renaming import renamed
+from odyssey.worker import Worker
 from perfmodel.price import price
 from perfmodel.profile import Link, Profile
 from strategies.search import best, initial_plan, search
@@ -288,6 +289,21 @@ def test_a_plan_under_other_names_is_the_same_plan(whole: Situation, data: st.Da
     back = renamed(other, {new: old for old, new in names.items()})
     assert back.moves == plan.moves and replace(back, move_runs=plan.move_runs) == plan
     prove(other)
+
+
+def test_pipelines_that_keep_other_layers_are_not_alike() -> None:
+    of = job(12)
+    plan = first_plan(of, "3x2", 6)
+    last = plan.n_layers
+    first = plan.pipelines[0].stages[0].stop
+    for keeps, n_classes in (([(0, first, last)], 4), ([(w, first, last) for w in (0, 2, 4)], 2)):
+        kept = replace(plan, keep_runs=keep_runs(Keep(Worker(w), a, b) for w, a, b in keeps))
+        alike = symmetries(whole_of(of, kept, dict.fromkeys(range(6), 0)))
+        assert len({key_of(alike, (Worker(w),), False) for w in range(6)}) == n_classes
+        names = alike.names((Worker(2),), (Worker(4),))
+        assert names is not None
+        other = renamed(kept, names)
+        assert other.keeps == {names.get(worker, worker): layers for worker, layers in kept.keeps.items()} == kept.keeps
 
 
 def test_names_that_do_not_fit_are_found_out_by_the_proof() -> None:

@@ -55,7 +55,7 @@ def step_s(candidate: Candidate | None) -> float:
 def with_newcomers(of: Profile, plan: Plan, newcomers: list[int], aim: Aim | None = None) -> Situation:
     """The job trains by this plan, and they are there, with nothing."""
     everyone = sorted({*plan.workers, *plan.idle, *newcomers})
-    held = {worker: plan.held.get(worker, frozenset()) for worker in everyone}
+    held = {worker: plan.holds.get(worker, frozenset()) for worker in everyone}
     return replace(situation(of, plan, everyone, held=held, aim=aim), is_running=True)
 
 
@@ -251,7 +251,7 @@ def test_who_leaves_has_no_work_and_hands_over_what_it_holds(seed: int, is_runni
     plan = plan_of(first)
     leaving = data.draw(st.lists(st.sampled_from(plan.workers), min_size=1, max_size=min(3, n_workers - 1), unique=True))
     staying = without(plan, *leaving)
-    held = {worker: plan.held.get(worker, frozenset()) for worker in (*staying, *leaving)}
+    held = {worker: plan.holds.get(worker, frozenset()) for worker in (*staying, *leaving)}
     now = replace(
         situation(of, plan, staying, held=held),
         lost=(),
@@ -278,7 +278,7 @@ def test_the_last_holder_of_a_layer_may_leave() -> None:
     with pytest.raises(StateLost):
         answer(lost)
 
-    chosen = best(answer(replace(lost, lost=(), leaving=(1,), held=plan.held)))
+    chosen = best(answer(replace(lost, lost=(), leaving=(1,), held=plan.holds)))
 
     assert plan_of(chosen).workers == (0,)
     assert {(move.layer, move.source, move.target) for move in plan_of(chosen).moves} == {(2, 1, 0), (3, 1, 0)}

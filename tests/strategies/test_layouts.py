@@ -267,7 +267,7 @@ def test_sources_share_the_load_and_the_same_host_is_preferred() -> None:
     of = profile(rows, 8, ranks_per_node=2)
     plan = first_plan(of, "3x1", 4)
     state = situation(of, plan, [0, 1, 2, 3])
-    of_new = {0: plan.pipelines[0].stages[0], 1: plan.pipelines[0].stages[0], 3: plan.pipelines[0].stages[0]}
+    of_new = dict.fromkeys((0, 1, 3), frozenset(range(4)))
     assert {move.source for move in moves(state, of_new)} == {2}
     apart = situation(profile(rows, 8), plan, [0, 1, 2, 3])
     sources = [move.source for move in moves(apart, of_new)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odyssey.pipelines import Stage
+from odyssey.pipelines import span_layers
 from odyssey.plan import Move
 from perfmodel.costs import Costs
 from perfmodel.moving import busiest_s, move_ends, moved_bytes, moves_s
@@ -19,7 +19,7 @@ from strategies.situation import Situation
 from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation
 
-Needed = dict[int, Stage]
+Needed = dict[int, frozenset[int]]
 
 
 def cluster_of(sizes: list[int], *, ranks_per_node: int = 1000, inter: float = 100.0, shared: float | None = None) -> Profile:
@@ -44,9 +44,9 @@ def transitions(draw: st.DrawFn) -> tuple[Situation, Needed]:
     held[draw(st.integers(0, n_workers))] = frozenset(range(len(sizes)))
     needed = {}
     for worker in held:
-        first, stop = draw(ends)
-        if first < stop:
-            needed[worker] = Stage(worker, first, stop)
+        layers = span_layers(*draw(ends)) | span_layers(*draw(ends))
+        if layers:
+            needed[worker] = layers
     inter, shared = draw(st.sampled_from([(100.0, None), (10.0, None), (50.0, 25.0), (50.0, 200.0)]))
     of = cluster_of(sizes, ranks_per_node=draw(st.integers(1, 6)), inter=inter, shared=shared)
     return state_of(of, held), needed
@@ -93,7 +93,7 @@ def test_what_is_missing_arrives_once_from_who_has_it_by_then(case: tuple[Situat
             assert move.layer in has[move.source] and move.layer not in has[move.target]
             has[move.target].add(move.layer)
         for worker in state.held:
-            wanted = set(needed[worker].layers) if worker in needed else set()
+            wanted = needed.get(worker, set())
             assert has[worker] == set(state.held[worker]) | wanted
 
 
@@ -128,7 +128,7 @@ def test_targets_of_the_same_layers_receive_them_in_rounds() -> None:
     of = cluster_of([100] * 8)
     held = {worker: frozenset(range(8)) for worker in range(4)} | dict.fromkeys(range(4, 8), frozenset[int]())
     state = state_of(of, held)
-    plan = moves(state, {worker: Stage(worker, 0, 8) for worker in range(4, 8)})
+    plan = moves(state, {worker: span_layers(0, 8) for worker in range(4, 8)})
     assert moves_s(plan, Costs(of)) == pytest.approx(8 * 2.0)
 
 
@@ -136,7 +136,7 @@ def test_who_has_received_a_layer_passes_it_on() -> None:
     """One holder, seven targets, one layer: three rounds, and not seven."""
     of = cluster_of([100])
     held = {0: frozenset({0})} | dict.fromkeys(range(1, 8), frozenset[int]())
-    plan = moves(state_of(of, held), {worker: Stage(worker, 0, 1) for worker in range(8)})
+    plan = moves(state_of(of, held), {worker: span_layers(0, 1) for worker in range(8)})
     assert moves_s(plan, Costs(of)) == pytest.approx(3 * 2.0)
 
 
@@ -144,8 +144,8 @@ def test_the_same_host_is_preferred_unless_it_has_more_to_send_than_anybody() ->
     of = cluster_of([100] * 4, ranks_per_node=3, inter=50.0)
     held = {0: frozenset(range(4)), 3: frozenset(range(4)), 1: frozenset[int](), 2: frozenset[int]()}
     state = state_of(of, held)
-    assert {move.source for move in moves(state, {1: Stage(1, 0, 4)})} == {0}
-    both = moves(state, {1: Stage(1, 0, 4), 2: Stage(2, 0, 4)})
+    assert {move.source for move in moves(state, {1: span_layers(0, 4)})} == {0}
+    both = moves(state, {1: span_layers(0, 4), 2: span_layers(0, 4)})
     best = improved(both, state)
     assert moves_s(best, Costs(of)) < 8 * 2.0, "rank 0 alone would send eight"
 

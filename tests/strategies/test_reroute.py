@@ -86,7 +86,7 @@ def check_runs_once(plan: Plan) -> None:
 
 def check_exact(plan: Plan, before: Plan) -> None:
     """Runs everything once, of the same batch, and moves nothing."""
-    prove(plan, before.held)
+    prove(plan, before.holds)
     check_runs_once(plan)
     assert plan.global_batch == before.global_batch and plan.moves == ()
 
@@ -126,7 +126,7 @@ def test_losses_of_any_stages_in_any_plans_run_everything_once_as_long_as_each_l
         if left == without(plan):
             continue
         proposals = reroute.propose(situation(of, plan, left))
-        holders = {layer for worker in left for layer in plan.held.get(worker, ())}
+        holders = {layer for worker in left for layer in plan.holds.get(worker, ())}
         assert (proposals[0].plan is not None) == (holders == set(range(plan.n_layers))), proposals[0].reason
         if proposals[0].plan is None:
             return
@@ -149,7 +149,7 @@ def test_a_reroute_of_alike_pipelines_fits_where_the_plan_in_force_fits(
     tight = profile(rows, of.global_batch, 2, intra=Link(0.01, 100.0), memory_bytes=peak)
     lost = {worker % len(plan.workers) for lot in lots for worker in lot}
     left = without(plan, *lost)
-    if {layer for worker in left for layer in plan.held[worker]} == set(range(plan.n_layers)):
+    if {layer for worker in left for layer in plan.holds[worker]} == set(range(plan.n_layers)):
         after = rerouted(plan, situation(tight, plan, left))
         assert price(after, tight, seconds_to_change=1e9).peak_bytes <= peak
 

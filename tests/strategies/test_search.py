@@ -46,7 +46,7 @@ def test_the_table_has_every_strategy_and_a_reason_in_every_row() -> None:
     for candidate in table:
         if candidate.plan is not None:
             assert candidate.plan.estimate == candidate.estimate
-            prove(candidate.plan, {worker: plan.held[worker] for worker in without(plan, 5)})
+            prove(candidate.plan, {worker: plan.holds[worker] for worker in without(plan, 5)})
 
 
 def test_losers_are_told_the_objective_they_lost_against() -> None:

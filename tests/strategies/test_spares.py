@@ -85,7 +85,7 @@ def test_who_stands_by_has_work_where_another_is_lost_before_the_start(lost: tup
 def test_a_plan_for_a_start_anew_keeps_them() -> None:
     """The first generation has begun, and nothing is trained: the only holder of a layer is lost."""
     plan = plan_of(best(initial_plan(at_start(4, 1), "1x3")))
-    ask = Propose(2, 0, plan, (0, 2, 3), (1,), (), {0: plan.held[0], 2: plan.held[2], 3: frozenset()}, untrained=True)
+    ask = Propose(2, 0, plan, (0, 2, 3), (1,), (), {0: plan.holds[0], 2: plan.holds[2], 3: frozenset()}, untrained=True)
     found = proposed(ask, job(), dict.fromkeys(range(4), 0), ExpectedChange(3600.0), "auto", "1x3", Aim(), n_spares=1)
     assert plan_of(best(found.candidates)).workers == (0, 2, 3)
 

@@ -50,9 +50,7 @@ def one_pipeline(work: Work, cuts: Sequence[int], shares: Sequence[int], cap: fl
             micro_batch=samples,
             n_layers=n_layers,
             blocks=blocks_of(Pipeline(row, starts[p], starts[p + 1]) for p, row in enumerate(rows)),
-            reductions=reductions(
-                {stage.worker: stage for row in rows for stage in row if stage.worker is not None}, n_layers, ()
-            ),
+            reductions=reductions([frozenset(stage.layers) for row in rows for stage in row], n_layers, ()),
             schedule=Schedule("split", cap, work),
         )
     )

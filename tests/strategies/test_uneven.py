@@ -43,7 +43,7 @@ def rows_of(ranges: Sequence[Sequence[int]], samples: Sequence[int], micro_batch
 
 def plan_of(pipelines: Sequence[Pipeline], global_batch: int, micro_batch: int, schedule: Schedule | None = None) -> Plan:
     n_layers = pipelines[0].stages[-1].stop
-    stages = {stage.worker: stage for its in pipelines for stage in its.stages if stage.worker is not None}
+    held = [frozenset(stage.layers) for its in pipelines for stage in its.stages if stage.worker is not None]
     return Plan(
         generation=0,
         strategy="test",
@@ -52,7 +52,7 @@ def plan_of(pipelines: Sequence[Pipeline], global_batch: int, micro_batch: int, 
         micro_batch=micro_batch,
         n_layers=n_layers,
         blocks=blocks_of(pipelines),
-        reductions=reductions(stages, n_layers, ()),
+        reductions=reductions(held, n_layers, ()),
         schedule=schedule or Schedule(),
     )
 
@@ -275,7 +275,7 @@ def test_a_job_goes_on_in_whole_micro_batches_when_a_layer_begins_to_draw() -> N
         alive = situation(replace(of, uncut="layer 1 draws random numbers"), before, before.workers)
         chosen = best(answer(alive))
         assert chosen is not None and chosen.plan is not None
-        prove(chosen.plan, before.held)
+        prove(chosen.plan, before.holds)
         assert not chosen.plan.is_cut and chosen.plan.workers == before.workers
         dependency_order({worker: program(chosen.plan, worker) for worker in chosen.plan.workers})
     lost = situation(replace(of, uncut="layer 1 draws random numbers"), plan, without(plan, 3))

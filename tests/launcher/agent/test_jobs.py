@@ -103,7 +103,7 @@ def test_losing_every_holder_of_a_layer_ends_the_job_and_names_it(tmp_path: Path
     ended = ran.events[-1].body
     assert isinstance(ended, JobEnded)
     (chosen,) = ran.all(PlanChosen)
-    first, last = min(chosen.plan.held[1]), max(chosen.plan.held[1])
+    first, last = min(chosen.plan.holds[1]), max(chosen.plan.holds[1])
     assert ended.reason.startswith(f"every holder of layers {first} (") and f" {last} (5.Head) is lost (rank 1)" in ended.reason
     ran.assert_replays()
 

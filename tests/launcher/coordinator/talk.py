@@ -233,7 +233,7 @@ class Talk:
             case "paused":
                 rank, (t, _, k) = ranks[0], plain[1].partition(".")
                 plan = self.state.plan if isinstance(self.state, JobState) else None
-                held = tuple(sorted(plan.held.get(rank, ()))) if plan is not None else ()
+                held = tuple(sorted(plan.holds.get(rank, ()))) if plan is not None else ()
                 if "held" in options:
                     first, _, last = options["held"].partition("-")
                     held = tuple(range(int(first), int(last or first) + 1)) if first else ()
@@ -309,7 +309,7 @@ class Talk:
         plan, generation = self.state.next_plan if isinstance(self.state, JobState) else None, self.state.world.generation
         if plan is None:  # too late, whatever it says
             return Ready(rank, generation, (0, 0), (), (), 0, 0.0, 0.0, 0)
-        held = sorted(plan.held.get(rank, ()))
+        held = sorted(plan.holds.get(rank, ()))
         digests = tuple((layer, "other" if bad else f"state{layer}") for layer in held)
         last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
         samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()

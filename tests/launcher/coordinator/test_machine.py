@@ -235,12 +235,12 @@ class Job(RuleBasedStateMachine):
                     problem = "refused" if rank in self.refused else ""
                     self.refused.discard(rank)
                     me.outbox.append((generation, Connected(rank, generation, number, problem)))
-            case Drain(generation=generation) if me.plan is not None and rank in me.plan.held:
+            case Drain(generation=generation) if me.plan is not None and rank in me.plan.holds:
                 if me.running is not None and generation > me.running:
                     me.drain = generation
             case Pause(generation=generation) | Drain(generation=generation):
                 me.running, me.drain, me.paused_for = None, None, generation
-                idle = me.plan is not None and rank not in me.plan.held
+                idle = me.plan is not None and rank not in me.plan.holds
                 phase = "idle" if idle else me.phase
                 me.outbox.append((generation, Paused(rank, generation, me.position, phase, tuple(sorted(me.held)))))
             case Prepare(generation=generation, plan=plan, results=results) if generation >= me.paused_for:
@@ -249,8 +249,8 @@ class Job(RuleBasedStateMachine):
                 for result in results:
                     self.take(me, result)
                 me.plan = plan
-                me.held |= plan.held.get(rank, frozenset())
-                held = tuple((layer, f"after {me.position}") for layer in sorted(plan.held.get(rank, ())))
+                me.held |= plan.holds.get(rank, frozenset())
+                held = tuple((layer, f"after {me.position}") for layer in sorted(plan.holds.get(rank, ())))
                 last = {pipeline.stages[-1].worker: pipeline for pipeline in plan.pipelines}
                 samples = tuple((k, plan.n_samples(k)) for k in last[rank].micro_batches) if rank in last else ()
                 contracts = tuple((g, "same") for g in plan.groups_of.get(rank, ()))
@@ -259,7 +259,7 @@ class Job(RuleBasedStateMachine):
             case Go(generation=generation) if generation >= me.paused_for:
                 assert me.plan is not None
                 me.running, me.phase, self.drained_for = generation, "compute", None
-                me.held = me.plan.held.get(rank, frozenset())
+                me.held = me.plan.holds.get(rank, frozenset())
             case Follow(result=result):
                 me.phase = "contributed"
                 self.take(me, result)

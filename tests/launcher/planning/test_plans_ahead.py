@@ -39,7 +39,7 @@ def job() -> tuple[Profile, Plan]:
 
 def loss(plan: Plan, *lost: int, generation: int = 1, may_return: bool = False) -> Propose:
     alive = tuple(rank for rank in RANKS if rank not in lost)
-    held = {rank: plan.held[rank] for rank in alive}
+    held = {rank: plan.holds[rank] for rank in alive}
     return Propose(generation, 7, plan, alive, lost, lost if may_return else (), held)
 
 

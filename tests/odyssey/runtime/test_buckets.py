@@ -28,7 +28,7 @@ from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.tally import Tally
 from odyssey.schedule import Reduce, program
 from tests import models
-from tests.odyssey.test_schedule import plain, plans, with_orders
+from tests.odyssey.test_schedule import added_from, plain, plans, with_orders
 from tests.planning import order_of
 
 MB = 2**20
@@ -82,7 +82,8 @@ def test_a_bucket_starts_when_nothing_adds_to_it_or_to_layers_above_any_more_and
             if isinstance(op, Compute) and op.kind in "BW":
                 added += [(op, layer) for layer in reversed(plan.layer_range(op.micro_batch, op.stage).layers)]
         for start in its:
-            adds = [i for i, (_, layer) in enumerate(added) if start.bucket.lowest <= layer < plan.n_layers]
+            lowest = added_from(plan, worker, start.bucket.lowest)
+            adds = [i for i, (_, layer) in enumerate(added) if lowest <= layer < plan.n_layers]
             assert added[max(adds, default=0)][0] == start.op
             assert start.op is None or added[max(adds)][1] == start.layer
 
@@ -159,7 +160,7 @@ def named(made: Engine) -> dict[str, torch.nn.Parameter]:
 def engine(variant: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, list[Given]]:
     """Worker 0 of a plan without its partners, and what it gives to its reductions."""
     model = Model(lambda: models.build_layers(variant, dropout=0.1), lambda params: torch.optim.SGD(params, 0.1), None, CPU, 0)
-    model.hold_built(plan.held[0])
+    model.hold_built(plan.holds[0])
     spec = ModelSpec((), (), (), plan.global_batch, plan.micro_batch, 96, 0, "cpu")
     job_spec = JobSpec(spec, models.loss_for(variant), None, None, None, 0, None)
     groups = Groups(to_nobody, 1, Needs(plan.workers), 0, CPU)

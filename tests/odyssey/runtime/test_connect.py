@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
 def to_come(agent: MiniAgent) -> Plan:
     """The plan with rank 2, as far as it is known while the others train."""
     assert agent.plan is not None
-    held = {rank: tuple(agent.plan.held.get(rank, ())) for rank in range(3)}
+    held = {rank: tuple(agent.plan.holds.get(rank, ())) for rank in range(3)}
     return grown(agent, {rank: Paused(rank, agent.generation, (0, 0), "between", its) for rank, its in held.items()})
 
 

@@ -72,7 +72,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> tuple[Groups, list
 def engine(plan: Plan, groups: Groups) -> Engine:
     """Worker 0, whose partner is not there."""
     model = Model(lambda: models.build_layers("gpt"), lambda params: torch.optim.SGD(params, 0.1), None, CPU, 0)
-    model.hold_built(plan.held[0])
+    model.hold_built(plan.holds[0])
     spec = ModelSpec((), (), (), plan.global_batch, plan.micro_batch, 96, 0, "cpu")
     job_spec = JobSpec(spec, models.loss_for("gpt"), None, None, None, 0, None)
     data = Prefetcher(models.data_for("gpt"), Sampler(96, 0), plan)

@@ -46,9 +46,9 @@ def held(nothing_left: None, tmp_path: Path) -> Iterator[Held]:
     held.release()
 
 
-def assert_exact(out: Path) -> None:
+def assert_exact(out: Path, model: str = "gpt") -> None:
     """The leader wrote what the undisturbed run in one process ends with."""
-    losses, expected = exactness.expected_of("gpt", N_STEPS, 15, 2)
+    losses, expected = exactness.expected_of(model, N_STEPS, 15, 2)
     result = torch.load(out)
     state = result["state"]["model"]
     assert set(state) == set(expected)
@@ -223,7 +223,7 @@ def test_a_rank_that_receives_its_layers_twice_trains_them(
     agent.wait(Hello, 3)
     agent.prepare(agent.replan("respawn", paused, respawnable=(3,)))
     assert agent.plan is not None
-    layers = agent.plan.held[3]
+    layers = agent.plan.holds[3]
 
     agent.pause()
     again = replace(agent.plan, generation=agent.generation)
