@@ -158,7 +158,7 @@ class Striker:
                 self._plan = body.plan
                 self._arriving = set(body.plan.spawned) - self._joined
             case GenerationStarted() if self._plan is not None:
-                self._held = {rank: self._plan.held.get(rank, frozenset()) for rank in self._ranks}
+                self._held = {rank: self._plan.holds.get(rank, frozenset()) for rank in self._ranks}
                 self._has_run, self._plan = True, None
             case JobEnded():
                 self._has_ended = True
