@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
 import msgspec
@@ -102,19 +102,19 @@ def layouts(stands: Sequence[Stand]) -> tuple[Layout, ...]:
 
 
 def _rows(before: Plan | None, plan: Plan, doomed: Collection[Rank]) -> list[Row]:
-    held = before.holds if before is not None else plan.holds
+    before = before or plan
     rows = []
     for p, pipeline in enumerate(plan.pipelines):
-        cells = tuple(_cell(plan, p, s, stage, held, doomed) for s, stage in enumerate(pipeline.stages))
+        cells = tuple(_cell(before, plan, p, s, stage, doomed) for s, stage in enumerate(pipeline.stages))
         rows.append(Row(p, len(pipeline.micro_batches), cells))
     return rows
 
 
-def _cell(plan: Plan, p: int, s: int, stage: Stage, held: Mapping[Worker, frozenset[int]], doomed: Collection[Rank]) -> Cell:
+def _cell(before: Plan, plan: Plan, p: int, s: int, stage: Stage, doomed: Collection[Rank]) -> Cell:
     worker, first, stop = stage.worker, stage.first, stage.stop
     if worker is None:
         return Cell(None, first, stop, Look.HOLE, runners=_runners(plan, p, s))
-    had = frozenset() if worker in plan.spawned else held.get(worker, frozenset())
+    had = frozenset() if worker in plan.spawned else before.holds.get(worker, frozenset())
     new = tuple(_ranges(set(stage.layers) - had))
     if any(rank in doomed for rank in plan.ranks_of(worker)):
         look = Look.DOOMED
@@ -123,7 +123,7 @@ def _cell(plan: Plan, p: int, s: int, stage: Stage, held: Mapping[Worker, frozen
     elif worker in plan.routed_to:
         look = Look.HELPS
     else:
-        look = Look.KEPT if had == frozenset(stage.layers) else Look.CHANGED
+        look = Look.KEPT if before.runs.get(worker) == frozenset(stage.layers) else Look.CHANGED
     return Cell(plan.ranks_of(worker)[0], first, stop, look, new)
 
 

@@ -82,8 +82,8 @@ def test_marked_as_new_is_what_a_rank_did_not_hold(layout: str, data: st.DataObj
     for cell in cells:
         assert cell.rank is not None
         marked = {layer for first, stop in cell.new for layer in range(first, stop)}
-        assert marked == after.held[cell.rank] - before.holds[cell.rank]
-        assert (cell.look is Look.KEPT) == (after.held[cell.rank] == before.holds[cell.rank])
+        assert marked == after.holds[cell.rank] - before.holds[cell.rank]
+        assert (cell.look is Look.KEPT) == (after.holds[cell.rank] == before.holds[cell.rank])
     for row in panel.rows:
         assert [cell.first for cell in row.cells] + [8] == [0] + [cell.stop for cell in row.cells]
     taken = [told for told in panel.told if " takes " in told]
