@@ -104,10 +104,10 @@ def final_position(paused: Mapping[Rank, Paused], results: tuple[Result, ...]) -
 
 def whole_groups(paused: Mapping[Rank, Paused], workers: Workers) -> dict[str, SumOver]:
     """Groups that serve on, by name: all their ranks are here, and each has said that nothing is under way in it."""
-    members: dict[WholeGroup, list[Rank]] = {}
+    members: dict[WholeGroup, set[Rank]] = {}
     for rank, report in paused.items():
         for group in report.whole:
-            members.setdefault(group, []).append(rank)
+            members.setdefault(group, set()).add(rank)
     return {
         group.name: SumOver(group.is_branch, tuple(sorted(workers.any_of(ranks))))
         for group, ranks in sorted(members.items(), key=lambda item: item[0].name)

@@ -267,15 +267,19 @@ class Groups:
         return tensor.to(self.device)
 
     def hand_over(self, names: Iterable[str], needs: Needs) -> list[SumGroup]:
-        """Of the groups with these names, those that are needed next. They are no longer of this generation."""
+        """Give away the groups with these names that are needed next: they are no longer of this generation."""
         wanted = needs.sums_of(self.me)
         with self._lock:
             found = [over for over, group in self._sums.items() if over in wanted and group.name in names]
             return [self._sums.pop(over) for over in found]
 
     def release(self) -> None:
-        """Let go of a generation that is over. Peers that still wait for us are cut by it."""
+        """Let go of a generation that is over. Peers that still wait for us are cut by it, and what nobody has taken on ends:
+        the thread that takes the groups down may still be waiting in one."""
         self.cut("the generation is over")
+        with self._lock:
+            for group in self._sums.values():
+                group.close()
         self._requests.put(None)
 
     def close(self) -> None:
@@ -362,19 +366,15 @@ class Groups:
             self._outcomes.put(outcome)
             del blocking, outcome
         # Destroying a Gloo group joins a thread that polls every 10 ms; here nobody waits for that.
-        self._end_sums()
+        with self._lock:
+            over, self._sums = self._sums, {}
+        over.clear()
         self._on_device.clear()
         self._tree.clear()
         self._pairs.clear()
         self._mesh = self._moving = self._device = None
         self._introductions.forget()
         self._outcomes = SimpleQueue()  # what a cut build has raised still has what it had built, down to its device
-
-    def _end_sums(self) -> None:
-        with self._lock:
-            for group in self._sums.values():
-                group.close()
-            self._sums.clear()
 
     def _build(self) -> None:
         needs, movers = self.needs, self._movers

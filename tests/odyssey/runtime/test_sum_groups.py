@@ -57,7 +57,7 @@ class Ranks:
         assert not errors, errors
 
     def build(self, generation: int, members: Iterable[int], subsets: Subsets, kept: Iterable[str] = ()) -> None:
-        """As `Session._prepare` does."""
+        """Hand over and build as `Session._prepare` does."""
         old, names = self.of, set(kept)
         its = Needs(tuple(sorted(members)), subsets)
         handed = {rank: old[rank].hand_over(names, its) if rank in old else [] for rank in its.members}
@@ -76,7 +76,7 @@ class Ranks:
         return self.of[rank]._sums[over]
 
     def check_sums(self, subsets: Subsets) -> None:
-        """Of all, and of each subset, by each of its members."""
+        """Each rank sums with all, and with each subset that it is in."""
 
         def part(groups: Groups) -> None:
             for subset in (None, *subsets):
@@ -166,10 +166,11 @@ def test_a_group_serves_on_if_all_its_ranks_say_so() -> None:
     }
     assert whole_of({0: [two, three], 2: [three]}) == {}
     assert whole_of({0: [two], 1: [WholeGroup("1 reduce 0", 3, False)]}) == {}, "they do not mean the same"
+    assert whole_of({0: [two, two]}) == {}, "a rank counts once"
 
 
 class Work:
-    """Of a device: a wait only queues it, and what has failed says so once it has come to an end."""
+    """It stands for work of a device: a wait only queues it, and it tells of its failure once it has come to an end."""
 
     def __init__(self) -> None:
         self.is_at_end = self.has_failed = False
