@@ -65,7 +65,7 @@ def _latest(found: Sequence[Cell]) -> list[Cell]:
 def price_in_detail(
     plan: Plan, costs: Costs, *, seconds_to_change: float, search_s: float, whole: Set[SumOver] = frozenset()
 ) -> Price:
-    """As `price`, with the worker that needs the most memory. `whole`: see `transition`."""
+    """Price as `price` does, and name the worker that needs the most memory. `whole`: see `transition`."""
     found = _latest(cells(plan, costs))
     computed: dict[Worker, float] = {}
     complete: dict[Worker, tuple[float, ...]] = {}

@@ -45,7 +45,7 @@ class Reported:
         self._results: dict[Position, tuple[FromRank, Committed]] = {}
         """Words of units that are not in the agents' log yet, as far as it is known here, in their order."""
         self._old: dict[Position, tuple[FromRank, Committed]] = {}
-        """Of the newest ones that are, since a generation has begun."""
+        """Words of the newest units that are in it, since a generation has begun."""
         self._went_back = False
         """In this generation a load has led to an earlier step: positions come a second time."""
 
