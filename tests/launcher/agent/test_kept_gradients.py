@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.joblog.events import GenerationStarted, PlanChosen, RankLost
+from launcher.joblog.events import PlanChosen, RankLost
 from launcher.options import RunOptions
-from odyssey.messages import Paused
+from odyssey.messages import Paused, Ready
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.exactness import EXACT, N_STEPS
@@ -58,7 +58,8 @@ def test_what_is_in_flight_goes_back_through_layers_that_have_it_and_adds_nothin
     ops = ("0 3 0B1 stand", "1 3 1F2 stand", "2 3 0F7 stand", "3 3 1B6 die")
     ran, _ = run(tmp_path, "2x2", *ops, model=model, n_nodes=4, strategy="reroute")
     assert [chosen.n_kept for chosen in ran.all(PlanChosen)] == [0, 2]
-    assert ran.all(GenerationStarted)[1].kept_members == 2, "both first stages reduce in the group that they had"
+    kept = {ready.rank: ready.kept_members for ready in ran.all(Ready) if ready.generation == 2}
+    assert kept[0] == 2 <= kept[2], "both first stages reduce in the group that they had"
     summed = {paused.rank: paused.summed for paused in ran.all(Paused)}
     assert {rank: [its.samples for its in found] for rank, found in summed.items()} == {
         0: [((0, 2),)],

@@ -16,29 +16,23 @@ import torch
 
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN
+from tests.forks_ahead import AHEAD
 from tests.launchers import ODYSSEY_RUN, OURS, Run, Scene, scene_in
 
 pytestmark = pytest.mark.timeout(120)
 
 N_STEPS = 6
 _CAPABILITIES = "-all,+dac_override"
-AT_FIRST = """
+AT_FIRST = f"""
 import os, psutil, resource, signal, time
+{AHEAD}
 agent = psutil.Process(os.getppid())
-def is_zygote(process):
-    try:
-        return 'zygote' in ' '.join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return False
-def zygotes():
-    return {child for child in agent.children() if is_zygote(child)}
-first = zygotes()
 """
 TAKES_THE_LAST_PROCESS = """
-            while 'AHEAD' in os.environ and len(zygotes() - first) < 3:  # one for the store
+            while 'AHEAD' in os.environ and len(ahead()) < 3:  # one for the store
                 time.sleep(0.01)
             if os.environ.get('AHEAD') == 'killed':
-                for process in zygotes() - first:
+                for process in ahead():
                     process.kill()
             for _ in range(2):  # the second time those, too, that were forked while the first one went on
                 for process in (agent, *zygotes()):

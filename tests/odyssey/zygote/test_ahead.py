@@ -19,13 +19,11 @@ from launcher.joblog.events import RankStarted
 from launcher.options import RunOptions
 from odyssey.zygote.protocol import ForkAhead, Forked, ForkStore
 from tests.agent_runs import Ran, nothing_left  # noqa: F401
+from tests.forks_ahead import AHEAD, receives
 from tests.odyssey.zygote.test_zygote import PROBE, Forks, as_python
 from tests.warm import popen
 
 pytestmark = pytest.mark.timeout(120)
-
-
-RECVMSG = {"x86_64": "47", "aarch64": "212"}
 
 
 @pytest.fixture
@@ -49,14 +47,9 @@ def _waiting(forks: Forks) -> list[psutil.Process]:
 def have_ahead(forks: Forks, n: int, *, also: int = 0) -> list[psutil.Process]:
     """`also`: for the store."""
     forks.zygote.request(ForkAhead(n, os.getpid(), 31 << 20), [])
-    while len(found := [its for its in _waiting(forks) if _receives(its)]) != n + also:
+    while len(found := [its for its in _waiting(forks) if receives(its.pid)]) != n + also:
         time.sleep(0.005)
     return found
-
-
-def _receives(its: psutil.Process) -> bool:
-    """It waits for what it is to be, and for nothing before that."""
-    return Path(f"/proc/{its.pid}/syscall").read_text().split()[0] == RECVMSG[platform.machine()]
 
 
 def test_a_fork_ahead_behaves_as_python_does(forks: Forks, tmp_path: Path) -> None:
@@ -145,27 +138,18 @@ def test_who_was_killed_or_stopped_is_passed_over(forks: Forks, number: signal.S
         os.waitpid(its.pid, 0)
 
 
-SCRIPT = """
+SCRIPT = f"""
 import os, signal, sys, time
-import psutil
 import torch
-agent = psutil.Process(os.getppid())
-def there():
-    found = set()
-    for its in agent.children():
-        try:
-            found |= {its.pid} if "server.py" in " ".join(its.cmdline()) else set()
-        except psutil.Error:
-            pass  # it has just ended
-    return found
-before = there()
+{AHEAD}
 optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
 for _ in range(3):
     optimizer.step()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    while len(there() - before) < 3:  # one for the store
+    while len(ahead()) < 3:  # one for the store
         time.sleep(0.01)
-    print(*there() - before, flush=True)
+    sys.stdout.write(" ".join(str(its.pid) for its in ahead()) + "\\n")  # in one write, without a buffer as well
+    sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -182,7 +166,7 @@ def test_ranks_that_start_again_were_there_before(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_nobody_waits_for_ranks_that_will_not_start_again(tmp_path: Path) -> None:
-    script = SCRIPT.replace("while len(there() - before) < 3:", "for _ in range(100):").replace("SIGKILL", "SIGTERM")
+    script = SCRIPT.replace("while len(ahead()) < 3:", "for _ in range(100):").replace("SIGKILL", "SIGTERM")
     (tmp_path / "script.py").write_text(script)
     ran = Ran(RunOptions(str(tmp_path / "script.py"), n_nodes=2, capture_output=True, log_dir=tmp_path / "logs"))
     assert ran.code == 1 and ran.text().strip() == ""
