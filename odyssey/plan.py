@@ -194,6 +194,10 @@ class KeepRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def workers(self) -> Iterable[Worker]:
         return numbers_from(self.keep.worker, self.n, self.stride)
 
+    @property
+    def keeps(self) -> Iterator[Keep]:
+        return (Keep(worker, self.keep.first, self.keep.stop) for worker in self.workers)
+
 
 def keep_runs(keeps: Iterable[Keep]) -> tuple[KeepRun, ...]:
     """The same, ordered by layers and workers."""
@@ -491,12 +495,15 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return f"{text} -{lost}" if lost else text
 
     def form(self) -> str:
-        """The layout, whether micro-batches are cut, and the schedule where it is not plain 1F1B: `2x4 cut split 1.5x`."""
+        """The layout, whether micro-batches are cut, the schedule where it is not plain 1F1B, whether workers keep layers:
+        `2x4 cut split 1.5x protected`."""
         words = [self.layout()]
         if self.is_cut:
             words.append("cut")
         if self.schedule.rule != "1f1b":
             words.append(self.schedule.name)
+        if self.keep_runs:
+            words.append("protected")
         return " ".join(words)
 
     def under(self, schedule: Schedule) -> Plan:

@@ -56,6 +56,9 @@ Survive = Annotated[
     int | None, typer.Option("--survive", metavar="F", help="Any F ranks may be lost, and every layer has a holder.")
 ]
 SurviveNodes = Annotated[int | None, typer.Option("--survive-nodes", metavar="F", help="The same for whole nodes.")]
+ProtectName = Annotated[
+    str | None, typer.Option("--protect", metavar="WHAT", help="Layers with one holder are kept: auto, by price; none; state.")
+]
 SvgFile = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write the timeline as a picture.")]
 TraceFile = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Write the timeline as a trace for ui.perfetto.dev.")
@@ -147,6 +150,7 @@ def plan(
     objective: ObjectiveName = None,
     survive: Survive = None,
     survive_nodes: SurviveNodes = None,
+    protect: ProtectName = None,
     strategy: Annotated[str, typer.Option("--strategy", metavar="NAME", help="Only this one may propose a plan.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     timeline: Annotated[
@@ -180,6 +184,7 @@ def plan(
                 objective=objective,
                 survive=survive,
                 survive_nodes=survive_nodes,
+                protect=protect,
                 strategy=strategy,
                 as_json=json,
                 with_timeline=timeline,
@@ -222,6 +227,7 @@ def rehearse(
     nproc_per_node: RanksPerNode = None,
     mtbf: Losses = None,
     objective: ObjectiveName = None,
+    protect: ProtectName = None,
     jitter: Annotated[float, typer.Option(metavar="SIGMA", help="Noise: standard deviation of the logarithm of an op.")] = 0.0,
     slow: Slow = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of noise and losses.")] = 0,
@@ -247,6 +253,7 @@ def rehearse(
             nproc_per_node=nproc_per_node,
             mtbf=mtbf,
             objective=objective,
+            protect=protect,
             jitter=jitter,
             slow=tuple(slow or ()),
             seed=seed,
@@ -296,6 +303,7 @@ def replay(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all that is drawn.")] = 0,
     objective: ObjectiveName = None,
+    protect: ProtectName = None,
     trace_nodes: Annotated[
         int | None,
         typer.Option("--trace-nodes", metavar="N", help="Nodes of the traced cluster, where only those that failed are named."),
@@ -329,6 +337,7 @@ def replay(
                 layout=layout,
                 mtbf=mtbf,
                 objective=objective,
+                protect=protect,
                 repair=repair,
                 transient=transient,
                 days=days,

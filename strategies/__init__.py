@@ -10,6 +10,12 @@ and one or more of these functions, each for its moment. They answer Plans, or t
     start(situation)    before the first step: there is no plan yet
     propose(situation)  workers with work in the plan in force are lost, or leaving
     grow(situation)     workers have come, and all that have work in the plan in force are there
+    slow(situation)     workers compute more slowly than the profile says
+
+and, before anything is lost, of a plan in which some layer would have one holder, or one node: what workers may keep of it,
+way by way
+
+    protect(situation, plan)
 
 No strategy imports another. Beside them, from the top, each importing only from those below it:
 
@@ -33,12 +39,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import FileFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from odyssey.errors import OdysseyError, UsageError
-
-if TYPE_CHECKING:
-    from strategies.situation import Candidate, Proposal, Situation
 
 __all__ = ["Moment", "Strategy", "load", "load_all", "names"]
 
@@ -53,6 +56,7 @@ class Moment(enum.StrEnum):
     PROPOSE = "propose"
     GROW = "grow"
     SLOW = "slow"
+    PROTECT = "protect"
 
 
 @dataclass(frozen=True)
@@ -61,18 +65,19 @@ class Strategy:
 
     name: str
     summary: str
-    answers: Mapping[Moment, Callable[[Situation], Iterable[Proposal | Candidate]]]
+    answers: Mapping[Moment, Callable[..., Iterable[Any]]]
 
 
 def names(moment: Moment = Moment.PROPOSE) -> tuple[str, ...]:
     """Those that are asked at this moment, by the alphabet; by default the values of `--strategy`.
 
-    Their files are read, and none is imported. One that defines none of the functions is in it: to load it says what is wrong.
+    Their files are read, and none is imported. One that defines none of the functions is asked to propose: to load it says what
+    is wrong.
     """
     found = []
     for name, file in _files():
         defined = set(re.findall(r"^def (\w+)\(", file.read_text(errors="replace"), re.MULTILINE))
-        if moment in defined or not defined.intersection(Moment):
+        if moment in defined or (moment is Moment.PROPOSE and not defined.intersection(Moment)):
             found.append(name)
     return tuple(sorted(found))
 
@@ -105,7 +110,7 @@ def _load(name: str) -> Strategy:
     has = vars(module)
     summary = has.get("SUMMARY")
     answers = {moment: has[moment] for moment in Moment if moment in has}
-    functions = tuple((moment.value, callable(answer), "a function of a Situation") for moment, answer in answers.items())
+    functions = tuple((moment.value, callable(answer), "a function") for moment, answer in answers.items())
     for attribute, is_right, expected in (
         ("NAME", has.get("NAME") == name, f"{name!r}, as the file is called"),
         ("SUMMARY", isinstance(summary, str) and summary.strip() and "\n" not in summary, "one sentence, a string"),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from odyssey.plan import Compute, ComputeOrder, Estimate, Plan
 from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.search import initial_plan
-from strategies.situation import Aim, Situation
+from strategies.situation import Aim, Protect, Situation
 
 FREE = Link(0.0, 1e30)
 
@@ -95,8 +95,8 @@ def situation(
 
 
 def first_plan(of: Profile, layout: str, n_workers: int) -> Plan:
-    """The first plan of a job with this layout, in plain 1F1B."""
-    table = initial_plan(situation(of, None, range(n_workers)), layout)
+    """The first plan of a job with this layout, in plain 1F1B, in which nobody keeps layers of others."""
+    table = initial_plan(situation(of, None, range(n_workers), aim=Aim(protect=Protect.NONE)), layout)
     plain = [c.plan for c in table if c.plan is not None and c.plan.schedule.rule == "1f1b"]
     assert plain, table[0].reason
     return plain[0]

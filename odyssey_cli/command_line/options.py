@@ -217,6 +217,10 @@ OPTIONS: tuple[Option, ...] = (
         ("--survive",), "F", "Any F ranks may be lost, and every layer has a holder. Default: 1 where that can be.", Group.LOSS,
     ),
     Option(("--survive-nodes",), "F", "Any F whole nodes may be lost, and every layer has a holder.", Group.LOSS),
+    Option(
+        ("--protect",), "WHAT", "Ranks keep layers that one, or one node, would hold: auto, by price; state, always; none.",
+        Group.LOSS, default="auto",
+    ),
     Option(("--profile",), "FILE", "Use these measurements instead of measuring at the start.", Group.LOSS),
     Option(("--drill",), "DRILL", "Lose ranks on purpose: 'step=20 kill=2'; or for a while: 'step=20 lose=2 step=40 join=2'. "
            "May be repeated.", Group.LOSS, repeats=True),

@@ -226,7 +226,7 @@ def _aim(given: Given) -> Aim:
     survive, survive_nodes = (
         _whole(given, name, 0) if given.value(name).is_given else None for name in ("survive", "survive_nodes")
     )
-    return text.aim(Aim(), given.value("objective").text, survive, survive_nodes)
+    return text.aim(Aim(), given.value("objective").text, survive, survive_nodes, given.value("protect").text)
 
 
 def _never_retry(given: Given) -> tuple[int, ...]:

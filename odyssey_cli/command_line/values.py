@@ -14,7 +14,7 @@ from launcher.options import Std
 from odyssey.errors import UsageError
 from odyssey.layout import parse_layout
 from odyssey.worker import Rank, numbers_from
-from strategies.situation import Aim, Objective
+from strategies.situation import Aim, Objective, Protect
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -78,12 +78,13 @@ def strategy(text: str) -> str:
     return text
 
 
-def aim(told: Aim, objective: str | None, survive: int | None, survive_nodes: int | None) -> Aim:
+def aim(told: Aim, objective: str | None, survive: int | None, survive_nodes: int | None, protect: str | None) -> Aim:
     """What the best plan is: as asked for, or else as `told` before."""
     return Aim(
         told.objective if objective is None else Objective(choice(objective, "--objective", tuple(Objective))),
         told.survive if survive is None else count(survive, "--survive", 0),
         told.survive_nodes if survive_nodes is None else count(survive_nodes, "--survive-nodes", 0),
+        told.protect if protect is None else Protect(choice(protect, "--protect", tuple(Protect))),
     )
 
 

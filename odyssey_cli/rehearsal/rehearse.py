@@ -197,6 +197,7 @@ def command(
     nproc_per_node: int | None,
     mtbf: str | None,
     objective: str | None,
+    protect: str | None,
     jitter: float,
     slow: Sequence[str],
     seed: int,
@@ -237,7 +238,7 @@ def command(
         max_restarts=max_restarts,
         log_dir=log_dir,
         n_spares=spares,
-        aim=values.aim(found.aim, objective, None, None),
+        aim=values.aim(found.aim, objective, None, None, protect),
     )
     rehearsals = rehearse(found, wanted, display=display)
     show(rehearsals, page())

@@ -40,6 +40,7 @@ class Request(msgspec.Struct, frozen=True):
     layout: str = "auto"
     mtbf: str | None = None
     objective: str | None = None
+    protect: str | None = None
     repair: str | None = None
     transient: float = 0.0
     days: float | None = None
@@ -77,7 +78,12 @@ def replay(request: Request) -> int:
     layout = request.layout if request.layout != "auto" else found.layout
     mtbf_s = _seconds(request.mtbf, "--mtbf")
     setup = Setup(
-        found.profile, found.ranks_per_node, layout, "auto", mtbf_s, values.aim(found.aim, request.objective, None, None)
+        found.profile,
+        found.ranks_per_node,
+        layout,
+        "auto",
+        mtbf_s,
+        values.aim(found.aim, request.objective, None, None, request.protect),
     )
     trace = _trace(request, found.n_nodes, mtbf_s)
     answer = _ask(found.title, trace, setup, terms, policies)

@@ -49,8 +49,13 @@ def routed(
     shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
     samples = [pipeline.n_samples for pipeline in before.pipelines]
     costs = situation.costs
-    working = {stage.worker for row in stages for stage in row if stage.worker is not None}
-    keeps = [Keep(worker, *span) for worker, its in before.keeps.items() if worker in working for span in spans_of(its)]
+    runs = {stage.worker: stage.layers for row in stages for stage in row if stage.worker is not None}
+    keeps = [
+        Keep(worker, *span)
+        for worker, its in before.keeps.items()
+        if worker in runs
+        for span in spans_of(its.difference(runs[worker]))
+    ]
     stages = cut(stages, keeps)
     routing = _Routing(before, stages, keeps, costs)
     if routing.problem:

@@ -6,6 +6,7 @@ ties.py      which are as good as the best, as far as prices can tell
 lengths.py   the layout that a user asks for
 uneven.py    the best once more with micro-batches cut (no strategy: it works on what strategies have proposed)
 split.py     the best once more with the backward in halves (likewise)
+protected.py the best once more with what strategies ask to keep of layers that would have one holder
 unchanged.py how it goes on where no worker of its plan is lost: what all that is proposed then is measured against
 last_resort.py  how it goes on where a bug has left no plan
 dryrun.py    the same for losses that have not happened

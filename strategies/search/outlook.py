@@ -137,17 +137,22 @@ class Ahead:
         return [loss for loss in losses if loss[0] > 0]
 
     def _survived(self, plan: Plan, estimate: Estimate) -> Then:
-        """The better of routing around the lost worker's stage and of regrouping."""
-        regrouped = self.regrouped(plan, estimate, len(plan.workers) + len(plan.idle) - 1)
+        """The best of routing around the lost worker's stage, of taking it over and of regrouping."""
+        ways = [self.regrouped(plan, estimate, len(plan.workers) + len(plan.idle) - 1)]
         n_others = len(plan.pipelines) - 1
-        if n_others == 0:
-            return regrouped
         n_stages = sum(len(pipeline.stages) for pipeline in plan.pipelines) / len(plan.pipelines)
         share = n_micro_batches_of(self._situation) / len(plan.pipelines)
-        slower = 1 + math.ceil(share / n_others) / (n_stages + share - 1)
-        kept_s = kept_of_all_s(plan, estimate.step_s * slower) * n_others / (n_others + 1)
-        routed = Then(estimate.step_s * slower, self._pause_s(estimate, 0.0) - kept_s, is_own=True)
-        return max(routed, regrouped, key=self._rate)
+        turns = n_stages + share - 1
+        if n_others:
+            ways.append(self._routed(plan, estimate, math.ceil(share / n_others) / turns, n_others / (n_others + 1)))
+        if plan.keep_runs:  # the one before runs both: it has two turns where others have one
+            ways.append(self._routed(plan, estimate, (share - 1) / turns, 1 - 1 / len(plan.workers)))
+        return max(ways, key=self._rate)
+
+    def _routed(self, plan: Plan, estimate: Estimate, longer: float, part: float) -> Then:
+        """On workers that hold it; nothing moves. Steps are longer by this part; of the cut step such a part is kept."""
+        step_s = estimate.step_s * (1 + longer)
+        return Then(step_s, self._pause_s(estimate, 0.0) - kept_of_all_s(plan, step_s) * part, is_own=True)
 
     def _rate(self, then: Then) -> float:
         return 0.0 if then.step_s is None else useful_rate(1, then.step_s, then.pause_s, self._situation.change)

@@ -22,6 +22,7 @@ MOMENTS = {
     Moment.PROPOSE: "workers are lost or leave",
     Moment.GROW: "workers come",
     Moment.SLOW: "workers have become slow",
+    Moment.PROTECT: "a layer would have one holder, or one node",
 }
 """When a strategy is asked, for the page."""
 

@@ -34,6 +34,7 @@ from strategies.building.whole import exact
 from strategies.search import last_resort, unchanged
 from strategies.search.lengths import lengths_of
 from strategies.search.outlook import Ahead, Growing, closed_step_s, cost_s, holders, worth
+from strategies.search.protected import protected
 from strategies.search.split import split
 from strategies.search.ties import are_as_good, worth_spread
 from strategies.search.uneven import uneven
@@ -255,6 +256,7 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
     candidates += cut
     changes += cut
     candidates += attempt_all("split", lambda: split(situation, situation.costs, changes, priced))
+    candidates = protected(situation, candidates, priced)
     step_of = cache(partial(closed_step_s, situation))
     ahead = Ahead(situation, step_of)
     growing = Growing(situation, ahead, step_of, candidates) if situation.arriving else None

@@ -17,8 +17,10 @@ def propose(situation: Situation) -> list[Proposal]:
     shares = [len(pipeline.micro_batches) for pipeline in plan.pipelines]
     samples = [pipeline.n_samples for pipeline in plan.pipelines]
     stages = [pipeline.stages for pipeline in plan.pipelines]
+    keeps = [keep for run in plan.keep_runs for keep in run.keeps]
+    routes, schedule = plan.routes, plan.schedule
     try:
-        same = compose(situation, NAME, stages, shares, samples=samples, routes=plan.routes, schedule=plan.schedule)
+        same = compose(situation, NAME, stages, shares, samples=samples, routes=routes, schedule=schedule, keeps=keeps)
     except PlanError as error:
         return [Proposal(NAME, None, error.what)]
     return [Proposal(NAME, same, "")]

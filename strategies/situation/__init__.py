@@ -33,6 +33,17 @@ class Objective(enum.StrEnum):
     """Odyssey, eq. 8: up to the next loss, as if that came in just D seconds."""
 
 
+class Protect(enum.StrEnum):
+    """Who decides whether workers keep layers of others, that one worker or one node would hold alone."""
+
+    AUTO = "auto"
+    """Prices, as they decide between any plans."""
+    NONE = "none"
+    """Nobody does."""
+    STATE = "state"
+    """They do wherever there is memory for it."""
+
+
 class Aim(msgspec.Struct, frozen=True):
     """What the best plan is. `survive`: any so many ranks may be lost, and every layer still has a holder; `survive_nodes`: any
     so many nodes. None where nothing was asked for: then looking ahead keeps a second holder of every layer where it can.
@@ -41,6 +52,7 @@ class Aim(msgspec.Struct, frozen=True):
     objective: Objective = Objective.AHEAD
     survive: int | None = None
     survive_nodes: int | None = None
+    protect: Protect = Protect.AUTO
 
     @property
     def n_ranks(self) -> int:

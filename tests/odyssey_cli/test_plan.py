@@ -217,7 +217,11 @@ def test_a_job_that_has_ended_is_planned_for_as_if_its_ranks_were_there(folder: 
             ["--survive-nodes", "4"],
             "error: --survive-nodes 4: no layout of 4 ranks does: some layer has its holders on 4 of the 5",
         ),
-        (["--layout", "1x4", "--survive", "1"], "error: --survive 1: layout 1x4 does not: some layer has 1 of the 2 holders"),
+        (
+            ["--layout", "1x4", "--survive", "1", "--protect", "none"],
+            "error: --survive 1: layout 1x4 does not: some layer has 1 of the 2 holders",
+        ),
+        (["--protect", "some"], "error: --protect: unknown value 'some'\nhelp: did you mean none? one of: auto, none, state\n"),
         (["--objective", "best"], "error: --objective: unknown value 'best'\nhelp: one of: ahead, paper"),
         (["--failure-rate", "0"], "error: --failure-rate: expected losses per node-day, got 0\n"),
         (["--fail", "1", "--fail-nodes", "1"], "error: --fail and --fail-nodes exclude each other\n"),
@@ -259,11 +263,14 @@ def test_layouts_are_compared_by_what_is_useful_at_this_rate_of_losses(folder: P
     assert useful == sorted(useful, reverse=True) and len(useful) >= 6
     assert all(start["prospect"]["samples_per_s"] < start["samples_per_s"] for start in answer["starts"])
     (single,) = (start for start in answer["starts"] if start["layout"] == "1x16")
-    assert single["prospect"]["n_ends"] > 0.9
+    assert single["prospect"]["n_ends"] < 0.5
     (marked,) = (line for line in out.splitlines() if line.startswith("▸  "))
     assert marked.split()[1] == answer["chosen"]
     rows = [line.split()[0] for line in out.splitlines()[3:] if line.startswith("   ")]
     assert sorted([*rows, answer["chosen"]]) == sorted(start["layout"] for start in answer["starts"])
+    assert main([*asked, "--json", "--protect", "none"]) == 0
+    (single,) = (its for its in json.loads(capfd.readouterr().out)["starts"] if its["layout"] == "1x16")
+    assert single["prospect"]["n_ends"] > 0.9
     assert "16x1: no split of 34 layers in one stage fits 80.0 GB each" in out
     assert max(map(len, out.splitlines())) <= 80
 

@@ -21,7 +21,7 @@ from strategies.building.layouts import layouts, quick_best_s
 from strategies.building.shapes import shapes_of
 from strategies.search import best, initial_plan, search
 from strategies.search.outlook import NODE_SHARE, closed_step_s
-from strategies.situation import Aim, Candidate, Objective
+from strategies.situation import Aim, Candidate, Objective, Protect
 from tests.examples import examples
 from tests.planning import first_plan, layer, profile, situation, unsplit, without
 
@@ -188,7 +188,7 @@ def seventeen() -> tuple[Profile, Plan]:
 
 def test_a_layout_that_the_next_loss_ends_is_not_taken_for_a_hundredth() -> None:
     of, plan = seventeen()
-    after = situation(of, plan, without(plan, 7), seconds_to_change=86400.0)
+    after = situation(of, plan, without(plan, 7), seconds_to_change=86400.0, aim=Aim(protect=Protect.NONE))
 
     papers, ours = best(search(replace(after, aim=PAPER))), best(search(after))
 
@@ -262,7 +262,11 @@ def test_after_losses_as_much_as_can_be_is_survived() -> None:
     ("aim", "layout", "error"),
     [
         (Aim(survive=3), "auto", "--survive 3: no layout of 6 ranks does: some layer has 3 of the 4 holders that it takes"),
-        (Aim(survive=1), "1x6", "--survive 1: layout 1x6 does not: some layer has 1 of the 2 holders that it takes"),
+        (
+            Aim(survive=1, protect=Protect.NONE),
+            "1x6",
+            "--survive 1: layout 1x6 does not: some layer has 1 of the 2 holders that it takes",
+        ),
         (
             Aim(survive_nodes=2),
             "auto",

@@ -120,7 +120,7 @@ def test_a_strategy_that_fails_costs_its_row_at_any_moment(
     assert before and [other for other in after if other is not row] == before
 
 
-@pytest.mark.parametrize("moment", Moment)
+@pytest.mark.parametrize("moment", [moment for moment in Moment if moment is not Moment.PROTECT])
 def test_a_strategy_is_asked_at_its_moments_only(drop_in: Callable[[str], Path], moment: Moment) -> None:
     drop_in(faulty("return [Proposal(NAME, None, 'asked')]").replace("def propose", f"def {moment}"))
 
@@ -133,6 +133,31 @@ def test_a_strategy_is_asked_at_its_moments_only(drop_in: Callable[[str], Path],
 
     assert [its for its, table in tables_of.items() if "asked" in [row.reason for row in table]] == [moment]
     assert ("toy" in names()) is (moment is Moment.PROPOSE)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("return 1 / 0", f"toy.py:{LINE}: ZeroDivisionError: division by zero"),
+        ("return [[7]]", "protect: expected Keeps, got int among them"),
+        ("return None", "protected.py:\\d+: TypeError: 'NoneType' object is not iterable"),
+        ("return [[Keep(Worker(0), 0, 99)]]", "layers \\[0, 99\\) are kept, the model has .*"),
+    ],
+    ids=range(4),
+)
+def test_what_a_strategy_asks_to_keep_costs_its_row_where_it_is_wrong(
+    drop_in: Callable[[str], Path], statement: str, said: str
+) -> None:
+    drop_in(
+        faulty(f"from odyssey.plan import Keep; from odyssey.worker import Worker; {statement}").replace(
+            "def propose(situation: Situation)", "def protect(situation: Situation, plan)"
+        )
+    )
+    start = situation(job_events.profile(), None, range(4))
+    row, others = of_toy(table := initial_plan(start, "1x4")), initial_plan(start, "2x2")
+    assert row.plan is None and re.fullmatch(said, row.reason), row.reason
+    assert best(table) is not None and best(others) is not None
+    assert not [its for its in others if its.strategy == "toy"], "it is asked where a layer has one holder, or one node"
 
 
 def test_a_start_with_another_layout_than_was_asked_for_is_no_plan(drop_in: Callable[[str], Path]) -> None:

@@ -18,7 +18,7 @@ from strategies.search import best, initial_plan, search
 from strategies.search.outlook import NODE_SHARE, outlooks
 from strategies.search.prospect import Steps, prospects
 from strategies.search.starts import compared, with_idle
-from strategies.situation import Aim, Candidate, Situation
+from strategies.situation import Aim, Candidate, Protect, Situation
 from tests.planning import layer, profile, situation, unsplit, without
 
 LINK = Link(1e-5, 1e9)
@@ -155,7 +155,7 @@ def test_a_time_with_more_losses_than_can_be_gone_through_is_an_error() -> None:
 
 
 def test_a_single_pipeline_ends_with_the_next_loss_and_comes_to_less_than_its_steps_say() -> None:
-    start = situation(toy(), None, range(4), seconds_to_change=1000.0)
+    start = situation(toy(), None, range(4), seconds_to_change=1000.0, aim=Aim(protect=Protect.NONE))
     one, two = (initial_plan(start, layout)[0] for layout in ("1x4", "2x2"))
     of_one, of_two = prospects(start, [one, two], 2000.0, Steps(start))
     assert of_one.n_ends > 0.8 > 0.6 > of_two.n_ends

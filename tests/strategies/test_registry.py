@@ -45,7 +45,7 @@ def test_a_file_is_a_value_of_the_option(drop_in: Callable[[str], Path], capfd: 
 
     assert options.strategy == "toy"
     assert main(["run", "--strategy", "toi", script]) == 2
-    everyone = "auto, repartition, reroute, respawn, shrink, toy"
+    everyone = "auto, redundant, repartition, reroute, respawn, shrink, toy"
     assert f"help: did you mean toy? one of: {everyone}\n" in capfd.readouterr().err
 
 
@@ -87,8 +87,8 @@ def test_the_page_is_what_the_strategies_say() -> None:
         ('NAME = "toy"', 'NAME = "game"', "NAME: expected 'toy', as the file is called, got 'game'"),
         ("SUMMARY = ", "SUMMARY = None  # ", "SUMMARY: expected one sentence, a string, got None"),
         ("SUMMARY = ", 'SUMMARY = "a\\nb"  # ', "SUMMARY: expected one sentence, a string, got 'a\\nb'"),
-        ("def propose", "def suggest", "expected one or more functions of start, propose, grow, slow, it has none"),
-        ("def propose", "propose = 7\n\n\ndef suggest", "propose: expected a function of a Situation, got 7"),
+        ("def propose", "def suggest", "expected one or more functions of start, propose, grow, slow, protect, it has none"),
+        ("def propose", "propose = 7\n\n\ndef suggest", "propose: expected a function, got 7"),
     ],
 )
 def test_a_file_that_is_no_strategy_is_one_clear_error(

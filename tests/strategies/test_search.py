@@ -16,7 +16,7 @@ from perfmodel.profile import Link, Profile, Recovery
 from perfmodel.reliability import ExpectedChange
 from strategies.search import answer, best, initial_plan, rescore, search
 from strategies.search.dryrun import fail_any, fail_ranks, newcomers
-from strategies.situation import Aim, Candidate, Objective
+from strategies.situation import Aim, Candidate, Objective, Protect
 from tests.examples import examples
 from tests.planning import break_even, first_plan, layer, profile, situation, without
 
@@ -37,7 +37,7 @@ def job(n_layers: int = 8, global_batch: int = 32, **options: object) -> Profile
 def test_the_table_has_every_strategy_and_a_reason_in_every_row() -> None:
     of = job()
     plan = first_plan(of, "2x4", 8)
-    table = search(situation(of, plan, without(plan, 5)))
+    table = search(situation(of, plan, without(plan, 5), aim=Aim(protect=Protect.NONE)))
     assert {candidate.strategy for candidate in table} == set(strategies.names())
     assert all(candidate.reason for candidate in table)
     assert table[0].reason.startswith("best objective: ")
@@ -65,13 +65,15 @@ def test_strategies_without_a_plan_say_why() -> None:
     of = job()
     plan = first_plan(of, "2x4", 8)
     table = search(situation(of, plan, without(plan, 0, 5)))
+    none = "no worker with the stage before or behind a lost one holds its layers"
     assert reasons(table) == {
+        "redundant": none,
         "respawn": "the slots of workers 0, 5 are gone or have no restarts left (--max-restarts)",
         "shrink": "every pipeline has lost a worker",
     }
     one = reasons(search(situation(of, plan, without(plan, 5))))
     gone = "the slot of worker 5 is gone or has no restarts left (--max-restarts)"
-    assert one == {"respawn": gone}
+    assert one == {"redundant": none, "respawn": gone}
 
 
 def test_lost_layers_are_all_named() -> None:

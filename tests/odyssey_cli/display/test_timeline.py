@@ -22,6 +22,7 @@ from odyssey_cli.timeline.picture import Kind, Picture, headline, places_left, p
 from perfmodel.profile import Link, Profile, write
 from perfmodel.timeline import simulate
 from strategies.search import search
+from strategies.situation import Aim, Protect
 from tests import job_events
 from tests.odyssey.test_schedule import plans
 from tests.planning import FREE, first_plan, profile, situation, without
@@ -37,7 +38,11 @@ def lost_of_two_by_two() -> Picture:
     """Two pipelines of two stages, four micro-batches each; rank 3 is lost, rank 1 runs all of its stage."""
     of = profile(2, 8)
     before = first_plan(of, "2x2", 4)
-    after = next(c.plan for c in search(situation(of, before, without(before, 3)), "reroute") if c.plan is not None)
+    after = next(
+        c.plan
+        for c in search(situation(of, before, without(before, 3), aim=Aim(protect=Protect.NONE)), "reroute")
+        if c.plan is not None
+    )
     lost = places_left((3,), before, after)
     panels = (
         predicted(headline("before", before), before, of),
@@ -216,7 +221,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_plan_shows_the_step_before_and_after_a_loss(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = ["plan", "--fail-ranks", "3", "--strategy", "reroute", "--layout", "2x2", "--timeline"]
+    command = ["plan", "--fail-ranks", "3", "--strategy", "reroute", "--protect", "none", "--layout", "2x2", "--timeline"]
     assert main([*command, "--svg", "step.svg", "--trace", "step.json"]) == 0
 
     out, err = capfd.readouterr()

@@ -16,6 +16,7 @@ from odyssey_cli.timeline.change import Look, Stand, layouts, sentences
 from odyssey_cli.timeline.change_svg import render
 from perfmodel.profile import write
 from strategies.search import search
+from strategies.situation import Aim, Protect
 from tests import job_events
 from tests.planning import first_plan, profile, situation, without
 
@@ -24,7 +25,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def after_loss(before: Plan, strategy: str, *lost: int, n_layers: int, respawns: bool = False) -> Plan:
     asked = situation(
-        profile(n_layers, before.global_batch), before, without(before, *lost), respawnable=lost if respawns else ()
+        *(profile(n_layers, before.global_batch), before, without(before, *lost)),
+        respawnable=lost if respawns else (),
+        aim=Aim(protect=Protect.NONE),
     )
     return next(found.plan for found in search(asked, strategy) if found.plan is not None)
 
@@ -133,7 +136,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_plan_tells_and_draws_the_change(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write(job_events.profile(), folder / "profile.json")
 
-    asked = ["plan", "--fail-ranks", "3", "--layout", "2x2", "--strategy", "reroute"]
+    asked = ["plan", "--fail-ranks", "3", "--layout", "2x2", "--strategy", "reroute", "--protect", "none"]
     assert main([*asked, "--change", "a.svg"]) == 0
 
     out, err = capfd.readouterr()

@@ -21,6 +21,7 @@ from odyssey_cli.timeline.picture import Kind
 from odyssey_cli.timeline.recorded import generations, picture
 from perfmodel.timeline import simulate
 from strategies.search import search
+from strategies.situation import Aim, Protect
 from tests import job_events
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.planning import situation, without
@@ -54,7 +55,7 @@ def plan_of(generation: int) -> Plan:
     first = job_events.plan()
     if generation == 1:
         return first
-    asked = situation(job_events.profile(), first, without(first, 3))
+    asked = situation(job_events.profile(), first, without(first, 3), aim=Aim(protect=Protect.NONE))
     return next(candidate.plan for candidate in search(asked, "reroute") if candidate.plan is not None)
 
 

@@ -24,6 +24,7 @@ from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import Change, Kind, Trace
 from perfmodel.profile import Recovery, write
+from strategies.situation import Aim, Protect
 from tests import job_events
 from tests.examples import examples
 from tests.launcher.coordinator.talk import Talk
@@ -38,7 +39,7 @@ NEVER = 1e9
 def outcome(policy: str, layout: str, n_nodes: int, batch: int, trace: Trace, terms: Terms, n_layers: int = 4) -> Outcome:
     """Layers take one second forward and two backward, which is not split; nothing else costs anything but a recovery."""
     layers = [layer(str(i), 1.0, 2.0, 0.0) for i in range(n_layers)]
-    setup = Setup(profile(layers, batch, ranks_per_node=1, recovery=RECOVERY), 1, layout)
+    setup = Setup(profile(layers, batch, ranks_per_node=1, recovery=RECOVERY), 1, layout, aim=Aim(protect=Protect.NONE))
     starts = Starts(setup, n_nodes)
     with_all = starts.on(n_nodes)
     assert with_all is not None
