@@ -129,6 +129,17 @@ def span_layers(first: int, stop: int) -> frozenset[int]:
     return frozenset(range(first, stop))
 
 
+def spans_of(layers: Iterable[int]) -> list[tuple[int, int]]:
+    """The same layers as ranges `[first, stop)` apart from each other, ascending."""
+    found: list[tuple[int, int]] = []
+    for layer in sorted(layers):
+        if found and found[-1][1] == layer:
+            found[-1] = found[-1][0], layer + 1
+        else:
+            found.append((layer, layer + 1))
+    return found
+
+
 def blocks_of(pipelines: Iterable[Pipeline]) -> tuple[Block, ...]:
     """The same pipelines, with what they have in common written once."""
     return tuple(_block([its for _, its in alike]) for _, alike in groupby(enumerate(pipelines), _kind))

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from odyssey.pipelines import Stage
+from odyssey.pipelines import Stage, spans_of
 from odyssey.plan import Keep, Plan
 from odyssey.worker import Worker
-from strategies.building.routing import routed, spans_of
+from strategies.building.routing import routed
 from strategies.situation import Proposal, Situation
 
 NAME = "redundant"
@@ -92,8 +92,10 @@ def propose(situation: Situation) -> list[Proposal]:
     if all(stage.worker is not None for row in stages for stage in row):
         return [Proposal(NAME, None, "every stage has its worker")]
     taken = [_taken_over(situation, row) for row in stages]
-    if taken == stages:
-        return [Proposal(NAME, None, "no worker with the stage before or behind a lost one holds its layers")]
+    kept = [layers for worker, layers in plan.keeps.items() if worker in alive]
+    lost = [stage for row in taken for stage in row if stage.worker is None]
+    if taken == stages and not any(layers.issuperset(stage.layers) for stage in lost for layers in kept):
+        return [Proposal(NAME, None, "nobody keeps the layers of a lost stage")]
     return routed(situation, NAME, taken)
 
 

@@ -1,6 +1,7 @@
 """A layout as a picture: one row a pipeline, one cell a stage with its rank, its state and its layers.
 
-It takes the most talkative form that fits the width: `● 3  layers 8-11`, `● 3  8-11`, `● 3`, `●`.
+It takes the most talkative form that fits the width: `● 3  layers 8-11`, `● 3  8-11`, `● 3`, `●`. Layers that a rank keeps
+beside those that it runs stand behind a plus.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
+from odyssey.pipelines import spans_of
 from odyssey.plan import Plan
 from odyssey.worker import Rank
 from odyssey_cli.display import quantities
@@ -98,5 +100,8 @@ def _cells(plan: Plan, p: int, states: Mapping[Rank, RankState], form: int, asci
             cell.append(f"  layers {layers}" if stage.stop > stage.first + 1 else f"  layer {layers}", style="dim")
         elif form == 1:
             cell.append(f"  {layers}", style="dim")
+        if form < 2 and stage.worker is not None and stage.worker in plan.keeps:
+            kept = spans_of(plan.keeps[stage.worker])
+            cell.append(f" +{','.join(quantities.layers(*span) for span in kept)}", style="dim")
         cells.append(cell)
     return cells

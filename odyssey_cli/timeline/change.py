@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
 from launcher.joblog.wording import ranks_text
 from odyssey.calls import ranks_alike
-from odyssey.pipelines import Stage
+from odyssey.pipelines import Stage, spans_of
 from odyssey.plan import Plan, StateFrom
 from odyssey.worker import Rank, Worker
 from odyssey_cli.display import quantities
@@ -115,7 +114,7 @@ def _cell(before: Plan, plan: Plan, p: int, s: int, stage: Stage, doomed: Collec
     if worker is None:
         return Cell(None, first, stop, Look.HOLE, runners=_runners(plan, p, s))
     had = frozenset() if worker in plan.spawned else before.holds.get(worker, frozenset())
-    new = tuple(_ranges(set(stage.layers) - had))
+    new = tuple(spans_of(set(stage.layers) - had))
     if any(rank in doomed for rank in plan.ranks_of(worker)):
         look = Look.DOOMED
     elif worker in plan.spawned:
@@ -129,13 +128,6 @@ def _cell(before: Plan, plan: Plan, p: int, s: int, stage: Stage, doomed: Collec
 
 def _runners(plan: Plan, p: int, s: int) -> tuple[Rank, ...]:
     return plan.all_ranks_of(sorted({plan.runner(k, s) for k in plan.pipelines[p].micro_batches}))
-
-
-def _ranges(layers: Iterable[int]) -> list[tuple[int, int]]:
-    """As [first, stop)."""
-    runs = groupby(enumerate(sorted(layers)), lambda pair: pair[1] - pair[0])
-    found = [[layer for _, layer in run] for _, run in runs]
-    return [(run[0], run[-1] + 1) for run in found]
 
 
 def _most_changed(rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -155,7 +147,7 @@ def sentences(before: Plan, after: Plan, lost: Collection[Rank]) -> tuple[str, .
         told.append(f"{ranks_alike(after.all_ranks_of(come))} taken in")
     if after.spawned:
         told.append(f"{ranks_alike(after.all_ranks_of(after.spawned))} started again")
-    told += _few([_hole(after, p, s) for p, s in _holes(after)], "more stages")
+    told += _few([*_taken_over(before, after), *(_hole(after, p, s) for p, s in _holes(after))], "more stages")
     if after.state_from is StateFrom.SCRIPT:
         told.append("all ranks build their layers anew: no step is final yet")
     elif after.moves:
@@ -182,6 +174,12 @@ def _holes(plan: Plan) -> list[tuple[int, int]]:
     ]
 
 
+def _taken_over(before: Plan, after: Plan) -> Iterator[str]:
+    for worker, kept in sorted(before.keeps.items()):
+        if layers := kept & after.runs.get(worker, frozenset()):
+            yield f"{ranks_text(after.ranks_of(worker))} runs {_layers(spans_of(layers))} as well, which it kept"
+
+
 def _hole(plan: Plan, p: int, s: int) -> str:
     runners = _runners(plan, p, s)
     return f"{ranks_text(runners)} {'runs' if len(runners) == 1 else 'run'} the micro-batches of stage {s} of pipeline {p}"
@@ -194,7 +192,9 @@ def _moves(plan: Plan) -> list[str]:
         taken.setdefault(move.target, {}).setdefault(move.source, []).append(move.layer)
     found = []
     for target, by_source in sorted(taken.items()):
-        parts = [f"{_layers(_ranges(layers))} from {ranks_text(plan.ranks_of(source))}" for source, layers in by_source.items()]
+        parts = [
+            f"{_layers(spans_of(layers))} from {ranks_text(plan.ranks_of(source))}" for source, layers in by_source.items()
+        ]
         found.append(f"{ranks_text(plan.ranks_of(target))} takes {', '.join(parts)}")
     return found
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from odyssey.errors import PlanError
-from odyssey.pipelines import Stage, blocks_of
+from odyssey.pipelines import Stage, blocks_of, spans_of
 from odyssey.plan import Keep, Plan, Route, Schedule
 from odyssey.worker import Worker
 from perfmodel.cell_cost import cell_cost
@@ -177,17 +177,6 @@ class _Routing:
             return (about, *kind, round(load[host.worker] / turn, 6), host.distance)
 
         return sorted(heapq.nsmallest(n, hosts, key=rank), key=lambda host: host.distance)
-
-
-def spans_of(layers: Collection[int]) -> list[tuple[int, int]]:
-    """The same, as ranges apart from each other, ascending."""
-    found: list[tuple[int, int]] = []
-    for layer in sorted(layers):
-        if found and found[-1][1] == layer:
-            found[-1] = found[-1][0], layer + 1
-        else:
-            found.append((layer, layer + 1))
-    return found
 
 
 def _held_spans(stages: Sequence[Sequence[Stage]], keeps: Sequence[Keep]) -> Iterator[tuple[Worker, tuple[int, int]]]:

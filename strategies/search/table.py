@@ -412,6 +412,8 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Can
         if (growth := outlook.growth) is not None:
             who = "1 more worker is" if growth.n_workers == 1 else f"{growth.n_workers} more workers are"
             reason += f"; {who} expected in {_seconds(growth.at_s)}, for steps of {_seconds(growth.step_s)}"
+        if candidate.plan.keep_runs:
+            reason += f"; {_kept(candidate.plan, mine.step_s, rows)}"
         if n_ties := sum(row.is_tie for row in rows):
             reason += f"; {n_ties} more {'is' if n_ties == 1 else 'are'} as good within the spread of prices"
         return replace(candidate, reason=reason)
@@ -424,6 +426,18 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Can
     else:
         reason = f"as good within the spread of prices: {against}" if candidate.is_tie else against
     return replace(candidate, reason=f"{reason}; the next loss {ends}" if ends else reason)
+
+
+def _kept(plan: Plan, step_s: float, rows: Sequence[Candidate]) -> str:
+    """What is kept, and what part of a step that takes, where the same plan without it is there to compare."""
+    text = f"{sum(map(len, plan.keeps.values()))} layers are kept by workers that do not run them"
+    for row in rows:
+        bare, its = row.plan, row.estimate
+        if bare is None or its is None or bare.keep_runs or bare.strategy != plan.strategy:
+            continue
+        if (bare.blocks, bare.routes, bare.schedule) == (plan.blocks, plan.routes, plan.schedule):
+            return f"{text}, for {100 * (step_s / its.step_s - 1):.1f} % of a step"
+    return text
 
 
 def _sizes(a: int, b: int) -> tuple[str, str]:

@@ -129,12 +129,14 @@ def test_the_first_stage_goes_to_the_last_worker_which_has_it() -> None:
     """It runs layers on both ends, so micro-batches are routed to it, as in reroute."""
     of = job(6)
     plan = start(of, "1x3", 3)
-    table = search(lost(of, plan, 0, aim=NONE))
-    assert {row.reason for row in table if row.strategy == "redundant"} == {
-        "no worker with the stage before or behind a lost one holds its layers"
-    }
-    routed = next(row.plan for row in table if row.strategy == "reroute" and row.plan is not None)
+    routed = of_redundant(search(lost(of, plan, 0, aim=NONE), "redundant"))[0]
     assert {route.worker for route in routed.routes} == {2} and not routed.moves
+
+
+def test_where_nobody_keeps_a_lost_stage_it_says_so() -> None:
+    of = job(6)
+    (row,) = search(lost(of, start(of, "2x3", 6), 1, aim=NONE), "redundant")
+    assert row.plan is None and row.reason == "nobody keeps the layers of a lost stage"
 
 
 def test_what_is_left_is_protected_anew() -> None:

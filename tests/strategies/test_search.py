@@ -65,7 +65,7 @@ def test_strategies_without_a_plan_say_why() -> None:
     of = job()
     plan = first_plan(of, "2x4", 8)
     table = search(situation(of, plan, without(plan, 0, 5)))
-    none = "no worker with the stage before or behind a lost one holds its layers"
+    none = "nobody keeps the layers of a lost stage"
     assert reasons(table) == {
         "redundant": none,
         "respawn": "the slots of workers 0, 5 are gone or have no restarts left (--max-restarts)",
