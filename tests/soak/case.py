@@ -161,6 +161,7 @@ class Case(msgspec.Struct, frozen=True):
     point_faults: tuple[PointFault, ...] = ()
     slow: tuple[Slow, ...] = ()
     is_sequence: bool = False
+    protect: str = "auto"
 
     @property
     def n_agents(self) -> int:

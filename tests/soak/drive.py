@@ -26,6 +26,7 @@ from launcher.planning.live_profile import LiveProfile
 from odyssey.errors import OdysseyError
 from odyssey.messages import ModelSpec
 from perfmodel.profile import Profile
+from strategies.situation import Aim, Protect
 from tests.soak.case import FORWARDED, Agents, Case, logs_of
 from tests.soak.strikes import Striker
 
@@ -50,6 +51,7 @@ def main() -> int:
         layout=case.layout,
         strategy=case.strategy,
         max_restarts=case.max_restarts,
+        aim=Aim(protect=Protect(case.protect)),
         forwarded_signals=tuple(number.name for number in FORWARDED),
         log_dir=logs_of(folder, start_number, number),
     )

@@ -42,7 +42,8 @@ class Outcome:
 
     def __str__(self) -> str:
         case = self.case
-        what = f"{case.layout} {case.strategy} {case.recipe.variant} {case.recipe.optimizer}, {len(self.struck)} faults"
+        options = f"{case.layout} {case.strategy} protect {case.protect}"
+        what = f"{options}, {case.recipe.variant} {case.recipe.optimizer}, {len(self.struck)} faults"
         if case.agents is not None:
             what = f"{'+'.join(map(str, case.agents.n_ranks))} on {case.agents.n_first} agents, {what}"
         bad = "" if self.is_good else f": {self.why}; see {self.folder}"
