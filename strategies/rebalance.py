@@ -71,7 +71,7 @@ def _layouts(situation: Situation, plan: Plan, slow: set[Worker]) -> Iterator[li
     resplit = [_resplit(situation, row) if slow.intersection(_workers(row)) else row for row in rows]
     if resplit != rows:
         yield resplit
-    spare = iter([worker for worker in plan.idle if situation.costs.factor(worker) == 1])
+    spare = iter([worker for worker in situation.unused if situation.costs.factor(worker) == 1])
     taken = {worker: next(spare, worker) for worker in sorted(slow, key=lambda worker: -situation.costs.factor(worker))}
     if taken != dict.fromkeys(slow):
         yield [[_replaced(stage, taken) for stage in row] for row in rows]

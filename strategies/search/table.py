@@ -111,7 +111,13 @@ def _asked(situation: Situation, moment: Moment, only: str | None = None) -> lis
 
 
 def _answers(situation: Situation, moment: Moment, name: str) -> list[Proposal | Candidate]:
-    return _checked(f"{name}.{moment}", name, list(strategies.load(name, moment).answers[moment](situation)))
+    rows = _checked(f"{name}.{moment}", name, list(strategies.load(name, moment).answers[moment](situation)))
+    there = {*situation.alive, *situation.respawnable}
+    for row in rows:
+        if row.plan is not None and not there.issuperset(row.plan.workers):
+            gone = min(set(row.plan.workers) - there)
+            raise OdysseyError(f"{name}.{moment}: a Proposal with work for worker {gone}, which is not there")
+    return rows
 
 
 def _checked(function: str, name: str, rows: list[Proposal | Candidate]) -> list[Proposal | Candidate]:

@@ -52,10 +52,9 @@ def longest_path_s(plan: Plan, of: Profile, slow: Mapping[int, float]) -> float:
                 if end.get((worker, i)) != now:
                     end[worker, i] = now
                     changed = True
-    own = {worker: plan.pipelines[p].stages[s] for worker, (p, s) in plan.place.items()}
     return max(end.values()) + max(
-        slow.get(worker, 1.0) * (sum(row.optimizer_s for row in of.layers[its.first : its.stop]) + of.op_overhead_s)
-        for worker, its in own.items()
+        slow.get(worker, 1.0) * (sum(of.layers[layer].optimizer_s for layer in layers) + of.op_overhead_s)
+        for worker, layers in plan.holds.items()
     )
 
 

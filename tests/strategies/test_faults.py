@@ -55,6 +55,7 @@ FAULTS = {
     "return [Proposal(NAME, None, 7)]": "toy.propose: a Proposal that cannot be written: Expected `str`, got `int` .*",
     "return [Proposal(NAME, {}, '')]": "toy.propose: a Proposal that cannot be written: Object missing .*",
     "return [Proposal(NAME, None, object())]": "toy.propose: a Proposal that cannot be written: Encoding objects .*",
+    "return [Proposal(NAME, situation.plan, '')]": "toy.propose: a Proposal with work for worker 3, which is not there",
     "yield 1": "toy.propose: expected a list of Proposals, got int in it",
 }
 

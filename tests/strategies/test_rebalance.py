@@ -172,6 +172,13 @@ def test_a_worker_that_is_as_good_as_lost_idles_and_an_idle_one_takes_its_place(
     assert all(1 in plan.idle and 2 in plan.workers for plan in taken), "the slowest one first"
 
 
+def test_an_idle_worker_that_is_lost_takes_no_place() -> None:
+    state = slowed(job(6, 12), "2x2", 5, {1: 10.0})
+    assert any(4 in plan.workers for plan in proposed(state))
+    lost = replace(state, alive=(0, 1, 2, 3), lost=(4,))
+    assert proposed(lost) and not any(4 in plan.workers for plan in proposed(lost))
+
+
 def test_a_plan_that_lives_with_a_loss_routes_around_a_slow_worker_as_well() -> None:
     of = job(4, 12)
     plan = first_plan(of, "3x2", 6)
