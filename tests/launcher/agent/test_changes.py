@@ -9,6 +9,7 @@ import torch
 
 from launcher.joblog.events import Draining, GenerationStarted, PlanChosen, RankLost
 from launcher.options import RunOptions
+from strategies.situation import Aim, Protect
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 
@@ -44,7 +45,7 @@ def test_a_rank_that_was_lost_comes_back_and_has_work_again(tmp_path: Path) -> N
 
 def test_a_rank_that_is_asked_to_leave_hands_over_what_it_holds(tmp_path: Path) -> None:
     """It alone holds half of the model."""
-    ran = run(tmp_path, 30, ("step=4 leave=1",), layout="1x2", n_nodes=2)
+    ran = run(tmp_path, 30, ("step=4 leave=1",), layout="1x2", n_nodes=2, aim=Aim(protect=Protect.NONE))
     assert_exact(ran, tmp_path, 30)
     assert not [body for body in ran.all(RankLost) if body.rank != 1]
     assert {move.source for move in ran.all(PlanChosen)[-1].plan.moves} == {1}

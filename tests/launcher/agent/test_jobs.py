@@ -25,6 +25,7 @@ from launcher.joblog.events import (
 from launcher.options import RunOptions
 from odyssey.messages import Committed, Failed
 from perfmodel.profile import Recovery
+from strategies.situation import Aim, Protect
 from tests import exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left
 from tests.exactness import EXACT, N_STEPS
@@ -98,7 +99,8 @@ def test_a_killed_rank_is_spawned_again_where_that_is_the_plan(tmp_path: Path) -
 
 
 def test_losing_every_holder_of_a_layer_ends_the_job_and_names_it(tmp_path: Path) -> None:
-    ran = Ran(options(tmp_path, "--steps", "10", n_nodes=2, layout="1x2", drills=("step=3 kill=1",)))
+    alone = {"layout": "1x2", "aim": Aim(protect=Protect.NONE)}
+    ran = Ran(options(tmp_path, "--steps", "10", n_nodes=2, drills=("step=3 kill=1",), **alone))
     assert ran.code == 1
     ended = ran.events[-1].body
     assert isinstance(ended, JobEnded)

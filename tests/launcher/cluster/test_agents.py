@@ -233,7 +233,7 @@ def a_chain_of_two_agents(start: Callable[..., Agent], tmp_path: Path) -> tuple[
     """Each has half of the model alone, and 20 steps are done."""
     steps = ["--global-batch", "15", "--dropout", "0.1", "--clip", "0.5", "--schedule", "--steps", str(N_STEPS)]
     steps += ["--pause", "0.05", "--out", str(tmp_path / "out.pt")]
-    given = {"script": TRAIN, "nproc_per_node": 2, "layout": "1x4"}
+    given = {"script": TRAIN, "nproc_per_node": 2, "layout": "1x4", "protect": "none"}
     first = start(*steps, **given)
     first.until(lambda line: "leading at" in line)
     second = start(*steps, **given)
