@@ -3,14 +3,15 @@
 Pairs of runs: a job of ours, and the same model, cuts, micro-batches and orders written plainly on torch.distributed
 (benchmarks/jobs/pipeline_gpt.py); in 1F1B, with the backward in halves, and with gradients summed in small buckets. The plan is
 given (benchmarks/with_plan.py), so both do the same ops in the same order. Who goes first alternates. The ratio of the median
-step times of a pair is one row; the summary has the median of the rows.
+step times of a pair is one row; the summary has the median of the rows. What keeping costs is a plan in which each rank keeps
+the layers of the next one over the same in which nobody keeps any, both run by our engine.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from benchmarks.kept import Kept
 from benchmarks.report import Cell, Row
 from benchmarks.run import run
 from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import LayerWork, Plan, Schedule, StateFrom, Work
+from odyssey.plan import Keep, LayerWork, Plan, Schedule, StateFrom, Work, keep_runs
 from odyssey.plan_proof import prove
 from odyssey.schedule import compute_order
 from strategies.building.compose import reductions
@@ -44,7 +45,7 @@ ABOUT = (
     "Median step time of our engine over that of the same model, cuts and orders written plainly on torch.distributed, four "
     "ranks without failures, in pairs of runs that alternate. 1f1b: two pipelines of two stages, the gradients of a stage in "
     "one reduction; buckets: the same in several, within the last backward; split: one pipeline of four stages, the backward "
-    "in halves."
+    "in halves. kept: one pipeline of four stages in which each rank keeps the layers of the next one, over the same without."
 )
 
 
@@ -57,12 +58,14 @@ class Form:
     cuts: tuple[int, ...]
     schedule: Schedule
     bucket_bytes: int = 25 * 2**20
+    keeps: bool = False
 
 
 FORMS = {
     "1f1b": Form("overhead_ratio", 2, (3,), Schedule()),
     "buckets": Form("overhead_buckets_ratio", 2, (3,), Schedule(), 2**18),
     "split": Form("overhead_split_ratio", 1, (2, 3, 4), Schedule("split", None, WORK)),
+    "kept": Form("protect_overhead_ratio", 1, (2, 3, 4), Schedule(), keeps=True),
 }
 
 
@@ -84,11 +87,12 @@ def main() -> None:
 def measure(name: str, pair: int, n_steps: int) -> dict[str, Cell]:
     """A pair of runs right after each other."""
     form = FORMS[name]
-    plan, seconds = plan_of(form), {}
-    arguments = ["--steps", str(n_steps), "--bucket-bytes", str(form.bucket_bytes), *SIZES]
-    for measured in (measure_odyssey, measure_plain) if pair % 2 == 0 else (measure_plain, measure_odyssey):
-        seconds[measured] = measured(plan, arguments)
-    ours, plain = seconds[measure_odyssey], seconds[measure_plain]
+    plan, arguments = plan_of(form), ["--steps", str(n_steps), "--bucket-bytes", str(form.bucket_bytes), *SIZES]
+    runs = {"odyssey s": partial(measure_odyssey, plan, arguments), "plain s": partial(measure_plain, plan, arguments)}
+    if form.keeps:
+        runs["plain s"] = partial(measure_odyssey, plan_of(replace(form, keeps=False)), arguments)
+    seconds = {which: runs[which]() for which in (runs if pair % 2 == 0 else reversed(runs))}
+    ours, plain = seconds["odyssey s"], seconds["plain s"]
     return {"form": name, "pair": pair, "odyssey s": ours, "plain s": plain, "ratio": ours / plain}
 
 
@@ -97,7 +101,14 @@ def plan_of(form: Form) -> Plan:
     ranges = list(pairwise((0, *form.cuts, N_LAYERS)))
     share = GLOBAL_BATCH // MICRO_BATCH // form.n_pipelines
     rows = [[Stage(p * len(ranges) + s, *its) for s, its in enumerate(ranges)] for p in range(form.n_pipelines)]
-    stages = {stage.worker: stage for row in rows for stage in row if stage.worker is not None}
+    keeps = [
+        Keep(stage.worker, its.first, its.stop)
+        for row in rows
+        for stage, its in zip(row, (*row[1:], row[0]), strict=True)
+        if form.keeps and stage.worker is not None
+    ]
+    held = [frozenset(stage.layers) for row in rows for stage in row]
+    held = [layers.union(*(keep.layers for keep in keeps if keep.worker == worker)) for worker, layers in enumerate(held)]
     return prove(
         Plan(
             generation=1,
@@ -107,8 +118,9 @@ def plan_of(form: Form) -> Plan:
             micro_batch=MICRO_BATCH,
             n_layers=N_LAYERS,
             blocks=blocks_of(Pipeline(tuple(row), p * share, (p + 1) * share) for p, row in enumerate(rows)),
-            reductions=reductions(stages, N_LAYERS, ()),
+            reductions=reductions(held, N_LAYERS, ()),
             schedule=form.schedule,
+            keep_runs=keep_runs(keeps),
             state_from=StateFrom.SCRIPT,
         )
     )
@@ -121,7 +133,7 @@ def measure_odyssey(plan: Plan, arguments: Sequence[str]) -> float:
             job.wait_for_end(600)
             marks, log = job.marks(), job.events()
         ran = joblog.generations(log)[0].plan
-        if (ran.blocks, ran.schedule) != (plan.blocks, plan.schedule):
+        if (ran.blocks, ran.schedule, ran.keep_runs) != (plan.blocks, plan.schedule, plan.keep_runs):
             raise trial.TrialError(f"the job ran {ran.form()} and not the plan that it was given, {plan.form()}")
         return trial.step_s(marks, N_WARM_UP)
 

@@ -5,7 +5,8 @@ until every rank has finished the first step that the new generation ran. The ca
 machine does meets all alike. torchrun is given what makes it fast: a checkpoint in memory after every step, a short
 monitor interval, and the switch without which its restarts never succeed on Gloo.
 
-    odyssey-<strategy>   the strategy is prescribed; `odyssey-auto` chooses by itself, and is what the summary quotes
+    odyssey-<strategy>   the strategy is prescribed; `odyssey-auto` chooses by itself, and is what the summary quotes;
+                         `odyssey-redundant` is one pipeline whose ranks keep each other's layers, and do so again afterwards
     torchrun             DDP of the same model and global batch, resumed from the checkpoint of the last step
 """
 
@@ -109,8 +110,10 @@ def measure(case: str, n_ranks: int, generator: random.Random) -> Recovery:
 
 def _measure_odyssey(folder: Path, case: str, n_ranks: int, generator: random.Random) -> Recovery:
     strategy = case.removeprefix("odyssey-")
-    flags = ["--strategy", strategy, *(["--max-restarts", "1"] if strategy == "respawn" else [])]
-    with trial.odyssey(folder, n_ranks, flags, ["--steps", "100000"]) as job:
+    needs = {"respawn": ["--max-restarts", "1"], "redundant": ["--layout", f"1x{n_ranks}", "--protect", "state"]}
+    flags = ["--strategy", strategy, *needs.get(strategy, [])]
+    blocks = ["--blocks", str(n_ranks - 2)] if n_ranks > 6 and strategy == "redundant" else []  # a stage for each rank
+    with trial.odyssey(folder, n_ranks, flags, ["--steps", "100000", *blocks]) as job:
         job.wait_for_step(N_STEPS_BEFORE)
         before = job.marks()
         kill = job.kill(generator)
@@ -178,6 +181,8 @@ def summarise(recoveries: Sequence[Recovery]) -> dict[str, float]:
             summary[f"kill_to_step_raw_s_{n_ranks}"] = median(each.raw_s for each in ours)
         if rerouted := [each for each in recoveries if each.n_ranks == n_ranks and each.case == "odyssey-reroute"]:
             summary[f"reroute_to_step_s_{n_ranks}"] = median(each.beyond_step_s for each in rerouted)
+        if taken_over := [each for each in recoveries if each.n_ranks == n_ranks and each.case == "odyssey-redundant"]:
+            summary[f"takeover_to_step_s_{n_ranks}"] = median(each.beyond_step_s for each in taken_over)
         if proofs_s := [each.parts.proof_s for each in recoveries if each.n_ranks == n_ranks and each.parts is not None]:
             summary[f"proof_s_{n_ranks}"] = median(proofs_s)
         if ours and theirs:
