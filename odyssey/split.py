@@ -7,11 +7,12 @@ same order. Pipelines that are alike share one expansion.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from odyssey import kernel
 from odyssey.errors import PlanError
+from odyssey.pipelines import NOTHING
 from odyssey.plan import LayerWork, Plan, Work
 
 Ranges = tuple[tuple[int, int], ...]
@@ -29,17 +30,29 @@ def split_orders(plan: Plan, pipeline: int) -> Orders:
         if not its.is_complete or any(plan.home[k] == pipeline for k, _ in plan.route_of):
             raise PlanError(f"pipeline {pipeline} is routed elsewhere in part and has no explicit order")
         last = plan.n_samples(its.stop_micro_batch - 1)
-        known[pipeline] = _expanded(work, plan.schedule.cap, its.ranges, len(its.micro_batches), last, plan.micro_batch)
+        kept = tuple(plan.keeps.get(worker, NOTHING) for worker in its.workers) if plan.keep_runs else ()
+        rule = (work, plan.schedule.cap)
+        known[pipeline] = _expanded(*rule, its.ranges, kept, len(its.micro_batches), last, plan.micro_batch)
     return known[pipeline]
 
 
 @lru_cache(maxsize=256)
 def _expanded(
-    work: Work, cap: float | None, ranges: Ranges, n_micro_batches: int, last_samples: int, micro_batch: int
+    work: Work,
+    cap: float | None,
+    ranges: Ranges,
+    kept: tuple[frozenset[int], ...],
+    n_micro_batches: int,
+    last_samples: int,
+    micro_batch: int,
 ) -> Orders:
-    """`last_samples`: of the last micro-batch; all others have `micro_batch`."""
+    """`kept`: layers that the worker of each stage keeps, empty if nobody does; `last_samples`: of the last micro-batch, where
+    all others have `micro_batch`."""
     layers = [layer for layer in work.layers for _ in range(layer.n)]
     stages = [_stage(layers[first:stop]) for first, stop in ranges]
+    if kept:
+        beside = [sum(layers[layer].state_bytes for layer in its) for its in kept]
+        stages = [replace(it, state_bytes=it.state_bytes + more) for it, more in zip(stages, beside, strict=True)]
     n_stages, n = len(stages), n_micro_batches
     caps = [stage.most_bytes(cap, min(n_stages - s, n), work.room_bytes) for s, stage in enumerate(stages)]
     whole, last = (

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from odyssey.errors import StateLost
 from odyssey.plan import Plan
 from odyssey.plan_proof import prove
+from perfmodel import catalog
 from perfmodel.profile import Profile
 from strategies.search import best, initial_plan, search
 from strategies.situation import Aim, Candidate, Protect, Situation
@@ -106,6 +107,20 @@ def test_what_is_kept_costs_its_optimizer_steps_and_its_state() -> None:
     assert kept is not None and bare is not None
     assert kept.step_s - bare.step_s == pytest.approx(2 * 0.1, rel=0.01)
     assert kept.peak_bytes - bare.peak_bytes == pytest.approx(2 * 4 * 10**6, rel=0.01)
+
+
+def test_backwards_in_halves_leave_room_for_what_is_kept() -> None:
+    """Without keepers they take all the memory that there is, and with them what those leave."""
+    of = catalog.load_job("gpt3-medium-a100-32").profile
+    of = replace(of, cluster=replace(of.cluster, memory_bytes=18 * 10**9))
+    peaks = []
+    for aim in (NONE, STATE):
+        plan = start(of, "1x8", 8, aim)
+        assert plan.schedule.name == "split max" and bool(plan.keep_runs) is (aim is STATE)
+        assert plan.estimate is not None
+        peaks.append(plan.estimate.peak_bytes)
+    state = max(sum(of.layers[layer].state_bytes for layer in layers) for layers in plan.keeps.values())
+    assert of.cluster.memory_bytes - state < peaks[0] and max(peaks) <= of.cluster.memory_bytes
 
 
 # -- after a loss ------------------------------------------------------------------------------------------------------
