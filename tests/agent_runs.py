@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from launcher.agent.start import run
 from launcher.coordinator.replay import replay
@@ -14,6 +16,8 @@ from launcher.joblog.events import Event
 from launcher.options import RunOptions
 from odyssey import own_process
 from odyssey.runtime import peer_memory
+from perfmodel import profile as profiles
+from perfmodel.profile import Profile
 from tests import ROOT
 
 TRAIN = str(ROOT / "tests" / "jobs" / "train.py")
@@ -53,6 +57,16 @@ class Ran:
         assert pairs
         for logged, taken in pairs:
             assert logged == taken
+
+
+def profile_of_own_processors(folder: Path) -> Profile:
+    """Of TRAIN, measured here, but as if each rank had a processor of its own: whoever comes back is worth taking in, whatever
+    else this machine does."""
+    path, arguments = folder / "profile.json", ("--dropout", "0.1", "--clip", "0.5", "--schedule", "--global-batch", "15")
+    options = RunOptions(TRAIN, arguments, n_nodes=4, log_dir=folder / "logs", capture_output=True, write_profile=path)
+    assert Ran(options).code == 0
+    measured = profiles.read(path)
+    return replace(measured, cluster=replace(measured.cluster, cores=None))
 
 
 @pytest.fixture

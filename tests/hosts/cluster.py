@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from perfmodel import profile as profiles
 from tests import exactness, reference
-from tests.agent_runs import TRAIN
+from tests.agent_runs import TRAIN, profile_of_own_processors
 from tests.held import Held
 from tests.hosts.network import Hosts, Impossible
 from tests.launcher.cluster.test_agents import Agent
@@ -52,6 +53,12 @@ class Cluster:
     def start_training(self, i: int, **options: object) -> None:
         steps = ("--steps", str(self.n_steps), "--pause", str(self.pause_s), *self._holds)
         self.start(i, TRAIN, *JOB, *steps, "--out", str(self.out), **options)
+
+    def own_processors(self) -> Path:
+        """A profile for jobs that are to take hosts in: else the price has to say so, and a busy machine's may not."""
+        path = self.folder / "profile.json"
+        profiles.write(profile_of_own_processors(self.folder), path)
+        return path
 
     def train(self, **options: object) -> None:
         """A Job of two ranks on each host."""

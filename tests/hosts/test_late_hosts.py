@@ -20,6 +20,7 @@ def test_ranks_that_began_alone_are_reached_by_those_of_a_host_that_comes_late(c
     its.hosts.names(1).write_text("127.0.0.1 localhost\n127.0.1.1 h1\n")
     its.hosts.names(2).write_text("127.0.0.1 localhost\n")
     given = {"nnodes": "1:2", "nproc_per_node": 2, "detect": "2s", "rdzv_conf": "last_call_timeout=0"}
+    given |= {"profile": its.own_processors()}
     given |= {"rdzv_endpoint": f"[{its.hosts.address(1, ipv6=True)}]:29400"}
     with its.held_after(10):
         its.start_training(1, **given)

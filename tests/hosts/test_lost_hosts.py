@@ -117,6 +117,7 @@ def test_a_host_that_comes_late_has_ranks_of_a_plain_script(cluster: Callable[[i
 def test_a_host_that_comes_late_to_a_job_is_taken_in(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
     flags = {"nnodes": "2:3", "nproc_per_node": 2, "layout": "2x2", "rdzv_conf": "last_call_timeout=1"}
+    flags |= {"profile": its.own_processors()}
     with its.held_after(5):
         for i in (1, 2):
             its.start_training(i, **flags)
@@ -302,10 +303,11 @@ def test_of_ranks_that_their_cut_off_agent_holds_nobody_is_told_to_continue_them
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)  # one process trains as many steps, to compare
 def test_a_host_that_was_cut_off_is_taken_in_again_when_it_is_back_and_once_more(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
     its.n_steps, its.pause_s = 1600, 0.05  # a host that is lost twice has to wait for a while
-    its.train(detect="2s")
+    its.train(detect="2s", profile=its.own_processors())
     for _ in range(2):
         its.hosts.cut(3)
         its.agents[1].until(lambda line: "recovered in" in line)
@@ -320,7 +322,7 @@ def test_a_host_that_was_cut_off_is_taken_in_again_when_it_is_back_and_once_more
 def test_the_host_that_led_is_taken_in_again_when_it_is_back(cluster: Callable[[int], Cluster]) -> None:
     its = cluster(3)
     its.n_steps, its.pause_s = 700, 0.05
-    its.train(detect="2s")
+    its.train(detect="2s", profile=its.own_processors())
     its.hosts.cut(1)
     its.agents[1].until(lambda line: "stand still" in line)
     its.agents[2].until(lambda line: "leads from now on" in line or "recovered in" in line)

@@ -40,7 +40,7 @@ from odyssey.messages import Broken, Committed, Hello, Paused
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile
 from tests import ROOT, exactness, reference
-from tests.agent_runs import TRAIN, Ran, nothing_left
+from tests.agent_runs import TRAIN, Ran, nothing_left, profile_of_own_processors
 from tests.held import Held
 
 __all__ = ["nothing_left"]
@@ -56,12 +56,7 @@ Act = Callable[[Event, Ran], None]
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    folder = tmp_path_factory.mktemp("profile")
-    path = folder / "profile.json"
-    arguments = (*EXACT, "--global-batch", "15")
-    options = RunOptions(TRAIN, arguments, n_nodes=4, log_dir=folder / "logs", capture_output=True, write_profile=path)
-    assert Ran(options).code == 0
-    return on(profiles.read(path), cores=None)
+    return profile_of_own_processors(tmp_path_factory.mktemp("profile"))
 
 
 def on(profile: Profile, cores: int | None) -> Profile:
