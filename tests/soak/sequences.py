@@ -14,7 +14,7 @@ from tests.soak.case import Agents, Case, Fault, Recipe
 
 N_RANKS, N_LEAST = 8, 8
 """Of each job, and changes that must have struck in it."""
-LAYOUTS = ("1x8", "4x2", "2x4", "8x1", "3+2+3", "auto")
+LAYOUTS = ("1x4", "4x2", "2x4", "8x1", "3+2+3", "auto")
 RECIPES = tuple(
     Recipe(variant, global_batch=global_batch, micro_batch=2, steps=80, eval_every=0)
     for variant, global_batch in (("gpt", 16), ("tied", 15), ("shared", 19), ("mlp", 32))
