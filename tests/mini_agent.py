@@ -50,7 +50,7 @@ from perfmodel.merge import merge
 from perfmodel.profile import Profile
 from perfmodel.work import work_of
 from strategies.search import best, initial_plan, search
-from strategies.situation import Situation
+from strategies.situation import Aim, Protect, Situation
 from tests import ROOT
 
 LIMIT_S = 60.0
@@ -255,6 +255,7 @@ class MiniAgent:
             node_of={rank: rank for rank in range(self._n_ranks)},
             profile=profile,
             seconds_to_change=3600.0,
+            aim=Aim(protect=Protect.NONE),
         )
 
     # -- orders and reports, one by one ---------------------------------------------------------------------------------

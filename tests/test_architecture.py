@@ -336,18 +336,18 @@ COMMANDS = {
     "plan": {
         "--fail", "--fail-nodes", "--fail-ranks", "--failure-rate", "--help", "--join", "--join-nodes", "--json", "--layout",
         "--mtbf", "--nodes",
-        "--nproc-per-node", "--objective", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
+        "--nproc-per-node", "--objective", "--protect", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
         "--change", "--layouts", "--spares", "--spare-nodes", "--horizon",
     },
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
         "--nodes", "--nproc-per-node", "--objective", "--seed", "--slow", "--spares", "--speed", "--steps",
-        "--strategy", "--trace",
+        "--strategy", "--trace", "--protect",
     },
     "replay": {
         "--checkpoint-every", "--days", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--objective",
         "--policy",
-        "--repair", "--restart", "--save", "--seed", "--svg", "--trace-nodes", "--transient",
+        "--repair", "--restart", "--save", "--seed", "--svg", "--trace-nodes", "--transient", "--protect",
     },
     "ps": {"--all", "--help", "--json"},
     "status": {"--help", "--json"},
@@ -381,7 +381,7 @@ OWN_OPTIONS = {
     "--check", "--detect", "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout",
     "--mtbf", "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
     "--retry-same-failure", "--secret-file", "--spares", "--stall-timeout", "--stdin-rank", "--strategy", "--survive",
-    "--survive-nodes", "--verbose",
+    "--survive-nodes", "--protect", "--verbose",
 }  # fmt: skip
 """What `odyssey run` has beside torchrun's options. tests/odyssey_cli/test_launch_arguments.py holds these against torchrun's
 parser."""

@@ -213,7 +213,6 @@ def command(
         if value is not None:
             values.count(value, option, least)
     found = source.find(source_text).resized(nodes, nproc_per_node)
-    names = _strategies(strategy)
     files.check_if_given(json_file, "--json")
     mtbf_s = values.duration_s(mtbf, "--mtbf") if mtbf is not None else None
     if layout is None:
@@ -227,7 +226,7 @@ def command(
         drills = _default_losses(found, layout, spares, mtbf_s, steps, seed)
     wanted = Wanted(
         layout=layout,
-        strategies=names,
+        strategies=_strategies(strategy),
         drills=tuple(drills),
         n_steps=steps,
         speed=_between(speed, "--speed", 0.01, 100.0),
