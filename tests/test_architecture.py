@@ -336,8 +336,8 @@ COMMANDS = {
     "plan": {
         "--fail", "--fail-nodes", "--fail-ranks", "--failure-rate", "--help", "--join", "--join-nodes", "--json", "--layout",
         "--mtbf", "--nodes",
-        "--nproc-per-node", "--objective", "--protect", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
-        "--change", "--layouts", "--spares", "--spare-nodes", "--horizon",
+        "--nproc-per-node", "--objective", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
+        "--change", "--layouts", "--spares", "--spare-nodes", "--horizon", "--protect",
     },
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
