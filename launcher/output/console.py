@@ -19,6 +19,8 @@ from odyssey.errors import OdysseyError
 BACKLOG_BYTES = 1 << 20
 PARTIAL_S = 0.2
 """A line that has no end yet is shown after this time: it may be a prompt, or a progress bar."""
+ABANDONED_S = 0.2
+"""So long the end waits for a thread that nobody waits for any more: it is stuck, or just about to end."""
 LINE_BYTES = 1 << 20
 """A line is not kept longer than this for its end to come."""
 
@@ -53,6 +55,9 @@ class Console:
             try:
                 self._thread.start()
             except RuntimeError:
+                self._loop.unwatch(self._wake)
+                os.close(self._wake)
+                self._thread = None
                 raise OdysseyError("no more threads are granted", limits.HELP[errno.EAGAIN]) from None
 
     def write(self, fd: int, data: bytes) -> None:
@@ -104,22 +109,28 @@ class Console:
             self._backlog = 0
 
     def close(self) -> None:
-        """When all is written, unless it was abandoned: then the thread ends with the launcher."""
+        """When all is written. Where it was abandoned and nobody reads, soon: the thread ends when somebody does, or with the
+        launcher."""
         if self._thread is None or self._wake is None:
             return
         with self._changed:
             self._queue.append((-1, b""))
             self._changed.notify()
         self._loop.unwatch(self._wake)
-        if not self._is_abandoned:
-            self._thread.join()
-            os.close(self._wake)
+        self._thread.join(ABANDONED_S if self._is_abandoned else None)
         self._thread = None
 
     # -- the thread's side ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """The last one to use the descriptor closes it."""
         assert self._wake is not None
+        try:
+            self._write_all(self._wake)
+        finally:
+            os.close(self._wake)
+
+    def _write_all(self, wake: int) -> None:
         while True:
             with self._changed:
                 while not self._queue:
@@ -132,7 +143,7 @@ class Console:
                 was_full = self.is_full
                 self._backlog = max(0, self._backlog - len(data))
                 if self._backlog == 0 or (was_full and not self.is_full):
-                    os.eventfd_write(self._wake, 1)
+                    os.eventfd_write(wake, 1)
 
     def _write(self, fd: int, data: bytes) -> None:
         try:
