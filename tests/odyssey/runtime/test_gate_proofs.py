@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from launcher.coordinator import gate
@@ -17,7 +18,7 @@ from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
 from odyssey.needs import Needs
 from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Move, Plan, Reduction, move_runs
+from odyssey.plan import Keep, Move, Plan, Reduction, keep_runs, move_runs
 from odyssey.plan_proof import prove
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
@@ -36,11 +37,18 @@ POSITION = (3, 0)
 ADOPTED = (1, 2)
 
 
-def plan(*, is_alone=False):
+def plan(*, is_alone=False, keeps=False):
     """Rank 2 takes layers 1 and 2 of four from rank 1, which keeps layer 0; the last layer shares a parameter with the first.
-    `is_alone`: without rank 0, which holds everything a second time."""
+    `is_alone`: without rank 0, which holds everything a second time. `keeps`: rank 2 has them beside the last one, which it
+    runs, and rank 1 goes on with them."""
     parts = (Stage(1, 0, 1), Stage(2, 1, 4))
     moves = tuple(Move(layer, 1, 2) for layer in ADOPTED)
+    if keeps:
+        pipelines = (Pipeline((Stage(0, 0, 4),), 0, 2), Pipeline((Stage(1, 0, 3), Stage(2, 3, 4)), 2, 4))
+        reductions = (Reduction((0,), ()), Reduction(ADOPTED, (0,)), Reduction((3,), ()))
+        kept = keep_runs([Keep(2, 1, 3)])
+        its = Plan(2, "test", 3, 8, 2, 4, blocks_of(pipelines), reductions, ties=((0, 3),), move_runs=move_runs(moves))
+        return prove(replace(its, keep_runs=kept), HELD_BEFORE)
     if is_alone:
         pipelines: tuple[Pipeline, ...] = (Pipeline(parts, 0, 4),)
         reductions = (Reduction((0,), ()), Reduction((1, 2, 3), ()), Reduction((), (0,)))
@@ -74,11 +82,15 @@ class Rank:
         for step in range(3):
             self.step(step)
 
-    def step(self, step):
+    def step(self, step, *, but=(), scale=1.0):
+        """With gradients that are the same on all ranks; not of layers `but`, or of these so many times as large."""
         for number, shard in self.model.shards.items():
+            if number in but and scale == 1.0:
+                continue
             for i, parameter in enumerate(shard.trainable):
                 generator = torch.Generator().manual_seed(1000 * step + 10 * number + i)
                 parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+                parameter.grad *= scale if number in but else 1.0
             torch.manual_seed(1000 * step + number)
             shard.optimizer.step()
             shard.scheduler.step()
@@ -102,13 +114,18 @@ class Rank:
         )
 
 
-def transition(after=lambda rank: None, at_gate=lambda rank: None, *, is_alone=False):
-    """What the gate says. `after`: what happens to rank 2 behind its adoptions; `at_gate`: when all is prepared."""
-    the_plan = plan(is_alone=is_alone)
+def transition(after=lambda rank: None, at_gate=lambda rank: None, *, is_alone=False, keeps=False, step=None):
+    """What the gate says. `after`: what happens to rank 2 behind its adoptions; `at_gate`: when all is prepared. `step`: how
+    rank 2 makes one that the others make before that."""
+    the_plan = plan(is_alone=is_alone, keeps=keeps)
     ranks = {number: Rank(number, held) for number, held in HELD_BEFORE.items() if number or not is_alone}
     for layer in ADOPTED:
         ranks[2].adopt(layer, ranks[1])
     after(ranks[2])
+    if step is not None:
+        for number in (0, 1):
+            ranks[number].step(3)
+        step(ranks[2])
     for rank in ranks.values():
         rank.prepare(the_plan)
     at_gate(ranks[2])
@@ -310,3 +327,73 @@ def test_an_optimizer_that_draws_random_numbers_draws_the_same_on_every_holder()
         rank.engine.apply(1.0)
     digests = [dict(rank.report().digests)[0] for rank in ranks]
     assert digests[0] == digests[1]
+
+
+# -- layers that rank 2 keeps and does not run -------------------------------------------------------------------------------
+
+
+def as_the_others(rank):
+    rank.step(3)
+
+
+def missed(rank):
+    rank.step(3, but=ADOPTED)
+
+
+def missed_one(rank):
+    rank.step(3, but=ADOPTED[:1])
+
+
+def another_divisor(rank):
+    rank.step(3, but=ADOPTED, scale=2.0)
+
+
+def its_own_zero_alone(rank):
+    """The others' gradients did not come: it steps with that of its own, which is none."""
+    rank.step(3, but=ADOPTED, scale=0.0)
+
+
+def rounded(rank):
+    rank.step(3, but=ADOPTED, scale=1.0 + 2**-40)
+
+
+def stepped_twice(rank):
+    rank.step(3)
+    rank.step(3)
+
+
+def not_scheduled(rank):
+    before = rank.model.shards[1].scheduler.last_epoch
+    rank.step(3)
+    rank.model.shards[1].scheduler.last_epoch = before
+
+
+def test_kept_layers_that_are_stepped_with_the_others_pass():
+    assert transition(keeps=True) is None
+    assert transition(keeps=True, step=as_the_others) is None
+
+
+@pytest.mark.parametrize(
+    "step", [missed, missed_one, another_divisor, its_own_zero_alone, rounded, stepped_twice, not_scheduled]
+)
+def test_a_kept_layer_that_was_not_stepped_as_the_others_is_refused(step):
+    assert "layer 1 differs between its holders" in (transition(keeps=True, step=step) or "")
+
+
+@pytest.mark.parametrize(
+    "bug", [initial_value, corrupted_value, stale_moment, dropped_tensor, other_learning_rate, other_buffer]
+)
+def test_a_kept_layer_that_is_not_what_its_source_had_is_refused(bug):
+    assert "differs between its holders" in (transition(after=bug, keeps=True) or "")
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        (gradient_elsewhere, "the gradient of layers.1.up.weight is not reduced"),
+        (summed_in_another_order, "are summed differently"),
+    ],
+)
+def test_a_kept_layer_that_would_not_be_reduced_as_the_others_is_refused(bug, words):
+    moment = "at_gate" if bug is gradient_elsewhere else "after"
+    assert words in (transition(**{moment: bug}, keeps=True) or "")
