@@ -175,6 +175,27 @@ def test_a_large_layout_is_cut_and_shows_the_pipelines_in_trouble() -> None:
     assert lines[-1].strip() == "and 58 more"
 
 
+def test_what_a_rank_keeps_stands_behind_what_it_runs() -> None:
+    from odyssey.pipelines import Pipeline, Stage, blocks_of
+    from odyssey.plan import Keep, Plan, keep_runs
+
+    pipeline = Pipeline((Stage(0, 0, 2), Stage(1, 2, 5), Stage(2, 5, 6)), 0, 1)
+    keeps = keep_runs([Keep(0, 2, 5), Keep(1, 5, 6), Keep(2, 0, 2), Keep(2, 3, 4)])
+    plan = Plan(1, "start", 0, 1, 1, 6, blocks_of([pipeline]), (), keep_runs=keeps)
+    shown = {}
+    for width in (100, 60, 30):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(plan_grid(plan, {}, width))
+        shown[width] = console.export_text().splitlines()[-1].split("   ")[1:]
+    assert [cell.strip() for cell in shown[100] if cell.strip()] == [
+        "● 0  layers 0-1 +2-4",
+        "● 1  layers 2-4 +5",
+        "● 2  layer 5 +0-1,3",
+    ]
+    assert "● 0  0-1 +2-4" in [cell.strip() for cell in shown[60]]
+    assert "+" not in "".join(shown[30])
+
+
 def test_the_summary_of_a_job_counts_what_was_lost() -> None:
     from odyssey_cli.display.summary import summary
 

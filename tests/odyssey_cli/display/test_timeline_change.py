@@ -15,7 +15,7 @@ from odyssey_cli.__main__ import main
 from odyssey_cli.timeline.change import Look, Stand, layouts, sentences
 from odyssey_cli.timeline.change_svg import render
 from perfmodel.profile import write
-from strategies.search import search
+from strategies.search import initial_plan, search
 from strategies.situation import Aim, Protect
 from tests import job_events
 from tests.planning import first_plan, profile, situation, without
@@ -70,6 +70,23 @@ def test_ranks_that_have_no_work_any_more_and_ranks_that_come_back_are_told() ->
     (_, panel) = layouts([Stand("", before), Stand("", back, (3,))])
     assert panel.rows[1].cells[1].look is Look.STARTED and panel.rows[1].cells[1].new == ((2, 4),)
     assert panel.gone == ()
+
+
+def test_who_takes_over_what_it_kept_is_told() -> None:
+    of = profile(6, 8)
+    table = initial_plan(situation(of, None, range(3), aim=Aim(protect=Protect.STATE)), "1x3")
+    before = next(row.plan for row in table if row.plan is not None and row.plan.keep_runs)
+    after = after_loss(before, "redundant", 1, n_layers=6)
+    assert sentences(before, after, (1,)) == (
+        "rank 1 is lost: stage 1 of pipeline 0, layers 2-3",
+        "rank 0 runs layers 2-3 as well, which it kept",
+        "no layer moves",
+    )
+    _, second = layouts([Stand("", before), Stand("", after, (1,))])
+    assert [(cell.rank, cell.look, cell.new) for cell in second.rows[0].cells] == [
+        (0, Look.CHANGED, ()),
+        (2, Look.KEPT, ()),
+    ]
 
 
 @given(st.sampled_from(["2x4", "4x2", "3+5", "2x3"]), st.data())
