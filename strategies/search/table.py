@@ -38,7 +38,7 @@ from strategies.search.protected import protected
 from strategies.search.split import split
 from strategies.search.ties import are_as_good, worth_spread
 from strategies.search.uneven import uneven
-from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Outlook, Proposal, Situation
+from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Outlook, Proposal, Protect, Situation
 from strategies.situation.faults import attempt, attempt_all
 
 NAME = "search"
@@ -181,11 +181,10 @@ def _missing(outlook: Outlook, aim: Aim) -> tuple[str, str, str] | None:
     """What of that which was asked for a plan does not survive: the option, why, and what to do."""
     if aim.survive is not None and outlook.n_holders <= aim.survive:
         why = f"some layer has {outlook.n_holders} of the {aim.survive + 1} holders that it takes"
-        return (
-            f"--survive {aim.survive}",
-            why,
-            "start more ranks, or leave more memory: each holder needs a pipeline of its own",
-        )
+        help = "start more ranks, or leave more memory: each holder needs a pipeline of its own"
+        if aim.protect is Protect.NONE:
+            help += ", but for one that --protect auto may add"
+        return f"--survive {aim.survive}", why, help
     if aim.survive_nodes is not None and outlook.n_nodes <= aim.survive_nodes:
         why = f"some layer has its holders on {outlook.n_nodes} of the {aim.survive_nodes + 1} nodes that it takes"
         help = "start more nodes, or give a --layout whose pipelines end where nodes do"
