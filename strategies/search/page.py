@@ -40,8 +40,9 @@ page, and it has
         \"\"\"Plans, or the reason why there is none.\"\"\"
 
 or, for other moments, `start` in place of `propose` (before the first step, when there is no Plan yet), `grow` (workers have
-come, and all that have work are there) or `slow` (workers compute slowly); or several of these. Only those with `propose` are
-values of `--strategy`.
+come, and all that have work are there) or `slow` (workers compute slowly); or several of these. `protect(situation, plan)` is
+asked of a Plan in which some layer would have one holder, or one node, before it is taken: it answers, way by way, what workers
+may keep of it (`Keep`s), and the search makes Plans of that. Only those with `propose` are values of `--strategy`.
 
 `strategies/situation/` says what it is given and answers, `strategies/building/` has what Plans are made with; its `compose`
 refuses a [Plan](plan.md) that contradicts itself or what the survivors hold. The engine runs any other.
