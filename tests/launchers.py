@@ -279,7 +279,7 @@ class Scene:
         running = [run.story() for run in self.runs if run.process.poll() is None]
         assert not running, f"still running: {running}"
         if any(run.process.returncode == -signal.SIGKILL for run in self.runs):
-            self._below.wait(10)
+            self._below.wait(60)
         left = [describe(process) for process in self._below.all()]
         assert not left, f"{left} left by {[run.story() for run in self.runs]}"
         files = sorted(self.tmp.rglob("*"))
