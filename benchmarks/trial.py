@@ -263,7 +263,8 @@ def odyssey_with_plan(folder: Path, n_ranks: int, plan: Plan, arguments: Sequenc
     """The same, starting with this plan."""
     file = folder / "plan.json"
     file.write_bytes(encode(plan))
-    run = [sys.executable, "-m", "benchmarks.with_plan", str(file), "run", "--nodes", str(n_ranks)]
+    given = [sys.executable, "-m", "benchmarks.with_plan", str(file)]
+    run = [*given, "run", "--protect", "none", "--nodes", str(n_ranks)]  # it keeps what it says, and no more
     command = [*run, "--log-dir", str(folder / "logs"), str(JOBS / "odyssey_gpt.py"), *arguments]
     return Trial(command, {"PYTHONPATH": str(ROOT)}, folder)
 
