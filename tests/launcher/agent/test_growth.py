@@ -39,6 +39,7 @@ from launcher.options import RunOptions
 from odyssey.messages import Broken, Committed, Hello, Paused
 from perfmodel import profile as profiles
 from perfmodel.profile import Profile
+from strategies.situation import Aim, Protect
 from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left, profile_of_own_processors
 from tests.held import Held
@@ -325,7 +326,7 @@ def test_a_rank_that_it_does_not_pay_to_take_in_stands_by_and_may_stand_still(jo
 
     job.acts = [does(stands_by, 3, signal.SIGSTOP)]
     job.holds = {SECOND: stands_by}
-    ran = job.run(layout="1x2")
+    ran = job.run(layout="1x2", aim=Aim(protect=Protect.NONE))
     job.assert_exact(ran)
     assert not ran.all(Draining) and len(ran.all(Pausing)) == 1
 
