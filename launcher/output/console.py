@@ -19,8 +19,6 @@ from odyssey.errors import OdysseyError
 BACKLOG_BYTES = 1 << 20
 PARTIAL_S = 0.2
 """A line that has no end yet is shown after this time: it may be a prompt, or a progress bar."""
-ABANDONED_S = 0.2
-"""So long the end waits for a thread that nobody waits for any more: it is stuck, or just about to end."""
 LINE_BYTES = 1 << 20
 """A line is not kept longer than this for its end to come."""
 
@@ -43,20 +41,21 @@ class Console:
         self.is_one = _is_same_file(1, 2)
         """Both streams are the same terminal, pipe or file."""
         self._is_abandoned = False
+        self._is_writing = False
 
     # -- the loop's side -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Somebody will write: later no more threads may be granted. Raises OdysseyError if none is now."""
         if self._thread is None:
-            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._loop.watch(self._wake, self._on_wake)
-            self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+            wake = self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._loop.watch(wake, self._on_wake)
+            self._thread = threading.Thread(target=self._run, args=(wake,), name="console", daemon=True)
             try:
                 self._thread.start()
             except RuntimeError:
-                self._loop.unwatch(self._wake)
-                os.close(self._wake)
+                self._loop.unwatch(wake)
+                os.close(wake)
                 self._thread = None
                 raise OdysseyError("no more threads are granted", limits.HELP[errno.EAGAIN]) from None
 
@@ -109,26 +108,27 @@ class Console:
             self._backlog = 0
 
     def close(self) -> None:
-        """When all is written. Where it was abandoned and nobody reads, soon: the thread ends when somebody does, or with the
-        launcher."""
+        """When all is written. Where it was abandoned and nobody reads, at once: the thread ends when somebody does, or with
+        the launcher."""
         if self._thread is None or self._wake is None:
             return
         with self._changed:
             self._queue.append((-1, b""))
             self._changed.notify()
+            may_be_stuck = self._is_abandoned and self._is_writing
         self._loop.unwatch(self._wake)
-        self._thread.join(ABANDONED_S if self._is_abandoned else None)
+        if not may_be_stuck:
+            self._thread.join()
         self._thread = None
 
     # -- the thread's side ---------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, wake: int) -> None:
         """The last one to use the descriptor closes it."""
-        assert self._wake is not None
         try:
-            self._write_all(self._wake)
+            self._write_all(wake)
         finally:
-            os.close(self._wake)
+            os.close(wake)
 
     def _write_all(self, wake: int) -> None:
         while True:
@@ -136,10 +136,12 @@ class Console:
                 while not self._queue:
                     self._changed.wait()
                 fd, data = self._queue.popleft()
+                self._is_writing = fd >= 0
             if fd < 0:
                 return
             self._write(fd, data)
             with self._changed:
+                self._is_writing = False
                 was_full = self.is_full
                 self._backlog = max(0, self._backlog - len(data))
                 if self._backlog == 0 or (was_full and not self.is_full):
