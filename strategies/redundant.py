@@ -50,7 +50,7 @@ def _kept(situation: Situation, plan: Plan, is_apart: bool) -> tuple[Keep, ...]:
 def _keeper(
     situation: Situation, plan: Plan, holders: Sequence[Worker], span: tuple[int, int], is_apart: bool, taken: Iterable[Keep]
 ) -> Worker | None:
-    """Who is to keep these layers: on another node if there is one; who keeps nothing yet; who has them; who is near."""
+    """The worker that is to keep these layers: it is on another node if one can be, keeps nothing yet, has them, or is near."""
     node, layers = situation.costs.node, frozenset(range(*span))
     near, keeping = {node[worker] for worker in holders}, {keep.worker for keep in taken}.union(plan.keeps)
     before = [worker for worker in _before(plan, holders[0]) if worker not in holders]

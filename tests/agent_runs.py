@@ -60,8 +60,8 @@ class Ran:
 
 
 def profile_of_own_processors(folder: Path) -> Profile:
-    """Of TRAIN, measured here, but as if each rank had a processor of its own: whoever comes back is worth taking in, whatever
-    else this machine does."""
+    """Measure TRAIN here, but as if each rank had a processor of its own: whoever comes back is worth taking in, whatever else
+    this machine does."""
     path, arguments = folder / "profile.json", ("--dropout", "0.1", "--clip", "0.5", "--schedule", "--global-batch", "15")
     options = RunOptions(TRAIN, arguments, n_nodes=4, log_dir=folder / "logs", capture_output=True, write_profile=path)
     assert Ran(options).code == 0

@@ -34,14 +34,14 @@ class Objective(enum.StrEnum):
 
 
 class Protect(enum.StrEnum):
-    """Who decides whether workers keep layers of others, that one worker or one node would hold alone."""
+    """It says whether workers keep layers that one worker or one node would hold alone."""
 
     AUTO = "auto"
-    """Prices, as they decide between any plans."""
+    """The price does, as between any plans."""
     NONE = "none"
-    """Nobody does."""
+    """They keep none."""
     STATE = "state"
-    """They do wherever there is memory for it."""
+    """They keep them wherever there is memory for it."""
 
 
 class Aim(msgspec.Struct, frozen=True):

@@ -69,7 +69,7 @@ def test_where_a_node_may_be_lost_a_worker_of_another_one_keeps_it() -> None:
 
 
 def test_pipelines_that_share_a_node_keep_layers_on_the_other_one() -> None:
-    """Of four ranks on two nodes, `2x2` has both first stages on... whatever node: each layer is on both in the end."""
+    """Wherever the four ranks are placed on the two nodes, each layer is on both in the end."""
     for layout in ("2x2", "1x2+1x2"):
         plan = start(job(4, ranks_per_node=2), layout, 4, Aim(survive_nodes=1, protect=Protect.AUTO))
         assert all(len({worker // 2 for worker in plan.holders(layer)}) == 2 for layer in range(4))
@@ -80,7 +80,7 @@ def test_what_has_two_holders_is_not_kept() -> None:
 
 
 def test_nobody_keeps_what_it_has_no_memory_for() -> None:
-    """Of a worker's two layers 8 MB are state; there is room for 12."""
+    """A worker's two layers take 8 MB of state; there is room for 12."""
     of = replace(job(6), cluster=replace(job(6).cluster, memory_bytes=12 * 10**6))
     table = initial_plan(situation(of, None, range(3), aim=STATE), "1x3")
     chosen = best(table)
