@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from msgspec import structs
 from rich.console import Console
 
 from benchmarks import joblog, report, trial
@@ -107,23 +108,20 @@ def plan_of(form: Form) -> Plan:
         for stage, its in zip(row, (*row[1:], row[0]), strict=True)
         if form.keeps and stage.worker is not None
     ]
-    held = [frozenset(stage.layers) for row in rows for stage in row]
-    held = [layers.union(*(keep.layers for keep in keeps if keep.worker == worker)) for worker, layers in enumerate(held)]
-    return prove(
-        Plan(
-            generation=1,
-            strategy="initial",
-            step=0,
-            global_batch=GLOBAL_BATCH,
-            micro_batch=MICRO_BATCH,
-            n_layers=N_LAYERS,
-            blocks=blocks_of(Pipeline(tuple(row), p * share, (p + 1) * share) for p, row in enumerate(rows)),
-            reductions=reductions(held, N_LAYERS, ()),
-            schedule=form.schedule,
-            keep_runs=keep_runs(keeps),
-            state_from=StateFrom.SCRIPT,
-        )
+    plan = Plan(
+        generation=1,
+        strategy="initial",
+        step=0,
+        global_batch=GLOBAL_BATCH,
+        micro_batch=MICRO_BATCH,
+        n_layers=N_LAYERS,
+        blocks=blocks_of(Pipeline(tuple(row), p * share, (p + 1) * share) for p, row in enumerate(rows)),
+        reductions=(),
+        schedule=form.schedule,
+        keep_runs=keep_runs(keeps),
+        state_from=StateFrom.SCRIPT,
     )
+    return prove(structs.replace(plan, reductions=reductions(plan.holds.values(), N_LAYERS, ())))
 
 
 def measure_odyssey(plan: Plan, arguments: Sequence[str]) -> float:
