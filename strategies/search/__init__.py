@@ -1,6 +1,7 @@
 """All strategies together: asked, priced, ranked.
 
 table.py     every strategy's candidates for a change, best first
+ranking.py   which is the best, and why each other one is not
 outlook.py   what a plan leaves for the next loss
 ties.py      which are as good as the best, as far as prices can tell
 lengths.py   the layout that a user asks for
@@ -17,6 +18,7 @@ starts.py    layouts to start with, and ranks that stand by
 page.py      docs/strategies.md
 """
 
-from strategies.search.table import answer, best, check_holders, initial_plan, rescore, search, warm_up
+from strategies.search.ranking import best
+from strategies.search.table import answer, check_holders, initial_plan, rescore, search, warm_up
 
 __all__ = ["answer", "best", "check_holders", "initial_plan", "rescore", "search", "warm_up"]

@@ -20,7 +20,8 @@ from odyssey.plan import Plan
 from odyssey.worker import Rank, Worker, numbers_from
 from perfmodel.profile import Profile
 from strategies.search import unchanged
-from strategies.search.table import best, search
+from strategies.search.ranking import best
+from strategies.search.table import search
 from strategies.situation import Aim, Candidate, Situation
 
 MOST_PLACEMENTS = 20_000

@@ -22,7 +22,8 @@ from perfmodel.horizon import MOST_LOSSES, Stay, spent
 from strategies.building.compose import n_micro_batches_of
 from strategies.building.shapes import shapes_of
 from strategies.search.outlook import NODE_SHARE, Ahead, Then, closed_step_s
-from strategies.search.table import best, initial_plan
+from strategies.search.ranking import best
+from strategies.search.table import initial_plan
 from strategies.situation import Candidate, Situation
 
 SHARE = 1 / 32

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from odyssey.errors import UsageError
 from odyssey.layout import layout_text
 from strategies.building.compose import n_micro_batches_of
-from strategies.search.table import best, initial_plan
+from strategies.search.ranking import best
+from strategies.search.table import initial_plan
 from strategies.situation import Candidate, Situation
 
 

@@ -1,10 +1,7 @@
 """The search: every strategy proposes, the performance model prices, the whole table comes back, best first.
 
 A candidate whose `plan` is None cannot be taken: its strategy has none, or it needs more memory than there is (then it
-still has an estimate). Plans that survive what they have to (`--survive`; looking ahead, the loss of any one rank) come before
-those that do not; then the objective decides, `NODE_PRICE` less where the loss of one node would end the job. Equal
-objectives: fewer bytes moved, then the name. Ties, as good within the spread of prices, are marked, and decide nothing: the
-better price is still the better guess.
+still has an estimate). ranking.py says which of the others is the best.
 """
 
 from __future__ import annotations
@@ -35,10 +32,11 @@ from strategies.search import last_resort, unchanged
 from strategies.search.lengths import lengths_of
 from strategies.search.outlook import Ahead, Growing, closed_step_s, cost_s, holders, worth
 from strategies.search.protected import protected
+from strategies.search.ranking import best, rank, with_reasons
 from strategies.search.split import split
-from strategies.search.ties import are_as_good, worth_spread
+from strategies.search.ties import worth_spread
 from strategies.search.uneven import uneven
-from strategies.situation import NODE_PRICE, Aim, Candidate, Objective, Outlook, Proposal, Protect, Situation
+from strategies.situation import Aim, Candidate, Objective, Outlook, Proposal, Protect, Situation
 from strategies.situation.faults import attempt, attempt_all
 
 NAME = "search"
@@ -192,11 +190,6 @@ def _missing(outlook: Outlook, aim: Aim) -> tuple[str, str, str] | None:
     return None
 
 
-def best(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The one to take, if there is one."""
-    return candidates[0] if candidates and candidates[0].plan is not None else None
-
-
 def rescore(
     candidates: Sequence[Candidate],
     change: ExpectedChange,
@@ -215,7 +208,7 @@ def rescore(
                 parts = replace(parts, groups_s=build_s(candidate.plan))
             candidate = _valued(candidate, parts, change, aim)
         rescored.append(candidate)
-    return _with_reasons(rescored, aim)
+    return with_reasons(rescored, aim)
 
 
 def warm_up() -> None:
@@ -261,12 +254,13 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
     candidates += cut
     changes += cut
     candidates += attempt_all("split", lambda: split(situation, situation.costs, changes, priced))
-    candidates = protected(situation, candidates, priced)
+    found = attempt("protected", lambda: protected(situation, candidates, priced))
+    candidates = [*candidates, found] if isinstance(found, Candidate) else found
     step_of = cache(partial(closed_step_s, situation))
     ahead = Ahead(situation, step_of)
     growing = Growing(situation, ahead, step_of, candidates) if situation.arriving else None
     valued = [attempt(its.strategy, partial(_looked_ahead, situation, ahead, growing, its)) for its in candidates]
-    return _with_reasons(_with_better_moves(situation, valued), situation.aim)
+    return with_reasons(_with_better_moves(situation, valued), situation.aim)
 
 
 def _looked_ahead(situation: Situation, ahead: Ahead, growing: Growing | None, candidate: Candidate) -> Candidate:
@@ -291,7 +285,7 @@ def _looked_ahead(situation: Situation, ahead: Ahead, growing: Growing | None, c
 def _with_better_moves(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
     """The one that is to be taken with more thought on its moves, by which it can only gain, and with their proof."""
     aim = situation.aim
-    first = min(candidates, key=lambda candidate: _rank(candidate, aim), default=None)
+    first = min(candidates, key=lambda candidate: rank(candidate, aim), default=None)
     if first is None or first.plan is None or situation.plan is None:
         return candidates
     better = attempt(first.strategy, partial(_proved, situation, first))
@@ -356,95 +350,6 @@ def _valued(candidate: Candidate, parts: Transition, change: ExpectedChange, aim
     return replace(candidate, estimate=estimate, plan=replace(plan, estimate=estimate), worth_spread=spread)
 
 
-def _with_reasons(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
-    ranked = sorted(candidates, key=lambda candidate: _rank(candidate, aim))
-    winner = best(ranked)
-    if winner is None:
-        return ranked
-    rows = [replace(candidate, is_tie=i > 0 and _is_tie(candidate, winner, aim)) for i, candidate in enumerate(ranked)]
-    return [_explained(candidate, rows, aim) for candidate in rows]
-
-
-def _is_tie(candidate: Candidate, winner: Candidate, aim: Aim) -> bool:
-    if candidate.plan is None or _exposed(candidate, aim) != _exposed(winner, aim):
-        return False
-    return are_as_good(_weighed(candidate, aim), _weighed(winner, aim), candidate, winner)
-
-
-def _rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, float, int, str]:
-    """Best first. Where nothing is worth anything before the next change, the shortest transition is the best there is."""
-    plan, estimate = candidate.plan, candidate.estimate
-    if estimate is None:
-        return (True, 0, 1.0, 0.0, 0.0, 0, candidate.strategy)
-    wait_s = estimate.transition.total_s if estimate.objective == 0 else 0.0
-    moves_s, n_moves = estimate.transition.moves_s, sum(run.n for run in plan.move_runs) if plan else 0
-    exposed = _exposed(candidate, aim)
-    return (plan is None, exposed, -_weighed(candidate, aim), wait_s, moves_s, n_moves, candidate.strategy)
-
-
-def _exposed(candidate: Candidate, aim: Aim) -> int:
-    """How many losses short a plan is of those that it has to survive. One that grows soon need not survive them before, unless
-    somebody has asked for it: what a loss would cost then is in its worth."""
-    outlook = candidate.outlook
-    if outlook is None:
-        return 0
-    n_holders = outlook.n_holders if outlook.growth is None or aim.survive is not None else outlook.growth.n_holders
-    return max(0, aim.n_ranks + 1 - n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
-
-
-def _weighed(candidate: Candidate, aim: Aim) -> float:
-    """The objective, less what a plan that survives the loss of any node may cost, once it has grown."""
-    estimate, outlook = candidate.estimate, candidate.outlook
-    assert estimate is not None
-    if aim.objective is not Objective.AHEAD or outlook is None:
-        return estimate.objective
-    n_nodes = outlook.n_nodes if outlook.growth is None else outlook.growth.n_nodes
-    return estimate.objective * (1 - NODE_PRICE if n_nodes == 1 else 1.0)
-
-
-def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Candidate:
-    winner = rows[0]
-    mine, its, outlook = candidate.estimate, winner.estimate, candidate.outlook
-    if candidate.plan is None or mine is None or its is None or outlook is None:
-        return candidate
-    ends = f"ends the job in {outlook.share_of_ends * 100:.0f} % of cases" if outlook.share_of_ends >= 0.005 else ""
-    against = f"objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
-    if candidate is winner:
-        step, transition = _seconds(mine.step_s), _seconds(mine.transition.total_s)
-        reason = f"best objective: {mine.objective:.4g} samples/s, step {step}, transition {transition}"
-        if outlook.next_losses:
-            reason += f"; the next loss takes {_seconds(outlook.cost_s)}" + (f" and {ends}" if ends else "")
-        if (growth := outlook.growth) is not None:
-            who = "1 more worker is" if growth.n_workers == 1 else f"{growth.n_workers} more workers are"
-            reason += f"; {who} expected in {_seconds(growth.at_s)}, for steps of {_seconds(growth.step_s)}"
-        if candidate.plan.keep_runs:
-            reason += f"; {_kept(candidate.plan, mine.step_s, rows)}"
-        if n_ties := sum(row.is_tie for row in rows):
-            reason += f"; {n_ties} more {'is' if n_ties == 1 else 'are'} as good within the spread of prices"
-        return replace(candidate, reason=reason)
-    if _exposed(candidate, aim) > _exposed(winner, aim):
-        few = "one rank alone holds" if outlook.n_holders == 1 else f"only {outlook.n_holders} ranks hold"
-        nodes = "one node" if outlook.n_nodes == 1 else f"{outlook.n_nodes} nodes"
-        reason = f"{few} some layer, on {nodes}; {against}"
-    elif mine.objective == its.objective:
-        reason = f"as good as {winner.strategy}, and moves more" if mine.objective > 0 else "its transition is longer"
-    else:
-        reason = f"as good within the spread of prices: {against}" if candidate.is_tie else against
-    return replace(candidate, reason=f"{reason}; the next loss {ends}" if ends else reason)
-
-
-def _kept(plan: Plan, step_s: float, rows: Sequence[Candidate]) -> str:
-    """What is kept, and what part of a step that takes, where the same plan without it is there to compare."""
-    text = f"{sum(map(len, plan.keeps.values()))} layers are kept by workers that do not run them"
-    for row in rows:
-        bare, its = row.plan, row.estimate
-        if bare is None or its is None or bare.keep_runs or bare.strategy != plan.strategy:
-            continue
-        if (bare.blocks, bare.routes, bare.schedule) == (plan.blocks, plan.routes, plan.schedule):
-            return f"{text}, for {100 * (step_s / its.step_s - 1):.1f} % of a step"
-    return text
-
-
 def _sizes(a: int, b: int) -> tuple[str, str]:
     """Two sizes in one unit, with as many digits as it takes to tell them apart."""
     unit, size = ("GB", 1e9) if max(a, b) >= 1e8 else ("MB", 1e6)
@@ -453,7 +358,3 @@ def _sizes(a: int, b: int) -> tuple[str, str]:
         if texts[0] != texts[1]:
             break
     return texts
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -25,7 +25,7 @@ from odyssey.plan_proof import prove
 from odyssey_cli.__main__ import main
 from perfmodel.profile import write
 from strategies import Moment, names
-from strategies.search import answer, best, initial_plan, search
+from strategies.search import answer, best, initial_plan, ranking, search
 from strategies.situation import Candidate, Situation
 from strategies.situation.faults import MAX_MESSAGE
 from tests import ROOT, job_events
@@ -192,14 +192,14 @@ def test_a_plan_that_fails_in_its_price_costs_its_row(drop_in: Callable[[str], P
     assert [row for row in after if row.strategy != "toy"] == before
 
 
-@pytest.mark.parametrize("part", ["uneven", "split", "improved", "prove", "are_as_good", "worth_spread", "Ahead"])
+@pytest.mark.parametrize("part", ["uneven", "split", "protected", "improved", "prove", "are_as_good", "worth_spread", "Ahead"])
 def test_whatever_fails_behind_the_strategies_the_job_goes_on(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     def fail(*_: object, **__: object) -> None:
         raise IndexError("list index out of range")
 
     now = lost()
     assert not any(row.is_fault for row in search(now))
-    monkeypatch.setattr(tables, part, fail)
+    monkeypatch.setattr(ranking if part == "are_as_good" else tables, part, fail)
 
     table = answer(now, "repartition") if part == "improved" else search(now)
 

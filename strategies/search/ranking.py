@@ -1,0 +1,116 @@
+"""Which candidate is the best, and the sentence that says why each of the others is not.
+
+Plans that survive what they have to (`--survive`; looking ahead, the loss of any one rank) come before those that do not; then
+the objective decides, `NODE_PRICE` less where the loss of one node would end the job. Equal objectives: fewer bytes moved, then
+the name. Ties, as good within the spread of prices, are marked, and decide nothing: the better price is still the better guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from odyssey.plan import Plan
+from strategies.search.ties import are_as_good
+from strategies.situation import NODE_PRICE, Aim, Candidate, Objective
+
+
+def best(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The one to take, if there is one."""
+    return candidates[0] if candidates and candidates[0].plan is not None else None
+
+
+def with_reasons(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
+    """Best first, each with its reason."""
+    ranked = sorted(candidates, key=lambda candidate: rank(candidate, aim))
+    winner = best(ranked)
+    if winner is None:
+        return ranked
+    rows = [replace(candidate, is_tie=i > 0 and is_tie(candidate, winner, aim)) for i, candidate in enumerate(ranked)]
+    return [_explained(candidate, rows, aim) for candidate in rows]
+
+
+def is_tie(candidate: Candidate, winner: Candidate, aim: Aim) -> bool:
+    """Whether it survives as much as the winner, and is as good within the spread of prices."""
+    if candidate.plan is None or _exposed(candidate, aim) != _exposed(winner, aim):
+        return False
+    return are_as_good(_weighed(candidate, aim), _weighed(winner, aim), candidate, winner)
+
+
+def rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, float, int, str]:
+    """Best first. Where nothing is worth anything before the next change, the shortest transition is the best there is."""
+    plan, estimate = candidate.plan, candidate.estimate
+    if estimate is None:
+        return (True, 0, 1.0, 0.0, 0.0, 0, candidate.strategy)
+    wait_s = estimate.transition.total_s if estimate.objective == 0 else 0.0
+    moves_s, n_moves = estimate.transition.moves_s, sum(run.n for run in plan.move_runs) if plan else 0
+    exposed = _exposed(candidate, aim)
+    return (plan is None, exposed, -_weighed(candidate, aim), wait_s, moves_s, n_moves, candidate.strategy)
+
+
+def _exposed(candidate: Candidate, aim: Aim) -> int:
+    """How many losses short a plan is of those that it has to survive. One that grows soon need not survive them before, unless
+    somebody has asked for it: what a loss would cost then is in its worth."""
+    outlook = candidate.outlook
+    if outlook is None:
+        return 0
+    n_holders = outlook.n_holders if outlook.growth is None or aim.survive is not None else outlook.growth.n_holders
+    return max(0, aim.n_ranks + 1 - n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
+
+
+def _weighed(candidate: Candidate, aim: Aim) -> float:
+    """The objective, less what a plan that survives the loss of any node may cost, once it has grown."""
+    estimate, outlook = candidate.estimate, candidate.outlook
+    assert estimate is not None
+    if aim.objective is not Objective.AHEAD or outlook is None:
+        return estimate.objective
+    n_nodes = outlook.n_nodes if outlook.growth is None else outlook.growth.n_nodes
+    return estimate.objective * (1 - NODE_PRICE if n_nodes == 1 else 1.0)
+
+
+def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Candidate:
+    winner = rows[0]
+    mine, its, outlook = candidate.estimate, winner.estimate, candidate.outlook
+    if candidate.plan is None or mine is None or its is None or outlook is None:
+        return candidate
+    ends = f"ends the job in {outlook.share_of_ends * 100:.0f} % of cases" if outlook.share_of_ends >= 0.005 else ""
+    against = f"objective {mine.objective:.4g} samples/s against {its.objective:.4g}"
+    if candidate is winner:
+        step, transition = _seconds(mine.step_s), _seconds(mine.transition.total_s)
+        reason = f"best objective: {mine.objective:.4g} samples/s, step {step}, transition {transition}"
+        if outlook.next_losses:
+            reason += f"; the next loss takes {_seconds(outlook.cost_s)}" + (f" and {ends}" if ends else "")
+        if (growth := outlook.growth) is not None:
+            who = "1 more worker is" if growth.n_workers == 1 else f"{growth.n_workers} more workers are"
+            reason += f"; {who} expected in {_seconds(growth.at_s)}, for steps of {_seconds(growth.step_s)}"
+        if candidate.plan.keep_runs:
+            reason += f"; {_kept(candidate.plan, mine.step_s, rows)}"
+        if n_ties := sum(row.is_tie for row in rows):
+            reason += f"; {n_ties} more {'is' if n_ties == 1 else 'are'} as good within the spread of prices"
+        return replace(candidate, reason=reason)
+    if _exposed(candidate, aim) > _exposed(winner, aim):
+        few = "one rank alone holds" if outlook.n_holders == 1 else f"only {outlook.n_holders} ranks hold"
+        nodes = "one node" if outlook.n_nodes == 1 else f"{outlook.n_nodes} nodes"
+        reason = f"{few} some layer, on {nodes}; {against}"
+    elif mine.objective == its.objective:
+        reason = f"as good as {winner.strategy}, and moves more" if mine.objective > 0 else "its transition is longer"
+    else:
+        reason = f"as good within the spread of prices: {against}" if candidate.is_tie else against
+    return replace(candidate, reason=f"{reason}; the next loss {ends}" if ends else reason)
+
+
+def _kept(plan: Plan, step_s: float, rows: Sequence[Candidate]) -> str:
+    """What is kept, and what part of a step that takes, where the same plan without it is there to compare."""
+    text = f"{sum(map(len, plan.keeps.values()))} layers are kept by workers that do not run them"
+    for row in rows:
+        bare, its = row.plan, row.estimate
+        if bare is None or its is None or bare.keep_runs or bare.strategy != plan.strategy:
+            continue
+        if (bare.blocks, bare.routes, bare.schedule) == (plan.blocks, plan.routes, plan.schedule):
+            return f"{text}, for {100 * (step_s / its.step_s - 1):.1f} % of a step"
+    return text
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
