@@ -6,7 +6,8 @@ machine does meets all alike. torchrun is given what makes it fast: a checkpoint
 monitor interval, and the switch without which its restarts never succeed on Gloo.
 
     odyssey-<strategy>   the strategy is prescribed; `odyssey-auto` chooses by itself, and is what the summary quotes;
-                         `odyssey-redundant` is one pipeline whose ranks keep each other's layers, and do so again afterwards
+                         `odyssey-redundant` is one pipeline whose ranks keep each other's layers, and do so again afterwards;
+                         `odyssey-reroute` keeps nothing anew, so that it moves no state
     torchrun             DDP of the same model and global batch, resumed from the checkpoint of the last step
 """
 
@@ -110,7 +111,11 @@ def measure(case: str, n_ranks: int, generator: random.Random) -> Recovery:
 
 def _measure_odyssey(folder: Path, case: str, n_ranks: int, generator: random.Random) -> Recovery:
     strategy = case.removeprefix("odyssey-")
-    needs = {"respawn": ["--max-restarts", "1"], "redundant": ["--layout", f"1x{n_ranks}", "--protect", "state"]}
+    needs = {
+        "respawn": ["--max-restarts", "1"],
+        "redundant": ["--layout", f"1x{n_ranks}", "--protect", "state"],
+        "reroute": ["--protect", "none"],
+    }
     flags = ["--strategy", strategy, *needs.get(strategy, [])]
     blocks = ["--blocks", str(n_ranks - 2)] if n_ranks > 6 and strategy == "redundant" else []  # a stage for each rank
     with trial.odyssey(folder, n_ranks, flags, ["--steps", "100000", *blocks]) as job:
