@@ -38,21 +38,40 @@ class Embedding(nn.Module):
         return self.token(tokens) + self.position[: tokens.shape[1]]
 
 
-class Block(nn.Module):
+class Attention(nn.Module):
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, seq, width] -> the same."""
         batch, seq, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, seq, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).view(batch, seq, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, seq, width))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return self.out(attended.transpose(1, 2).reshape(batch, seq, width))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, width] -> the same."""
+        return self.down(functional.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, n_heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.feed_forward = Attention(width, n_heads), FeedForward(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, width] -> the same."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.feed_forward(self.norm2(x))
 
 
 class Head(nn.Module):

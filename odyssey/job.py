@@ -31,6 +31,7 @@ from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
 from odyssey.messages import NOTHING, UNUSABLE, ModelSpec
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_autocast
 from odyssey.model.model import LayerFactory, Model
+from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
 from odyssey.plan import Plan
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import Dataset, Prefetcher, Sampler, check_is_map_style, draws_random_numbers, fetch
@@ -74,6 +75,8 @@ class Job:
     the ranks that are left, which changes no number but for the order of sums; what draws random numbers is not cut. Nor is
     what is rounded to fewer digits than float32's, under autocast or in bfloat16, as each micro-batch is rounded by itself;
     `independent_samples="to rounding"` cuts there as well, and losses then differ by that (1e-6 and more).
+    `attention`, `feed_forward`: names of the modules of a block that are these, where they are not those of Hugging Face's
+    blocks, for `--allow-approximate`.
     `device`: default this rank's GPU if there is one, else the CPU.
     `resume`: go on from the newest whole checkpoint that `save` wrote into this folder; if there is none, from the
     beginning. It is decided once for the job: a rank that is started again later goes where the others are.
@@ -94,6 +97,8 @@ class Job:
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
         independent_samples: bool | Literal["to rounding"] = False,
+        attention: str | Sequence[str] = ATTENTION,
+        feed_forward: str | Sequence[str] = FEED_FORWARD,
         device: torch.device | str | None = None,
         resume: str | Path | None = None,
         backend: Backend | None = None,
@@ -130,6 +135,7 @@ class Job:
             seed=seed,
             autocast=autocast,
             independent_samples=independent_samples,
+            sublayers=Names(_several(attention), _several(feed_forward)),
         )
         self._session = _session(connection, self._model, job_spec, backend)
         if resume is not None:
@@ -309,6 +315,10 @@ class Job:
 
 
 _TOLD_BY_OTHERS = "another rank tells why"
+
+
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _check(layers: object, data: Dataset, sizes: Mapping[str, object], *, is_alone: bool) -> None:

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from odyssey.approximation import ApproximateCost, LowRank
 from odyssey.codec import Count, Malformed, Name, Packed
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan
@@ -130,7 +131,8 @@ class Boundary(msgspec.Struct, frozen=True):
 class LayerCost(msgspec.Struct, frozen=True):
     """One layer measured on one micro-batch of the full size. Seconds of compute, bytes.
 
-    `halves_s`: of both halves of its backward, one after the other; 0 where it has not both.
+    `halves_s`: of both halves of its backward, one after the other; 0 where it has not both. `approximate`: of its approximate
+    backward, where that was asked for; or why it has none.
     """
 
     layer: int
@@ -143,16 +145,18 @@ class LayerCost(msgspec.Struct, frozen=True):
     activation_bytes: int
     output_bytes: int
     halves_s: float = 0.0
+    approximate: ApproximateCost | str = ""
 
 
 # -- orders: agent -> rank ---------------------------------------------------------------------------------------------
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
-    """Profile the model along one chain of stages over all ranks; answer Measured."""
+    """Profile the model along one chain of stages over all ranks; answer Measured. `low_rank`: also approximate backwards."""
 
     generation: int
     chain: tuple[Stage, ...]
+    low_rank: LowRank | None = None
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):

@@ -19,6 +19,7 @@ from typing import Annotated
 
 import msgspec
 
+from odyssey.approximation import Approximation
 from odyssey.codec import Json, Malformed, to_json
 from odyssey.errors import PlanError
 from odyssey.kernel import Kind
@@ -276,6 +277,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     spawned: tuple[Worker, ...] = ()
     idle: tuple[Worker, ...] = ()
     state_from: StateFrom = StateFrom.HOLDERS
+    approximation: Approximation | None = None
     estimate: Estimate | None = None
 
     def __post_init__(self) -> None:
@@ -341,6 +343,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def only(self, ops: list[Compute]) -> list[Compute]:
         """Those of a worker's computations that its next step consists of: all, but in the rest of one (odyssey/rest.py)."""
         return ops
+
+    @property
+    def in_step(self) -> Iterable[int]:
+        """The micro-batches that its next step consists of: all, but in the rest of one."""
+        return range(self.n_micro_batches)
 
     def summed(self, micro_batch: int) -> frozenset[int]:
         """Layers that have the gradients of a micro-batch's samples before the step begins: none, but in the rest of one."""
@@ -435,6 +442,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return worker_of(rank)
 
     @cached_property
+    def approximate(self) -> frozenset[Worker]:
+        """Workers whose backward is approximate."""
+        return frozenset(() if self.approximation is None else self.approximation.workers)
+
+    @cached_property
     def _holders(self) -> tuple[tuple[Worker, ...], ...]:
         return holders_by_layer(self.blocks, self.n_layers, ((run.keep.layers, run.workers) for run in self.keep_runs))
 
@@ -495,8 +507,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return f"{text} -{lost}" if lost else text
 
     def form(self) -> str:
-        """The layout, whether micro-batches are cut, the schedule where it is not plain 1F1B, whether workers keep layers:
-        `2x4 cut split 1.5x protected`."""
+        """The layout, whether micro-batches are cut, the schedule where it is not plain 1F1B, whether workers keep layers, and
+        whether the backward of some is approximate: `2x4 cut split 1.5x protected`, `2x4 -1 approximate`."""
         words = [self.layout()]
         if self.is_cut:
             words.append("cut")
@@ -504,6 +516,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             words.append(self.schedule.name)
         if self.keep_runs:
             words.append("protected")
+        if self.approximation is not None:
+            words.append("approximate")
         return " ".join(words)
 
     def under(self, schedule: Schedule) -> Plan:

@@ -67,6 +67,7 @@ def _problems(plan: Plan) -> Iterator[str]:
             yield f"layer {layer} has no holder"
     yield from _keep_problems(plan)
     yield from _route_problems(plan)
+    yield from _approximation_problems(plan)
     yield from _reduce_problems(plan)
     yield from schedule_problems(plan.schedule, plan.n_layers)
 
@@ -123,6 +124,21 @@ def _route_problems(plan: Plan) -> Iterator[str]:
         lacking = set(layers) - plan.holds.get(route.worker, frozenset())
         if lacking:
             yield f"{where} (pipeline {pipeline}): worker {route.worker} does not hold layer {min(lacking)}"
+
+
+def _approximation_problems(plan: Plan) -> Iterator[str]:
+    if plan.approximation is None:
+        return
+    if list(plan.approximation.workers) != sorted(plan.approximate) or not plan.approximate:
+        yield f"the workers whose backward is approximate are {plan.approximation.workers}, expected some, ascending"
+    for worker in plan.approximation.workers:
+        if worker not in plan.place:
+            yield f"worker {worker} is to go back approximately and has no stage"
+    stop = 0
+    for its in plan.approximation.without:
+        if not stop <= its.first < its.stop <= plan.n_layers:
+            yield f"layers [{its.first}, {its.stop}) lack some gradients, and do not follow layer {stop - 1} of {plan.n_layers}"
+        stop = its.stop
 
 
 def _reduce_problems(plan: Plan) -> Iterator[str]:

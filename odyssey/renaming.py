@@ -21,6 +21,7 @@ def renamed(plan: Plan, names: Mapping[Worker, Worker]) -> Plan:
     def name(worker: Worker) -> Worker:
         return names.get(worker, worker)
 
+    of = plan.approximation
     orders = tuple(replace(order, worker=name(order.worker)) for order in plan.schedule.orders)
     return replace(
         plan,
@@ -31,6 +32,7 @@ def renamed(plan: Plan, names: Mapping[Worker, Worker]) -> Plan:
         keep_runs=keep_runs(replace(run.keep, worker=name(worker)) for run in plan.keep_runs for worker in run.workers),
         spawned=tuple(sorted(map(name, plan.spawned))),
         idle=tuple(sorted(map(name, plan.idle))),
+        approximation=of and replace(of, workers=tuple(sorted(map(name, of.workers)))),
     )
 
 

@@ -83,6 +83,10 @@ class RestPlan(Plan, frozen=True, dict=True, kw_only=True):
     def only(self, ops: list[Compute]) -> list[Compute]:
         return [op for op in ops if op.micro_batch in self._part_of]
 
+    @property
+    def in_step(self) -> Iterable[int]:
+        return self._part_of
+
     def summed(self, micro_batch: int) -> frozenset[int]:
         return self._summed[micro_batch]
 

@@ -59,6 +59,9 @@ SurviveNodes = Annotated[int | None, typer.Option("--survive-nodes", metavar="F"
 ProtectName = Annotated[
     str | None, typer.Option("--protect", metavar="WHAT", help="Layers with one holder are kept: auto, by price; none; state.")
 ]
+AllowApproximate = Annotated[
+    bool, typer.Option("--allow-approximate", help="Strategies may compute gradients approximately after a loss.")
+]
 SvgFile = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write the timeline as a picture.")]
 TraceFile = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Write the timeline as a trace for ui.perfetto.dev.")
@@ -151,6 +154,7 @@ def plan(
     survive: Survive = None,
     survive_nodes: SurviveNodes = None,
     protect: ProtectName = None,
+    allow_approximate: AllowApproximate = False,
     strategy: Annotated[str, typer.Option("--strategy", metavar="NAME", help="Only this one may propose a plan.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     timeline: Annotated[
@@ -185,6 +189,7 @@ def plan(
                 survive=survive,
                 survive_nodes=survive_nodes,
                 protect=protect,
+                allow_approximate=allow_approximate,
                 strategy=strategy,
                 as_json=json,
                 with_timeline=timeline,
@@ -228,6 +233,7 @@ def rehearse(
     mtbf: Losses = None,
     objective: ObjectiveName = None,
     protect: ProtectName = None,
+    allow_approximate: AllowApproximate = False,
     jitter: Annotated[float, typer.Option(metavar="SIGMA", help="Noise: standard deviation of the logarithm of an op.")] = 0.0,
     slow: Slow = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of noise and losses.")] = 0,
@@ -254,6 +260,7 @@ def rehearse(
             mtbf=mtbf,
             objective=objective,
             protect=protect,
+            allow_approximate=allow_approximate,
             jitter=jitter,
             slow=tuple(slow or ()),
             seed=seed,
@@ -304,6 +311,7 @@ def replay(
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all that is drawn.")] = 0,
     objective: ObjectiveName = None,
     protect: ProtectName = None,
+    allow_approximate: AllowApproximate = False,
     trace_nodes: Annotated[
         int | None,
         typer.Option("--trace-nodes", metavar="N", help="Nodes of the traced cluster, where only those that failed are named."),
@@ -338,6 +346,7 @@ def replay(
                 mtbf=mtbf,
                 objective=objective,
                 protect=protect,
+                allow_approximate=allow_approximate,
                 repair=repair,
                 transient=transient,
                 days=days,

@@ -132,6 +132,7 @@ def _key(plan: Plan, p: int, workers: Sequence[Worker], costs: Costs) -> tuple[o
         costs.crowds(plan, workers),
         costs.factors(workers),
         _kept(plan, workers),
+        _approximate(plan, workers),
         len(pipeline.micro_batches),
     )
 
@@ -150,9 +151,15 @@ def _exact_key(
         costs.crowds(plan, workers),
         costs.factors(workers),
         _kept(plan, workers),
+        _approximate(plan, workers),
     )
 
 
 def _kept(plan: Plan, workers: Sequence[Worker]) -> tuple[frozenset[int], ...]:
     """What each keeps beside its stage; nothing where nobody does."""
     return tuple(plan.keeps.get(worker, NOTHING) for worker in workers) if plan.keep_runs else ()
+
+
+def _approximate(plan: Plan, workers: Sequence[Worker]) -> tuple[bool, ...]:
+    """Whether each goes back approximately; nothing where nobody does."""
+    return tuple(worker in plan.approximate for worker in workers) if plan.approximation is not None else ()

@@ -18,7 +18,10 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from odyssey import kernel
+from odyssey.approximation import ApproximateCost
 from odyssey.plan import Plan
 from odyssey.worker import Worker
 from perfmodel.profile import AllReduce, LayerProfile, Link, Profile
@@ -62,8 +65,26 @@ class Costs:
         other = copy(self)
         other.node_of, other._crowded = node_of, None
         other._hosts = _Places(node_of, self.profile.cluster.ranks_per_node, self.profile.cluster.nodes_per_host)
-        other.__dict__.pop("node", None)
+        for derived in ("node", "_approximate"):
+            other.__dict__.pop(derived, None)
         return other
+
+    # -- approximate backwards -----------------------------------------------------------------------------------------
+
+    def by(self, plan: Plan, worker: Worker) -> Costs:
+        """What the computations of a worker cost under a plan: less where its backward is approximate."""
+        return self._approximate if worker in plan.approximate else self
+
+    @cached_property
+    def _approximate(self) -> Costs:
+        other = Costs(replace(self.profile, layers=tuple(map(_approximately, self.profile.layers))), slow=self.slow)
+        other.node_of, other._hosts = self.node_of, self._hosts
+        return other
+
+    def refresh_s(self, layers: Iterable[int]) -> float:
+        """Of the singular vectors of these layers, once."""
+        its = (self.profile.layers[layer].approximate for layer in layers)
+        return sum(cost.refresh_s for cost in its if isinstance(cost, ApproximateCost))
 
     # -- seconds -------------------------------------------------------------------------------------------------------
 
@@ -93,7 +114,7 @@ class Costs:
 
     def _stages_of(self, ranges: tuple[tuple[int, int], ...], n_samples: int) -> StagesCost:
         part = self.profile.micro_batch
-        activations, outputs = self._activations, self._outputs
+        activations, outputs = self.activations, self._outputs
         edges = [0, *(self.profile.layers[first - 1].output_bytes for first, _ in ranges[1:])]
         return StagesCost(
             [
@@ -112,7 +133,8 @@ class Costs:
         )
 
     @cached_property
-    def _activations(self) -> list[int]:
+    def activations(self) -> list[int]:
+        """Prefix sums of the bytes that layers keep of a micro-batch from F to B."""
         return self.sums(lambda layer: layer.activation_bytes)
 
     @cached_property
@@ -271,6 +293,16 @@ class _Places(dict[Worker, int]):
     def __missing__(self, worker: Worker) -> int:
         place = self[worker] = self._node_of.get(worker, worker // self._ranks_per_node) // self._n_nodes
         return place
+
+
+def _approximately(layer: LayerProfile) -> LayerProfile:
+    """As if its approximate backward were its own. That has no halves: what it computes again serves both."""
+    cost = layer.approximate
+    if isinstance(cost, str):
+        return layer
+    half = "input_gradient_s" if layer.input_gradient_s > 0 else "weight_gradient_s"
+    halves = {"input_gradient_s": 0.0, "weight_gradient_s": 0.0, half: cost.backward_s}
+    return replace(layer, **halves, activation_bytes=cost.activation_bytes)
 
 
 def ring_s(link: Link, n_workers: int, size_bytes: float) -> float:

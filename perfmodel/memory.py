@@ -85,10 +85,10 @@ def peaks_of_moves(plan: Plan, held: Mapping[Worker, Collection[int]], costs: Co
 def peaks(plan: Plan, costs: Costs, programs: Mapping[Worker, Sequence[Op]]) -> dict[Worker, int]:
     """Worker -> peak bytes, for the workers of these programs."""
     memory = Memory(costs)
-    activations = costs.sums(lambda layer: layer.activation_bytes)
     outputs = costs.sums(lambda layer: layer.output_bytes)
     result: dict[Worker, int] = {}
     for worker, ops in programs.items():
+        activations = costs.by(plan, worker).activations
         live = live_bytes(plan, ops, activations, outputs, costs.profile.micro_batch)
         result[worker] = memory.peak(plan.holds[worker], live, *_messages(plan, ops, costs))
     return result

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
+from odyssey.approximation import ApproximateCost
 from odyssey.errors import ProfileError
 from odyssey.messages import Boundary, LayerCost, Measured, ModelSpec
 from perfmodel.profile import ANY_WAY, AllReduce, Cluster, LayerProfile, Link, Profile, Recovery
@@ -154,6 +155,20 @@ def _layer(model: ModelSpec, index: int, costs: Sequence[LayerCost], crowded: fl
         buffer_bytes=spec.buffer_bytes,
         activation_bytes=round(median(cost.activation_bytes for cost in costs)),
         output_bytes=round(median(cost.output_bytes for cost in costs)),
+        approximate=_approximate([cost.approximate for cost in costs], crowded),
+    )
+
+
+def _approximate(costs: Sequence[ApproximateCost | str], crowded: float) -> ApproximateCost | str:
+    """Of a layer; where one has found that it has none, why."""
+    known = [cost for cost in costs if not isinstance(cost, str)]
+    if len(known) < len(costs):
+        return next((cost for cost in costs if isinstance(cost, str) and cost), "")
+    return ApproximateCost(
+        backward_s=median(cost.backward_s for cost in known) / crowded,
+        activation_bytes=round(median(cost.activation_bytes for cost in known)),
+        refresh_s=median(cost.refresh_s for cost in known) / crowded,
+        without=known[0].without,
     )
 
 

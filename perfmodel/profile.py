@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from odyssey.approximation import ApproximateCost
 from odyssey.codec import Json, Malformed, field_first, to_json
 from odyssey.errors import ProfileError
 from odyssey.messages import UNCUT, Boundary, LayerSpec
@@ -22,7 +23,8 @@ Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LayerProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Costs of one layer. `activation_bytes`: kept from F to B of a micro-batch; `output_bytes`: passed on."""
+    """Costs of one layer. `activation_bytes`: kept from F to B of a micro-batch; `output_bytes`: passed on; `approximate`: of
+    its approximate backward, or why it has none; empty where nobody has asked."""
 
     name: str
     digest: str
@@ -36,6 +38,7 @@ class LayerProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buffer_bytes: Bytes
     activation_bytes: Bytes
     output_bytes: Bytes
+    approximate: ApproximateCost | str = ""
 
     @property
     def backward_s(self) -> float:
@@ -182,15 +185,19 @@ def scaled(profile: Profile, speed: float) -> Profile:
     def faster(link: Link) -> Link:
         return Link(link.latency_s / speed, link.bandwidth * speed)
 
-    def quicker(part: LayerProfile | Recovery | Profile) -> dict[str, float]:
+    def quicker(part: LayerProfile | ApproximateCost | Recovery | Profile) -> dict[str, float]:
         return {name: getattr(part, name) / speed for name in part.__struct_fields__ if name.endswith("_s")}
+
+    def quicker_layer(layer: LayerProfile) -> LayerProfile:
+        its = layer.approximate
+        return replace(layer, approximate=its if isinstance(its, str) else replace(its, **quicker(its)), **quicker(layer))
 
     replace, cluster = msgspec.structs.replace, profile.cluster
     interface = cluster.interface_bandwidth
     return replace(
         profile,
         **quicker(profile),
-        layers=tuple(replace(layer, **quicker(layer)) for layer in profile.layers),
+        layers=tuple(map(quicker_layer, profile.layers)),
         cluster=replace(
             cluster,
             intra_host=faster(cluster.intra_host),

@@ -50,7 +50,10 @@ def ended(
     for op, (start, end) in zip(ops, times, strict=False):
         if isinstance(op, Compute) and op.kind in "BW":
             stage, n_samples = plan.layer_range(op.micro_batch, op.stage), plan.n_samples(op.micro_batch)
-            alone_s = costs.compute_s(op.kind, stage.first, stage.stop, n_samples) * costs.factor(worker) if is_shared else 0.0
+            alone_s = 0.0
+            if is_shared:
+                its = costs.by(plan, worker)
+                alone_s = its.compute_s(op.kind, stage.first, stage.stop, n_samples) * costs.factor(worker)
             stretch = (end - start) / alone_s if alone_s else 1.0
             found[stage.first, stage.stop] = Ended(end, op.kind, n_samples, stretch)
     return found
@@ -60,7 +63,7 @@ def complete_s(plan: Plan, costs: Costs, worker: Worker, last: Mapping[Layers, E
     """For each layer that a worker holds, ascending, when the gradients of it and of all above are complete there. Those that
     it adds nothing to wait for the next below, as in odyssey/schedule.py."""
     held, found = _held(plan, worker), []
-    at, factor = 0.0, costs.factor(worker)
+    at, factor, costs = 0.0, costs.factor(worker), costs.by(plan, worker)
     for layer in reversed(held):
         for (first, stop), its in last.items():
             if first <= layer < stop:

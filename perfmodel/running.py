@@ -30,18 +30,20 @@ class Run:
     channel_free: dict[tuple[Worker, Worker], float] = field(default_factory=dict)
     crowded: float = 1.0
     """See Timeline."""
-    _compute: dict[tuple[str, int, int, int, float], float] = field(default_factory=dict)
+    _compute: dict[tuple[str, int, int, int, float, bool], float] = field(default_factory=dict)
     _sizes: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _links: dict[tuple[Worker, Worker], Link] = field(default_factory=dict)
 
     def compute_s(self, worker: Worker, op: Compute) -> float:
         """Seconds of work of a computation on a worker."""
         plan, factor = self.plan, self.costs.factor(worker)
-        key = (op.kind, plan.home[op.micro_batch], op.stage, plan.n_samples(op.micro_batch), factor)
+        is_approximate = worker in plan.approximate
+        key = (op.kind, plan.home[op.micro_batch], op.stage, plan.n_samples(op.micro_batch), factor, is_approximate)
         known = self._compute.get(key)
         if known is None:
             stage = plan.pipelines[key[1]].stages[op.stage]
-            known = self._compute[key] = self.costs.compute_s(op.kind, stage.first, stage.stop, key[3]) * factor
+            costs = self.costs.by(plan, worker)
+            known = self._compute[key] = costs.compute_s(op.kind, stage.first, stage.stop, key[3]) * factor
         return known
 
     def send(self, worker: Worker, op: Send, now: float) -> Message:

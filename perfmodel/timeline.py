@@ -150,6 +150,13 @@ def _slowed_s(plan: Plan, costs: Costs, computed_s: Mapping[Worker, float], queu
     )
 
 
+def _refresh_s(plan: Plan, costs: Costs, worker: Worker) -> float:
+    """What the singular vectors of a worker with an approximate backward take, a step in the mean."""
+    if plan.approximation is None or worker not in plan.approximate:
+        return 0.0
+    return costs.refresh_s(plan.holds[worker]) / plan.approximation.low_rank.refresh_steps
+
+
 def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[Worker, Worker]) -> dict[Worker, float]:
     """When each simulated worker's optimizer step is done."""
     work = {}
@@ -157,7 +164,8 @@ def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[Worker,
         p, s = plan.place[worker]
         stage = plan.pipelines[p].stages[s]
         kept_s = sum(costs.profile.layers[layer].optimizer_s for layer in plan.keeps.get(worker, ()))
-        work[worker] = (costs.optimizer_s(stage.first, stage.stop) + kept_s) * costs.factor(worker)
+        its_s = costs.optimizer_s(stage.first, stage.stop) + kept_s + _refresh_s(plan, costs, worker)
+        work[worker] = its_s * costs.factor(worker)
     cluster = costs.profile.cluster
     if cluster.cores is None:
         return {worker: start + seconds for worker, seconds in work.items()}

@@ -31,7 +31,7 @@ def transition(plan: Plan, costs: Costs, search_s: float, whole: Set[SumOver] = 
         spawn_s=recovery.spawn_s if plan.spawned else 0.0,
         groups_s=groups_s(plan, recovery, whole),
         moves_s=recovery.moves_scale * moves_s(plan.moves, costs),
-        warm_up_s=recovery.warm_up_s,
+        warm_up_s=recovery.warm_up_s + max((costs.refresh_s(plan.holds[worker]) for worker in plan.approximate), default=0.0),
         rest_s=recovery.rest_s + recovery.proof_byte_s * proved_bytes(plan, costs),
     )
 

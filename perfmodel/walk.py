@@ -133,10 +133,22 @@ class _Walk:
         )
         tasks.is_first += [s == 0 for s in range(n_stages)] * n
         tasks.is_last += [s == n_stages - 1 for s in range(n_stages)] * n
-        tasks.cost += whole.costs * (n - 1) + last.costs
+        costs = whole.costs * (n - 1) + last.costs
+        tasks.cost += costs if self._plan.approximation is None else self._costs_of(p, costs)
         tasks.size += whole.sent * (n - 1) + last.sent
         tasks.largest += whole.edges * n
         tasks.layers += [self._number_of.setdefault(layers, len(self._number_of)) for layers in ranges] * n
+
+    def _costs_of(self, p: int, costs: list[kernel.Cost]) -> list[kernel.Cost]:
+        """Those of the tasks that were added last, which are `costs` but for those of workers whose backward is approximate."""
+        its, rows = self._plan.pipelines[p], self._tasks.row[len(self._tasks.row) - len(costs) :]
+        found = list(costs)
+        for i, row in enumerate(rows):
+            worker = self._workers[row]
+            if worker in self._plan.approximate:
+                n_samples = self._plan.n_samples(its.first_micro_batch + i // len(its.stages))
+                found[i] = self._costs.by(self._plan, worker).stages(its.ranges, n_samples).costs[i % len(its.stages)]
+        return found
 
     def _add_rows(self, rows: tuple[int, ...], n: int) -> None:
         """Of so many micro-batches in a row."""

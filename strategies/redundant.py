@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from odyssey.pipelines import Stage, spans_of
+from odyssey.pipelines import spans_of
 from odyssey.plan import Keep, Plan
 from odyssey.worker import Worker
 from strategies.building.routing import routed
+from strategies.building.taking_over import taken_over, without_lost
 from strategies.situation import Proposal, Situation
 
 NAME = "redundant"
@@ -85,36 +86,12 @@ def propose(situation: Situation) -> list[Proposal]:
     if plan is None:
         return []
     alive = set(situation.alive)
-    stages = [
-        [Stage(stage.worker if stage.worker in alive else None, stage.first, stage.stop) for stage in pipeline.stages]
-        for pipeline in plan.pipelines
-    ]
+    stages = without_lost(situation, plan)
     if all(stage.worker is not None for row in stages for stage in row):
         return [Proposal(NAME, None, "every stage has its worker")]
-    taken = [_taken_over(situation, row) for row in stages]
+    taken = [taken_over(situation, row) for row in stages]
     kept = [layers for worker, layers in plan.keeps.items() if worker in alive]
     lost = [stage for row in taken for stage in row if stage.worker is None]
     if taken == stages and not any(layers.issuperset(stage.layers) for stage in lost for layers in kept):
         return [Proposal(NAME, None, "nobody keeps the layers of a lost stage")]
     return routed(situation, NAME, taken)
-
-
-def _taken_over(situation: Situation, row: Sequence[Stage]) -> list[Stage]:
-    """The stages of a pipeline, those without a worker as part of the one before where that can be, or of the one behind."""
-    from_front = _joined(situation, row)
-    return _joined(situation, from_front[::-1])[::-1]
-
-
-def _joined(situation: Situation, row: Sequence[Stage]) -> list[Stage]:
-    found: list[Stage] = []
-    for stage in row:
-        last = found[-1] if found else None
-        if stage.worker is None and last is not None and _holds(situation, last.worker, stage):
-            found[-1] = Stage(last.worker, min(last.first, stage.first), max(last.stop, stage.stop))
-        else:
-            found.append(stage)
-    return found
-
-
-def _holds(situation: Situation, worker: Worker | None, stage: Stage) -> bool:
-    return worker is not None and situation.held.get(worker, frozenset()).issuperset(stage.layers)

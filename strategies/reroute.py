@@ -7,9 +7,8 @@ loss is the same question asked again: all stages without a worker are routed an
 
 from __future__ import annotations
 
-from odyssey.pipelines import Stage
-from odyssey.worker import Worker
 from strategies.building.routing import routed
+from strategies.building.taking_over import without_lost
 from strategies.situation import Proposal, Situation
 
 NAME = "reroute"
@@ -21,13 +20,7 @@ def propose(situation: Situation) -> list[Proposal]:
     plan = situation.plan
     if plan is None:
         return []
-    alive = set(situation.alive)
-    stages = [[_without_lost(stage, alive) for stage in pipeline.stages] for pipeline in plan.pipelines]
+    stages = without_lost(situation, plan)
     if all(stage.worker is not None for pipeline in stages for stage in pipeline):
         return [Proposal(NAME, None, "every stage has its worker")]
     return routed(situation, NAME, stages)
-
-
-def _without_lost(stage: Stage, alive: set[Worker]) -> Stage:
-    """The stage, without its worker if that is lost."""
-    return stage if stage.worker in alive else Stage(None, stage.first, stage.stop)

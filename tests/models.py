@@ -6,6 +6,7 @@
     prefix   the first three of the layers do not train at all: whole stages need no gradient
     nested   between layers travels (hidden, {"ids": int64, "weight": float that needs no gradient})
     shared   all blocks have one rotary module between them, with buffers of both kinds and a parameter, and one mask
+    parts    attention and feed-forward are modules of their own, as in Hugging Face's models
     mlp      linear layers and nothing else
 
 Everything is float64 unless told otherwise, so that exactness can be asked for to 1e-10.
@@ -18,7 +19,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-VARIANTS = ("gpt", "tied", "frozen", "prefix", "nested", "mlp", "shared")
+VARIANTS = ("gpt", "tied", "frozen", "prefix", "nested", "mlp", "shared", "parts")
 
 
 class TokenData:
@@ -89,6 +90,45 @@ class Block(nn.Module):
         attended = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, seq, width)
         x = x + self.dropout(self.out(attended))
         return x + self.dropout(self.down(torch.tanh(self.up(self.norm2(x)))))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, width] -> the same, causal."""
+        batch, seq, width = x.shape
+        q, k, v = self.qkv(x).view(batch, seq, 3, self.n_heads, width // self.n_heads).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(attended.transpose(1, 2).reshape(batch, seq, width))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, width] -> the same."""
+        return self.down(self.dropout(torch.tanh(self.up(x))))
+
+
+class PartsBlock(nn.Module):
+    """Dropout within the feed-forward, which a pass that computes it again has to draw alike."""
+
+    def __init__(self, width: int, n_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.feed_forward = Attention(width, n_heads), FeedForward(width, dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, width] -> the same."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.feed_forward(self.norm2(x))
 
 
 class Rotary(nn.Module):
@@ -182,6 +222,9 @@ def build_layers(
         for block in sharing[1:]:
             block.mask = sharing[0].mask
         layers = [Embedding(n_tokens, width, context), *sharing, Head(width, n_tokens)]
+    elif variant == "parts":
+        parted = [PartsBlock(width, n_heads, dropout) for _ in range(n_blocks)]
+        layers = [Embedding(n_tokens, width, context), *parted, Head(width, n_tokens)]
     elif variant in VARIANTS:
         plain = [Block(width, n_heads, context, dropout) for _ in range(n_blocks)]
         layers = [Embedding(n_tokens, width, context), *plain, Head(width, n_tokens)]

@@ -338,16 +338,18 @@ COMMANDS = {
         "--mtbf", "--nodes",
         "--nproc-per-node", "--objective", "--strategy", "--survive", "--survive-nodes", "--svg", "--timeline", "--trace",
         "--change", "--layouts", "--spares", "--spare-nodes", "--horizon", "--protect",
+        "--allow-approximate",
     },
     "rehearse": {
         "--drill", "--help", "--jitter", "--json", "--layout", "--log-dir", "--max-restarts", "--mtbf", "--no-display",
         "--nodes", "--nproc-per-node", "--objective", "--seed", "--slow", "--spares", "--speed", "--steps",
-        "--strategy", "--trace", "--protect",
+        "--strategy", "--trace", "--protect", "--allow-approximate",
     },
     "replay": {
         "--checkpoint-every", "--days", "--help", "--json", "--layout", "--mtbf", "--nodes", "--nproc-per-node", "--objective",
         "--policy",
         "--repair", "--restart", "--save", "--seed", "--svg", "--trace-nodes", "--transient", "--protect",
+        "--allow-approximate",
     },
     "ps": {"--all", "--help", "--json"},
     "status": {"--help", "--json"},
@@ -381,7 +383,7 @@ OWN_OPTIONS = {
     "--check", "--detect", "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout",
     "--mtbf", "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
     "--retry-same-failure", "--secret-file", "--spares", "--stall-timeout", "--stdin-rank", "--strategy", "--survive",
-    "--survive-nodes", "--protect", "--verbose",
+    "--survive-nodes", "--protect", "--verbose", "--allow-approximate", "--low-rank", "--low-rank-steps",
 }  # fmt: skip
 """What `odyssey run` has beside torchrun's options. tests/odyssey_cli/test_launch_arguments.py holds these against torchrun's
 parser."""

@@ -31,7 +31,7 @@ from launcher.joblog.events import Body, GenerationStarted, JobEnded, NoticeExpi
 from launcher.planning.planner import Planner
 from launcher.processes.local_agent import LocalAgent
 from odyssey.errors import OdysseyError
-from odyssey.messages import Command, Measure, Pause, Prepare
+from odyssey.messages import Command, Pause, Prepare
 from odyssey.worker import Rank
 
 PAUSE_S, MEASURE_S = 0.0, 2.0
@@ -112,8 +112,8 @@ class Executor:
 
     def _measure(self, action: StartMeasure) -> None:
         self._hangs.expect(MEASURE_S, together=True)
-        order = Measure(action.generation, action.chain)
-        for rank in self._planner.measure(action):
+        order, ranks = self._planner.measure(action)
+        for rank in ranks:
             self._orders.send(rank, order)
 
     def _propose(self, ask: Propose) -> None:

@@ -16,7 +16,8 @@ from launcher.joblog.wording import faults_texts
 from launcher.options import RunOptions
 from launcher.planning.live_profile import LiveProfile
 from launcher.planning.situations import PlanSearch, expected_change
-from odyssey.messages import Committed, Measured, OpTimes
+from odyssey.approximation import LowRank
+from odyssey.messages import Committed, Measure, Measured, OpTimes
 from odyssey.worker import Rank, Worker
 from perfmodel.profile import Profile
 from perfmodel.reliability import ExpectedChange
@@ -71,9 +72,13 @@ class Planner:
         self.live_profile.profile = profile
         return Profiled(profile, 0.0)
 
-    def measure(self, action: StartMeasure) -> tuple[Rank, ...]:
-        """Answers the ranks that are to measure."""
-        return tuple(self.live_profile.begin(action, self._now()))
+    def measure(self, action: StartMeasure) -> tuple[Measure, tuple[Rank, ...]]:
+        """Answers an order to measure, and the ranks that are to. Approximate backwards as well, where plans may have any, and
+        for a file, which may be used by jobs whose plans may."""
+        low_rank = self._options.aim.approximate
+        if low_rank is None and self._options.write_profile is not None:
+            low_rank = LowRank()
+        return Measure(action.generation, action.chain, low_rank), self.live_profile.begin(action, self._now())
 
     def measured(self, rank: Rank, report: Measured) -> Profiled | None:
         """The profile, when the last rank has told what it measured. Raises OdysseyError or OSError."""

@@ -2,7 +2,8 @@
 
 `model`: `layers.3.attention.weight` -> tensor, persistent buffers among them; a tied parameter stands under each of its
 names. `optimizer`: for each shard, the optimizer's state by the name of the parameter, what else it keeps (`shared`), its
-groups' settings, and the scheduler. `step`: number of committed steps.
+groups' settings, and the scheduler. `step`: number of committed steps. `approximate`: whether the plan in force then had
+approximate gradients.
 """
 
 from __future__ import annotations
@@ -118,6 +119,7 @@ def gather(engine: Engine, model: Model, step: int, target: Worker) -> dict[str,
             send_state(local_state(model, sources[me], step), target, engine.groups)
         return {}
     whole: dict[str, Any] = _copied(local_state(model, sources.pop(me, set()), step))
+    whole["approximate"] = plan.approximation is not None
     for source in sorted(sources):
         part = _copied(receive_state(source, engine.groups, "state")[0])
         whole["model"].update(part["model"])

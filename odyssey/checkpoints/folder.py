@@ -41,12 +41,14 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint consists of. `number`: how many saves came before it in its folder."""
+    """What a checkpoint consists of. `number`: how many saves came before it in its folder. `approximate`: the plan in force
+    when it was written had approximate gradients."""
 
     format: int
     number: int
     step: int
     files: Mapping[str, FileRecord]
+    approximate: bool = False
 
 
 _MANIFEST = Json(Manifest)
@@ -140,13 +142,13 @@ def begin(folder: Path, step: int) -> Path:
     return path
 
 
-def complete(path: Path, step: int, files: Mapping[str, FileRecord]) -> None:
+def complete(path: Path, step: int, files: Mapping[str, FileRecord], *, approximate: bool = False) -> None:
     """Write the manifest of the checkpoint in the hidden folder `path`, all of whose files are written and durable."""
     for name, written in files.items():
         if (path / name).stat().st_size != written.size_bytes:
             raise OSError(errno.EIO, f"{name} has not the size that its rank wrote")
     numbers = [found.manifest.number for found in checkpoints(path.parent) if found.manifest is not None]
-    manifest = Manifest(format=1, number=max(numbers, default=0) + 1, step=step, files=files)
+    manifest = Manifest(format=1, number=max(numbers, default=0) + 1, step=step, files=files, approximate=approximate)
     partial = path / f"{MANIFEST}.part"
     with partial.open("wb") as file:
         file.write(msgspec.json.format(to_json(manifest)))

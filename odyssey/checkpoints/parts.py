@@ -86,7 +86,8 @@ def save(engine: Engine, model: Model, step: int, folder: Path, keep: int) -> Jo
     def complete() -> None:
         writer.finish(metadata, [part.results for part in parts])
         files = {name: written for part in parts for name, written in part.files.items()}
-        folders.complete(path, step, {**files, _METADATA: folders.record(path / _METADATA)})
+        files[_METADATA] = folders.record(path / _METADATA)
+        folders.complete(path, step, files, approximate=plan.approximation is not None)
 
     problem = problem or _tried(groups, folder, complete)
     if problem is None:
@@ -136,6 +137,9 @@ def load(engine: Engine, model: Model, folder: Path) -> dict[str, Any] | JobErro
         ):
             for text in problems:
                 print(f"odyssey: {folder}: {text}; going on from {one.path.name}", file=sys.stderr, flush=True)
+            if one.manifest is not None and one.manifest.approximate:
+                note = "was written while gradients were approximate (--allow-approximate)"
+                print(f"odyssey: {one.path} {note}", file=sys.stderr, flush=True)
             _tell(True, others, groups)
             return mine
         problems.append(f"{one.path.name}: {problem}")

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from odyssey.model.model import Model
 from odyssey.plan import Compute, Plan
+from odyssey.runtime.approximate import Approximately
 from odyssey.runtime.boundary import Expectation, Expectations, detached, flatten
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.cut import Cut
@@ -26,7 +27,7 @@ from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import backward, sparing
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.halves import backward_input, backward_weight
-from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.job_spec import JobSpec, precision
 from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Op, Receive, Send
 from odyssey.worker import Worker
@@ -103,11 +104,16 @@ class Computation:
         self._generator = default_generator(model.device)
         self._n_whole = -(-plan.global_batch // plan.micro_batch)
         """Micro-batches that no plan cuts, so the same number under all plans: no micro-batch's own is the next one."""
+        self._approximately = None
+        if plan.approximation is not None and worker in plan.approximate:
+            self._approximately = Approximately(job_spec.sublayers, plan.approximation.low_rank, plan.approximation.layers)
 
     # -- what an engine tells of ---------------------------------------------------------------------------------------
 
     def begin(self, attempt: Try) -> None:
         """A step begins, perhaps anew."""
+        if self._approximately is not None:
+            self._approximately.begin(attempt.step - self.plan.step)
 
     def leaving(self, op: Send, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """What `op` sends, ready to go."""
@@ -128,9 +134,9 @@ class Computation:
         """Run `op`, and put what it gives where the ops behind it look."""
         plan = attempt.plan
         layers = plan.layer_range(op.micro_batch, op.stage)
-        is_whole = plan.summed(op.micro_batch).isdisjoint(layers.layers)
+        is_as_profiled = self._approximately is None and plan.summed(op.micro_batch).isdisjoint(layers.layers)
         n_samples = plan.n_samples(op.micro_batch)
-        with self.clock.measure(op.kind, layers.first, layers.stop, n_samples) if is_whole else nullcontext():
+        with self.clock.measure(op.kind, layers.first, layers.stop, n_samples) if is_as_profiled else nullcontext():
             match op.kind:
                 case "F":
                     self._forward(op, attempt)
@@ -173,7 +179,7 @@ class Computation:
                     leaves = pytree.tree_leaves(value)
                 number = plan.number(op.micro_batch)
                 self._generator.manual_seed(layer_seed(self._job_spec.seed, attempt.step, number, layer))
-                value = self.model.call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
+                value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
             if plan.is_last(op.micro_batch, op.stage):
                 target = self._on_device(self._sample(op, attempt)[1])
                 loss = self.loss(value, target)
@@ -195,10 +201,16 @@ class Computation:
             attempt.groups.beside(partial(self._data.wait_for, *key))
         return self._data.get(*key)
 
+    def _call(self, layer: int, value: Any) -> Any:
+        if self._approximately is None or layer not in self._approximately.layers:
+            return self.model.call(layer, value)
+        with self._approximately.passing(self.model.layers[layer]):
+            return self.model.call(layer, value)
+
     def _call_undrawn(self, layer: int, value: Any) -> Any:
         """Run a layer in a micro-batch that may be cut. Raises Drawn if it draws random numbers all the same."""
         before = self._generator.get_state()
-        value = self.model.call(layer, value)
+        value = self._call(layer, value)
         if not torch.equal(before, self._generator.get_state()):
             raise Drawn(f"layer {self.model.specs[layer].name} draws random numbers")
         return value
@@ -275,8 +287,7 @@ class Computation:
 
     def precision(self) -> AbstractContextManager[Any]:
         """In which the layers are called."""
-        autocast = self._job_spec.autocast
-        return torch.autocast(self.model.device.type, autocast) if autocast else nullcontext()
+        return precision(self.model.device, self._job_spec.autocast)
 
     def _expect(self, layer: int, op: Compute, attempt: Try) -> Expectation:
         return self.expectations.behind(layer, attempt.plan.n_samples(op.micro_batch))

@@ -16,6 +16,7 @@ from odyssey.messages import Boundary
 from odyssey.model.model import Model
 from odyssey.plan import Compute, Plan
 from odyssey.rest import Rest, rest_plan
+from odyssey.runtime.approximate import Healthy
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.computation import Try
@@ -34,8 +35,9 @@ from odyssey.worker import Worker
 class Share:
     """A worker's part of a step: its program, what that reduces, and the positions of the samples that it reads."""
 
-    def __init__(self, plan: Plan, worker: Worker, gradients: Gradients, groups: Groups, tally: Tally) -> None:
+    def __init__(self, plan: Plan, worker: Worker, model: Model, gradients: Gradients, groups: Groups, tally: Tally) -> None:
         self.plan = plan
+        self.healthy = Healthy(plan, model)
         self.program = program(plan, worker)
         self.reductions = Reductions(plan, worker, self.program, gradients, groups, tally)
         self.forwards = [op for op in self.program if isinstance(op, Compute) and op.kind == "F"]
@@ -72,8 +74,9 @@ class Engine:
         self.recorder = Recorder(self.rank, plan.generation)
         self._data = data
         self._tally = tally
-        self._whole = Share(plan, worker, self.gradients, groups, tally)
-        self._rest = None if rest is None else Share(rest_plan(plan, rest), worker, self.gradients, groups, tally)
+        self._whole = Share(plan, worker, model, self.gradients, groups, tally)
+        self._rest = None if rest is None else Share(rest_plan(plan, rest), worker, model, self.gradients, groups, tally)
+        self._healthy = self._whole.healthy
         self._try = self._new_try(0, self._whole)
 
     @property
@@ -102,16 +105,19 @@ class Engine:
         """
         rest = self._rest if step == self.plan.step else None
         self._rest = None
-        with self.computation.clock.measure_overhead() if rest is None else nullcontext():
+        is_as_profiled = rest is None and self.worker not in self.plan.approximate
+        with self.computation.clock.measure_overhead() if is_as_profiled else nullcontext():
             if rest is None:
                 self._tally.clear()
                 self.gradients.zero()
             self._begin(step, rest or self._whole)
             self._run_program()
+            self._healthy.scale()
             return [float(sum(self._tally.losses.values())), self.gradients.square_sum()]
 
     def _begin(self, step: int, share: Share) -> None:
         self._try = self._new_try(step, share)
+        self._healthy = share.healthy
         self._data.want(step, share.read, self._whole.read)
         for layer in self.model.held:
             if not self.model.layers[layer].training:
@@ -155,6 +161,8 @@ class Engine:
         layers, summed = plan.layer_range(k, op.stage).layers, plan.summed(k)
         with self._tally.adding(frozenset(layers) - summed if summed else layers, plan.positions(k)):
             self.computation.compute(op, self._try)
+        if plan.approximation is not None:
+            self._tally.lose(layers)  # another plan's step would be approximate in part
 
     def apply(self, factor: float) -> None:
         """Step all optimizers with gradients = sums x `factor`; then the schedulers."""
@@ -165,7 +173,8 @@ class Engine:
         is_one_span = stop - first == len(held)  # what was measured of others would be told of layers between
         with self.computation.clock.measure("S", first, stop, 0) if is_one_span else nullcontext():
             self.gradients.scale(factor)
-            self.computation.step(self._try.step)
+            with self._healthy.leaving_out():
+                self.computation.step(self._try.step)
         self._try = self._new_try(self._try.step, self._whole)  # behind the commit point every send has been received
         done_s = time.monotonic()
         self.recorder.applied(self._try.step, began_s, done_s)

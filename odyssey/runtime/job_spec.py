@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils import _pytree as pytree
 from odyssey.errors import JobError
 from odyssey.messages import ModelSpec
 from odyssey.model.given import OptimizerFactory
+from odyssey.model.sublayers import Names
 from odyssey.plan import Plan
 from odyssey.runtime.data import Prefetcher
 
@@ -22,7 +24,8 @@ class JobSpec(NamedTuple):
 
     `first_micro_batch()`: a collated `(input, target)` of full size, to measure with. `autocast`: None computes in the
     parameters' own precision. `independent_samples`: the script says that layers and loss take each sample by itself, to
-    rounding: and that they may be put together otherwise though each micro-batch is rounded coarsely by itself.
+    rounding: and that they may be put together otherwise though each micro-batch is rounded coarsely by itself. `sublayers`:
+    what attention and feed-forward of its blocks are called.
     """
 
     spec: ModelSpec
@@ -33,6 +36,7 @@ class JobSpec(NamedTuple):
     seed: int
     autocast: torch.dtype | None
     independent_samples: bool | Literal["to rounding"] = False
+    sublayers: Names = Names()
 
     def checked_loss(self, output: Any, target: Any) -> torch.Tensor:
         """What `loss` gives. Raises JobError if that is nothing to train with."""
@@ -44,6 +48,11 @@ class JobSpec(NamedTuple):
         if not result.requires_grad and torch.is_grad_enabled() and _needs_gradient(output):
             raise JobError("the loss has no gradient", "compute it from the output, without .item(), .detach() or .data")
         return result
+
+
+def precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
+    """In which layers are called."""
+    return torch.autocast(device.type, autocast) if autocast else nullcontext()
 
 
 _HELP = "return a scalar tensor, the mean over the micro-batch's samples"

@@ -11,19 +11,21 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from odyssey import control_group
+from odyssey.approximation import ApproximateCost, LowRank
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
 from odyssey.pipelines import Stage
+from odyssey.runtime.approximate_cost import approximate_cost
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.beside_reduction import beside_reduction
 from odyssey.runtime.boundary import describe, detached, flatten
@@ -31,7 +33,8 @@ from odyssey.runtime.clock import now_s
 from odyssey.runtime.computation import on_device
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.halves import backward_input, backward_weight
-from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
+from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec, precision
+from odyssey.runtime.saved_bytes import saved_bytes
 from odyssey.runtime.separable import Conditions, layer_problem, loss_problem
 from odyssey.runtime.transfer import receive_state, send_state
 from odyssey.runtime.trial_run import try_steps
@@ -80,6 +83,11 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
     uncut = _uncut(stage, copies, inputs, value if is_last else None, job_spec)
     timings = _timings(stage, copies, inputs, job_spec)
     costs = tuple(timing.cost() for timing in timings)
+    if order.low_rank is not None:
+        costs = tuple(
+            msgspec.structs.replace(cost, approximate=timing.approximate(order.low_rank, job_spec))
+            for cost, timing in zip(costs, timings, strict=True)
+        )
     slowdown = None
     if len(order.chain) > 1:
         longest = max(timings, key=_Timings.seconds)
@@ -125,7 +133,7 @@ def _through(model: Model, stage: Stage, value: Any, autocast: torch.dtype | Non
     inputs = []
     for layer in stage.layers:
         inputs.append(value)
-        with _precision(model.device, autocast):
+        with precision(model.device, autocast):
             output = model.call(layer, value)
         flatten(output, layer)
         value = detached(output)
@@ -194,7 +202,7 @@ def _uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec:
         name = str(rounded).removeprefix("torch.")
         return f"each is rounded to {name} by itself (Job(independent_samples={TO_ROUNDING!r}) cuts them nevertheless)"
     eps = torch.finfo(autocast).eps if autocast else 0.0
-    given = Conditions(n_samples, model.device, lambda: _precision(model.device, autocast), eps)
+    given = Conditions(n_samples, model.device, lambda: precision(model.device, autocast), eps)
     for layer, value in zip(stage.layers, inputs, strict=True):
         if problem := layer_problem(model.specs[layer].name, layer, model.layers[layer], value, given):
             return problem
@@ -221,7 +229,7 @@ class _Timings:
         self._activation_bytes = 0
 
     def forward(self, autocast: torch.dtype | None) -> None:
-        with _saved_bytes(list(self._module.parameters())) as saved, _precision(self._device, autocast):
+        with saved_bytes(list(self._module.parameters())) as saved, precision(self._device, autocast):
             start_s = now_s(self._device)
             output = self._module(self._value)
             self._seconds["forward"].append(now_s(self._device) - start_s)
@@ -239,7 +247,7 @@ class _Timings:
 
     def halves(self, autocast: torch.dtype | None) -> None:
         """Forward, and back as the engine splits it."""
-        with _precision(self._device, autocast):
+        with precision(self._device, autocast):
             output = flatten(self._module(self._value), self._layer)
         ones = [torch.ones_like(leaf) for leaf in output]
         start_s = now_s(self._device)
@@ -260,6 +268,10 @@ class _Timings:
         """Forward and back."""
         self.forward(autocast)
         self.backward()
+
+    def approximate(self, low_rank: LowRank, job_spec: JobSpec) -> ApproximateCost | str:
+        """Its approximate backward; or why it has none."""
+        return approximate_cost(self._module, self._value, low_rank, job_spec)
 
     def seconds(self) -> float:
         """All that was measured."""
@@ -283,17 +295,13 @@ class _Timings:
         )
 
 
-def _precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
-    return torch.autocast(device.type, autocast) if autocast else nullcontext()
-
-
 def _measure_loss(loss: Callable[[Any, Any], torch.Tensor], value: Any, target: Any, autocast: torch.dtype | None) -> float:
     """Seconds of the loss and its gradient."""
     leaves = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
     device = leaves[0].device if leaves else torch.device("cpu")
 
     def run() -> None:
-        with _precision(device, autocast):
+        with precision(device, autocast):
             result = loss(value, target)
         if result.requires_grad:
             torch.autograd.grad(result, leaves, allow_unused=True)
@@ -310,23 +318,6 @@ def _median_s(run: Callable[[], Any], device: torch.device) -> float:
         run()
         seconds.append(now_s(device) - start_s)
     return statistics.median(seconds)
-
-
-@contextmanager
-def _saved_bytes(parameters: list[nn.Parameter]) -> Iterator[list[int]]:
-    """Collects in element 0 the bytes that autograd keeps for backward, parameters excepted, each storage once."""
-    known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-    total = [0]
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            known.add(storage.data_ptr())
-            total[0] += storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        yield total
 
 
 # -- links and memory -----------------------------------------------------------------------------------------------------

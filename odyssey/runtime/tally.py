@@ -34,6 +34,10 @@ class Tally:
         """Nothing is summed."""
         self._added, self._gone, self._is_adding, self.losses = [], set(), False, {}
 
+    def lose(self, layers: Collection[int]) -> None:
+        """What is summed of these is worth nothing without the whole step."""
+        self._gone.update(layers)
+
     @contextmanager
     def adding(self, layers: Collection[int], samples: range) -> Iterator[None]:
         """Around an op that adds the gradients of `samples`, which are positions in the step."""

@@ -221,6 +221,14 @@ OPTIONS: tuple[Option, ...] = (
         ("--protect",), "WHAT", "Ranks keep layers that one, or one node, would hold: auto, by price; state, always; none.",
         Group.LOSS, default="auto",
     ),
+    Option(
+        ("--allow-approximate",), "", "Strategies may compute gradients approximately after a loss: neighbour does.", Group.LOSS
+    ),
+    Option(
+        ("--low-rank",), "R", "Rank of its gradients of feed-forward weights. Default: a quarter of the shorter side.",
+        Group.LOSS,
+    ),
+    Option(("--low-rank-steps",), "N", "Steps for which these keep their subspace. Default: 200.", Group.LOSS),
     Option(("--profile",), "FILE", "Use these measurements instead of measuring at the start.", Group.LOSS),
     Option(("--drill",), "DRILL", "Lose ranks on purpose: 'step=20 kill=2'; or for a while: 'step=20 lose=2 step=40 join=2'. "
            "May be repeated.", Group.LOSS, repeats=True),

@@ -226,7 +226,9 @@ def _aim(given: Given) -> Aim:
     survive, survive_nodes = (
         _whole(given, name, 0) if given.value(name).is_given else None for name in ("survive", "survive_nodes")
     )
-    return text.aim(Aim(), given.value("objective").text, survive, survive_nodes, given.value("protect").text)
+    rank, steps = (_whole(given, name, 1) if given.value(name).is_given else None for name in ("low_rank", "low_rank_steps"))
+    approximate = text.low_rank(given.switch("allow_approximate"), rank, steps)
+    return text.aim(Aim(), given.value("objective").text, survive, survive_nodes, given.value("protect").text, approximate)
 
 
 def _never_retry(given: Given) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import strategies
 from launcher.options import Std
+from odyssey.approximation import LowRank
 from odyssey.errors import UsageError
 from odyssey.layout import parse_layout
 from odyssey.worker import Rank, numbers_from
@@ -78,14 +79,35 @@ def strategy(text: str) -> str:
     return text
 
 
-def aim(told: Aim, objective: str | None, survive: int | None, survive_nodes: int | None, protect: str | None) -> Aim:
+def aim(
+    told: Aim,
+    objective: str | None,
+    survive: int | None,
+    survive_nodes: int | None,
+    protect: str | None,
+    approximate: LowRank | None,
+) -> Aim:
     """What the best plan is: as asked for, or else as `told` before."""
     return Aim(
         told.objective if objective is None else Objective(choice(objective, "--objective", tuple(Objective))),
         told.survive if survive is None else count(survive, "--survive", 0),
         told.survive_nodes if survive_nodes is None else count(survive_nodes, "--survive-nodes", 0),
         told.protect if protect is None else Protect(choice(protect, "--protect", tuple(Protect))),
+        told.approximate if approximate is None else approximate,
     )
+
+
+def low_rank(allowed: bool, rank: int | None, refresh_steps: int | None) -> LowRank | None:
+    """How gradients may be approximate; None: not at all."""
+    given = {"--low-rank": rank, "--low-rank-steps": refresh_steps}
+    for name, number in given.items():
+        if number is not None and not allowed:
+            raise UsageError(f"{name} without --allow-approximate", "give both; docs/strategies.md says what neighbour does")
+        if number is not None:
+            count(number, name, 1)
+    if not allowed:
+        return None
+    return LowRank(rank) if refresh_steps is None else LowRank(rank, refresh_steps)
 
 
 def failure_rate(number: float) -> float:

@@ -5,7 +5,7 @@ screen.py        the terminal; output_lines.py: the ranks' lines in it; repeated
 render.py        the whole picture; layout_grid.py, candidates.py: parts of it
 plain_log.py     lines, where there is no terminal
 failure_block.py why a job failed
-summary.py       what a job came to
+summary.py       what a job came to; fidelity.py: whether its gradients were exact
 rank_state.py, quantities.py: colours and numbers, the same everywhere
 page.py          where answers of commands are printed; fitted_table.py: tables that lose columns before they lose digits
 """

@@ -41,6 +41,7 @@ from odyssey.messages import Committed, Failed, Finished, Hello, Paused, Ready
 from odyssey.plan import Plan
 from odyssey.worker import Rank
 from odyssey_cli.display import quantities
+from odyssey_cli.display.fidelity import fidelity
 from odyssey_cli.display.rank_state import RankState
 from perfmodel.profile import Profile
 from strategies.situation import Candidate
@@ -102,11 +103,15 @@ class Board:
     now: float = 0.0
     generation: int = 0
     plan: Plan | None = None
+    fidelity: str = ""
+    """Of its gradients, in words, where there is something to say."""
     profile: Profile | None = None
     running: bool = False
     ranks: dict[Rank, RankState] = field(default_factory=dict)
     causes: dict[Rank, str] = field(default_factory=dict)
     steps: int = 0
+    n_approximate: int = 0
+    """Of these, those with approximate gradients."""
     loss: float | None = None
     step_s: float | None = None
     attempt: int = 0
@@ -273,6 +278,7 @@ class Board:
             self.recoveries.append(Recovery(generation, time, body.lost, body.reason, self.step_s, before, self.plan))
 
     def _planned(self, generation: int, body: PlanChosen) -> None:
+        self.fidelity = fidelity(self.plan, body.plan)
         self.generation, self.plan = generation, body.plan
         if self.recovering and self.recovery is not None:
             self.recovery.plan, self.recovery.plan_reason = body.plan, body.reason
@@ -302,12 +308,16 @@ class Board:
             self._draining = None
         else:
             self._say(time, f"started: layout {self.plan.form()}")
+        if self.fidelity:
+            self._say(time, self.fidelity, "yellow")
 
     def _committed(self, time: float, body: Committed) -> None:
         if body.result.kind != "step":
             return
         self.loss = body.result.values[0] if body.result.values else None
         if self.loss is None or math.isfinite(self.loss):  # else it is not applied
+            if self.plan is not None and self.plan.approximation is not None and body.result.position[0] >= self.steps:
+                self.n_approximate += 1
             self.steps = max(self.steps, body.result.position[0] + 1)
         self.step_s = body.unit_s
         recovery = self.recovery

@@ -1,7 +1,7 @@
 """A layout as a picture: one row a pipeline, one cell a stage with its rank, its state and its layers.
 
 It takes the most talkative form that fits the width: `● 3  layers 8-11`, `● 3  8-11`, `● 3`, `●`. Layers that a rank keeps
-beside those that it runs stand behind a plus.
+beside those that it runs stand behind a plus; `≈` marks a rank whose backward is approximate.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ def _cells(plan: Plan, p: int, states: Mapping[Rank, RankState], form: int, asci
                 cell.append(glyph(state, ascii_only), style=style(state))
                 if form < 3:
                     cell.append(f" {rank}", style="bold red" if state is RankState.LOST else "bold")
+            if form < 3 and stage.worker in plan.approximate:
+                cell.append(" ~" if ascii_only else " ≈", style="yellow")
         if form == 0:
             cell.append(f"  layers {layers}" if stage.stop > stage.first + 1 else f"  layer {layers}", style="dim")
         elif form == 1:

@@ -118,7 +118,7 @@ def _text(event: Event, board: Board) -> str:
             idle = f", {len(plan.idle)} stand{'s' if len(plan.idle) == 1 else ''} by" if plan.idle else ""
             return f"generation {event.generation}: plan {plan.strategy}, layout {plan.form()}{idle}: {reason}{kept}"
         case GenerationStarted() as went:
-            return _went(event.generation, went)
+            return "; ".join(part for part in (_went(event.generation, went), board.fidelity) if part)
         case StoreLost(reason=reason):
             return f"store lost: {reason}"
         case Stalled(text=text):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from odyssey_cli.display import quantities
 from odyssey_cli.display.board import Board
+from odyssey_cli.display.fidelity import share
 
 
 def summary(board: Board, log_dir: Path | None) -> str:
@@ -26,6 +27,8 @@ def summary(board: Board, log_dir: Path | None) -> str:
             took = f" in {quantities.seconds(min(times))} to {quantities.seconds(max(times))}"
         lines.append("; ".join(part for part in (f"{what}{took}", board.planned_ahead) if part))
         lines.append(f"{quantities.seconds(board.lost_s)} lost in all, the work that was redone included")
+    if board.n_approximate:
+        lines.append(share(board.n_approximate, board.steps))
     if board.changes:
         n_joined, n_left = (sum(map(len, its)) for its in zip(*((c.joined, c.leaving) for c, _ in board.changes), strict=True))
         parts = [f"took in {quantities.plural(n_joined, 'rank')}"] if n_joined else []

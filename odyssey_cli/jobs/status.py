@@ -14,6 +14,7 @@ from launcher.joblog.exit_codes import ExitCode
 from odyssey import worker
 from odyssey.codec import to_json
 from odyssey_cli.display import quantities
+from odyssey_cli.display.fidelity import share
 from odyssey_cli.jobs import find
 from odyssey_cli.jobs.find import FoundJob, Rank
 
@@ -48,7 +49,8 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """A job as `odyssey status` has it. `reason`, `help`: why it ended; empty while it runs."""
+    """A job as `odyssey status` has it. `reason`, `help`: why it ended; empty while it runs. `n_approximate_steps`: those with
+    approximate gradients."""
 
     line: JobLine
     folder: str
@@ -62,6 +64,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     help: str
     events: list[tuple[float, str]]
     n_unreadable: int
+    n_approximate_steps: int = 0
 
 
 def ps(*, ended: bool, as_json: bool) -> ExitCode:
@@ -133,6 +136,7 @@ def status_of(job: FoundJob) -> JobStatus:
         help=ended.help if ended is not None else "",
         events=[(line.time, line.text) for line in list(board.recent)[-N_LAST_EVENTS:]],
         n_unreadable=len(job.log.unknown),
+        n_approximate_steps=board.n_approximate,
     )
 
 
@@ -186,6 +190,8 @@ def _status(found: JobStatus) -> list[str]:
         loss = f", loss {found.loss:.4g}" if found.loss is not None else ""
         pace = f", {quantities.seconds(found.step_s)} a step" if found.step_s else ""
         facts.insert(-1, ("step", f"{line.step}{loss}{pace}"))
+        if found.n_approximate_steps:
+            facts.insert(-1, ("fidelity", share(found.n_approximate_steps, line.step)))
     width = max(len(name) for name, _ in facts)
     text = [f"{name:<{width}}  {value}" for name, value in facts]
     if found.n_unreadable:

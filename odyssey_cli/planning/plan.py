@@ -44,6 +44,7 @@ class Request(msgspec.Struct, frozen=True):
     survive: int | None
     survive_nodes: int | None
     protect: str | None
+    allow_approximate: bool
     strategy: str
     as_json: bool
     with_timeline: bool
@@ -67,7 +68,8 @@ def plan(request: Request) -> int:
         files.check_if_given(file, option)
     found = source.find(request.source).resized(request.nodes, request.nproc_per_node)
     rate = None if request.failure_rate is None else values.failure_rate(request.failure_rate)
-    aim = values.aim(found.aim, request.objective, request.survive, request.survive_nodes, request.protect)
+    approximate = values.low_rank(request.allow_approximate, None, None)
+    aim = values.aim(found.aim, request.objective, request.survive, request.survive_nodes, request.protect, approximate)
     expected = found.expected_change(mtbf_s, rate)
     if request.layouts:
         start_tables.show(ask_layouts(found, request.layout, expected, aim, horizon_s), as_json=request.as_json)

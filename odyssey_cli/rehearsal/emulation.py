@@ -109,11 +109,12 @@ class Waits(Computation):
             attempt.exchange.take("F", op.stage - 1, k)
         if op.kind in ("B", "I") and not plan.is_last(k, op.stage):
             attempt.exchange.take("B", op.stage + 1, k)
-        alone_s = self._costs.compute_s(op.kind, layers.first, layers.stop, plan.n_samples(k))
+        costs = self._costs.by(self.plan, self.worker)
+        alone_s = costs.compute_s(op.kind, layers.first, layers.stop, plan.n_samples(k))
         stretch = self._device.give(alone_s) / alone_s if alone_s else 1.0
         for start in self._starts:
             if start.op == op:
-                left_s = self._costs.left_s(op.kind, layers.first, start.layer, plan.n_samples(k)) * stretch
+                left_s = costs.left_s(op.kind, layers.first, start.layer, plan.n_samples(k)) * stretch
                 self._complete_s[start.bucket] = self._device.until - left_s
         if op.kind in ("B", "W"):
             self._exchange()

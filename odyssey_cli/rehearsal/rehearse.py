@@ -198,6 +198,7 @@ def command(
     mtbf: str | None,
     objective: str | None,
     protect: str | None,
+    allow_approximate: bool,
     jitter: float,
     slow: Sequence[str],
     seed: int,
@@ -237,7 +238,7 @@ def command(
         max_restarts=max_restarts,
         log_dir=log_dir,
         n_spares=spares,
-        aim=values.aim(found.aim, objective, None, None, protect),
+        aim=values.aim(found.aim, objective, None, None, protect, values.low_rank(allow_approximate, None, None)),
     )
     rehearsals = rehearse(found, wanted, display=display)
     show(rehearsals, page())

@@ -41,6 +41,7 @@ class Request(msgspec.Struct, frozen=True):
     mtbf: str | None = None
     objective: str | None = None
     protect: str | None = None
+    allow_approximate: bool = False
     repair: str | None = None
     transient: float = 0.0
     days: float | None = None
@@ -83,7 +84,10 @@ def replay(request: Request) -> int:
         layout,
         "auto",
         mtbf_s,
-        values.aim(found.aim, request.objective, None, None, request.protect),
+        values.aim(
+            *(found.aim, request.objective, None, None, request.protect),
+            values.low_rank(request.allow_approximate, None, None),
+        ),
     )
     trace = _trace(request, found.n_nodes, mtbf_s)
     answer = _ask(found.title, trace, setup, terms, policies)

@@ -148,6 +148,8 @@ def sentences(before: Plan, after: Plan, lost: Collection[Rank]) -> tuple[str, .
     if after.spawned:
         told.append(f"{ranks_alike(after.all_ranks_of(after.spawned))} started again")
     told += _few([*_taken_over(before, after), *(_hole(after, p, s) for p, s in _holes(after))], "more stages")
+    if after.approximation is not None:
+        told.append(f"the backward of {ranks_text(after.all_ranks_of(after.approximation.workers))} is approximate")
     if after.state_from is StateFrom.SCRIPT:
         told.append("all ranks build their layers anew: no step is final yet")
     elif after.moves:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
 
+from odyssey.approximation import Approximation
 from odyssey.pipelines import NOTHING, Pipeline, Stage, blocks_of, span_layers
 from odyssey.plan import Keep, Plan, Reduction, Route, Schedule, StateFrom, keep_runs, move_runs
 from odyssey.plan_proof import prove
@@ -44,6 +45,7 @@ def compose(
     schedule: Schedule | None = None,
     spawned: Sequence[Worker] = (),
     keeps: Sequence[Keep] = (),
+    approximation: Approximation | None = None,
 ) -> Plan:
     """A plan of these stages, with `shares` micro-batches to each pipeline; `samples`: of each, where they are cut. `keeps`:
     what workers hold beside their stages.
@@ -86,6 +88,7 @@ def compose(
         spawned=tuple(sorted(spawned)),
         idle=tuple(sorted(set(situation.alive) - set(needed))),
         state_from=StateFrom.SCRIPT if at_start else StateFrom.HOLDERS,
+        approximation=approximation,
     )
     return prove(plan)
 

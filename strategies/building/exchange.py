@@ -108,7 +108,7 @@ class _Exchange:
         self._plan = msgspec.structs.replace(plan, blocks=blocks_of(pipelines), routes=routes)
         self._costs = costs
         self.n_tasks = sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in pipelines)
-        self.splits = _splits(costs.profile)
+        self.splits = (False,) if plan.approximation is not None else _splits(costs.profile)
         self._workers = tuple(stage.worker for its in pipelines for stage in its.stages if stage.worker is not None)
         self._micro_batches = tuple(k for pipeline in pipelines for k in pipeline.micro_batches)
         self._key = self._kind()
@@ -146,6 +146,7 @@ class _Exchange:
             tuple((number_of[route.micro_batch], route.stage, worker_of[route.worker]) for route in plan.routes),
             tuple(hosts.setdefault(costs.host(worker), len(hosts)) for worker in self._workers),
             costs.factors(self._workers),
+            tuple(i for worker, i in worker_of.items() if worker in plan.approximate),
         )
 
     def _in_own_numbers(self, known: _Known) -> Ordered:

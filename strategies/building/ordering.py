@@ -66,7 +66,6 @@ class _Tasks:
 
     def __init__(self, plan: Plan, costs: Costs, members: list[int], split: bool) -> None:
         self._costs, self._split = costs, split
-        self._activations = costs.sums(lambda layer: layer.activation_bytes)
         self._outputs = costs.sums(lambda layer: layer.output_bytes)
         self._ways: dict[tuple[Worker, Worker, int], int] = {}
         self.row: list[int] = []
@@ -77,7 +76,7 @@ class _Tasks:
         self.way: list[int] = []
         rows: dict[Worker, int] = {}
         route_of = plan.route_of
-        known: dict[tuple[int, int, float], list[kernel.Part]] = {}
+        known: dict[tuple[int, int, float, bool], list[kernel.Part]] = {}
         lost = {p: without_worker(plan.pipelines[p].stages) for p in members}
         for *_, k in sorted((j, lost[p], k) for p in members for j, k in enumerate(plan.pipelines[p].micro_batches)):
             p = plan.home[k]
@@ -86,10 +85,10 @@ class _Tasks:
             for s, stage in enumerate(stages):
                 worker = route_of.get((k, s), stage.worker)
                 assert worker is not None
-                factor = costs.factor(worker)
-                if (p, n_samples, factor) not in known:
-                    known[p, n_samples, factor] = [self._part(its, n_samples, factor) for its in stages]
-                self.part.append(known[p, n_samples, factor][s])
+                key = p, n_samples, costs.factor(worker), worker in plan.approximate
+                if key not in known:
+                    known[key] = [self._part(its, n_samples, costs.factor(worker), costs.by(plan, worker)) for its in stages]
+                self.part.append(known[key][s])
                 self.row.append(rows.setdefault(worker, len(rows)))
                 self.name.append((s, k))
                 self.way.append(0 if previous is None else self._way(previous, worker, stage.first, n_samples))
@@ -105,12 +104,12 @@ class _Tasks:
             ops[self.row[op >> 2]].append(Compute(kernel.KINDS[op & 3], *self.name[op >> 2]))
         return (ComputeOrder(worker, tuple(its)) for worker, its in zip(self.workers, ops, strict=True))
 
-    def _part(self, stage: Stage, n_samples: int, factor: float) -> kernel.Part:
-        seconds = (self._costs.compute_s(kind, stage.first, stage.stop, n_samples) * factor for kind in kernel.KINDS)
+    def _part(self, stage: Stage, n_samples: int, factor: float, costs: Costs) -> kernel.Part:
+        seconds = (costs.compute_s(kind, stage.first, stage.stop, n_samples) * factor for kind in kernel.KINDS)
         f, b, i, w = (round(its * SECOND) for its in seconds)
         keeps, defers = (
-            -((sums[stage.first] - sums[stage.stop]) * n_samples // self._costs.profile.micro_batch)
-            for sums in (self._activations, self._outputs)
+            -((sums[stage.first] - sums[stage.stop]) * n_samples // costs.profile.micro_batch)
+            for sums in (costs.activations, self._outputs)
         )
         return kernel.Part(self._split, (f, b, i, w), keeps, defers)
 

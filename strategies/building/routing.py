@@ -12,11 +12,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from odyssey.approximation import ApproximateCost, Approximation, LowRank, Without, without
 from odyssey.errors import PlanError
 from odyssey.pipelines import Stage, blocks_of, spans_of
 from odyssey.plan import Keep, Plan, Route, Schedule
@@ -24,6 +25,7 @@ from odyssey.worker import Worker
 from perfmodel.cell_cost import cell_cost
 from perfmodel.cells import plain_cell
 from perfmodel.costs import Costs
+from perfmodel.profile import Profile
 from strategies.building.compose import compose
 from strategies.building.effort import WORTH
 from strategies.building.exchange import ordered
@@ -44,34 +46,94 @@ def routed(
     situation: Situation, strategy: str, stages: Sequence[Sequence[Stage]], spawned: Sequence[Worker] = ()
 ) -> list[Proposal]:
     """Plans in which every stage without a worker is run by others, or the reason why that cannot be."""
-    before = situation.plan
+    before, costs = situation.plan, situation.costs
     assert before is not None
-    shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
-    samples = [pipeline.n_samples for pipeline in before.pipelines]
-    costs = situation.costs
-    runs = {stage.worker: stage.layers for row in stages for stage in row if stage.worker is not None}
-    keeps = [
-        Keep(worker, *span)
-        for worker, its in before.keeps.items()
-        if worker in runs
-        for span in spans_of(its.difference(runs[worker]))
-    ]
+    keeps = _kept(before, stages)
     stages = cut(stages, keeps)
     routing = _Routing(before, stages, keeps, costs)
     if routing.problem:
         return [Proposal(strategy, None, routing.problem)]
     routes, ways = _narrowest(routing, before, costs) if routing.lost else ([], [])
     rule = msgspec.structs.replace(before.schedule, orders=())
+    return _proposals(situation, strategy, stages, routes, rule, lambda plan: ways, spawned=spawned, keeps=keeps)
+
+
+def doubled(situation: Situation, strategy: str, stages: Sequence[Sequence[Stage]], low_rank: LowRank) -> list[Proposal]:
+    """Plans in which every stage without a worker is run by one other worker, and who does more than in the plan in force goes
+    back approximately; or the reason why that cannot be."""
+    before = situation.plan
+    assert before is not None
+    keeps = _kept(before, stages)
+    stages = cut(stages, keeps)
+    routing = _Routing(before, stages, keeps, situation.costs)
+    if routing.problem:
+        return [Proposal(strategy, None, routing.problem)]
+    routes = routing.routes(dict.fromkeys(routing.lost, 1))
+    workers = {route.worker for route in routes}
+    workers |= {stage.worker for row in stages for stage in row if stage.worker and not _runs(before, stage.worker, stage)}
+    approximation = Approximation(tuple(sorted(workers)), low_rank, _without(situation.profile))
+    # what is computed again serves both halves of a backward, which is therefore not cut in two
+    return _proposals(
+        *(situation, strategy, stages, routes, Schedule()),
+        lambda plan: ordered(plan, situation.costs, 0.0)[0],
+        keeps=keeps,
+        approximation=approximation,
+    )
+
+
+def _proposals(
+    situation: Situation,
+    strategy: str,
+    stages: Sequence[Sequence[Stage]],
+    routes: Sequence[Route],
+    rule: Schedule,
+    ways: Callable[[Plan], Sequence[Ordered]],
+    *,
+    spawned: Sequence[Worker] = (),
+    keeps: Sequence[Keep] = (),
+    approximation: Approximation | None = None,
+) -> list[Proposal]:
+    """`ways`: the orders that a plan with routes may have."""
+    before = situation.plan
+    assert before is not None
+    shares = [len(pipeline.micro_batches) for pipeline in before.pipelines]
+    samples = [pipeline.n_samples for pipeline in before.pipelines]
     try:
         draft = compose(
-            situation, strategy, stages, shares, samples=samples, routes=routes, schedule=rule, spawned=spawned, keeps=keeps
+            *(situation, strategy, stages, shares),
+            samples=samples,
+            routes=routes,
+            schedule=rule,
+            spawned=spawned,
+            keeps=keeps,
+            approximation=approximation,
         )
     except PlanError as error:
         return [Proposal(strategy, None, error.what)]
     if not routes:
         return [Proposal(strategy, draft, "")]
-    schedules = [msgspec.structs.replace(rule, orders=way.orders) for way in ways]
+    schedules = [msgspec.structs.replace(rule, orders=way.orders) for way in ways(draft)]
     return [Proposal(strategy, msgspec.structs.replace(draft, schedule=schedule), "") for schedule in schedules]
+
+
+def _kept(before: Plan, stages: Sequence[Sequence[Stage]]) -> list[Keep]:
+    """What workers of the new stages go on keeping beside these."""
+    runs = {stage.worker: stage.layers for row in stages for stage in row if stage.worker is not None}
+    return [
+        Keep(worker, *span)
+        for worker, its in before.keeps.items()
+        if worker in runs
+        for span in spans_of(its.difference(runs[worker]))
+    ]
+
+
+def _runs(before: Plan, worker: Worker, stage: Stage) -> bool:
+    return before.runs.get(worker, frozenset()).issuperset(stage.layers)
+
+
+def _without(profile: Profile) -> tuple[Without, ...]:
+    its = (layer.approximate for layer in profile.layers)
+    return without(cost.without if isinstance(cost, ApproximateCost) else () for cost in its)
 
 
 @dataclass(frozen=True)
@@ -249,7 +311,7 @@ def _narrowest(routing: _Routing, before: Plan, costs: Costs) -> tuple[list[Rout
     is_small = sum(len(its.stages) * len(its.micro_batches) for its in pipelines) <= MOST_TOGETHER
     # where a split backward has filled the bubbles, no few hosts have room: in a large job as fast as 1F1B is enough
     rule = msgspec.structs.replace(before.schedule, orders=()) if is_small else Schedule()
-    whole = msgspec.structs.replace(before, routes=(), schedule=rule)
+    whole = msgspec.structs.replace(before, routes=(), schedule=rule, approximation=None)
     whole_s = _whole_s(whole, costs)
     every = {place: len(hosts) for place, hosts in routing.lost.items()}
     n_hosts = routing.fewest()

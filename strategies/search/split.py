@@ -106,7 +106,7 @@ def _least_that_is_fast(
 
 def _is_plain(plan: Plan) -> bool:
     """1F1B in pipelines, and no exceptions."""
-    is_1f1b = plan.schedule.rule == "1f1b" and not plan.schedule.orders and not plan.routes
+    is_1f1b = plan.schedule.rule == "1f1b" and not plan.schedule.orders and not plan.routes and plan.approximation is None
     return is_1f1b and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
 
 

@@ -20,7 +20,14 @@ def propose(situation: Situation) -> list[Proposal]:
     keeps = [keep for run in plan.keep_runs for keep in run.keeps]
     routes, schedule = plan.routes, plan.schedule
     try:
-        same = compose(situation, NAME, stages, shares, samples=samples, routes=routes, schedule=schedule, keeps=keeps)
+        same = compose(
+            *(situation, NAME, stages, shares),
+            samples=samples,
+            routes=routes,
+            schedule=schedule,
+            keeps=keeps,
+            approximation=plan.approximation,
+        )
     except PlanError as error:
         return [Proposal(NAME, None, error.what)]
     return [Proposal(NAME, same, "")]

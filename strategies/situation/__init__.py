@@ -12,6 +12,7 @@ from functools import cached_property
 
 import msgspec
 
+from odyssey.approximation import LowRank
 from odyssey.needs import SumOver
 from odyssey.plan import Estimate, Plan
 from odyssey.worker import Worker
@@ -47,12 +48,14 @@ class Protect(enum.StrEnum):
 class Aim(msgspec.Struct, frozen=True):
     """What the best plan is. `survive`: any so many ranks may be lost, and every layer still has a holder; `survive_nodes`: any
     so many nodes. None where nothing was asked for: then looking ahead keeps a second holder of every layer where it can.
+    `approximate`: how a plan may compute gradients approximately; None: no plan may.
     """
 
     objective: Objective = Objective.AHEAD
     survive: int | None = None
     survive_nodes: int | None = None
     protect: Protect = Protect.AUTO
+    approximate: LowRank | None = None
 
     @property
     def n_ranks(self) -> int:

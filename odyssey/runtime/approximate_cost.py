@@ -1,0 +1,50 @@
+"""What the approximate backward of a layer takes (approximate.py), measured; or why the layer has none."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from odyssey.approximation import ApproximateCost, LowRank
+from odyssey.model.sublayers import sublayers
+from odyssey.runtime.approximate import Approximately
+from odyssey.runtime.clock import now_s
+from odyssey.runtime.job_spec import JobSpec, precision
+from odyssey.runtime.saved_bytes import saved_bytes
+
+N_ROUNDS = 3
+NO_SUBLAYERS = "no attention and feed-forward are found in it (Job(attention=, feed_forward=) says what they are called)"
+NO_RESIDUAL = "the residual connection around its attention is within what is called attention"
+
+
+def approximate_cost(module: nn.Module, value: Any, low_rank: LowRank, job_spec: JobSpec) -> ApproximateCost | str:
+    """Of one layer and one micro-batch; `value`: what the layer is given."""
+    if not any(sublayers(module, job_spec.sublayers)):
+        return NO_SUBLAYERS
+    device = next(module.parameters()).device
+    inputs = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
+    named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    passes = Approximately(job_spec.sublayers, low_rank)
+    forward_s, backward_s, kept_bytes, lacking = [], [], [], []
+    for _ in range(N_ROUNDS + 1):  # the first one takes the singular vectors
+        before_bytes, start_s = passes.kept_bytes, now_s(device)
+        with saved_bytes(named.values()) as saved, precision(device, job_spec.autocast), passes.passing(module):
+            output = [leaf for leaf in pytree.tree_leaves(module(value)) if leaf.requires_grad]
+        forward_s.append(now_s(device) - start_s)
+        kept_bytes.append(saved[0] + passes.kept_bytes - before_bytes)
+        start_s, targets = now_s(device), [*inputs, *named.values()]
+        found = torch.autograd.grad(output, targets, [torch.ones_like(leaf) for leaf in output], allow_unused=True)
+        backward_s.append(now_s(device) - start_s)
+        if any(gradient is None for gradient in found[: len(inputs)]):
+            return NO_RESIDUAL
+        lacking = [name for name, gradient in zip(named, found[len(inputs) :], strict=True) if gradient is None]
+    return ApproximateCost(
+        backward_s=statistics.median(backward_s[1:]),
+        activation_bytes=kept_bytes[-1],
+        refresh_s=max(0.0, forward_s[0] - statistics.median(forward_s[1:])),
+        without=tuple(lacking),
+    )
