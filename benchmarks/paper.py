@@ -30,7 +30,7 @@ N_WORKERS = 32
 HOUR_S = 3600.0
 INTERVALS_H = (6.0, 2.0, 0.5)
 MODELS = ("gpt3-medium-a100-32", "gpt3-3.35b-a100-32", "gpt3-6.7b-a100-32")
-POLICIES = ("auto", "oobleck", "recycle", "varuna", "bamboo", "torchrun")
+POLICIES = ("auto", "oobleck", "recycle", "varuna", "redundant", "torchrun")
 PUBLISHED = {
     "gpt3-medium-a100-32": (27.58, (27.26, 25.37, 19.47), (27.27, 25.42, 22.27)),
     "gpt3-3.35b-a100-32": (14.87, (14.55, 13.44, 9.78), (14.59, 14.17, 12.63)),

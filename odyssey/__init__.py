@@ -10,7 +10,7 @@ In reading order:
 job.py        what a script hands over, and the loop that it gets back
 plan.py       who holds which layers and runs which micro-batch; pipelines.py: its pipelines, alike ones written once;
               worker.py: what it places them on, and the ranks of that; plan_proof.py: that it can be done, and is exact;
-              renaming.py: for other workers; layout.py: `2x4`, as people write it
+              approximation.py: whose gradients are not; renaming.py: for other workers; layout.py: `2x4`, as people write it
 schedule.py   the ops of it, worker by worker; split.py: with the backward in halves; kernel: the list scheduler;
               buckets.py: what is reduced when; needs.py: which groups all that goes through; rest.py: what is left of a step
               that was cut; trial.py: the plan of the steps that are tried when a job starts

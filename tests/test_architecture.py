@@ -16,6 +16,7 @@ OURS = {"odyssey", "perfmodel", "strategies", "launcher", "odyssey_cli", "config
 PLAN_SIDE = {
     "odyssey.needs",
     "odyssey.plan",
+    "odyssey.approximation",
     "odyssey.plan_proof",
     "odyssey.renaming",
     "odyssey.rest",
@@ -83,7 +84,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "text errors own_process control_group kernel",
         "codec layout",
         "worker",
-        "pipelines",
+        "pipelines approximation",
         "plan",
         "split plan_proof renaming rest",
         "schedule messages tracebacks",

@@ -96,6 +96,8 @@ class LiveProfile:
         first plan is off is what all were, and a plan of the same form as the one before can hardly be off.
         """
         running = self._running
+        if plan.approximation is not None:
+            return  # what is scaled is the time of exact steps
         if self.profile is not None and running is not None and len(running.steps_s) >= N_STEPS_NEEDED:
             from perfmodel.refine import rescale
             from perfmodel.spread import with_step

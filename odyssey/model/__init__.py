@@ -3,5 +3,6 @@
 model.py        all layers, those that are here and those that are not
 state_shard.py  the state of one layer or tie, exactly
 packing.py      state as bytes, digested
+sublayers.py    attention and feed-forward of its blocks
 given.py        what a script hands over, checked
 """

@@ -5,6 +5,7 @@ phase.py      where a rank stands in it, and what may follow; control.py: kept f
 local.py      a script that is run without a launcher
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
 computation.py what an op comes to, halves.py: where the backward is split; backend.py: computed, or otherwise
+approximate.py a backward in less, where a plan says so, and what others make up for
 data.py       samples and seeds; clock.py: what computing takes; recorder.py: when the ops of a step ran
 groups.py     communication that can be cut; sum_group.py: and what of it goes on; tree.py: between many ranks;
               cut.py: what is said when it is cut;
@@ -14,6 +15,7 @@ groups.py     communication that can be cut; sum_group.py: and what of it goes o
 gradients.py  what is summed over it; tally.py: of which samples; reductions.py: bucket by bucket, while the backward computes
 transfer.py   layers on their way between ranks; peer_memory.py: read where they lie, on one host
 evaluation.py, measure.py, once.py: what is run instead of a step; within measure.py trial_run.py: steps that are tried,
+approximate_cost.py: what approximate backwards take, saved_bytes.py: what backwards keep,
 separable.py: whether micro-batches may be cut, and beside_reduction.py: how much reductions slow computations down
 job_spec.py   what the script asked for; draws.py: data sets that draw random numbers
 proof.py      what a rank shows before it goes on

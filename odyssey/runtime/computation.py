@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from odyssey.model.model import Model
 from odyssey.plan import Compute, Plan
-from odyssey.runtime.approximate import Approximately
+from odyssey.runtime.approximate import Approximately, Healthy
 from odyssey.runtime.boundary import Expectation, Expectations, detached, flatten
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.cut import Cut
@@ -84,6 +84,7 @@ class Try:
     groups: Groups
     exchange: Exchange
     reductions: Reductions
+    healthy: Healthy
     losses: dict[range, torch.Tensor]
     live: dict[tuple[int, int], Live] = field(default_factory=dict)
 

@@ -76,7 +76,6 @@ class Engine:
         self._tally = tally
         self._whole = Share(plan, worker, model, self.gradients, groups, tally)
         self._rest = None if rest is None else Share(rest_plan(plan, rest), worker, model, self.gradients, groups, tally)
-        self._healthy = self._whole.healthy
         self._try = self._new_try(0, self._whole)
 
     @property
@@ -93,7 +92,8 @@ class Engine:
 
     def _new_try(self, step: int, share: Share) -> Try:
         exchange = Exchange(share.plan, self.groups, self.expectations, share.program)
-        return Try(step, share.plan, share.program, self.groups, exchange, share.reductions, self._tally.losses)
+        reductions, losses = share.reductions, self._tally.losses
+        return Try(step, share.plan, share.program, self.groups, exchange, reductions, share.healthy, losses)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -112,12 +112,11 @@ class Engine:
                 self.gradients.zero()
             self._begin(step, rest or self._whole)
             self._run_program()
-            self._healthy.scale()
+            self._try.healthy.scale()
             return [float(sum(self._tally.losses.values())), self.gradients.square_sum()]
 
     def _begin(self, step: int, share: Share) -> None:
         self._try = self._new_try(step, share)
-        self._healthy = share.healthy
         self._data.want(step, share.read, self._whole.read)
         for layer in self.model.held:
             if not self.model.layers[layer].training:
@@ -173,7 +172,7 @@ class Engine:
         is_one_span = stop - first == len(held)  # what was measured of others would be told of layers between
         with self.computation.clock.measure("S", first, stop, 0) if is_one_span else nullcontext():
             self.gradients.scale(factor)
-            with self._healthy.leaving_out():
+            with self._try.healthy.leaving_out():
                 self.computation.step(self._try.step)
         self._try = self._new_try(self._try.step, self._whole)  # behind the commit point every send has been received
         done_s = time.monotonic()

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from odyssey import control_group
-from odyssey.approximation import ApproximateCost, LowRank
+from odyssey.approximation import LowRank
 from odyssey.messages import LayerCost, Measure, Measured
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.model import Model, size_bytes
@@ -82,12 +82,7 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
     alone_s = _alone_s(order.chain, stage, copies, inputs, job_spec, groups)
     uncut = _uncut(stage, copies, inputs, value if is_last else None, job_spec)
     timings = _timings(stage, copies, inputs, job_spec)
-    costs = tuple(timing.cost() for timing in timings)
-    if order.low_rank is not None:
-        costs = tuple(
-            msgspec.structs.replace(cost, approximate=timing.approximate(order.low_rank, job_spec))
-            for cost, timing in zip(costs, timings, strict=True)
-        )
+    costs = tuple(timing.with_approximate(timing.cost(), order.low_rank, job_spec) for timing in timings)
     slowdown = None
     if len(order.chain) > 1:
         longest = max(timings, key=_Timings.seconds)
@@ -269,9 +264,11 @@ class _Timings:
         self.forward(autocast)
         self.backward()
 
-    def approximate(self, low_rank: LowRank, job_spec: JobSpec) -> ApproximateCost | str:
-        """Its approximate backward; or why it has none."""
-        return approximate_cost(self._module, self._value, low_rank, job_spec)
+    def with_approximate(self, cost: LayerCost, low_rank: LowRank | None, job_spec: JobSpec) -> LayerCost:
+        """And its approximate backward, where that is asked for."""
+        if low_rank is None:
+            return cost
+        return msgspec.structs.replace(cost, approximate=approximate_cost(self._module, self._value, low_rank, job_spec))
 
     def seconds(self) -> float:
         """All that was measured."""

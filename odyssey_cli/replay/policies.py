@@ -9,17 +9,21 @@ import msgspec
 from msgspec.structs import replace
 
 import strategies
+from odyssey.approximation import LowRank
 from odyssey.errors import UsageError
 from odyssey_cli.replay import elastic
 from odyssey_cli.replay.job import Setup
 from odyssey_cli.replay.outcome import Result
-from odyssey_cli.replay.published import Bamboo, Oobleck, Recycle, Torchrun, Varuna
+from odyssey_cli.replay.published import Oobleck, Recycle, Torchrun, Varuna
 from odyssey_cli.replay.published_life import PublishedLife, System
 from odyssey_cli.replay.starts import Starts
 from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import Trace, at_once
+from strategies.situation import Protect
 
 Progress = Callable[[float], None]
+NEEDS = {"redundant": " --protect state", "neighbour": " --allow-approximate"}
+"""Of strategies that would propose nothing else."""
 Live = Callable[[Trace, Setup, Starts, Terms, Progress], Result]
 
 
@@ -35,7 +39,7 @@ def all_policies() -> tuple[Policy, ...]:
     """In the order of the table."""
     ours = [
         Policy("auto", "the best plan after every change", partial(_ours, "auto")),
-        *(Policy(name, f"--strategy {name}", partial(_ours, name)) for name in strategies.names()),
+        *(Policy(name, f"--strategy {name}{NEEDS.get(name, '')}", partial(_ours, name)) for name in strategies.names()),
     ]
     return (
         *ours,
@@ -43,7 +47,6 @@ def all_policies() -> tuple[Policy, ...]:
             "torchrun", "like torchrun: all start again from the checkpoint, at the best interval", partial(_like, Torchrun)
         ),
         Policy("varuna", "like Varuna: so, in the best layout of equal pipelines", partial(_like, Varuna)),
-        Policy("bamboo", "like Bamboo: each node also does its successor's forward", partial(_like, Bamboo)),
         Policy("oobleck", "like Oobleck: pipelines become shorter, and longer again", partial(_like, Oobleck)),
         Policy("recycle", "like ReCycle: micro-batches go to the same stage of other pipelines", partial(_like, Recycle)),
     )
@@ -59,6 +62,11 @@ def named(names: Sequence[str]) -> tuple[Policy, ...]:
 
 
 def _ours(strategy: str, trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Progress) -> Result:
+    """A strategy alone is given what it cannot do without."""
+    if strategy == "redundant":
+        setup = replace(setup, aim=replace(setup.aim, protect=Protect.STATE))
+    elif strategy == "neighbour" and setup.aim.approximate is None:
+        setup = replace(setup, aim=replace(setup.aim, approximate=LowRank()))
     return elastic.live(trace, replace(setup, strategy=strategy), starts, terms, progress)
 
 

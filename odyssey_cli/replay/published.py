@@ -4,7 +4,6 @@ what they do and not in how they were measured. What their papers leave open is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -74,85 +73,6 @@ class Varuna(_Restarting):
         depths = range(1, len(self._setup.profile.layers) + 1)
         best = _best_equal(self._setup.profile, n_ranks, depths)
         return None if best is None else self._starts.of_ranks(n_ranks, f"{best[0]}x{best[1]}")
-
-
-class Bamboo(_Restarting):
-    """Bamboo (NSDI 2023): each node also computes its successor's forward, in pipelines half as deep again; when a node is lost
-    its predecessor does both nodes' work, until the pipelines are formed anew. Two neighbours lost: back to the checkpoint."""
-
-    OVERHEAD = 1.1977
-    """Of redundant forwards where bubbles do not hide them: BERT's (unverified)."""
-    DEEPER, SLOWER = 1.5, 1.5
-    """Depth for want of memory, and the step after a loss: of Bamboo's simulator."""
-    REFORM_S, FAIL_OVER_STEPS = 30.0 + 20.0, 0.5
-    """Rendezvous of all and of each pipeline; what of the cut-off step is done again by the predecessor."""
-    MOST_DOUBLED = 0.05
-
-    def __init__(self, setup: Setup, starts: Starts, terms: Terms) -> None:
-        super().__init__(setup, starts, terms)
-        self._rings: list[list[int]] = []
-        self._doubled: set[int] = set()
-        self._plan: Plan | None = None
-
-    def start(self, there: frozenset[int]) -> Response:
-        """Pipelines of a fixed depth; nodes that are left over stand by."""
-        self._doubled.clear()
-        response = super().start(there)
-        per_node, plan = self._setup.ranks_per_node, self._plan
-        if plan is None or response.step_s is None:
-            self._rings = []
-            return response
-        depth = max(1, len(plan.pipelines[0].stages) // per_node)
-        nodes = sorted(there)
-        n_rings = max(1, len(plan.workers) // (depth * per_node))
-        self._rings = [nodes[i * depth : (i + 1) * depth] for i in range(n_rings)]
-        self._used = frozenset(node for ring in self._rings for node in ring)
-        return _with(response, step_s=response.step_s * self.OVERHEAD, nodes=self._used)
-
-    def lost(self, nodes: frozenset[int], there: frozenset[int]) -> Response | None:
-        gone = nodes & self._used
-        if not gone:
-            return None
-        for ring in self._rings:
-            for node in [node for node in ring if node in gone]:
-                before = ring[ring.index(node) - 1]
-                if before in gone or before in self._doubled or node in self._doubled:
-                    return self._back_to_checkpoint(there)
-                self._doubled.add(before)
-                ring.remove(node)
-        self._used -= gone
-        return self._reformed(there) or self._failed_over()
-
-    def returned(self, there: frozenset[int]) -> Response | None:
-        return self._reformed(there) if self._rings else self._back_to_checkpoint(there)
-
-    def _failed_over(self) -> Response:
-        assert self._plan is not None
-        slow_s = step_s(self._plan) * self.OVERHEAD * self.SLOWER
-        n_ranks = len(self._used) * self._setup.ranks_per_node
-        return Response(f"{len(self._doubled)} doubled", slow_s, self.FAIL_OVER_STEPS * slow_s, n_ranks, self._used)
-
-    def _reformed(self, there: frozenset[int]) -> Response | None:
-        """Where as many stand by as are doubled, too many are, or there is one pipeline more in it."""
-        n_waiting, depth = len(there - self._used), max(map(len, self._rings))
-        doubled = len(self._doubled)
-        if not (
-            (doubled and n_waiting >= doubled)
-            or 2 * doubled / max(1, len(self._used)) > self.MOST_DOUBLED
-            or len(there) // depth > len(self._rings)
-        ):
-            return None
-        return _with(self.start(there), pause_s=self.REFORM_S)
-
-    def _layout(self, there: frozenset[int]) -> Plan | None:
-        """The depth is the one that is best for all nodes, of whole nodes, and stays."""
-        per_node, profile = self._setup.ranks_per_node, self._setup.profile
-        least = math.ceil(self.DEEPER * _least_depth(profile) / per_node) * per_node
-        chosen = _best_equal(profile, self._starts.n_nodes * per_node, range(least, len(profile.layers) + 1, per_node))
-        n_ranks = len(there) * per_node
-        n_pipelines = 0 if chosen is None else min(n_ranks // chosen[1], chosen[0])
-        self._plan = self._starts.of_ranks(n_ranks, f"{n_pipelines}x{chosen[1]}") if chosen and n_pipelines else None
-        return self._plan
 
 
 class Oobleck(_Restarting):

@@ -15,6 +15,7 @@ placement.py    who gets them
 draft.py        from a layout to a Plan
 regrouping.py   layouts of all that are there, made of the plan in force
 routing.py      others do what a lost worker did
+taking_over.py  a neighbour does
 exchange.py     their orders, worked out once for those that are alike
 ordering.py     explicit orders of pipelines that exchange micro-batches
 """

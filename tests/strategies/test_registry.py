@@ -45,7 +45,7 @@ def test_a_file_is_a_value_of_the_option(drop_in: Callable[[str], Path], capfd: 
 
     assert options.strategy == "toy"
     assert main(["run", "--strategy", "toi", script]) == 2
-    everyone = "auto, redundant, repartition, reroute, respawn, shrink, toy"
+    everyone = "auto, neighbour, redundant, repartition, reroute, respawn, shrink, toy"
     assert f"help: did you mean toy? one of: {everyone}\n" in capfd.readouterr().err
 
 

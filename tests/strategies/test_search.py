@@ -65,15 +65,16 @@ def test_strategies_without_a_plan_say_why() -> None:
     of = job()
     plan = first_plan(of, "2x4", 8)
     table = search(situation(of, plan, without(plan, 0, 5)))
-    none = "nobody keeps the layers of a lost stage"
+    none, exact = "nobody keeps the layers of a lost stage", "its gradients are approximate, which --allow-approximate allows"
     assert reasons(table) == {
+        "neighbour": exact,
         "redundant": none,
         "respawn": "the slots of workers 0, 5 are gone or have no restarts left (--max-restarts)",
         "shrink": "every pipeline has lost a worker",
     }
     one = reasons(search(situation(of, plan, without(plan, 5))))
     gone = "the slot of worker 5 is gone or has no restarts left (--max-restarts)"
-    assert one == {"redundant": none, "respawn": gone}
+    assert one == {"neighbour": exact, "redundant": none, "respawn": gone}
 
 
 def test_lost_layers_are_all_named() -> None:

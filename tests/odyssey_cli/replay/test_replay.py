@@ -214,17 +214,6 @@ def test_recycle_reroutes_and_takes_a_returned_node_in_its_old_place() -> None:
     assert found.totals.restart_s == 0
 
 
-def test_bamboo_computes_twice_and_forms_its_pipelines_anew() -> None:
-    """4x2 with six micro-batches each, then 3x2 with eight, one node standing by; 50 s of rendezvous."""
-    found = outcome("bamboo", "auto", 8, 24, trace(8, 1000, (100, 7, Kind.LOST)), Terms(every_s=NEVER))
-
-    first, second = found.result.decisions
-    assert first.step_s == pytest.approx(1.1977 * (6 + 1) * 6)
-    assert second.step_s == pytest.approx(1.1977 * (8 + 1) * 6)
-    assert (second.then, second.pause_s) == ("3x2", 50)
-    assert found.result.idle_node_s == pytest.approx(900)
-
-
 # -- what must hold of all ---------------------------------------------------------------------------------------------
 
 POLICIES = [policy.name for policy in named(())]
