@@ -31,6 +31,7 @@ LIMITS_S = {
     "recovery": 3600.0,
     "grow": 1800.0,
     "job_wall": 6000.0,
+    "learning": 3600.0,
     "accuracy": 2400.0,
     "overhead": 2400.0,
     "hosts": 900.0,

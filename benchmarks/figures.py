@@ -24,6 +24,9 @@ MEANINGS = {
     "notice_redone_steps": "steps that were computed more than once in jobs of 8 ranks that ranks are asked to leave",
     "slow_rank_throughput_ratio": "4 ranks, one becomes three times slower: throughput after the reaction over that before",
     "slow_rank_over_dropped": "throughput after that reaction over what the job does without the slow rank",
+    "neighbour_perplexity_gap": "4 ranks, one away half of the time: perplexity with `neighbour` over that undisturbed, less 1",
+    "reroute_perplexity_gap": "the same with `reroute`, which is exact",
+    "approximate_share": "the share of steps with approximate gradients in the jobs with `neighbour`",
     "real_step_median_error": "real ranks: predicted step time of plans after a loss against measured, median relative error",
     "real_step_bias": "the same with its sign: median of predicted over measured, less 1",
     "real_first_plan_step_median_error": "real ranks: the same for the first plan of a job, priced before any step has run",
@@ -209,6 +212,7 @@ MOST = {
     "schedule_median_ratio": 1.01,
     "schedule_worst_ratio": 1.05,
     "pause_cpu_s_16384": 0.2,
+    "neighbour_perplexity_gap": 0.022,
     "transition_s_16384_10min": 10,
 }
 """Figures that are to be at most this."""
