@@ -19,7 +19,7 @@ from tests.soak.case import Agents, Case, Fault, PointFault, Recipe, Slow, logs_
 from tests.soak.classes import SURROUNDINGS, surroundings
 from tests.soak.points import OF_ONE_RANK, POINTS
 from tests.soak.run import GOOD, Outcome, run
-from tests.soak.soak import Total, soak, soak_sequences
+from tests.soak.soak import Total, soak, soak_protected, soak_sequences
 from tests.soak.start import Broken, Start
 
 SHORT = Recipe(steps=10)
@@ -99,6 +99,7 @@ QUICK = ("2x2-auto", "2x2-respawn")
         pytest.param(layout, strategy, marks=() if f"{layout}-{strategy}" in QUICK else pytest.mark.soak)
         for layout in LAYOUTS
         for strategy in draw.STRATEGIES
+        if strategy != "redundant"  # every layer has two holders here
     ],
 )
 def test_a_killed_rank_changes_nothing(layout, strategy, tmp_path):
@@ -357,6 +358,17 @@ def test_a_thousand_random_faults_change_nothing(tmp_path):
         assert not (missed := [mark for mark in MET if not total.marks[mark]]), f"no fault met {missed}: they are not tested"
         wanted = [label for label in STRUCK if not label.startswith("stop at")]  # which are rare, and like the kills there
         assert not (missed := [label for label in wanted if not total.struck[label]]), f"there was no {missed}"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5400)
+def test_a_hundred_and_fifty_protected_jobs_change_nothing(tmp_path: Path) -> None:
+    """ODYSSEY_SOAK_SEED: of the first. A failing one again: `python -m tests.soak SEED --protected 1`."""
+    seed = int(os.environ.get("ODYSSEY_SOAK_SEED", "40000"))
+    total = soak_protected(seed, 150, tmp_path, at_once=2)
+    print(total)
+    assert not total.bad, str(total)
+    assert total.strategies["redundant"] >= 50, "too few losses were taken over"
 
 
 @pytest.mark.soak

@@ -1,5 +1,6 @@
 """`python -m tests.soak 17`: one job by its seed; with `--faults 1000` as many jobs, from this seed on, as it takes; with
-`--sequences 1` the sequence of changes of this seed (sequences.py), with `--sequences 300` as many, from it on."""
+`--sequences 1` the sequence of changes of this seed (sequences.py), with `--sequences 300` as many, from it on; likewise with
+`--protected 1` its job in one pipeline whose ranks keep each other's layers."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ def main() -> int:
     parser.add_argument("seed", type=int, nargs="?", default=1000, help="of the first job")
     parser.add_argument("--faults", type=int, default=0, help="go on with the next seeds until so many have struck")
     parser.add_argument("--sequences", type=int, default=0, help="run so many of them, and no other jobs")
+    parser.add_argument("--protected", type=int, default=0, help="run so many jobs of one protected pipeline, and no others")
     parser.add_argument("--at-once", type=int, default=1, help="jobs that run beside each other")
     parser.add_argument("--folder", type=Path, help="for the folders of the jobs; those of failed ones are kept")
     options = parser.parse_args()
@@ -26,6 +28,8 @@ def main() -> int:
     os.environ |= {"XDG_STATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
     if options.sequences:
         total = soak.soak_sequences(options.seed, options.sequences, folder, options.at_once)
+    elif options.protected:
+        total = soak.soak_protected(options.seed, options.protected, folder, options.at_once)
     else:
         total = soak.soak(options.seed, options.faults, folder, options.at_once)
     print(total)

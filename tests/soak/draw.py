@@ -17,7 +17,7 @@ from tests.soak.recipe import OPTIMIZERS, SCHEDULERS
 N_RANKS = {"2x2": 4, "2+3": 5, "2x3": 6, "3x2": 6, "2x4": 8, "4x2": 8, "3+2+3": 8, "auto": 6}
 N_PIPELINES = {"2x2": 2, "2+3": 2, "2x3": 2, "3x2": 3, "2x4": 2, "4x2": 4, "3+2+3": 3, "auto": 1}
 """Each needs a micro-batch; the more there are, the more losses a job survives."""
-_OTHERS = [name for name in strategies.names() if name != "respawn"]
+_OTHERS = [name for name in strategies.names() if name not in ("respawn", "neighbour")]
 STRATEGIES = {"respawn": 9, "auto": 4} | dict.fromkeys(_OTHERS, 3 / len(_OTHERS))
 """Of 16, however many there are: one more changes nothing of a seed's case but, here and there, its strategy."""
 DEADLY = (signal.SIGKILL,) * 5 + (signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
@@ -70,6 +70,13 @@ def on_one_host(seed: int) -> Case:
     recipe = replace(recipe, bucket_bytes=rng.choice((0, 1, 1, 20_000)), independent_samples=rng.random() < 0.6)
     case = Case(seed, layout, n_ranks, strategy, max_restarts, spares, recipe, tuple(chains), tuple(script_faults), in_halves)
     return _protected(random.Random(f"protect {seed}"), case)
+
+
+def protected_case(seed: int) -> Case:
+    """The same, in a single pipeline whose ranks keep each other's layers."""
+    one, rng = case(seed), random.Random(f"protected {seed}")
+    strategy = rng.choice(("redundant", "redundant", "auto"))
+    return replace(one, layout=rng.choice(("1x3", "1x4")), protect="state", strategy=strategy)
 
 
 def _protected(rng: random.Random, case: Case) -> Case:

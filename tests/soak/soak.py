@@ -83,6 +83,13 @@ def soak(first_seed: int, n_faults: int, folder: Path, at_once: int) -> Total:
     return _run(pool, Total(first_seed), draw.case, lambda total: total.n_faults >= n_faults, folder, at_once)
 
 
+def soak_protected(first_seed: int, n_jobs: int, folder: Path, at_once: int) -> Total:
+    """As `soak`: so many jobs of one pipeline, whose ranks keep each other's layers."""
+    print(f"soak: {n_jobs} protected jobs from seed {first_seed}, in {folder}", flush=True)
+    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"))
+    return _run(pool, Total(first_seed), draw.protected_case, lambda total: total.verdicts.total() >= n_jobs, folder, at_once)
+
+
 def soak_sequences(first_seed: int, n_sequences: int, folder: Path, at_once: int) -> Total:
     """As `soak`: so many sequences in which enough has changed. A good one in which too little has does not count."""
     print(f"soak: {n_sequences} sequences from seed {first_seed}, in {folder}", flush=True)
