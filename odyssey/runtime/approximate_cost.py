@@ -18,6 +18,7 @@ from odyssey.runtime.saved_bytes import saved_bytes
 
 N_ROUNDS = 3
 NO_SUBLAYERS = "no attention and feed-forward are found in it (Job(attention=, feed_forward=) says what they are called)"
+NO_EFFECT = "its attention gets its gradients all the same, or has none (is it compiled, or frozen?)"
 NO_RESIDUAL = "the residual connection around its attention is within what is called attention"
 
 
@@ -25,6 +26,13 @@ def approximate_cost(module: nn.Module, value: Any, low_rank: LowRank, job_spec:
     """Of one layer and one micro-batch; `value`: what the layer is given."""
     if not any(sublayers(module, job_spec.sublayers)):
         return NO_SUBLAYERS
+    try:
+        return _measured(module, value, low_rank, job_spec)
+    except Exception as error:  # what a layer does when it is computed again, or without its attention's graph, is its own
+        return f"its approximate passes fail: {type(error).__name__}: {error}"
+
+
+def _measured(module: nn.Module, value: Any, low_rank: LowRank, job_spec: JobSpec) -> ApproximateCost | str:
     device = next(module.parameters()).device
     inputs = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
     named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
@@ -42,6 +50,8 @@ def approximate_cost(module: nn.Module, value: Any, low_rank: LowRank, job_spec:
         if any(gradient is None for gradient in found[: len(inputs)]):
             return NO_RESIDUAL
         lacking = [name for name, gradient in zip(named, found[len(inputs) :], strict=True) if gradient is None]
+    if not lacking:
+        return NO_EFFECT
     return ApproximateCost(
         backward_s=statistics.median(backward_s[1:]),
         activation_bytes=kept_bytes[-1],

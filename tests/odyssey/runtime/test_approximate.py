@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from odyssey.approximation import ApproximateCost, LowRank
 from odyssey.model.sublayers import Names, sublayers
 from odyssey.runtime.approximate import Approximately
-from odyssey.runtime.approximate_cost import NO_RESIDUAL, NO_SUBLAYERS, approximate_cost
+from odyssey.runtime.approximate_cost import NO_EFFECT, NO_RESIDUAL, NO_SUBLAYERS, approximate_cost
 from odyssey.runtime.job_spec import JobSpec
 from tests import models
 
@@ -174,12 +174,32 @@ class Within(PostNorm):
         return self.mlp(self.attention(x))
 
 
+class Alike(models.PartsBlock):
+    """It cannot do without the graph of its attention."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, HEADS, 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended = self.attention(self.norm1(x))
+        return super().forward(x) / (1 if attended.requires_grad else 1 / 0)
+
+
+def frozen_attention() -> nn.Module:
+    its = models.PartsBlock(WIDTH, HEADS, 0.0)
+    its.attention.requires_grad_(False)
+    its.norm1.requires_grad_(False)
+    return its
+
+
 @pytest.mark.parametrize(
     ("build", "why"),
     [
         (lambda: nn.Linear(WIDTH, WIDTH), NO_SUBLAYERS),
         (lambda: models.Block(WIDTH, HEADS, 8, 0.0), NO_SUBLAYERS),
         (Within, NO_RESIDUAL),
+        (lambda: frozen_attention(), NO_EFFECT),
+        (Alike, "its approximate passes fail: ZeroDivisionError: division by zero"),
     ],
 )
 def test_what_has_no_approximate_backward_says_why(build: Callable[[], nn.Module], why: str) -> None:
