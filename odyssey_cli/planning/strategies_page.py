@@ -44,29 +44,65 @@ MOMENTS = {
 }
 """When a strategy is asked, for the page."""
 
-HOW_TO_ADD_ONE = """\
+HOW_TO_ADD_ONE = '''\
 ## A strategy of your own
 
 is one file in `strategies/`, and nothing else has to know of it: the search, `--strategy`, `odyssey run --help`,
-`odyssey plan`, the benchmarks and the tests that go through all strategies find it there. Its docstring is its story on this
-page, and it has
+`odyssey plan`, the benchmarks and the tests that go through all strategies find it there. This one is whole, as
+`strategies/standby.py`:
 
-    NAME = "fewest_moves"  # as the file is called: strategies/fewest_moves.py
-    SUMMARY = "The survivors regroup so that as little state moves as can be."  # one sentence, for `--help` and this page
+```python
+"""Standby: ranks that stand by take the places of lost ones, and the layout stays as it is.
 
-    def propose(situation: Situation) -> list[Proposal]:
-        \"\"\"Plans, or the reason why there is none.\"\"\"
+Their state comes from others that hold the layers. Where more are lost than stand by, what the others did is routed.
+"""
 
-or, for other moments, `start` in place of `propose` (before the first step, when there is no Plan yet), `grow` (workers have
-come, and all that have work are there) or `slow` (workers compute slowly); or several of these. `protect(situation, plan)` is
-asked of a Plan in which some layer would have one holder, or one node, before it is taken: it answers, way by way, what workers
-may keep of it (`Keep`s), and the search makes Plans of that. Only those with `propose` are values of `--strategy`.
+import msgspec
+
+from strategies.building.routing import routed
+from strategies.building.taking_over import without_lost
+from strategies.situation import Proposal, Situation
+
+NAME = "standby"
+SUMMARY = "Ranks that stand by take the places of lost ones, and the layout stays as it is."
+
+
+def propose(situation: Situation) -> list[Proposal]:
+    """The plan in force, with idle workers in places of lost ones."""
+    if situation.plan is None or not situation.unused:
+        return [Proposal(NAME, None, "no rank stands by")]
+    stages = without_lost(situation, situation.plan)
+    idle = iter(situation.unused)
+    for row in stages:
+        for s, stage in enumerate(row):
+            if stage.worker is None:
+                row[s] = msgspec.structs.replace(stage, worker=next(idle, None))
+    return routed(situation, NAME, stages)
+```
+
+- The docstring is its story on this page. `NAME` is what the file is called, `SUMMARY` one sentence for `--help` and this page.
+- `propose` is asked after each loss, and answers Plans or, without one, the reason that stands in the table. `situation` is
+  all that it may look at: the plan in force, who is alive, who holds which layers, the profile. It starts nothing and sends
+  nothing.
+- `without_lost` are the stages of the plan in force, pipeline by pipeline, with None in the places of lost workers. Those
+  get workers that are alive and have no work, for as long as there are any.
+- `routed` makes the Plan: others run the stages that still have no worker, and where nobody could, that is the reason. What
+  idle workers lack is moved to them, who sums gradients with whom follows from who holds what, and the Plan is proved.
+- Its price is not its own matter: each Plan is priced by the model, and has its row beside all others.
+
+`odyssey plan gpt3-medium-a100-32 --layout 4x7 --fail-ranks 1` shows it there, and `--strategy standby` asks it alone.
+
+Other moments have functions of their own, in place of `propose` or beside it: `start` (before the first step, when there is no
+Plan yet), `grow` (workers have come, and all that have work are there) and `slow` (workers compute slowly).
+`protect(situation, plan)` is asked of a Plan in which some layer would have one holder, or one node, before it is taken: it
+answers, way by way, what workers may keep of it (`Keep`s), and the search makes Plans of that. Only those with `propose` are
+values of `--strategy`.
 
 `strategies/situation/` says what it is given and answers, `strategies/building/` has what Plans are made with; its `compose`
 refuses a [Plan](plan.md) that contradicts itself or what the survivors hold. The engine runs any other.
 
 A bug in it costs its row of the table, and not the job: where it raises, or returns what is no Proposal, the row says so with
-file and line (`fewest_moves.py:88: ZeroDivisionError: division by zero`), people are told once, and the others decide. Where a
+file and line (`standby.py:22: ZeroDivisionError: division by zero`), people are told once, and the others decide. Where a
 bug leaves no Plan at all, those pipelines that are whole do all the work. Only a file that is no strategy ends a job, at its
 start.
 
@@ -76,7 +112,7 @@ there): they are made of the Plans that strategies have proposed.
 
 This page and its pictures are made from these files: `python -m odyssey_cli.planning.strategies_page docs`, or `make picture`.
 The examples are in `odyssey_cli/planning/strategy_examples.py`.
-"""
+'''
 
 
 def pages() -> dict[str, str]:
