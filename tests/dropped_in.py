@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -28,18 +29,25 @@ def propose(situation: Situation) -> list[Proposal]:
 '''
 
 
+class DropIn(Protocol):
+    """Makes a file of strategies/, by default toy.py, for the time of a test."""
+
+    def __call__(self, text: str, name: str = "toy") -> Path: ...
+
+
 @pytest.fixture
-def drop_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
-    """Makes a file of strategies/ called toy.py, for the time of a test."""
+def drop_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DropIn]:
+    """See DropIn."""
     folder = tmp_path / "dropped_in"
     folder.mkdir()
     monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(folder)])
 
-    def drop(text: str) -> Path:
-        (folder / "toy.py").write_text(text)
+    def drop(text: str, name: str = "toy") -> Path:
+        (folder / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
-        return folder / "toy.py"
+        return folder / f"{name}.py"
 
     yield drop
-    sys.modules.pop("strategies.toy", None)
-    vars(strategies).pop("toy", None)
+    for file in folder.glob("*.py"):
+        sys.modules.pop(f"strategies.{file.stem}", None)
+        vars(strategies).pop(file.stem, None)

@@ -137,14 +137,15 @@ def predicted(
     *,
     lost: Mapping[Rank, tuple[int, int] | None] | None = None,
     node_of: Mapping[Worker, int] | None = None,
+    slow: Mapping[Worker, float] | None = None,
     all_rows: int = ALL_ROWS,
 ) -> Panel:
     """A step of `plan` as the performance model foresees it, the profile's `step_scale` included.
 
-    `lost`: ranks that are gone, and the (pipeline, stage) that each had, if that is still without one.
+    `lost`: ranks that are gone, and the (pipeline, stage) that each had, if that is still without one. `slow`: see Costs.
     Raises PlanError for programs that wait for each other.
     """
-    timeline = simulate(plan, profile, node_of)
+    timeline = simulate(plan, profile, node_of, slow)
     choice = choose(plan, timeline.twin, all_rows)
 
     def spans(rank: Rank) -> list[Span]:

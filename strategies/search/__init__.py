@@ -15,7 +15,6 @@ alike.py     which losses are alike
 foreseen.py  the losses to plan for before they happen
 prospect.py  what a plan comes to over a given time
 starts.py    layouts to start with, and ranks that stand by
-page.py      docs/strategies.md
 """
 
 from strategies.search.ranking import best

@@ -14,7 +14,6 @@ from odyssey_cli.command_line.options import Command
 from odyssey_cli.command_line.request import read
 from perfmodel.profile import write
 from strategies.search import search
-from strategies.search.page import page
 from tests import ROOT, job_events
 from tests.dropped_in import TOY, drop_in
 from tests.planning import first_plan, situation, without
@@ -68,16 +67,6 @@ def test_a_file_is_a_row_in_the_table_of_a_plan(
 
     rows = [line.split() for line in capfd.readouterr().out.splitlines()]
     assert ["toy", "1x2"] in [row[:2] for row in rows]
-
-
-def test_a_file_has_its_story_on_the_page(drop_in: Callable[[str], Path]) -> None:
-    drop_in(TOY)
-
-    assert "\n## toy\n\n**The first pipeline that is whole does everything.**\n\nToy: the pipelines" in page()
-
-
-def test_the_page_is_what_the_strategies_say() -> None:
-    assert (ROOT / "docs/strategies.md").read_text() == page(), "`python -m strategies.search.page > docs/strategies.md`"
 
 
 @pytest.mark.parametrize(
