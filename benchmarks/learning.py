@@ -1,9 +1,9 @@
 """What losses do to learning: `python -m benchmarks.learning` (ten minutes).
 
 examples/train_gpt.py on four ranks, of which one is lost every fifty steps and is back twenty-five steps later: undisturbed,
-with the lost rank's work rerouted, which is exact, and with a neighbour that does both ranks' work, whose gradients are approximate
-meanwhile. That one in four pipelines, of which two go on exactly, and in two, where a stage has nobody left who does. Each rank has
-a processor of its own by the profile, so that who is back is taken in.
+with the lost rank's work rerouted, which is exact, and with a neighbour that does both ranks' work, whose gradients are
+approximate meanwhile. That one in four pipelines, of which two go on exactly, and in two, where a stage has nobody left who
+does. Each rank has a processor of its own by the profile, so that who is back is taken in.
 """
 
 from __future__ import annotations

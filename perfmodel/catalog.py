@@ -234,15 +234,15 @@ class _Layers:
 
     def _approximate(self) -> ApproximateCost:
         """The feed-forward again, its backward to its input, and gradients of its weights in the span of r = d / 4 vectors,
-        2 b r (d + f) + 2 r d f each; kept are the inputs of its norm and its own. The vectors of a matrix take 6 f d² + 20 d³
-        (Golub and Van Loan, Matrix Computations, R-SVD), at an assumed twentieth of a block's rate."""
+        2 b r (d + f) + 2 r d f each; kept are the inputs of its norm and its own. The vectors of a matrix take 2 d f (d + r), and
+        9 d³ for eigenvectors (Golub and Van Loan, Matrix Computations, 8.3) at an assumed twentieth of a block's rate."""
         d, f, n_matrices = self._model.hidden, self._feed_forward, 3 if self._model.gated else 2
         rank, short, long = max(1, min(d, f) // 4), min(d, f), max(d, f)
         each = 4.0 * self._tokens * d * f + 2.0 * self._tokens * rank * (d + f) + 2.0 * rank * d * f
         return ApproximateCost(
             backward_s=max(n_matrices * each / self._rate, self._message / self._bandwidth),
             activation_bytes=2 * self._message,
-            refresh_s=n_matrices * (6.0 * long * short**2 + 20.0 * short**3) / (self._rate / 20),
+            refresh_s=n_matrices * (2.0 * long * short * (short + rank) + 20 * 9.0 * short**3) / self._rate,
             without=(),
         )
 

@@ -103,14 +103,14 @@ def _is_of_attention(name: str, layers: frozenset[int]) -> bool:
 
 
 def _projections(layers: Sequence[nn.Module], low_rank: LowRank) -> dict[str, Tensor]:
-    """By eigenvectors of W^T W."""
+    """By singular value decompositions."""
     found = {}
     for number, layer in enumerate(layers):
         for name, weight in layer.named_parameters():
             if name in OF_FEED_FORWARD:
-                _, vectors = torch.linalg.eigh(weight.detach().T @ weight.detach())
-                leading = vectors[:, -(low_rank.rank or min(weight.shape) // 4) :]
-                found[f"layers.{number}.{name}"] = leading @ leading.T
+                _, _, rows = torch.linalg.svd(weight.detach())
+                leading = rows[: low_rank.rank or min(weight.shape) // 4]
+                found[f"layers.{number}.{name}"] = leading.T @ leading
     return found
 
 

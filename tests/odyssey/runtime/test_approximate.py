@@ -35,10 +35,9 @@ def given() -> tuple[Tensor, Tensor]:
 
 
 def projection(weight: Tensor, rank: int) -> Tensor:
-    """On the span of the first right singular vectors, by the eigenvectors of W^T W."""
-    _, vectors = torch.linalg.eigh(weight.detach().T @ weight.detach())
-    leading = vectors[:, -rank:]
-    return leading @ leading.T
+    """On the span of the first right singular vectors."""
+    leading = torch.linalg.svd(weight.detach())[2][:rank]
+    return leading.T @ leading
 
 
 def by_formulas(its: models.PartsBlock, value: Tensor, gradient: Tensor, rank: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
