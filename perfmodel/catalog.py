@@ -234,7 +234,7 @@ class _Layers:
 
     def _approximate(self) -> ApproximateCost:
         """The feed-forward again, its backward to its input, and gradients of its weights in the span of r = d / 4 vectors,
-        2 b r (d + f) + 2 r d f each; kept are the inputs of its norm and its own. The vectors of a matrix take 2 d f (d + r), and
+        2 b r (d + f) + 2 r d f each; kept are the inputs of its norm and its own. A matrix's vectors take 2 d f (d + r), and
         9 d³ for eigenvectors (Golub and Van Loan, Matrix Computations, 8.3) at an assumed twentieth of a block's rate."""
         d, f, n_matrices = self._model.hidden, self._feed_forward, 3 if self._model.gated else 2
         rank, short, long = max(1, min(d, f) // 4), min(d, f), max(d, f)
