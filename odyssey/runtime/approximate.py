@@ -87,8 +87,9 @@ def leading_vectors(weight: torch.Tensor, rank: int) -> torch.Tensor:
     precise = weight if weight.dtype == torch.float64 else weight.float()
     n_outputs, n_inputs = precise.shape
     if n_outputs >= n_inputs:
-        return torch.linalg.eigh(precise.T @ precise)[1][:, -rank:].contiguous()
-    left = torch.linalg.eigh(precise @ precise.T)[1][:, -rank:]
+        right: torch.Tensor = torch.linalg.eigh(precise.T @ precise)[1][:, -rank:]
+        return right.contiguous()
+    left: torch.Tensor = torch.linalg.eigh(precise @ precise.T)[1][:, -rank:]
     return functional.normalize(precise.T @ left, dim=0)
 
 

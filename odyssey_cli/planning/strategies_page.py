@@ -12,11 +12,15 @@ from pathlib import Path
 from textwrap import fill
 
 import strategies
+from odyssey.pipelines import spans_of
 from odyssey.plan import Plan
 from odyssey_cli.display import quantities
 from odyssey_cli.planning.strategy_examples import EXAMPLES, WorkedOut, work_out
 from odyssey_cli.timeline import svg
 from odyssey_cli.timeline.picture import Panel, Picture, headline, places_left, predicted
+from perfmodel.costs import Costs
+from perfmodel.profile import Profile
+from perfmodel.timeline import simulate
 from strategies import Moment, Strategy
 
 TIMES_S = (60.0, 600.0, 3600.0, 86400.0, 30 * 86400.0)
@@ -156,7 +160,34 @@ def _costs(strategy: Strategy, worked: WorkedOut) -> str:
     step = f"{quantities.seconds(mine.step_s)} a step in place of {quantities.seconds(its.step_s)}"
     memory = f"{quantities.size(mine.peak_bytes)} in place of {quantities.size(its.peak_bytes)}"
     more = quantities.percent(mine.step_s / its.step_s - 1)
-    return f"{costs} In the example {step} ({more} more), and {memory} on the fullest rank."
+    told = f"{costs} In the example {step} ({more} more), and {memory} on the fullest rank."
+    return f"{told} {_forwards_ahead(plan, worked.found.profile)}"
+
+
+def _forwards_ahead(plan: Plan, profile: Profile) -> str:
+    """Why kept layers are not run ahead of a loss: of what that adds to a step the least that could be, where all idle time is
+    filled; of what it saves at a loss the most, forwards of as many micro-batches as there are stages, down the pipeline."""
+    assert plan.estimate is not None
+    costs, computed = Costs(profile), simulate(plan, profile).times
+    until_s = max(end_s for times in computed.values() for _, end_s in times[:-2])  # the last ones: commit, optimizer
+    added_s, longest_s = 0.0, 0.0
+    for worker, kept in plan.keeps.items():
+        pipeline = plan.pipelines[plan.place[worker][0]]
+        own, n_samples = pipeline.stages[plan.place[worker][1]], plan.micro_batch
+        its_s = sum(costs.compute_s(kind, own.first, own.stop, n_samples) for kind in "FB")
+        kept_s = sum(costs.compute_s("F", first, stop, n_samples) for first, stop in spans_of(kept))
+        added_s = max(added_s, len(pipeline.micro_batches) * (its_s + kept_s) - until_s)
+        longest_s = max(longest_s, costs.compute_s("F", own.first, own.stop, n_samples))
+    saved_s = (2 * max(len(its.stages) for its in plan.pipelines) - 1) * longest_s
+    text = "Forwards of kept layers are not run ahead, as Bamboo has it: they would"
+    if added_s <= 0:
+        return f"{text} fit into idle time here, and save {quantities.seconds(saved_s)} of a loss at most."
+    every_s = plan.estimate.step_s * saved_s / added_s
+    added = quantities.percent(added_s / plan.estimate.step_s)
+    return (
+        f"{text} add {added} to a step at least, and save {quantities.seconds(saved_s)} of a loss at most: losses would have"
+        f" to come every {quantities.seconds(every_s)}."
+    )
 
 
 def _job(worked: WorkedOut) -> str:
