@@ -274,8 +274,15 @@ def lost_unstruck(log: list[Event], start: Start) -> set[str]:
     losses = [event.body for event in log if isinstance(event.body, RankLost)]
     ranks = {loss.rank for loss in losses if loss.cause.kind not in expected and loss.cause.text not in forwarded}
     ranks -= {each["rank"] for each in start.struck if not each["innocent"]}
-    agents = [event.body.agent for event in log if isinstance(event.body, AgentLost)]
-    lost = [f"agent {agent.number}" for agent in agents if agent.pid not in start.hit_pids]
+    joined: dict[int, int] = {}
+    lost = []
+    for event in log:
+        match event.body:
+            case AgentJoined(agent=agent):
+                joined[agent.pid] = agent.number
+            case AgentLost(agent=agent) if agent.pid not in start.hit_pids:
+                if joined.get(agent.pid, agent.number) == agent.number:  # else it has another number already
+                    lost.append(f"agent {agent.number}")
     return {*(f"rank {rank}" for rank in ranks), *lost}
 
 

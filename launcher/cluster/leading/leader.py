@@ -204,7 +204,8 @@ class Leader:
             self.agents[info.number] = agent
         its.done()
         for info in absent:
-            self._is_lost(info, "it was not heard of any more")
+            number = self._roster.number_now(info)
+            self._is_lost(info, "it was not heard of any more" if number is None else f"it is agent {number} now")
         if self._roster.has_compared() and not self._is_over:
             self.choose()
 

@@ -134,11 +134,16 @@ class Roster:
         is_short = options.min_agents < options.max_agents and options.last_call_s < options.detect_s
         return options.detect_s if is_short else 0.0
 
+    def number_now(self, agent: AgentInfo) -> int | None:
+        """Of the same process, which has joined again: the loss of who led had caught it before it was in the job."""
+        others = (other for other in self.agents.values() if other.number != agent.number)
+        return next((other.number for other in others if (other.host, other.pid) == (agent.host, agent.pid)), None)
+
     def leave(self, number: int, now: float) -> None:
         """It was lost."""
         agent = self.agents.pop(number)
         self.give_up(self._sessions.get(number, b""), now)
-        if self.has_begun:
+        if self.has_begun and self.number_now(agent) is None:
             self._lost_at.setdefault(agent.host, []).append(now)
         self._note_enough(now)
 
