@@ -112,9 +112,9 @@ EXAMPLES: Mapping[str, Example] = MappingProxyType(
             layout="1x4",
             lost=(Rank(1),),
             mtbf_s=300.0,
-            when="Ahead of a loss, wherever a layer has one holder, there is memory for another and no `--survive 0`. After it,"
-            " where losses are frequent: nothing moves, and what is left survives the next one; but one rank then has two"
-            " turns, so that a new layout is better where losses are rare.",
+            when="Ahead of a loss, wherever a layer has one holder and another one costs a tenth of the job's worth at most, or"
+            " `--survive 1` asks for it. After it, where losses are frequent: nothing moves, and what is left survives the next"
+            " one; but one rank then has two turns, so that a new layout is better where losses are rare.",
             costs="The state of what is kept, its part in reductions over a wider group, and its steps of the optimizer.",
         ),
         "repartition": Example(

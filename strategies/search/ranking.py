@@ -1,8 +1,9 @@
 """Which candidate is the best, and the sentence that says why each of the others is not.
 
-Plans that survive what they have to (`--survive`; looking ahead, the loss of any one rank) come before those that do not; then
-the objective decides, `NODE_PRICE` less where the loss of one node would end the job. Equal objectives: fewer bytes moved, then
-the name. Ties, as good within the spread of prices, are marked, and decide nothing: the better price is still the better guess.
+Plans that survive what they have to (`--survive`; looking ahead, the loss of any one rank) come before those that do not,
+unless what they keep for it costs more than `KEEP_PRICE`; then the objective decides, `NODE_PRICE` less where the loss of one
+node would end the job. Equal objectives: fewer bytes moved, then the name. Ties, as good within the spread of prices, are
+marked, and decide nothing: the better price is still the better guess.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from odyssey.plan import Plan
 from strategies.search.ties import are_as_good
-from strategies.situation import NODE_PRICE, Aim, Candidate, Objective
+from strategies.situation import KEEP_PRICE, NODE_PRICE, Aim, Candidate, Objective, Protect
 
 
 def best(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -23,53 +24,70 @@ def best(candidates: Sequence[Candidate]) -> Candidate | None:
 
 def with_reasons(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
     """Best first, each with its reason."""
-    ranked = sorted(candidates, key=lambda candidate: rank(candidate, aim))
+    order = Order(candidates, aim)
+    ranked = sorted(candidates, key=order.rank)
     winner = best(ranked)
     if winner is None:
         return ranked
-    rows = [replace(candidate, is_tie=i > 0 and is_tie(candidate, winner, aim)) for i, candidate in enumerate(ranked)]
-    return [_explained(candidate, rows, aim) for candidate in rows]
+    rows = [replace(candidate, is_tie=i > 0 and order.are_tied(candidate, winner)) for i, candidate in enumerate(ranked)]
+    return [_explained(candidate, rows, order) for candidate in rows]
 
 
-def is_tie(candidate: Candidate, winner: Candidate, aim: Aim) -> bool:
-    """Whether it survives as much as the winner, and is as good within the spread of prices."""
-    if candidate.plan is None or _exposed(candidate, aim) != _exposed(winner, aim):
-        return False
-    return are_as_good(_weighed(candidate, aim), _weighed(winner, aim), candidate, winner)
+class Order:
+    """Which of these candidates come before which."""
+
+    def __init__(self, candidates: Sequence[Candidate], aim: Aim) -> None:
+        self._aim = aim
+        bare = [self._weighed(its) for its in candidates if its.plan is not None and not its.plan.keep_runs]
+        self._least = (1 - KEEP_PRICE) * max(bare, default=0.0)
+        """What a plan with layers that are kept has to be worth, as against plans without."""
+
+    def rank(self, candidate: Candidate) -> tuple[bool, int, float, float, float, int, str]:
+        """Best first. Where nothing is worth anything before the next change, the shortest transition is the best there is."""
+        plan, estimate = candidate.plan, candidate.estimate
+        if estimate is None:
+            return (True, 0, 1.0, 0.0, 0.0, 0, candidate.strategy)
+        wait_s = estimate.transition.total_s if estimate.objective == 0 else 0.0
+        moves_s, n_moves = estimate.transition.moves_s, sum(run.n for run in plan.move_runs) if plan else 0
+        exposed, weighed = self.exposed(candidate), self._weighed(candidate)
+        return (plan is None, exposed, -weighed, wait_s, moves_s, n_moves, candidate.strategy)
+
+    def are_tied(self, candidate: Candidate, winner: Candidate) -> bool:
+        """Whether it survives as much as the winner, and is as good within the spread of prices."""
+        if candidate.plan is None or self.exposed(candidate) != self.exposed(winner):
+            return False
+        return are_as_good(self._weighed(candidate), self._weighed(winner), candidate, winner)
+
+    def exposed(self, candidate: Candidate) -> int:
+        """How many losses short a plan is of those that it has to survive. One that grows soon need not survive them before,
+        unless somebody has asked for it: what a loss would cost then is in its worth. One whose layers are kept too dearly
+        counts as if they were not."""
+        outlook, aim = candidate.outlook, self._aim
+        if outlook is None:
+            return 0
+        n_holders = outlook.n_holders if outlook.growth is None or aim.survive is not None else outlook.growth.n_holders
+        if self.is_too_dear(candidate):
+            n_holders = 1
+        return max(0, aim.n_ranks + 1 - n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
+
+    def is_too_dear(self, candidate: Candidate) -> bool:
+        """Whether it keeps layers for more than that may cost, where nobody has asked for it."""
+        aim, plan = self._aim, candidate.plan
+        if plan is None or not plan.keep_runs or candidate.outlook is None or aim.protect is Protect.STATE:
+            return False
+        return aim.survive is None and aim.survive_nodes is None and self._weighed(candidate) < self._least
+
+    def _weighed(self, candidate: Candidate) -> float:
+        """The objective, less what a plan that survives the loss of any node may cost, once it has grown."""
+        estimate, outlook = candidate.estimate, candidate.outlook
+        assert estimate is not None
+        if self._aim.objective is not Objective.AHEAD or outlook is None:
+            return estimate.objective
+        n_nodes = outlook.n_nodes if outlook.growth is None else outlook.growth.n_nodes
+        return estimate.objective * (1 - NODE_PRICE if n_nodes == 1 else 1.0)
 
 
-def rank(candidate: Candidate, aim: Aim) -> tuple[bool, int, float, float, float, int, str]:
-    """Best first. Where nothing is worth anything before the next change, the shortest transition is the best there is."""
-    plan, estimate = candidate.plan, candidate.estimate
-    if estimate is None:
-        return (True, 0, 1.0, 0.0, 0.0, 0, candidate.strategy)
-    wait_s = estimate.transition.total_s if estimate.objective == 0 else 0.0
-    moves_s, n_moves = estimate.transition.moves_s, sum(run.n for run in plan.move_runs) if plan else 0
-    exposed = _exposed(candidate, aim)
-    return (plan is None, exposed, -_weighed(candidate, aim), wait_s, moves_s, n_moves, candidate.strategy)
-
-
-def _exposed(candidate: Candidate, aim: Aim) -> int:
-    """How many losses short a plan is of those that it has to survive. One that grows soon need not survive them before, unless
-    somebody has asked for it: what a loss would cost then is in its worth."""
-    outlook = candidate.outlook
-    if outlook is None:
-        return 0
-    n_holders = outlook.n_holders if outlook.growth is None or aim.survive is not None else outlook.growth.n_holders
-    return max(0, aim.n_ranks + 1 - n_holders) + max(0, aim.n_nodes + 1 - outlook.n_nodes)
-
-
-def _weighed(candidate: Candidate, aim: Aim) -> float:
-    """The objective, less what a plan that survives the loss of any node may cost, once it has grown."""
-    estimate, outlook = candidate.estimate, candidate.outlook
-    assert estimate is not None
-    if aim.objective is not Objective.AHEAD or outlook is None:
-        return estimate.objective
-    n_nodes = outlook.n_nodes if outlook.growth is None else outlook.growth.n_nodes
-    return estimate.objective * (1 - NODE_PRICE if n_nodes == 1 else 1.0)
-
-
-def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Candidate:
+def _explained(candidate: Candidate, rows: Sequence[Candidate], order: Order) -> Candidate:
     winner = rows[0]
     mine, its, outlook = candidate.estimate, winner.estimate, candidate.outlook
     if candidate.plan is None or mine is None or its is None or outlook is None:
@@ -89,7 +107,9 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], aim: Aim) -> Can
         if n_ties := sum(row.is_tie for row in rows):
             reason += f"; {n_ties} more {'is' if n_ties == 1 else 'are'} as good within the spread of prices"
         return replace(candidate, reason=reason)
-    if _exposed(candidate, aim) > _exposed(winner, aim):
+    if order.is_too_dear(candidate):
+        reason = f"what it keeps is worth {KEEP_PRICE * 100:.0f} % at most, if nobody asks for it (--protect state): {against}"
+    elif order.exposed(candidate) > order.exposed(winner):
         few = "one rank alone holds" if outlook.n_holders == 1 else f"only {outlook.n_holders} ranks hold"
         nodes = "one node" if outlook.n_nodes == 1 else f"{outlook.n_nodes} nodes"
         reason = f"{few} some layer, on {nodes}; {against}"

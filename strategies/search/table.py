@@ -32,7 +32,7 @@ from strategies.search import last_resort, unchanged
 from strategies.search.lengths import lengths_of
 from strategies.search.outlook import Ahead, Growing, closed_step_s, cost_s, holders, worth
 from strategies.search.protected import protected
-from strategies.search.ranking import best, rank, with_reasons
+from strategies.search.ranking import Order, best, with_reasons
 from strategies.search.split import split
 from strategies.search.ties import worth_spread
 from strategies.search.uneven import uneven
@@ -284,8 +284,7 @@ def _looked_ahead(situation: Situation, ahead: Ahead, growing: Growing | None, c
 
 def _with_better_moves(situation: Situation, candidates: list[Candidate]) -> list[Candidate]:
     """The one that is to be taken with more thought on its moves, by which it can only gain, and with their proof."""
-    aim = situation.aim
-    first = min(candidates, key=lambda candidate: rank(candidate, aim), default=None)
+    first = min(candidates, key=Order(candidates, situation.aim).rank, default=None)
     if first is None or first.plan is None or situation.plan is None:
         return candidates
     better = attempt(first.strategy, partial(_proved, situation, first))

@@ -24,6 +24,9 @@ from perfmodel.spread import Spread
 NODE_PRICE = 0.05
 """The part of its worth that a plan may lose to another one that survives the loss of any node."""
 
+KEEP_PRICE = 0.1
+"""The part that it may lose by layers that are kept, so that no rank's loss ends the job, where nobody has asked for that."""
+
 
 class Objective(enum.StrEnum):
     """What a plan is worth, see perfmodel/objective.py."""

@@ -96,9 +96,24 @@ def test_protection_is_taken_by_price_and_where_nothing_has_to_survive_only_if_i
         chosen = best(initial_plan(asked, "1x3"))
         assert chosen is not None and chosen.plan is not None
         assert bool(chosen.plan.keep_runs) is is_worth_it
-    asked = situation(of, None, range(3), seconds_to_change=1e9, aim=Aim())
-    chosen = best(initial_plan(asked, "1x3"))
-    assert chosen is not None and chosen.plan is not None and chosen.plan.keep_runs, "a second holder of each, as ever"
+
+
+def test_protection_may_cost_a_tenth_where_nobody_asks_for_it() -> None:
+    """Losses hardly come; each rank steps a second stage of two layers within steps of some 0.36 s."""
+    for optimizer_s, aim, is_taken in (
+        (0.012, Aim(), True),
+        (0.1, Aim(), False),
+        (0.1, Aim(survive=1), True),
+        (0.1, STATE, True),
+        (0.012, NONE, False),
+    ):
+        asked = situation(job(6, optimizer_s=optimizer_s), None, range(3), seconds_to_change=1e9, aim=aim)
+        table = initial_plan(asked, "1x3")
+        chosen = best(table)
+        assert chosen is not None and chosen.plan is not None
+        assert bool(chosen.plan.keep_runs) is is_taken, (optimizer_s, aim)
+        dear = [row.reason for row in table if row.plan is not None and row.plan.keep_runs and row is not chosen]
+        assert is_taken or aim is NONE or any(reason.startswith("what it keeps is worth 10 % at most") for reason in dear)
 
 
 def test_what_is_kept_costs_its_optimizer_steps_and_its_state() -> None:

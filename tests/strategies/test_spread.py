@@ -20,7 +20,7 @@ from perfmodel.profile import Errors, Link, Profile, Recovery, read, scaled, wri
 from perfmodel.reliability import ExpectedChange
 from strategies.search import initial_plan, rescore, search
 from strategies.search.outlook import outlooks
-from strategies.search.ranking import is_tie
+from strategies.search.ranking import Order
 from strategies.situation import NODE_PRICE, Aim, Candidate, NextLoss, Objective, Outlook, Situation
 from tests import job_events
 from tests.launcher.coordinator import talk as coordinator_talk
@@ -282,11 +282,12 @@ def test_what_survives_less_is_no_tie_however_good() -> None:
     first = next(c for c in table if c.plan is not None and c.outlook is not None and c.outlook.n_holders > 1)
     assert first.outlook is not None
     exposed = replace(first, outlook=replace(first.outlook, n_holders=1))
-    assert is_tie(first, first, Aim())
-    assert not is_tie(exposed, first, Aim())
+    order = Order([first], Aim())
+    assert order.are_tied(first, first)
+    assert not order.are_tied(exposed, first)
     on_a_node, apart = (replace(first, outlook=replace(first.outlook, n_nodes=n)) for n in (1, 2))
     assert on_a_node.worth_spread < NODE_PRICE, "whose price counts as in the ranking"
-    assert not is_tie(on_a_node, apart, Aim()) and is_tie(apart, on_a_node, Aim())
+    assert not order.are_tied(on_a_node, apart) and order.are_tied(apart, on_a_node)
 
 
 def test_where_nothing_is_worth_anything_nothing_ties() -> None:
