@@ -114,7 +114,8 @@ def _explained(candidate: Candidate, rows: Sequence[Candidate], order: Order) ->
         nodes = "one node" if outlook.n_nodes == 1 else f"{outlook.n_nodes} nodes"
         reason = f"{few} some layer, on {nodes}; {against}"
     elif mine.objective == its.objective:
-        reason = f"as good as {winner.strategy}, and moves more" if mine.objective > 0 else "its transition is longer"
+        more = ", and moves more" if mine.transition.moves_s > its.transition.moves_s else ""
+        reason = f"as good as {winner.strategy}{more}" if mine.objective > 0 else "its transition is longer"
     else:
         reason = f"as good within the spread of prices: {against}" if candidate.is_tie else against
     return replace(candidate, reason=f"{reason}; the next loss {ends}" if ends else reason)
