@@ -164,6 +164,7 @@ def test_a_zygote_that_is_killed_while_it_imports_is_replaced(starts: Callable[.
     assert it.said == ["the zygote was lost; another one is started"]
 
 
+@pytest.mark.usefixtures("cold")  # a fork of what has imported everything is ready before it can be killed
 def test_a_zygote_that_never_gets_ready_is_done_without(starts: Callable[..., Starts]) -> None:
     it = starts()
     it.start(0)

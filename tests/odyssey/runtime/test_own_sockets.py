@@ -43,7 +43,7 @@ def test_a_script_keeps_its_own_connections_through_recoveries(tmp_path: Path, m
     assert ran.code == 0, ran.text("stderr")
     assert ran.steps() == list(range(14)) and ran.all(Broken) == []
     n_generations = len(ran.all(GenerationStarted))
-    assert n_generations == 4
+    assert 2 <= n_generations <= 4, "a rank that is killed before it is back is one loss"
     # Of each build two, that for measuring included, and the first.
     assert [int((tmp_path / str(rank)).read_text()) for rank in range(2)] == [1 + 2 * (1 + n_generations)] * 2
 
