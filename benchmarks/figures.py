@@ -40,6 +40,18 @@ MEANINGS = {
     "growth_step_most_off": "32 ranks lose three, gain two, lose one: rehearsed step against predicted, largest relative error",
     "growth_transition_most_off": "the same job: rehearsed transition against predicted, likewise",
     "choice_right": "share of losses where the chosen strategy is the best of those rehearsed, or within 3 % of it",
+    "chosen_is_best": "losses in each of which the model takes another strategy: the share where that is the best, likewise",
+    "choice_scenarios": "such losses that were rehearsed",
+    **{
+        f"{strategy}_{figure}_{n}": f"{n} ranks, one lost, rehearsed, `{strategy}`: {meaning}"
+        for figure, meaning in {
+            "transition_s": "from the loss to the first op of the next generation, seconds",
+            "over_share": "throughput after it over that before it, over the part of the ranks that are left",
+            "without_losses": "a step before it over that of the same layout in which nothing is kept",
+        }.items()
+        for strategy in ("neighbour", "redundant", "repartition", "reroute", "respawn", "shrink")
+        for n in (8, 16, 32)
+    },
     "rehearsed_over_real_2": "2 ranks with a core each: rehearsed step time over that of the real job",
     "rehearsal_agent_share_32": "32 rehearsed ranks: processor time of the launcher over the length of the job",
     "faults": "faults that struck in the soak",
@@ -167,6 +179,7 @@ LEAST = {
     "large_within_2pct": 0.90,
     "large_worst": 0.93,
     "choice_right": 0.95,
+    "chosen_is_best": 0.95,
     "useful_16384_10min": 0.97,
     "slow_rank_throughput_ratio": 1.5,
     "slow_rank_over_dropped": 1.0,
@@ -253,6 +266,7 @@ HEADLINES = {
         "rehearsed_step_median_error": "{rehearsed_cases} transitions of 8 to 32 ranks",
         "rehearsed_transition_median_error": "the same",
         "choice_right": "1 is always",
+        "chosen_is_best": "of {choice_scenarios} losses, another strategy in each",
     },
     "What plans are worth": {
         "one_host_within_2pct": "the best of all plans: 1",

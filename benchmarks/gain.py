@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from benchmarks import report
 from benchmarks.apart import Unfinished, apart
 from benchmarks.kept import Kept
-from benchmarks.rehearsal import LIMIT_S, OP_S, SECONDS_TO_CHANGE, STEP_S
+from benchmarks.pace import speed_of
+from benchmarks.rehearsal import LIMIT_S, SECONDS_TO_CHANGE
 from benchmarks.report import Cell
 from benchmarks.run import run
 from odyssey_cli.planning import source
@@ -87,11 +88,8 @@ def _rehearsed(case: Case, folder: Path) -> tuple[list[Generation], list[Generat
     """The generations without halves, and with them. Raises SystemExit if somebody ends it."""
     of = source.find(case.job).resized(4, 8)
     plan = plan_now(of, case.layout, SECONDS_TO_CHANGE)
-    assert plan.estimate is not None
-    n_ops = 3 * sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in plan.pipelines)
-    speed = plan.estimate.step_s / max(STEP_S, OP_S * n_ops)
     drills = (f"step={N_STEPS // 2} lose={case.lost}",)
-    wanted = Wanted(case.layout, ("auto",), drills, N_STEPS, speed, SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder)
+    wanted = Wanted(case.layout, ("auto",), drills, N_STEPS, speed_of(plan), SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder)
 
     def generations(of: Source) -> list[Generation]:
         (one,) = rehearse(of, wanted, display=False)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +24,7 @@ import strategies
 from benchmarks import report
 from benchmarks.apart import Unfinished, apart
 from benchmarks.kept import Kept
+from benchmarks.pace import is_right, speed_of
 from benchmarks.report import Cell
 from benchmarks.run import run
 from launcher.joblog import reader
@@ -33,17 +34,12 @@ from odyssey_cli.rehearsal.rehearse import SIGNALS, Wanted, rehearse
 from odyssey_cli.rehearsal.report import Generation, Rehearsal, generations
 from perfmodel.objective import objective
 
-STEP_S, OP_S = 0.8, 1.2e-3
-"""What a step is to take here at least, and for each of its computations with its messages, as all ranks share two cores: the
-speed of a rehearsal is set by it, so that half of their time is left over."""
 N_STEPS = 10
 LIMIT_S = 600.0
 """For one job, rehearsed or real: most take a minute."""
 N_REAL = 3
 """Real jobs, as the speed of shared machines changes from one minute to the next."""
 SECONDS_TO_CHANGE = 6 * 3600.0
-CLOSE = 0.03
-"""A choice is right if nothing that was rehearsed is better by more than this."""
 ABOUT = (
     "Rehearsed on this machine: one process a rank, real groups, kills and messages; ops and links take the time that the "
     "profile gives them. Step error: median step of a plan against the prediction, relative. Transition error: from the "
@@ -182,11 +178,7 @@ def rehearsed(case: Case, strategy: str, drills: tuple[str, ...], n_steps: int, 
     """One job, at a speed that this machine can follow. Raises SystemExit if somebody ends it."""
     of = source.find(case.source).resized(*case.shape)
     plan = plan_now(of, case.layout, SECONDS_TO_CHANGE)
-    assert plan.estimate is not None
-    n_each = 2 if plan.schedule.rule == "1f1b" else 3
-    n_ops = n_each * sum(len(pipeline.stages) * len(pipeline.micro_batches) for pipeline in plan.pipelines)
-    speed = plan.estimate.step_s / max(STEP_S, OP_S * n_ops)
-    wanted = Wanted(case.layout, (strategy,), drills, n_steps, speed, SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder)
+    wanted = Wanted(case.layout, (strategy,), drills, n_steps, speed_of(plan), SECONDS_TO_CHANGE, 0.0, {}, 0, 0, folder)
     (one,) = rehearse(of, wanted, display=False)
     if one.code > SIGNALS:
         raise SystemExit(one.code)
@@ -209,8 +201,7 @@ def _row(case: Case, n_ranks: int, asked: str, generation: Generation) -> dict[s
 
 
 def _is_right(found: list[Rehearsal]) -> bool | None:
-    """Whether the strategy that the model chose is as good as the best that was rehearsed, each by the mean of its jobs;
-    None if there was nothing to choose from."""
+    """Whether the strategy that the model chose is as good as the best that was rehearsed, None if there was no other."""
     worth: dict[str, list[float]] = {}
     for one in found:
         last = one.generations[-1]
@@ -218,9 +209,7 @@ def _is_right(found: list[Rehearsal]) -> bool | None:
             value = objective(one.global_batch, last.step_s, last.transition_s, SECONDS_TO_CHANGE)
             worth.setdefault(last.strategy, []).append(value)
     chosen = next((one.generations[-1].strategy for one in found if one.asked == "auto"), None)
-    if chosen not in worth or len(worth) < 2:
-        return None
-    return fmean(worth[chosen]) >= (1 - CLOSE) * max(map(fmean, worth.values()))
+    return is_right(worth, chosen)
 
 
 def _all_off(one: Rehearsal) -> tuple[list[float], list[float]]:

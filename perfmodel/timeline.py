@@ -150,6 +150,14 @@ def _slowed_s(plan: Plan, costs: Costs, computed_s: Mapping[Worker, float], queu
     )
 
 
+def own_step_s(plan: Plan, costs: Costs, worker: Worker) -> float:
+    """What a worker does behind the commit point: the optimizer of what it runs and keeps, and the mean of its refreshes."""
+    p, s = plan.place[worker]
+    stage = plan.pipelines[p].stages[s]
+    kept_s = sum(costs.profile.layers[layer].optimizer_s for layer in plan.keeps.get(worker, ()))
+    return costs.optimizer_s(stage.first, stage.stop) + kept_s + _refresh_s(plan, costs, worker)
+
+
 def _refresh_s(plan: Plan, costs: Costs, worker: Worker) -> float:
     """What the singular vectors of a worker with an approximate backward take, a step in the mean."""
     if plan.approximation is None or worker not in plan.approximate:
@@ -159,13 +167,7 @@ def _refresh_s(plan: Plan, costs: Costs, worker: Worker) -> float:
 
 def _optimizer_end(plan: Plan, costs: Costs, start: float, twin: Mapping[Worker, Worker]) -> dict[Worker, float]:
     """When each simulated worker's optimizer step is done."""
-    work = {}
-    for worker in set(twin.values()):
-        p, s = plan.place[worker]
-        stage = plan.pipelines[p].stages[s]
-        kept_s = sum(costs.profile.layers[layer].optimizer_s for layer in plan.keeps.get(worker, ()))
-        its_s = costs.optimizer_s(stage.first, stage.stop) + kept_s + _refresh_s(plan, costs, worker)
-        work[worker] = its_s * costs.factor(worker)
+    work = {worker: own_step_s(plan, costs, worker) * costs.factor(worker) for worker in set(twin.values())}
     cluster = costs.profile.cluster
     if cluster.cores is None:
         return {worker: start + seconds for worker, seconds in work.items()}

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from odyssey.needs import SumOver, levels
 from odyssey.plan import Plan, Transition
+from odyssey.worker import Worker
 from perfmodel.costs import Costs
 from perfmodel.moving import moves_s
 from perfmodel.profile import Recovery
@@ -31,9 +32,15 @@ def transition(plan: Plan, costs: Costs, search_s: float, whole: Set[SumOver] = 
         spawn_s=recovery.spawn_s if plan.spawned else 0.0,
         groups_s=groups_s(plan, recovery, whole),
         moves_s=recovery.moves_scale * moves_s(plan.moves, costs),
-        warm_up_s=recovery.warm_up_s + max((costs.refresh_s(plan.holds[worker]) for worker in plan.approximate), default=0.0),
+        warm_up_s=max((warm_up_s(plan, costs, worker) for worker in plan.approximate), default=recovery.warm_up_s),
         rest_s=recovery.rest_s + recovery.proof_byte_s * proved_bytes(plan, costs),
     )
+
+
+def warm_up_s(plan: Plan, costs: Costs, worker: Worker) -> float:
+    """Of one worker: with the first singular vectors, where its backward is approximate."""
+    refresh_s = costs.refresh_s(plan.holds[worker]) if worker in plan.approximate else 0.0
+    return costs.profile.recovery.warm_up_s + refresh_s
 
 
 def while_training(parts: Transition) -> Transition:

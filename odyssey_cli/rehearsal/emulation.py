@@ -35,7 +35,8 @@ from perfmodel.costs import Costs
 from perfmodel.moving import move_ends
 from perfmodel.profile import Profile, layer_specs
 from perfmodel.reducing import queue
-from perfmodel.transition import group_members
+from perfmodel.timeline import own_step_s
+from perfmodel.transition import group_members, warm_up_s
 
 DEVICE = "emulated"
 """A ModelSpec's device, in a rehearsal."""
@@ -99,7 +100,7 @@ class Waits(Computation):
         self._exchanged = None
         self._complete_s = {start.bucket: self._device.until for start in self._starts if start.op is None}
         if not self._has_run and self.plan.generation > 1:
-            self._device.work(self._costs.profile.recovery.warm_up_s)
+            self._device.work(warm_up_s(self.plan, self._costs, self.worker))
         self._has_run = True
 
     def compute(self, op: Compute, attempt: Try) -> None:
@@ -161,9 +162,7 @@ class Waits(Computation):
 
     def step(self, step: int) -> None:
         super().step(step)
-        pipeline, stage = self.plan.place[self.worker]
-        layers = self.plan.pipelines[pipeline].stages[stage]
-        self._device.work(self._costs.optimizer_s(layers.first, layers.stop))
+        self._device.work(own_step_s(self.plan, self._costs, self.worker))
 
     def interrupted(self) -> None:
         self._device.finish()  # what it was given cannot be taken back

@@ -24,12 +24,12 @@ def worth_spread(candidate: Candidate, parts: Transition, worth: Callable[[Candi
     value = worth(candidate, total_s)
     if value <= 0:
         return 0.0
-    slower = worth(_slower(candidate, 1 + spread.step), total_s)
+    slower = worth(slowed(candidate, 1 + spread.step), total_s)
     later = worth(candidate, total_s + spread.transition * own_s(parts))
     return math.hypot(1 - slower / value, 1 - later / value)
 
 
-def _slower(candidate: Candidate, factor: float) -> Candidate:
+def slowed(candidate: Candidate, factor: float) -> Candidate:
     """With steps that take so many times as long."""
     estimate, outlook = candidate.estimate, candidate.outlook
     assert estimate is not None
