@@ -65,6 +65,11 @@ class Start:
     def hit_pids(self) -> set[int]:
         return {self._agents[i].pid for i in self.hit}
 
+    def was_outside(self, pid: int) -> bool:
+        """Whether the loss of an agent that led has caught this one before it was in the job, as it says itself."""
+        numbers = [i for i, agent in enumerate(self._agents) if agent.pid == pid]
+        return any("before this one was in the job" in self.output(i) for i in numbers)
+
     def output(self, agent: int) -> str:
         return self._output(agent).read_text(errors="replace")
 

@@ -281,7 +281,8 @@ def lost_unstruck(log: list[Event], start: Start) -> set[str]:
             case AgentJoined(agent=agent):
                 joined[agent.pid] = agent.number
             case AgentLost(agent=agent) if agent.pid not in start.hit_pids:
-                if joined.get(agent.pid, agent.number) == agent.number:  # else it has another number already
+                # Else it has another number already, or had not come into the job when who led was lost.
+                if joined.get(agent.pid, agent.number) == agent.number and not start.was_outside(agent.pid):
                     lost.append(f"agent {agent.number}")
     return {*(f"rank {rank}" for rank in ranks), *lost}
 

@@ -205,7 +205,8 @@ class Leader:
         its.done()
         for info in absent:
             number = self._roster.number_now(info)
-            self._is_lost(info, "it was not heard of any more" if number is None else f"it is agent {number} now")
+            why = "it was not heard of any more" if number is None else f"it is agent {number} now"
+            self._is_lost(info, why, is_own_loss=info in its.absent)
         if self._roster.has_compared() and not self._is_over:
             self.choose()
 
@@ -222,8 +223,8 @@ class Leader:
                 return at
         return -math.inf
 
-    def _is_lost(self, info: AgentInfo, why: str) -> None:
-        self._roster.leave(info.number, self._loop.clock())
+    def _is_lost(self, info: AgentInfo, why: str, *, is_own_loss: bool = True) -> None:
+        self._roster.leave(info.number, self._loop.clock(), is_own_loss=is_own_loss)
         if self._is_over:
             return
         self._lost(info, why)

@@ -139,11 +139,11 @@ class Roster:
         others = (other for other in self.agents.values() if other.number != agent.number)
         return next((other.number for other in others if (other.host, other.pid) == (agent.host, agent.pid)), None)
 
-    def leave(self, number: int, now: float) -> None:
-        """It was lost."""
+    def leave(self, number: int, now: float, *, is_own_loss: bool = True) -> None:
+        """It was lost. `is_own_loss`: and not by that of who led, which may have caught it before it was in the job."""
         agent = self.agents.pop(number)
         self.give_up(self._sessions.get(number, b""), now)
-        if self.has_begun and self.number_now(agent) is None:
+        if self.has_begun and is_own_loss:
             self._lost_at.setdefault(agent.host, []).append(now)
         self._note_enough(now)
 

@@ -135,15 +135,15 @@ def test_a_host_that_is_lost_again_and_again_waits_ever_longer() -> None:
     assert isinstance(its.join(join(), 10_000.0), AgentInfo), "it is forgiven"
 
 
-def test_a_host_is_not_blamed_for_an_agent_that_has_another_number_now() -> None:
-    """The loss of who led had caught it when it was told its number, and before it was in the job."""
+def test_a_host_is_not_blamed_for_an_agent_that_was_lost_with_who_led() -> None:
+    """It may have been told its number, and not have been in the job yet; then it joins again under another one."""
     its = roster(1, 9)
     known = AgentInfo(4, "other", 7, 2)
     its.take_over((AgentInfo(0, "host", 1, 2), known), 0.0)
     assert its.number_now(known) is None
     came = its.join(join(), 1.0)
     assert isinstance(came, AgentInfo) and its.number_now(known) == came.number
-    its.leave(known.number, 2.0)
+    its.leave(known.number, 2.0, is_own_loss=False)
     its.leave(came.number, 3.0)
     assert its.cool_down_s("other", 3.0) == 0.0, "it was lost once"
 
