@@ -73,10 +73,10 @@ def on_one_host(seed: int) -> Case:
 
 
 def protected_case(seed: int) -> Case:
-    """The same, in a single pipeline whose ranks keep each other's layers."""
-    one, rng = case(seed), random.Random(f"protected {seed}")
-    strategy = rng.choice(("redundant", "redundant", "auto"))
-    return replace(one, layout=rng.choice(("1x3", "1x4")), protect="state", strategy=strategy)
+    """The same, in a single pipeline whose ranks keep each other's layers; of several agents in any layout."""
+    rng = random.Random(f"protected {seed}")
+    layout, strategy = rng.choice(("1x3", "1x4")), rng.choice(("redundant", "redundant", "auto"))
+    return worlds.case(seed, replace(on_one_host(seed), layout=layout, protect="state", strategy=strategy))
 
 
 def _protected(rng: random.Random, case: Case) -> Case:
