@@ -151,7 +151,7 @@ def test_a_job_and_its_planner_outlive_signals_to_all(scene: Scene) -> None:
     options = ["--nodes=2", FORWARD, "--no-display"]
     run = scene.start(ODYSSEY_RUN, *options, scene.write("train.py", JOB))
     assert sorted(line.split()[1] for line in scene.hear(2)) == ["trains", "trains"]
-    wait_for(lambda: any(is_planner(pid) and blocks(pid, signal.SIGUSR1) for pid in tree(scene)))
+    wait_for(lambda: any(is_planner_that_blocks(pid, signal.SIGUSR1) for pid in tree(scene)))
     everybody = tree(scene)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         send_to_all(everybody, number)
@@ -163,12 +163,15 @@ def test_a_job_and_its_planner_outlive_signals_to_all(scene: Scene) -> None:
     assert scene.hears_nothing(0)
 
 
-def is_planner(pid: int) -> bool:
-    return b"launcher.planning.precompute" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def blocks(pid: int, number: signal.Signals) -> bool:
-    status = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+def is_planner_that_blocks(pid: int, number: signal.Signals) -> bool:
+    """A process that has ended meanwhile, as forks on their way do, is none."""
+    try:
+        if b"launcher.planning.precompute" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return False
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    status = dict(line.split(":\t") for line in lines if ":\t" in line)
     return bool(int(status["SigBlk"], 16) >> (number - 1) & 1)
 
 
