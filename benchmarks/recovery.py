@@ -29,7 +29,7 @@ from benchmarks.kept import Kept
 from benchmarks.report import Cell
 from benchmarks.run import run
 
-STRATEGIES = ("auto", *strategies.names())
+STRATEGIES = ("auto", *(name for name in strategies.names() if name != "neighbour"))
 N_STEPS_BEFORE, N_STEPS_AFTER = 12, 8
 ABOUT = (
     "All times in seconds. SIGKILL of one random rank at a random moment, until every rank has finished the first step that "
