@@ -62,7 +62,7 @@ class Approximation(msgspec.Struct, frozen=True):
 
 
 def without(names: Iterable[tuple[str, ...]]) -> tuple[Without, ...]:
-    """Of the names of each layer; layers without any are left out."""
+    """The same as runs of layers with equal names, of which those without any are left out."""
     found = []
     for its, alike in groupby(enumerate(names), lambda one: one[1]):
         layers = [layer for layer, _ in alike]

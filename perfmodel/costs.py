@@ -77,9 +77,8 @@ class Costs:
 
     @cached_property
     def _approximate(self) -> Costs:
-        other = Costs(replace(self.profile, layers=tuple(map(_approximately, self.profile.layers))), slow=self.slow)
-        other.node_of, other._hosts = self.node_of, self._hosts
-        return other
+        profile = replace(self.profile, layers=tuple(map(_approximately, self.profile.layers)))
+        return Costs(profile, self.node_of, self.slow)
 
     def refresh_s(self, layers: Iterable[int]) -> float:
         """Of the singular vectors of these layers, once."""

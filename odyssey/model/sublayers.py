@@ -9,7 +9,7 @@ from torch import nn
 
 ATTENTION = ("attention", "attn", "self_attn", "self_attention")
 FEED_FORWARD = ("feed_forward", "mlp", "ffn", "fc1", "fc2", "linear1", "linear2")
-"""As in Hugging Face's decoders, in torch.nn.TransformerEncoderLayer, and in examples/train_gpt.py."""
+"""Hugging Face's decoders, torch.nn.TransformerEncoderLayer and examples/train_gpt.py call them so."""
 
 
 class Names(NamedTuple):
@@ -20,7 +20,7 @@ class Names(NamedTuple):
 
 
 class Sublayers(NamedTuple):
-    """Of all blocks of a layer."""
+    """The modules of all blocks of a layer that are one or the other."""
 
     attention: tuple[nn.Module, ...]
     feed_forward: tuple[nn.Module, ...]

@@ -17,17 +17,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from odyssey.approximation import LowRank
-from odyssey.model.model import Model, size_bytes
-from odyssey.model.sublayers import Names, sublayers
+from odyssey.errors import JobError
+from odyssey.model.model import Model
+from odyssey.model.sublayers import Names, Sublayers, sublayers
 from odyssey.plan import Plan
 
 
 class Approximately:
-    """Passes through layers whose backward is to be approximate. `kept_bytes`: inputs of feed-forwards of all passes so far."""
+    """Passes through layers whose backward is to be approximate."""
 
     def __init__(self, names: Names, low_rank: LowRank, layers: frozenset[int] = frozenset()) -> None:
         """`layers`: those that it is to be of."""
@@ -36,7 +36,7 @@ class Approximately:
         self._low_rank = low_rank
         self._vectors: dict[int, torch.Tensor] = {}
         """id of a weight -> its first right singular vectors, [inputs, rank]."""
-        self.kept_bytes = 0
+        self._sublayers: dict[nn.Module, Sublayers] = {}
 
     def begin(self, n_steps: int) -> None:
         """A step, `n_steps` behind the first one."""
@@ -46,7 +46,9 @@ class Approximately:
     @contextmanager
     def passing(self, layer: nn.Module) -> Iterator[None]:
         """Around a layer's forward."""
-        its = sublayers(layer, self._names)
+        its = self._sublayers.get(layer)
+        if its is None:
+            its = self._sublayers[layer] = sublayers(layer, self._names)
         with ExitStack() as undo:
             for module in its.attention:
                 undo.enter_context(_in_place_of_forward(module, _without_backward(module.forward)))
@@ -63,7 +65,6 @@ class Approximately:
                 return forward(*args, **kwargs)
 
         def recomputed(*args: Any, **kwargs: Any) -> Any:
-            self.kept_bytes += sum(size_bytes(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
             return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
         return recomputed
@@ -182,7 +183,7 @@ class Healthy:
         for its in plan.approximation.without:
             for layer in model.held.intersection(range(its.first, its.stop)):
                 n_healthy = plan.global_batch - n_approximate.get(layer, 0)
-                parameters = [model.layers[layer].get_parameter(name) for name in its.names]
+                parameters = [_parameter(model, layer, name) for name in its.names]
                 if n_healthy == 0:
                     self.left_out += parameters
                 elif n_healthy < plan.global_batch:
@@ -204,6 +205,15 @@ class Healthy:
         yield
         for parameter, gradient in zip(self.left_out, gradients, strict=True):
             parameter.grad = gradient
+
+
+def _parameter(model: Model, layer: int, name: str) -> nn.Parameter:
+    """Raises JobError where the profile, from which the plan has the name, knows one that there is not."""
+    try:
+        return model.layers[layer].get_parameter(name)
+    except AttributeError:
+        what = f"the profile says that the approximate backward of {model.specs[layer].name} lacks {name!r}, which it has not"
+        raise JobError(what, "measure it again with `odyssey profile train.py`") from None
 
 
 def approximate_samples(plan: Plan) -> dict[int, int]:
