@@ -135,7 +135,8 @@ class Roster:
         return options.detect_s if is_short else 0.0
 
     def number_now(self, agent: AgentInfo) -> int | None:
-        """Of the same process, which has joined again: the loss of who led had caught it before it was in the job."""
+        """The number under which the same process has joined again, as the loss of who led had caught it before it was in
+        the job."""
         others = (other for other in self.agents.values() if other.number != agent.number)
         return next((other.number for other in others if (other.host, other.pid) == (agent.host, agent.pid)), None)
 
