@@ -7,3 +7,8 @@ MANY_WORKERS = 256
 WORTH = 0.99
 """What asks for more memory, more hosts, smaller micro-batches or other splits is taken only for less than this part of the
 time: prices are not nearer to the truth than that."""
+
+
+def n_made_into_others(n_workers: int) -> int:
+    """So many plans of each strategy, the best ones, are made into others: cut, or with layers that are kept."""
+    return 3 if n_workers <= MANY_WORKERS else 1

@@ -19,15 +19,12 @@ from odyssey.plan import Keep, Plan, keep_runs, move_runs
 from odyssey.plan_proof import prove
 from strategies import Moment
 from strategies.building.compose import reductions
-from strategies.building.effort import MANY_WORKERS
+from strategies.building.effort import n_made_into_others
 from strategies.building.moves import moves
 from strategies.search import unchanged
 from strategies.search.outlook import holders
 from strategies.situation import Candidate, Proposal, Protect, Situation
 from strategies.situation.faults import attempt
-
-N_TRIED = 3
-"""So many plans of each strategy are tried; of `MANY_WORKERS` only the best one."""
 
 
 def protected(
@@ -50,7 +47,7 @@ def protected(
 
 def _exposed(situation: Situation, candidates: Iterable[Candidate]) -> list[Plan]:
     """The best plans by price in which a layer has one holder, or one node though there are others."""
-    most = 1 if len(situation.alive) > MANY_WORKERS else N_TRIED
+    most = n_made_into_others(len(situation.alive))
     n_taken: Counter[str] = Counter()
     found = []
     priced = [(row.estimate.objective, row.plan) for row in candidates if row.estimate is not None and row.plan is not None]

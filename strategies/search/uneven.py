@@ -18,12 +18,9 @@ from odyssey.plan import Plan
 from odyssey.plan_proof import prove
 from perfmodel.costs import Costs
 from strategies.building.closed_form import Shape, distribute
-from strategies.building.effort import MANY_WORKERS, WORTH
+from strategies.building.effort import WORTH, n_made_into_others
 from strategies.building.shapes import Shapes, shapes_of
 from strategies.situation import Candidate, Proposal, Situation
-
-N_TRIED = 3
-"""So many plans of each strategy are tried; of `MANY_WORKERS` only the best one."""
 
 
 def uneven(
@@ -33,7 +30,7 @@ def uneven(
     have to stay whole, the reason why, and the best that is missed."""
     taken = [(c, c.plan, c.estimate) for c in candidates if c.plan is not None and c.estimate is not None]
     taken.sort(key=lambda row: -row[2].objective)
-    most = 1 if len(situation.alive) > MANY_WORKERS else N_TRIED
+    most = n_made_into_others(len(situation.alive))
     n_tried: Counter[str] = Counter()
     found: list[tuple[float, float, Candidate]] = []
     for candidate, plan, estimate in taken:
