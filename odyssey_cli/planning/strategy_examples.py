@@ -88,8 +88,8 @@ EXAMPLES: Mapping[str, Example] = MappingProxyType(
             mtbf_s=3600.0,
             aim=Aim(approximate=LowRank()),
             when="Where pipelines are few, so that by an exact `reroute` one rank has twice the work, and a new layout leaves"
-            " layers with one holder. Its transition is long, since singular vectors are computed: not where losses come by"
-            " the minute.",
+            " layers with one holder or takes moves that are never made good. Its transition is longer than that of `reroute`,"
+            " as singular vectors are computed.",
             costs="Nothing, as it is asked after a loss. It needs a second holder of each layer. That gradients are"
             " approximate then is in no price.",
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -22,8 +22,12 @@ from odyssey_cli.replay.traces import Trace, at_once
 from strategies.situation import Protect
 
 Progress = Callable[[float], None]
-NEEDS = {"redundant": " --protect state", "neighbour": " --allow-approximate"}
-"""Of strategies that would propose nothing else."""
+NEEDS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "redundant": (" --protect state", {"protect": Protect.STATE}),
+    "neighbour": (" --allow-approximate", {"approximate": LowRank()}),
+}
+"""Strategies that would propose nothing else: the option that each is given, and what that comes to in the job's Aim."""
+NOTHING: tuple[str, Mapping[str, object]] = ("", {})
 Live = Callable[[Trace, Setup, Starts, Terms, Progress], Result]
 
 
@@ -39,7 +43,7 @@ def all_policies() -> tuple[Policy, ...]:
     """In the order of the table."""
     ours = [
         Policy("auto", "the best plan after every change", partial(_ours, "auto")),
-        *(Policy(name, f"--strategy {name}{NEEDS.get(name, '')}", partial(_ours, name)) for name in strategies.names()),
+        *(Policy(name, f"--strategy {name}{NEEDS.get(name, NOTHING)[0]}", partial(_ours, name)) for name in strategies.names()),
     ]
     return (
         *ours,
@@ -62,12 +66,8 @@ def named(names: Sequence[str]) -> tuple[Policy, ...]:
 
 
 def _ours(strategy: str, trace: Trace, setup: Setup, starts: Starts, terms: Terms, progress: Progress) -> Result:
-    """A strategy alone is given what it cannot do without."""
-    if strategy == "redundant":
-        setup = replace(setup, aim=replace(setup.aim, protect=Protect.STATE))
-    elif strategy == "neighbour" and setup.aim.approximate is None:
-        setup = replace(setup, aim=replace(setup.aim, approximate=LowRank()))
-    return elastic.live(trace, replace(setup, strategy=strategy), starts, terms, progress)
+    aim = replace(setup.aim, **NEEDS.get(strategy, NOTHING)[1])
+    return elastic.live(trace, replace(setup, strategy=strategy, aim=aim), starts, terms, progress)
 
 
 def _like(
