@@ -38,7 +38,7 @@ D_S = (60.0, 300.0, 1800.0, 21600.0)
 N_DRAWS, N_LOSSES = 1000, 4
 """Jobs with a layout, and losses of each."""
 SHARE_OF_D = 30.0
-"""Of a rehearsal's second in D: what the launcher takes itself, a fraction of one, is to be little of D."""
+"""D takes at least so many seconds where it is rehearsed, of which what the launcher takes itself is to be little."""
 MOST_STEP_S, LEAST_SPEED = 5.0, 0.25
 """What takes longer where it is rehearsed is left out: a step, or, of the cluster's seconds, a start of 15."""
 
@@ -62,7 +62,7 @@ class Loss(msgspec.Struct, frozen=True):
 
     @property
     def what(self) -> str:
-        """As a drill has it."""
+        """The target that a drill names."""
         return f"node{self.lost[0] // self.shape[1]}" if len(self.lost) > 1 else "".join(map(str, self.lost))
 
     @property
@@ -110,7 +110,7 @@ def speed(loss: Loss, plan: Plan) -> float:
 
 
 def situation(loss: Loss, of: Source, plan: Plan) -> Situation:
-    """As a job has it, of which nobody knows how far the step is that was cut."""
+    """What strategies of such a job are given, where nobody knows how far the step is that was cut."""
     workers = sorted({*plan.workers, *plan.idle})
     alive = tuple(worker for worker in workers if worker not in loss.lost)
     back = loss.lost if loss.restarts else ()

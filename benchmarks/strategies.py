@@ -42,14 +42,15 @@ SPEED_OF_STARTS = 10.0
 """At most, where processes start again: what that takes here, tenths of a second, is to be little of the cluster's 15 s."""
 ABOUT = (
     "Rehearsed on this machine: one process a rank, real groups, kills and messages; ops and links take the time that the "
-    "profile gives them. Where no scenario is named, one rank of one model is lost, and each strategy has the layout that it "
-    "needs: `redundant` one pipeline whose layers are kept, the others several; `neighbour` may be approximate, and what "
+    "profile gives them. Where no scenario is named, one rank of one model is lost, and each strategy has the layout that "
+    "it needs: `redundant` one pipeline whose layers are kept, the others several; `neighbour` may be approximate, and what "
     "`respawn` has lost may start again. Transition: from the loss to the first op of the next generation. Over share: "
     "throughput after the loss over that before it, over the part of the ranks that are left. Peak: memory of the rank that "
     "has most, as it is priced. Without losses: the step before the loss over that of the same layout in which nothing is "
-    "kept. A scenario is a loss in which the model takes that strategy by itself. Worth: useful samples a second up to the "
-    "loss after the next, at rehearsed times; what others than `respawn` would gain of processes that start again is in it "
-    "as it is priced. Chosen is best: the share of scenarios in which what the model takes is worth most, or within 3 % of it."
+    "kept; others than `redundant` do nothing ahead of a loss. A scenario is a loss in which the model takes that strategy "
+    "by itself. Worth: useful samples a second up to the loss after the next, at rehearsed times; what others than "
+    "`respawn` would gain of processes that start again is in it as it is priced. Chosen is best: the share of scenarios in "
+    "which what the model takes is worth most, or within 3 % of it."
 )
 
 
@@ -174,7 +175,7 @@ def _row(scenario: str, loss: Loss, asked: str, one: Rehearsal | None, candidate
         "rehearsed s": after.step_s,
         "over share": ratio,
         "peak GB": candidate.estimate.peak_bytes / 1e9,
-        "without losses": None if scenario else 1.0,
+        "without losses": None,
         "worth": None if after.step_s is None else worth_of(candidate, after, after.step_s, loss.seconds_to_change),
     }
 
@@ -188,7 +189,7 @@ def worth_of(candidate: Candidate, after: Generation, step_s: float, change_s: f
 
 
 def _figures(row: dict[str, Cell]) -> dict[str, float]:
-    """Of a strategy at one size."""
+    """What a strategy's row at one size adds to the summary."""
     names = {"rehearsed transition s": "transition_s", "over share": "over_share", "without losses": "without_losses"}
     found = {f"{row['plan']}_{name}_{row['ranks']}": row[column] for column, name in names.items()}
     return {name: value for name, value in found.items() if isinstance(value, float)}
