@@ -39,7 +39,7 @@ def approximate_cost(module: nn.Module, value: Any, low_rank: LowRank, job_spec:
 
 @contextmanager
 def _input_bytes(modules: Iterable[nn.Module]) -> Iterator[list[int]]:
-    """Collects in element 0 the bytes that these modules are called with: a checkpoint keeps them, and autograd does not say."""
+    """Collects in element 0 the bytes that these modules are called with: a checkpoint keeps them, unseen by autograd."""
     total = [0]
 
     def note(_module: nn.Module, args: Any, kwargs: Any) -> None:
