@@ -38,6 +38,7 @@ from odyssey.runtime.data import Dataset, Prefetcher, Sampler, check_is_map_styl
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
+from odyssey.runtime.layers import Layers
 from odyssey.runtime.local import LocalSession
 from odyssey.runtime.once import Once
 from odyssey.runtime.session import Session
@@ -45,7 +46,7 @@ from odyssey.runtime.transaction import Transaction, Values
 from odyssey.tracebacks import users_frames
 from odyssey.worker import Worker
 
-_newest: Session | None = None
+_newest: Session[Engine] | None = None
 """Of the last Job that the script has made under an agent. Those before are over."""
 
 
@@ -185,7 +186,7 @@ class Job:
                 )
             yield Step(step, loss, norm, self._global_batch)
 
-    def _training_step(self, step: int) -> Transaction:
+    def _training_step(self, step: int) -> Transaction[Engine]:
         def conclude(sums: Sequence[float]) -> Values:
             return (sums[0] / self._global_batch, math.sqrt(sums[1]) / self._global_batch)
 
@@ -210,8 +211,10 @@ class Job:
         def conclude(sums: Sequence[float]) -> Values:
             return (sums[0] / n_samples,)
 
-        transaction = Transaction("evaluate", lambda engine: evaluate_body(engine, data), conclude, lambda engine, values: None)
-        return self._session.run(transaction)[0]
+        evaluate = Transaction[Engine](
+            "evaluate", lambda engine: evaluate_body(engine, data), conclude, lambda engine, values: None
+        )
+        return self._session.run(evaluate)[0]
 
     # -- acts of one rank -----------------------------------------------------------------------------------------------
 
@@ -360,14 +363,16 @@ def _model_spec(
     )
 
 
-def _session(connection: link.AgentLink | None, model: Model, job_spec: JobSpec, backend: Backend) -> Session | LocalSession:
+def _session(
+    connection: link.AgentLink | None, model: Model, job_spec: JobSpec, backend: Backend
+) -> Session[Engine] | LocalSession:
     """This rank's part of the job, which it has been given."""
     global _newest
     if connection is None:
         return LocalSession(model, job_spec, backend)
     if _newest is not None:
         _newest.finish()
-    _newest = session = Session(connection, connection.rank, model, job_spec, backend, _newest)
+    _newest = session = Session(connection, connection.rank, Layers(model, job_spec, backend), _newest)
     session.start()
     atexit.register(session.finish)
     return session

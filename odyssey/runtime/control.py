@@ -12,17 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from queue import SimpleQueue
+from typing import Any
 
 from odyssey.link import AgentLink
 from odyssey.messages import Command, Connect, Connected, Drain, Known, Pause, Paused, Ping, Pong, Stop
-from odyssey.model.model import Model
 from odyssey.needs import Needs
-from odyssey.plan import Plan
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Communication, Phase
 from odyssey.runtime.sum_group import SumGroup
-from odyssey.runtime.tally import Tally
+from odyssey.runtime.work import State
 from odyssey.schedule import Op
 
 _WORDS = {
@@ -40,24 +39,20 @@ START, COMMIT = "start of the call", "commit"
 
 class Control:
     """`at`: what the script's thread does, and since when (`Engine.now`); None while it has built nothing to do it with.
-    `groups_for`: makes groups that are to be built beside what runs; `built`: is called where they stand, see Backend."""
+    `groups_for`: makes groups that are to be built beside what runs."""
 
     def __init__(
         self,
         link: AgentLink,
         phase: Phase,
-        model: Model,
-        tally: Tally,
+        state: State[Any],
         at: Callable[[], tuple[Op | str, float] | None],
         groups_for: Callable[[Connect], Groups],
-        built: Callable[[Plan, float], None],
     ) -> None:
         self._link = link
-        self._model = model
-        self._tally = tally
+        self._state = state
         self._at = at
         self._groups_for = groups_for
-        self._built = built
         self._orders: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
         self._phase = phase
@@ -165,7 +160,7 @@ class Control:
             self._ahead = self._groups_for(order)
             began_s = time.monotonic()
             self._ahead.build_beside(
-                lambda: self._built(order.plan, began_s),
+                lambda: self._state.built(order.plan, began_s),
                 lambda problem: self._link.report(Connected(rank, order.generation, order.number, problem)),
             )
 
@@ -209,6 +204,6 @@ class Control:
         phase = self._phase
         if phase.communication is Communication.CUT:
             self._phase = phase.answered()
-            held, summed = tuple(sorted(self._model.held)), self._tally.summed()
+            held, summed = tuple(sorted(self._state.held)), self._state.summed()
             whole = () if self._groups is None else self._groups.whole()
             self._link.report(Paused(self._link.rank, phase.generation, phase.position, phase.word, held, summed, whole))

@@ -64,7 +64,7 @@ class LocalSession:
         """Around the script's own code inside a unit."""
         return nullcontext()
 
-    def run(self, transaction: Transaction) -> Values:
+    def run(self, transaction: Transaction[Engine]) -> Values:
         """Run one unit."""
         sums = torch.tensor(list(transaction.body(self._engine)), dtype=torch.float64)
         values = transaction.conclude(sums.tolist())

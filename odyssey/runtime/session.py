@@ -10,7 +10,7 @@ number: nothing is in flight there, as every rank has waited for what it was sen
 are until those of the next generation take their place, since another rank may not have its result yet.
 
 Where this rank stands is one value, a Phase (phase.py), and all that the link's thread has to do with it is in control.py.
-What is here beside, model, engine and replay, is the script's thread's alone.
+What is here beside, the state, its runner (work.py) and the replay, is the script's thread's alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Generic
 
 import torch
 
@@ -37,75 +38,49 @@ from odyssey.messages import (
     Go,
     Hello,
     Measure,
-    OpTimes,
     Position,
     Prepare,
     Result,
     position_after,
 )
-from odyssey.model.model import Model
 from odyssey.needs import Needs
 from odyssey.plan import Plan, StateFrom
-from odyssey.rest import kept_layers
 from odyssey.runtime import nccl
-from odyssey.runtime.backend import Backend
-from odyssey.runtime.computation import Drawn
 from odyssey.runtime.control import COMMIT, START, Control
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.data import Prefetcher
-from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import NO_LIMIT, Groups
-from odyssey.runtime.job_spec import JobSpec
-from odyssey.runtime.measure import measure
 from odyssey.runtime.phase import Activity, Phase
-from odyssey.runtime.proof import problem, ready
 from odyssey.runtime.replay import Replay
 from odyssey.runtime.sum_group import SumGroup
-from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction, Values
-from odyssey.runtime.transfer import Moved, move_layers
+from odyssey.runtime.work import R, State
 from odyssey.worker import Rank, worker_of
 
-OP_TIMES_EVERY_S = 0.5
 
-
-class Session:
+class Session(Generic[R]):
     """One rank's part in the job, as its script calls it."""
 
-    def __init__(
-        self, link: AgentLink, rank: Rank, model: Model, job_spec: JobSpec, backend: Backend, before: Session | None
-    ) -> None:
+    def __init__(self, link: AgentLink, rank: Rank, state: State[R], before: Session[Any] | None) -> None:
         """`before`: of the Job that the script made before this one, which is over."""
         self.rank, self.worker = rank, worker_of(rank)
-        self.model = model
         self._job: int = 1 if before is None else before._job + 1
-        self._job_spec = job_spec
-        self._backend = backend
+        self._state = state
         self._link = link
         # Orders of an earlier Job may still be on their way: they are of generations that it knew.
         phase = Phase() if before is None else Phase(generation=before._control.phase.generation + 1)
-        self._tally = Tally(len(model.layers), model.ties)
+        self._runner: R | None = None
         self._control: Control = Control(
-            link,
-            phase,
-            model,
-            self._tally,
-            lambda: None if self._engine is None else self._engine.now,
-            self._groups_for,
-            backend.built,
+            link, phase, state, lambda: None if self._runner is None else self._runner.now, self._groups_for
         )
-        self._engine: Engine | None = None
-        self._data: Prefetcher | None = None
         self._replay = Replay()
         self._leader_of_unit: Rank | None = None
-        self._times_sent_s = time.monotonic()
 
     def start(self) -> None:
         """Report to the agent, and wait until a generation runs."""
-        if self.model.device.type != "cpu":
+        if self._state.device.type != "cpu":
             nccl.outlive_peers()
         self._link.listen(self._control.handle)
-        self._link.report(Hello(self.rank, self._job_spec.spec, self._job))
+        self._link.report(Hello(self.rank, self._state.spec, self._job))
         self._obey(None)
         self._control.change(Phase.left)
 
@@ -123,7 +98,7 @@ class Session:
     @property
     def plan(self) -> Plan | None:
         """The plan in force; None before the first."""
-        return None if self._engine is None else self._engine.plan
+        return None if self._runner is None else self._runner.plan
 
     @property
     def position(self) -> Position:
@@ -171,7 +146,7 @@ class Session:
 
     # -- units --------------------------------------------------------------------------------------------------------
 
-    def run(self, transaction: Transaction) -> Values:
+    def run(self, transaction: Transaction[R]) -> Values:
         """Run one unit to its end, through any number of losses, and return its result's values.
 
         On a rank that rejoins, the units that others did meanwhile are not run again: their results are returned.
@@ -192,42 +167,40 @@ class Session:
                     self._obey(transaction)
             return phase.values
         finally:
-            self._tally.clear()
+            self._state.forget_unit()
             self._control.change(Phase.left)
 
-    def _try(self, transaction: Transaction, started_s: float) -> None:
+    def _try(self, transaction: Transaction[R], started_s: float) -> None:
         """Once through the unit, to its end or to that of the generation."""
         try:
             values, drained_for = self._transact(transaction)
         except Cut as cut:
-            if self._engine is not None:
-                self._engine.computation.interrupted()
-            if isinstance(cut, Drawn) and self._engine is not None:
-                self._link.report(OpTimes(self._engine.plan.generation, (), str(cut)))
+            if self._runner is not None and (told := self._state.interrupted(self._runner, cut)) is not None:
+                self._link.report(told)
             self._stand_still(str(cut))
             return
         # The unit is final: tell the agent before anything else, so that its result outlives this rank.
         result, done_s = Result(self.position, transaction.kind, values), time.monotonic()
-        generation = self._engine.plan.generation if self._engine is not None else 0
+        generation = self._runner.plan.generation if self._runner is not None else 0
         self._link.report(Committed(self.rank, generation, result, transaction.n_samples, done_s - started_s))
         if drained_for is not None:
             # Before its effect, which may raise: nobody else goes on in this generation.
             self._control.change(lambda phase: phase.paused(drained_for))
         self._take(transaction, result)
 
-    def _transact(self, transaction: Transaction) -> tuple[Values, int | None]:
+    def _transact(self, transaction: Transaction[R]) -> tuple[Values, int | None]:
         """Body and commit point: the result's values, and the generation that all stop for behind this unit, if they do.
 
         Raises Cut.
         """
-        engine = self._engine
-        assert engine is not None
+        runner = self._runner
+        assert runner is not None
         if transaction.kind != "step":
             # What bodies of different kinds send each other would not fit; a step meets nobody on its way to its commit point.
             self._agree(START, ())
-            engine.now = (CALLS[transaction.kind], time.monotonic())
-        values = transaction.body(engine)
-        engine.groups.check()  # on a device, what a cut has ended looks like what has come to its end
+            runner.now = (CALLS[transaction.kind], time.monotonic())
+        values = transaction.body(runner)
+        runner.groups.check()  # on a device, what a cut has ended looks like what has come to its end
         if (phase := self._control.change(Phase.contributed)) is None:
             raise Cut("paused in the script's own code")
         heard = (0.0, 0.0) if phase.drain is None else (1.0, float(phase.drain))
@@ -237,10 +210,10 @@ class Session:
     def _agree(self, at: str, values: Sequence[float]) -> list[float]:
         """One tiny reduction over all workers: the sums of `values`. It is of one size wherever a rank is, and holds the unit
         that it is in: so JobError is raised, on all ranks, if they are not all in the same one. Raises Cut."""
-        engine, unit = self._engine, self._control.phase.unit
-        assert engine is not None
-        engine.now = (at, time.monotonic())
-        groups = engine.groups
+        runner, unit = self._runner, self._control.phase.unit
+        assert runner is not None
+        runner.now = (at, time.monotonic())
+        groups = runner.groups
         n_members = len(groups.members)
         n_summed = N_DRAIN + N_VALUES
         padding = [0.0] * (n_summed - len(values))
@@ -257,15 +230,15 @@ class Session:
             raise JobError(difference(others) or f"ranks are at different places of the job: {positions}", SAME_CALLS)
         return sums.tolist()
 
-    def _take(self, transaction: Transaction, result: Result) -> None:
+    def _take(self, transaction: Transaction[R], result: Result) -> None:
         """Give a final unit its effect here. Nothing interrupts this."""
         self._leader_of_unit = self._speaker
-        if self._engine is not None and not self._control.phase.is_idle:
-            transaction.take(self._engine, result.values)
+        if self._runner is not None and not self._control.phase.is_idle:
+            transaction.take(self._runner, result.values)
         self._control.change(lambda phase: phase.done(result))
         self._report_times()
 
-    def _roll_forward(self, transaction: Transaction | None, results: Sequence[Result]) -> None:
+    def _roll_forward(self, transaction: Transaction[R] | None, results: Sequence[Result]) -> None:
         """Take over the unit at hand if it is among `results`: others passed its commit point, and we had contributed.
 
         From then on the unit is done, whatever happens before the next generation runs. An idle rank whose script has not begun
@@ -274,7 +247,7 @@ class Session:
         for result in results:
             if transaction is not None and self._control.phase.may_take(result):
                 self._take(transaction, result)
-            elif transaction is None and self._engine is not None and result.position == self.position:
+            elif transaction is None and self._runner is not None and result.position == self.position:
                 self._join((*self._replay.results, result))
 
     def _join(self, results: Sequence[Result]) -> None:
@@ -289,7 +262,7 @@ class Session:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    def _obey(self, transaction: Transaction | None) -> None:
+    def _obey(self, transaction: Transaction[R] | None) -> None:
         """Obey orders until a generation runs in which this rank has work, or the unit at hand is done."""
         while True:
             order = self._control.next_order()
@@ -299,7 +272,7 @@ class Session:
             except Cut as cut:
                 self._stand_still(str(cut))
 
-    def _is_way_on(self, order: Command, transaction: Transaction | None) -> bool:
+    def _is_way_on(self, order: Command, transaction: Transaction[R] | None) -> bool:
         """Obey one order; whether the script's thread can go on. Raises Cut."""
         match order:
             case Follow(result=result):
@@ -308,7 +281,7 @@ class Session:
                     raise JobError(f"rank {self.rank} called {mine}, the others {theirs}: all ranks must call it", SAME_CALLS)
                 self._roll_forward(transaction, (result,))
                 return self._is_done
-            case Finish() if self._job > 1 and self._engine is None:
+            case Finish() if self._job > 1 and self._runner is None:
                 return False  # it was for the Job before
             case Finish(results=results):
                 self._control.change(Phase.ended)
@@ -337,19 +310,19 @@ class Session:
         groups = self._new_groups(order.generation, Needs.of_chain(order.chain, self.worker))
         self._control.use(groups)
         if self.worker in groups.members:
-            self._link.report(measure(order, self.worker, self.model, self._job_spec, self._backend, groups))
+            self._link.report(self._state.measure(order, self.worker, groups))
         self._control.change(Phase.measured)
 
-    def _prepare(self, order: Prepare, transaction: Transaction | None) -> None:
+    def _prepare(self, order: Prepare, transaction: Transaction[R] | None) -> None:
         plan, me = order.plan, self.worker
         if plan.state_from is StateFrom.SCRIPT and order.results:
             raise OdysseyError("the plan builds layers anew that have been trained", "please report this bug")
-        if self._engine is None and order.results:
+        if self._runner is None and order.results:
             self._join(order.results)
         else:
             self._roll_forward(transaction, order.results)
-        if self._engine is not None:
-            self._engine.stop()
+        if self._runner is not None:
+            self._runner.stop()
         started_s = time.monotonic()
         needs = Needs.of(plan, me)
         ahead = self._control.use_ahead(needs, order.generation)
@@ -357,37 +330,17 @@ class Session:
         self._control.use(groups)
         groups.build()
         if ahead is None and me in needs.movers:
-            self._backend.built(plan, started_s, groups.kept_members)
-        if self._engine is not None:
-            # What survivors know has been taken over: old gradients make room for what comes, and for new ones.
+            self._state.built(plan, started_s, groups.kept_members)
+        if self._runner is not None:
+            # What survivors know has been taken over.
             self._control.change(Phase.given_up)
-            kept = frozenset() if order.rest is None else order.rest.layers & kept_layers(self._tally.summed(), plan, me)
-            self._engine.release(kept)
+            self._state.let_go(self._runner, plan, order.rest)
         built_s = time.monotonic()
-        needed = plan.holds.get(me, frozenset())
-        if plan.state_from is StateFrom.SCRIPT:
-            self.model.hold_built(needed)
-        elif self.model.is_as_built:
-            self.model.hold_built(())  # its state comes from others, if it has work at all
-        moved = move_layers(plan.moves, me, self.model, groups) if me in needs.movers else Moved()
-        self._backend.moved(plan, me, built_s)
+        moved = self._state.take_on(plan, me, groups)
         moved_s = time.monotonic()
-        if self._data is None:
-            self._data = self._job_spec.prefetcher(plan)
-        self._engine = Engine(
-            plan, me, self.model, self._job_spec, self._backend, self._data, groups, order.boundaries, self._tally, order.rest
-        )
+        self._runner = runner = self._state.runner(plan, me, groups, order.boundaries, order.rest)
         self._control.change(lambda phase: phase.rebuilt(me not in plan.holds))
-        report = ready(
-            self._engine,
-            self.model,
-            self._job_spec,
-            self._data,
-            self.position,
-            groups_s=built_s - started_s,
-            moves_s=moved_s - built_s,
-            moved=moved,
-        )
+        report = self._state.ready(runner, self.position, groups_s=built_s - started_s, moves_s=moved_s - built_s, moved=moved)
         self._control.change(Phase.ready)
         self._link.report(report)
 
@@ -396,22 +349,13 @@ class Session:
 
     def _new_groups(self, generation: int, needs: Needs, attempt: int = 0, kept: Iterable[SumGroup] = ()) -> Groups:
         report, here = self._link.report, self._link.reached_at
-        return Groups(report, generation, needs, self.worker, self.model.device, here, attempt, kept)
+        return Groups(report, generation, needs, self.worker, self._state.device, here, attempt, kept)
 
     def _go(self) -> None:
-        assert self._engine is not None
-        self.model.keep_only(self._engine.plan.holds.get(self.worker, ()))
-        if what := problem(self._engine, self.model):
-            raise OdysseyError(f"what the gate has seen is not what is left to train: {what}", "please report this bug")
+        assert self._runner is not None
+        self._state.run_only(self._runner)
 
     def _report_times(self) -> None:
-        if self._engine is None:
-            return
-        if (recorded := self._engine.recorder.take()) is not None:
-            self._link.report(recorded)
-        now_s = time.monotonic()
-        if now_s - self._times_sent_s >= OP_TIMES_EVERY_S:
-            self._times_sent_s = now_s
-            times = self._engine.computation.clock.take(self._engine.plan.micro_batch)
-            if times:
-                self._link.report(OpTimes(self._engine.plan.generation, times))
+        if self._runner is not None:
+            for report in self._state.reports(self._runner):
+                self._link.report(report)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
-from odyssey.runtime.engine import Engine
+from odyssey.runtime.work import R
 
 N_VALUES = 2
 """The most values that a unit ends in."""
@@ -14,12 +14,12 @@ N_DRAIN = 2
 Values = tuple[float, ...]
 
 
-class Transaction(NamedTuple):
-    """A unit. `body(engine)`: run it, give what this rank adds to the final sum, Cut may interrupt it. `conclude(sums)`:
-    the result's values, the same on all ranks. `take(engine, values)`: the local effect, which cannot be interrupted."""
+class Transaction(NamedTuple, Generic[R]):
+    """A unit. `body(runner)`: run it, give what this rank adds to the final sum, Cut may interrupt it. `conclude(sums)`:
+    the result's values, the same on all ranks. `take(runner, values)`: the local effect, which cannot be interrupted."""
 
     kind: str
-    body: Callable[[Engine], Sequence[float]]
+    body: Callable[[R], Sequence[float]]
     conclude: Callable[[Sequence[float]], Values]
-    take: Callable[[Engine, Values], None]
+    take: Callable[[R, Values], None]
     n_samples: int = 0

@@ -12,7 +12,6 @@ from odyssey.messages import Committed, Connect, Connected, Drain, Hello, Offere
 from odyssey.plan import Plan
 from odyssey.runtime.control import Control
 from odyssey.runtime.phase import Phase
-from odyssey.runtime.tally import Tally
 from tests.agent_runs import nothing_left
 from tests.held import Held
 from tests.launcher.coordinator.talk import make_plan
@@ -97,14 +96,14 @@ def test_what_was_built_for_another_plan_is_let_go(agent_of: Callable[..., MiniA
 def test_nothing_is_built_for_a_script_that_has_ended() -> None:
     """The agent may ask for it before it hears of that."""
     link: Any = SimpleNamespace(rank=0, report=pytest.fail)
-    model: Any = SimpleNamespace(held=frozenset())
+    state: Any = SimpleNamespace(held=frozenset())
     asked: list[Connect] = []
 
     def groups_for(order: Connect) -> Any:
         asked.append(order)
         return SimpleNamespace(build_beside=lambda *told: None, release=lambda: None)
 
-    control = Control(link, Phase(), model, Tally(1, ()), lambda: None, groups_for, pytest.fail)
+    control = Control(link, Phase(), state, lambda: None, groups_for)
     plan = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
     control.handle(Connect(0, 1, plan))
     control.close()

@@ -1,0 +1,131 @@
+"""What a rank of `odyssey.Job` holds: layers of the model, with their optimizers, and the data that they are trained on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator
+
+import torch
+
+from odyssey.errors import OdysseyError
+from odyssey.messages import Boundary, Measure, Measured, ModelSpec, OpTimes, Position, Ready, Report
+from odyssey.model.model import Model
+from odyssey.plan import Plan, StateFrom
+from odyssey.rest import Rest, Summed, kept_layers
+from odyssey.runtime import proof
+from odyssey.runtime.backend import Backend
+from odyssey.runtime.computation import Drawn
+from odyssey.runtime.cut import Cut
+from odyssey.runtime.data import Prefetcher
+from odyssey.runtime.engine import Engine
+from odyssey.runtime.groups import Groups
+from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.measure import measure
+from odyssey.runtime.tally import Tally
+from odyssey.runtime.transfer import Moved, move_layers
+from odyssey.worker import Worker
+
+OP_TIMES_EVERY_S = 0.5
+
+
+class Layers:
+    """The State of a Job (work.py); an Engine is its Runner."""
+
+    def __init__(self, model: Model, job_spec: JobSpec, backend: Backend) -> None:
+        self.model = model
+        self._job_spec = job_spec
+        self._backend = backend
+        self._tally = Tally(len(model.layers), model.ties)
+        self._data: Prefetcher | None = None
+        self._times_sent_s = time.monotonic()
+
+    @property
+    def device(self) -> torch.device:
+        """Of the model."""
+        return self.model.device
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the script gave, as it is to be seen."""
+        return self._job_spec.spec
+
+    @property
+    def held(self) -> Collection[int]:
+        """Layers with full state."""
+        return self.model.held
+
+    def summed(self) -> tuple[Summed, ...]:
+        """By layer."""
+        return self._tally.summed()
+
+    def forget_unit(self) -> None:
+        """Nothing is summed."""
+        self._tally.clear()
+
+    def measure(self, order: Measure, worker: Worker, groups: Groups) -> Measured:
+        """See measure.py."""
+        return measure(order, worker, self.model, self._job_spec, self._backend, groups)
+
+    def built(self, plan: Plan, since_s: float, kept_members: int = 0) -> None:
+        """The backend's time for it passes."""
+        self._backend.built(plan, since_s, kept_members)
+
+    def let_go(self, runner: Engine, plan: Plan, rest: Rest | None) -> None:
+        """Old gradients make room for what comes, and for new ones; but for those that are kept."""
+        kept = frozenset() if rest is None else rest.layers & kept_layers(self.summed(), plan, runner.worker)
+        runner.release(kept)
+
+    def take_on(self, plan: Plan, worker: Worker, groups: Groups) -> Moved:
+        """Build layers, or have them moved here."""
+        began_s = time.monotonic()
+        if plan.state_from is StateFrom.SCRIPT:
+            self.model.hold_built(plan.holds.get(worker, frozenset()))
+        elif self.model.is_as_built:
+            self.model.hold_built(())  # its state comes from others, if it has work at all
+        is_mover = worker in groups.needs.movers
+        moved = move_layers(plan.moves, worker, self.model, groups) if is_mover else Moved()
+        self._backend.moved(plan, worker, began_s)
+        return moved
+
+    def runner(self, plan: Plan, worker: Worker, groups: Groups, boundaries: Iterable[Boundary], rest: Rest | None) -> Engine:
+        """An engine over these layers."""
+        if self._data is None:
+            self._data = self._job_spec.prefetcher(plan)
+        return Engine(
+            plan, worker, self.model, self._job_spec, self._backend, self._data, groups, boundaries, self._tally, rest
+        )
+
+    def ready(self, runner: Engine, position: Position, *, groups_s: float, moves_s: float, moved: Moved) -> Ready:
+        """See proof.py."""
+        assert self._data is not None
+        return proof.ready(
+            runner,
+            self.model,
+            self._job_spec,
+            self._data,
+            position,
+            groups_s=groups_s,
+            moves_s=moves_s,
+            moved=moved,
+        )
+
+    def run_only(self, runner: Engine) -> None:
+        """Layers that another plan had here go."""
+        self.model.keep_only(runner.plan.holds.get(runner.worker, ()))
+        if what := proof.problem(runner, self.model):
+            raise OdysseyError(f"what the gate has seen is not what is left to train: {what}", "please report this bug")
+
+    def interrupted(self, runner: Engine, cut: Cut) -> Report | None:
+        """Tells why micro-batches stay whole, if the cut is of that."""
+        runner.computation.interrupted()
+        return OpTimes(runner.plan.generation, (), str(cut)) if isinstance(cut, Drawn) else None
+
+    def reports(self, runner: Engine) -> Iterator[Report]:
+        """Steps that were recorded, and what ops took."""
+        if (recorded := runner.recorder.take()) is not None:
+            yield recorded
+        now_s = time.monotonic()
+        if now_s - self._times_sent_s >= OP_TIMES_EVERY_S:
+            self._times_sent_s = now_s
+            if times := runner.computation.clock.take(runner.plan.micro_batch):
+                yield OpTimes(runner.plan.generation, times)
