@@ -79,7 +79,7 @@ def generations(log: Sequence[events.Event]) -> list[Generation]:
             commits = []
             result.append(Generation(planned[1], ahead, lost_at, paused_at, planned[0], event.time, body, ()))
             lost_at = paused_at = None
-        elif isinstance(body, Committed) and body.result.kind == "step" and result and lost_at is None:
+        elif isinstance(body, Committed) and body.result.is_step and result and lost_at is None:
             commits.append(Commit(body.result.position[0], event.time, body.unit_s))
             result[-1] = msgspec.structs.replace(result[-1], commits=tuple(commits))
     return result

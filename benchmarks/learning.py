@@ -118,7 +118,7 @@ def _approximate(job: Path) -> float:
         match event.body:
             case PlanChosen(plan=plan):
                 is_approximate = plan.approximation is not None
-            case Committed(result=result) if result.kind == "step":
+            case Committed(result=result) if result.is_step:
                 steps[result.position[0]] = is_approximate
     return sum(steps.values()) / len(steps)
 

@@ -35,6 +35,15 @@ class Rendezvous(enum.StrEnum):
     """Whichever agent can bind the endpoint first hosts it."""
 
 
+class OnLoss(enum.StrEnum):
+    """What becomes of a script without a Job when a rank of it is lost."""
+
+    RESTART = "restart"
+    """All ranks start again, as torchrun has it."""
+    CONTINUE = "continue"
+    """The others go on in the same step, where that can be (odyssey/replicas)."""
+
+
 class Std(enum.IntFlag):
     """Standard streams, as `--redirects` and `--tee` number them."""
 
@@ -56,6 +65,8 @@ class RunOptions(msgspec.Struct, frozen=True):
     reach this one; empty to find out. `run_id`: empty for one made up. `join_timeout_s`: for `min_agents` to come;
     `last_call_s`: how long to wait for more. `detect_s`: an agent of which nothing is heard for so long is lost. `secret_file`:
     what agents share (launcher/cluster/links/secret.py). `checks_hosts`: have hosts compared before ranks start there.
+
+    `on_loss`: what becomes of a script without a Job.
 
     Restarts. `max_restarts`: of the whole job. `never_retry`: exit codes that end the job. `restart_limit`: at most so many
     restarts in so many seconds. `restart_backoff_s`: the pause before the second restart in a row that had no progress in
@@ -106,6 +117,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     secret_file: Path | None = None
     checks_hosts: bool = False
 
+    on_loss: OnLoss = OnLoss.RESTART
     max_restarts: int = 0
     never_retry: tuple[int, ...] = ()
     restart_limit: tuple[int, float] | None = None

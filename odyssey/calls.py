@@ -23,6 +23,8 @@ CALLS = {
     "save": "save()",
     "load": "load()",
     "resume": "Job(resume=...)",
+    "backward": "backward()",
+    "collective": "a collective",
 }
 """kind of a unit -> the call that runs it."""
 _KINDS = tuple(CALLS)

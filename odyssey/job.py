@@ -110,7 +110,7 @@ class Job:
         """
         connection = link.connect()
         if connection is not None:
-            _report_uncaught_errors()
+            report_uncaught_errors()
         _check(layers, data, {"global_batch": global_batch, "micro_batch": micro_batch}, is_alone=connection is None)
         check_autocast(autocast)
         if independent_samples not in (True, False, TO_ROUNDING):
@@ -384,7 +384,7 @@ def _default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _report_uncaught_errors() -> None:
+def report_uncaught_errors() -> None:
     """Tell the agent of an exception that ends this script. Errors of ours are the agent's to print, once for all ranks."""
     before = sys.excepthook
 

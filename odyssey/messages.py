@@ -34,6 +34,10 @@ SAME_CALLS = "let all ranks make the same calls in the same order"
 """What helps where ranks are in different units."""
 LOADS = ("load", "load_state_dict", "resume")
 """Kinds of units that go on at the step which their result tells."""
+STEPS = ("step", "backward")
+"""Kinds of units that are a step of training: of a Job, and of a script's own loop."""
+OF_REPLICAS = ("backward", "collective")
+"""Kinds of units of a script's own loop: all gradients of a backward, and any other collective."""
 NOTHING, UNUSABLE = -1.0, -2.0
 """In place of the step that one of these leads to: there is no checkpoint; there is something that cannot be used."""
 
@@ -43,7 +47,17 @@ class Result(msgspec.Struct, frozen=True):
 
     position: Position
     kind: str
-    values: tuple[float, ...]
+    values: tuple[float, ...] = ()
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it was one of training."""
+        return self.kind in STEPS
+
+    @property
+    def of_replicas(self) -> bool:
+        """Whether the script's own loop made it."""
+        return self.kind in OF_REPLICAS
 
     def __post_init__(self) -> None:
         if self.kind in LOADS and not (
@@ -58,7 +72,7 @@ def position_after(result: Result) -> Position:
     Where nothing was loaded its value is below 0.
     """
     step, n_units = result.position
-    if result.kind == "step":
+    if result.is_step:
         return (step + 1, 0)
     if result.kind in LOADS and result.values[0] >= 0:
         return (int(result.values[0]), n_units + 1)
@@ -66,8 +80,10 @@ def position_after(result: Result) -> Position:
 
 
 def is_next(result: Result, before: Result | None) -> bool:
-    """Whether the unit follows `before`; any does where there is none before."""
-    return before is None or result.position == position_after(before)
+    """Whether the unit follows `before`; any does where there is none before. Of replicas only some are told of."""
+    if before is None:
+        return True
+    return result.position >= (end := position_after(before)) if result.of_replicas else result.position == end
 
 
 # -- what a rank tells of the model ------------------------------------------------------------------------------------
@@ -92,6 +108,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     `optimizers`: in words, what the script makes to train the layers; `values`: digests of the layers as built, empty for
     one that only its holders build, or where they were not taken. Both count before the first step only: a rank that joins
     later takes state over from others.
+
+    `replicas`: no Job, but a script with a loop of its own, whose ranks each have the whole model. It is one layer here.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -106,6 +124,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     autocast: str = ""
     optimizers: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    replicas: bool = False
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -322,7 +341,8 @@ class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
 
     `phase`: `compute` (the unit is not done), `contributed` (everything of the unit is done but its result), `between` (in the
     script's own code), `idle`. `held`: layers with full state. `summed`: gradients of the unit at hand, where that is a step.
-    `whole`: groups that the next generation may take on, where all their ranks say so.
+    `whole`: groups that the next generation may take on, where all their ranks say so. `passed`: the newest unit that it has
+    the result of.
     """
 
     rank: Rank
@@ -332,6 +352,7 @@ class Paused(msgspec.Struct, frozen=True, tag="rank_paused"):
     held: tuple[int, ...]
     summed: tuple[Summed, ...] = ()
     whole: tuple[WholeGroup, ...] = ()
+    passed: Result | None = None
 
 
 class Connected(msgspec.Struct, frozen=True, tag="rank_connected"):
@@ -476,6 +497,13 @@ class Finished(msgspec.Struct, frozen=True, tag="rank_finished"):
     position: Position
 
 
+class CannotGoOn(msgspec.Struct, frozen=True, tag="cannot_go_on"):
+    """From a replica: its script cannot go on without who is lost, as it says why."""
+
+    rank: Rank
+    what: str
+
+
 class Stepped(msgspec.Struct, frozen=True, tag=True):
     """From a script without a Job: its first optimizer step is done. `modules`: installed ones that it had imported by then,
     in the order of their import."""
@@ -489,7 +517,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     step: int | None
 
 
-Word = Hello | Paused | Connected | Ready | Committed | StepTimes | Broken | Failed | Finished
+Word = Hello | Paused | Connected | Ready | Committed | StepTimes | Broken | Failed | Finished | CannotGoOn
 """What becomes of a job is told by these, and they stand in its log."""
 Report = Word | Measured | Offered | OpTimes | Pong | Stepped | Beat
 

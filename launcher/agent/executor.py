@@ -86,7 +86,7 @@ class Executor:
             case Kill(rank=rank, cause=cause):
                 self._cluster.kill_rank(rank, cause)
             case EndRanks(ranks=ranks):
-                if self._coordination.counts_on(ranks):
+                if self._coordination.counts_on(ranks) or self._coordination.is_plain:
                     self._hangs.stop()  # until it is known that they have ended
                 self._cluster.terminate(ranks)
             case StartMeasure() as measure:

@@ -60,7 +60,7 @@ class Units:
         if (event := self._log.unit(unit)) is not None:
             self._planner.watch(event)
         self._hangs.made(unit.unit_s)
-        if result.kind == "step":
+        if result.is_step:
             expected_s = coordination.expected_step_s
             self._faults.on_step(result.position[0] + 1, unit.unit_s if expected_s is None else min(expected_s, unit.unit_s))
             self._untold, self._n_untold = unit, self._n_untold + 1

@@ -11,6 +11,7 @@ growth.py          ranks that are taken in
 finish.py          ranks end their scripts: all, or one before the others
 rank_failure.py    a Job's script that fails on one rank
 next_job.py        one Job after another in a script
+replicas.py        a script whose ranks each have everything, and its own loop
 elastic.py         the machine of plain scripts, which start again together
 restart_policy.py  whether and when they do
 rank_assignment.py which rank sits where

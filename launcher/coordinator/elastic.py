@@ -63,7 +63,7 @@ def _rank_lost(plain: PlainState, body: RankLost) -> Actions:
     reason = world.ends[body.rank].reason
     if is_from_outside(body.cause) and _is_for_later(plain):
         return _judge_later(plain, reason)
-    return _failure(plain, reason)
+    return failure(plain, reason)
 
 
 def _rank_exited(plain: PlainState, body: RankExited) -> Actions:
@@ -76,7 +76,7 @@ def _rank_exited(plain: PlainState, body: RankExited) -> Actions:
         return _if_all_gone(plain)
     if world.alive:
         return ()
-    return _failure(plain, plain.missed) if plain.missed else end(plain, 0, "all ranks have ended their scripts")
+    return failure(plain, plain.missed) if plain.missed else end(plain, 0, "all ranks have ended their scripts")
 
 
 def _rank_failed(plain: PlainState, body: Failed) -> Actions:
@@ -95,7 +95,7 @@ def _note_end(plain: PlainState, body: Body) -> None:
 # -- and start again ---------------------------------------------------------------------------------------------------
 
 
-def _failure(plain: PlainState, reason: str) -> Actions:
+def failure(plain: PlainState, reason: str) -> Actions:
     """One rank's failure ends all. `reason`: as it looks now; it is judged when all are gone."""
     plain.world.first_failure, plain.failed_at = plain.missed or reason, plain.world.now
     return _end_all(plain)
@@ -200,7 +200,7 @@ def _progressed(plain: PlainState, body: Progressed) -> Actions:
     failed_at, plain.failed_at = plain.failed_at, None
     plain.has_progressed = plain.gives_signs = True
     if plain.missed:  # it goes without a Job
-        return _failure(plain, plain.missed)
+        return failure(plain, plain.missed)
     if failed_at is None:
         return ()
     return (Record(Note(f"training again after {plain.world.now - failed_at:.1f} s")),)
@@ -242,7 +242,7 @@ def _agent_lost(plain: PlainState, body: AgentLost) -> Actions:
         return _restart(plain, f"{what}, with the one before; all ranks start again, which counts as one restart")
     if world.started is not None and len(world.agents) >= world.started.min_agents and _is_for_later(plain):
         return _judge_later(plain, what)
-    return _failure(plain, what)
+    return failure(plain, what)
 
 
 def _slots_returned(plain: PlainState, body: SlotsReturned) -> Actions:

@@ -120,6 +120,8 @@ def _why_not_back(job: JobState, rank: Rank) -> str:
     world = job.world
     if job.status is Status.FINISHING:
         return "the script is ending"
+    if job.replicas:
+        return "its script's loop would begin anew"
     if job.number > 1:
         return f"its script would begin with the first of its {job.number} Jobs"
     if job.ranks.state(rank) not in (RankState.ABSENT, RankState.LOST):
@@ -249,6 +251,8 @@ def consider(job: JobState) -> Actions:
     ranks = job.ranks
     if job.status is not Status.RUNNING or not (ranks.of(RankState.JOINED) or job.leaving):
         return ()
+    if job.replicas:
+        return transition.pause(job, f"{ranks_text(job.leaving)} {'are' if len(job.leaving) > 1 else 'is'} to leave")
     if ranks.of(RankState.STARTING) and not job.leaving:
         return (SetDeadline(transition.join_limit_s(job)),)
     return ask(job)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.coordinator import finish, gate, growth, next_job, rank_failure, transition
+from launcher.coordinator import finish, gate, growth, next_job, rank_failure, replicas, transition
 from launcher.coordinator.actions import EndRanks, Kill, Record, RemindOfNotice, SendOrder, Spawn
 from launcher.coordinator.decision import Actions, end, fail, if_failed_and_gone
 from launcher.coordinator.ranks import ENDED_WELL, RankState
@@ -41,7 +41,7 @@ from launcher.joblog.events import (
 )
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import ProfileError
-from odyssey.messages import SAME_CALLS, Broken, Connected, Failed, Finished, Hello, Pause, Paused, Ready
+from odyssey.messages import SAME_CALLS, Broken, CannotGoOn, Connected, Failed, Finished, Hello, Pause, Paused, Ready
 from odyssey.worker import Rank
 
 _SAME_MODEL = "all ranks must build the same model: check what depends on the rank"
@@ -99,7 +99,9 @@ def _if_all_joined(job: JobState) -> Actions:
     if (given := gate.difference_at_start(models)) is not None:
         return end(job, 1, *given)
     job.recovery.joined_after_s = job.world.now - job.world.started_at
-    return transition.measure(job) if job.profile is None else _check_profile(job)
+    if job.replicas:
+        job.world.generation += 1
+    return transition.begin(job) if job.profile is None or job.replicas else _check_profile(job)
 
 
 def _if_all_made_next(job: JobState) -> Actions:
@@ -167,6 +169,9 @@ def _lost(job: JobState, body: RankLost) -> Actions:
             return fail(job, world.first_failure or how, decision.why, decision.help)
         told = rank_failure.forgive(job, rank, decision)
     told = *told, *retired
+    if job.replicas and (why := replicas.why_restart(job, rank)):
+        job.gives_up = f"{how}; {why}"
+        return told
     if job.status is Status.FINISHING:
         return *told, *_lost_while_finishing(job, rank)
     job.recovery.n_redone = 0
@@ -254,9 +259,11 @@ def _note_end(job: JobState, body: Body) -> None:
 
 def _agent_joined(job: JobState, body: AgentJoined) -> Actions:
     agent = body.agent
-    if job.number == 1 and job.status is not Status.FINISHING:
+    if job.number == 1 and job.status is not Status.FINISHING and not job.replicas:
         return growth.agent_joined(job, agent)
     job.world.agents = (*job.world.agents, agent)  # it has a voice in who leads
+    if job.replicas:
+        return (Record(Note(f"agent {agent.number} ({agent.host}) waits until all ranks start again")),)
     why = "the script is ending" if job.number == 1 else f"its script would begin with the first of its {job.number} Jobs"
     return (Record(Note(f"agent {agent.number} ({agent.host}) waits until the end: {why}")),)
 
@@ -310,7 +317,7 @@ def _unit_final(job: JobState, body: UnitFinal) -> Actions:
         return ()
     job.results = results
     job.recovery.n_redone = 0
-    if body.result.kind == "step":
+    if body.result.is_step:
         job.world.restarts.past = after_progress(job.world.restarts.past)
     return finish.made_without(job)
 
@@ -411,6 +418,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     Connected: {Status.RUNNING: growth.rank_connected},
     Ready: {Status.MOVING: _ready},
     UnitFinal: dict.fromkeys(_LIVING, _unit_final),
+    CannotGoOn: dict.fromkeys(_LIVING, replicas.cannot_go_on),
     Finished: dict.fromkeys(_LIVING, finish.finished),
     Broken: {
         **dict.fromkeys((Status.MEASURING, Status.MOVING, Status.RUNNING, Status.DRAINING), _connection_lost),

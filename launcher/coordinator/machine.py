@@ -8,7 +8,7 @@ decisions (replay.py). The state is changed in place, and nobody else changes it
 
 from __future__ import annotations
 
-from launcher.coordinator import elastic, job
+from launcher.coordinator import elastic, job, replicas
 from launcher.coordinator.actions import Record, Spawn
 from launcher.coordinator.decision import Actions, end, if_failed_and_gone
 from launcher.coordinator.restart_policy import Policy
@@ -41,10 +41,14 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
         case StopRequested():
             return state, _stopped(state, body)
         case Hello() if isinstance(state, PlainState) and state.status is Status.STARTING and body.rank in world.alive:
-            state = JobState(world, profile=state.profile)
+            state = JobState(world, profile=state.profile, replicas=body.model.replicas)
     if isinstance(state, JobState):
         of_job = job.TABLE.get(type(body), {}).get(state.status)
-        return state, () if of_job is None else of_job(state, body)
+        actions = () if of_job is None else of_job(state, body)
+        if not state.gives_up:
+            return state, actions
+        plain, restart = replicas.start_again(state)
+        return plain, (*actions, *restart)
     of_plain = elastic.TABLE.get(type(body), {}).get(state.status)
     return state, () if of_plain is None else of_plain(state, body)
 

@@ -190,6 +190,7 @@ class JobState:
     `plan`: of the last generation that ran; `next_plan`: of the one that is to. `results`: the units before the first committed
     step, and those since the last one, itself included. `slow`: what was told of ranks that are. `leaving`: living ranks that
     are asked to leave, and whether they will be lost in any case; `due`: when ranks will be, where a notice said so.
+    `replicas`: its ranks each have the whole model and a loop of their own (replicas.py); `gives_up`: why they all start again.
     `stranded`: ranks that are owed a Finish when it is sure that others have ended their scripts well. `last_words`: why a
     failure is not got over, and what to do.
     """
@@ -205,12 +206,19 @@ class JobState:
     leaving: dict[Rank, bool] = field(default_factory=dict)
     due: dict[Rank, float] = field(default_factory=dict)
     stranded: set[Rank] = field(default_factory=set)
+    replicas: bool = False
+    gives_up: str = ""
     last_words: tuple[str, str] = ("", "")
     recovery: Recovery = field(default_factory=Recovery)
 
     @property
     def ranks(self) -> Ranks:
         return self.world.ranks
+
+    @property
+    def has_trained(self) -> bool:
+        """A step is final."""
+        return self.plan is not None and any(result.is_step or result.position[0] > 0 for result in self.results)
 
     @property
     def model(self) -> ModelSpec:
@@ -262,11 +270,11 @@ class JobState:
     @property
     def may_respawn(self) -> bool:
         """Whether a rank may be started again now: its script would begin with the first of its Jobs."""
-        return self.number == 1 and self.world.restarts.may_respawn(self.world.now)
+        return self.number == 1 and not self.replicas and self.world.restarts.may_respawn(self.world.now)
 
     def may_start_again(self, rank: Rank) -> bool:
         """Whether a rank that is lost may have a new process."""
-        is_counted = self.ranks[rank].is_counted and self.number == 1
+        is_counted = self.ranks[rank].is_counted and self.number == 1 and not self.replicas
         return rank not in self.world.slots_lost and (is_counted or self.may_respawn)
 
     @property
@@ -298,12 +306,14 @@ def with_result(results: tuple[Result, ...], new: Result) -> tuple[Result, ...]:
     """Append the next unit's result, and forget what no rank can need: units between the first and the last step.
 
     A step may stand for others before it, see UnitFinal of launcher/joblog/events.py. What is neither that nor the next unit
-    was told before.
+    was told before. Replicas never replay any.
     """
     end = position_after(results[-1]) if results else new.position
-    if new.position != end and (new.kind != "step" or new.position < end):
+    if new.of_replicas:
+        return results if new.position < end else (new,)
+    if new.position != end and (not new.is_step or new.position < end):
         return results
-    if new.kind != "step":
+    if not new.is_step:
         return (*results, new)
-    first = next((i for i, result in enumerate(results) if result.kind == "step"), len(results))
+    first = next((i for i, result in enumerate(results) if result.is_step), len(results))
     return (*results[:first], new)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Set
 from functools import partial
 
-from launcher.coordinator import gate, rank_failure
+from launcher.coordinator import gate, rank_failure, replicas
 from launcher.coordinator.actions import Action, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
 from launcher.coordinator.decision import Actions, end
 from launcher.coordinator.ranks import RankState
-from launcher.coordinator.state import JobState, Status
+from launcher.coordinator.state import JobState, Status, with_result
 from launcher.coordinator.workers import workers_of
 from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed
 from launcher.joblog.wording import ranks_text
@@ -81,6 +81,8 @@ def rank_paused(job: JobState, body: Paused) -> Actions:
     recovery, ranks = job.recovery, job.ranks
     if not ranks.is_member(body.rank):
         return ()
+    if job.replicas and body.passed is not None:
+        job.results = with_result(job.results, body.passed)
     ranks.answer_paused(body)
     if not ranks.have_all_paused():
         return ()
@@ -96,7 +98,12 @@ def go_on(job: JobState) -> Actions:
     """All have paused."""
     if not job.ranks.have_all_paused():
         return ()
-    if job.plan is None and job.profile is None:
+    return begin(job)
+
+
+def begin(job: JobState) -> Actions:
+    """All are there: to a plan, by the shortest way."""
+    if job.plan is None and job.profile is None and not job.replicas:
         return measure(job)
     return propose(job)
 
@@ -128,6 +135,8 @@ def propose(job: JobState) -> Actions:
     if job.leaving.keys() >= members:
         job.leaving.clear()  # nobody would be left
     job.status = Status.PLANNING
+    if job.replicas and job.plan is None:
+        return SetDeadline(None), *take(job, replicas.plan_of(job, 0, workers.all_of(members)), "all ranks are there")
     if job.plan is None:
         recovery.chosen_at = job.world.now
         alive = tuple(sorted(workers.all_of(members)))
@@ -135,7 +144,14 @@ def propose(job: JobState) -> Actions:
     paused = job.ranks.paused
     survivors = {rank: paused[rank] for rank in sorted(members)}
     if (problem := gate.roll_forward_problem(survivors, job.results)) is not None:
+        if job.replicas:
+            job.gives_up = problem
+            return ()
         return end(job, 1, f"the survivors cannot go on exactly: {problem}", "restart the job from its last checkpoint")
+    if job.replicas:
+        staying = workers.all_of(members - job.leaving.keys())
+        plan = replicas.plan_of(job, gate.final_position(survivors, job.results)[0], staying)
+        return SetDeadline(None), *take(job, plan, "all who are left go on")
     held = workers.held({rank: report.held for rank, report in survivors.items()})
     respawnable, leaving = _respawnable(job), job.leaving.keys() & members
     not_staying = workers.any_of(leaving)
@@ -246,7 +262,7 @@ def if_spawned_joined(job: JobState) -> Actions:
     ranks.enter_all(ranks.of(RankState.JOINED) & spawned, RankState.MEMBER)
     job.recovery.joined_at = job.world.now
     boundaries = job.profile.boundaries if job.profile is not None else ()
-    kept = tuple(gate.whole_groups(ranks.paused, job.workers))
+    kept = () if job.replicas else tuple(gate.whole_groups(ranks.paused, job.workers))
     order = Prepare(job.world.generation, plan, job.results, boundaries, job.recovery.rest, kept)
     return *(SendOrder(rank, order) for rank in sorted(job.members)), SetDeadline(None)
 
@@ -266,6 +282,9 @@ def rank_ready(job: JobState, body: Ready) -> Actions:
     assert plan is not None
     held_before = {rank: report.held for rank, report in ranks.paused.items()}
     if (problem := gate.gate_problem(plan, ranks.ready, job.end, held_before)) is not None:
+        if job.replicas:
+            job.gives_up = problem
+            return ()
         help = _REPORT if job.plan is not None else f"{_ALIKE}; if they do, {_REPORT}"
         return end(job, 1, f"the ranks do not agree before generation {world.generation}: {problem}", help)
     started = _generation_started(job, plan)

@@ -85,9 +85,9 @@ class LiveProfile:
                         self.profile = self._with_spawn(self.profile)
             case Committed(result=result) if self._running is not None:
                 running = self._running
-                if result.kind == "step" and running.committed_at is not None:
+                if result.is_step and running.committed_at is not None:
                     running.steps_s.append(event.time - running.committed_at)
-                running.committed_at = event.time if result.kind == "step" else None
+                running.committed_at = event.time if result.is_step else None
 
     def rescale(self, plan: Plan, slow: Mapping[Worker, float] | None = None) -> None:
         """Hold the model's step time of the plan that runs against its real steps, once there are some. `slow`: see Costs.

@@ -118,6 +118,8 @@ class Planner:
         """A plan runs: learn from the transition, and have plans for the next loss soon."""
         state = self._state()
         assert isinstance(state, JobState) and state.plan is not None
+        if state.replicas:
+            return  # there is nothing to choose
         self.live_profile.calibrate(state.plan, body)
         if (profile := self.live_profile.profile) is not None:
             from perfmodel.refine import expected_s

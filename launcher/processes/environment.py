@@ -90,6 +90,7 @@ def for_rank(
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(options.ending_signals),
         "TORCHELASTIC_ERROR_FILE": error_file,
         "ODYSSEY_JOB_DIR": str(job_dir or ""),
+        "ODYSSEY_ON_LOSS": options.on_loss,
         "ODYSSEY_NODE": str(assignment.node),
         **({"TORCHELASTIC_TIMER_FILE": timer_file} if timer_file else {}),
         **_device(options, inherited, assignment),

@@ -206,4 +206,5 @@ class Control:
             self._phase = phase.answered()
             held, summed = tuple(sorted(self._state.held)), self._state.summed()
             whole = () if self._groups is None else self._groups.whole()
-            self._link.report(Paused(self._link.rank, phase.generation, phase.position, phase.word, held, summed, whole))
+            at = phase.position, phase.word
+            self._link.report(Paused(self._link.rank, phase.generation, *at, held, summed, whole, phase.passed))

@@ -190,12 +190,17 @@ class Groups:
         options = dist.AllreduceOptions()
         options.timeout = limit
         if subset is not None:
-            one = self._sums[SumOver(False, subset)]
-            return self._sum([one], lambda: one.group.allreduce([tensor], options))
+            return self.over(subset, lambda group: group.allreduce([tensor], options))
         if not self.needs.is_tree:
             return self._start(lambda: self._mesh.allreduce([tensor], options))
         branches = [branch.group for branch in self._tree]
         return self._sum(self._tree, partial(TreeSum, branches, tensor, limit, self._is_in_leaf, self._is_in_root))
+
+    def over(self, subset: tuple[Worker, ...], operation: Callable[[Any], Any]) -> Sum:
+        """Start any collective in the group of a subset that reduces, as `all_reduce` starts a sum. A group in which there was
+        anything else than sums must not be handed over: a rank may have its part while another has not begun."""
+        one = self._sums[SumOver(False, subset)]
+        return self._sum([one], lambda: operation(one.group))
 
     def _sum(self, groups: Sequence[SumGroup], operation: Callable[[], Any]) -> Sum:
         with self._lock:

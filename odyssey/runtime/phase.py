@@ -76,7 +76,8 @@ class Phase:
     `kind`: of the unit at hand, and `values`: its result when it is DONE. `is_idle`: the plan has no work for this rank.
     `others_ended`: another rank has ended its script, nothing is run together any more. `abandoned`: kind of the unit at
     `position` that the script has left by an exception: it may only be begun again, so what the next unit is stays certain.
-    `drain`: the generation that a Drain asks to stop for; None if none does.
+    `drain`: the generation that a Drain asks to stop for; None if none does. `passed`: the newest unit that this rank has the
+    result of.
 
     Each method is one step. Those that an order leads to give the same Phase where the order is out of date.
     """
@@ -91,6 +92,7 @@ class Phase:
     others_ended: bool = False
     abandoned: str = ""
     drain: int | None = None
+    passed: Result | None = None
 
     @property
     def is_away(self) -> bool:
@@ -171,7 +173,7 @@ class Phase:
 
     def done(self, result: Result) -> Phase:
         """The unit has its result and its effect."""
-        return replace(self._doing(A.DONE), position=position_after(result), values=result.values, abandoned="")
+        return replace(self._doing(A.DONE), position=position_after(result), values=result.values, abandoned="", passed=result)
 
     def left(self) -> Phase:
         """Out of the unit, or of the start, whatever has become of it; an exception may have ended it at any moment."""

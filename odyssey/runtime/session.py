@@ -27,7 +27,9 @@ from odyssey.calls import CALLS, N_CODE, Unit, difference
 from odyssey.errors import JobError, OdysseyError
 from odyssey.link import AgentLink
 from odyssey.messages import (
+    OF_REPLICAS,
     SAME_CALLS,
+    STEPS,
     Broken,
     Command,
     Committed,
@@ -99,6 +101,11 @@ class Session(Generic[R]):
     def plan(self) -> Plan | None:
         """The plan in force; None before the first."""
         return None if self._runner is None else self._runner.plan
+
+    @property
+    def runner(self) -> R | None:
+        """Of the newest generation; None before the first."""
+        return self._runner
 
     @property
     def position(self) -> Position:
@@ -182,7 +189,8 @@ class Session(Generic[R]):
         # The unit is final: tell the agent before anything else, so that its result outlives this rank.
         result, done_s = Result(self.position, transaction.kind, values), time.monotonic()
         generation = self._runner.plan.generation if self._runner is not None else 0
-        self._link.report(Committed(self.rank, generation, result, transaction.n_samples, done_s - started_s))
+        if transaction.is_told:
+            self._link.report(Committed(self.rank, generation, result, transaction.n_samples, done_s - started_s))
         if drained_for is not None:
             # Before its effect, which may raise: nobody else goes on in this generation.
             self._control.change(lambda phase: phase.paused(drained_for))
@@ -195,8 +203,9 @@ class Session(Generic[R]):
         """
         runner = self._runner
         assert runner is not None
-        if transaction.kind != "step":
-            # What bodies of different kinds send each other would not fit; a step meets nobody on its way to its commit point.
+        if transaction.kind not in (*STEPS, *OF_REPLICAS):
+            # What bodies of different kinds send each other would not fit; a step meets nobody on its way to its commit point,
+            # and collectives of a script's own loop are as torch has them.
             self._agree(START, ())
             runner.now = (CALLS[transaction.kind], time.monotonic())
         values = transaction.body(runner)

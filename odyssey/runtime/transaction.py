@@ -16,10 +16,12 @@ Values = tuple[float, ...]
 
 class Transaction(NamedTuple, Generic[R]):
     """A unit. `body(runner)`: run it, give what this rank adds to the final sum, Cut may interrupt it. `conclude(sums)`:
-    the result's values, the same on all ranks. `take(runner, values)`: the local effect, which cannot be interrupted."""
+    the result's values, the same on all ranks. `take(runner, values)`: the local effect, which cannot be interrupted.
+    `is_told`: the agent hears of each one that is final; of others, only when it asks ranks to pause."""
 
     kind: str
     body: Callable[[R], Sequence[float]]
     conclude: Callable[[Sequence[float]], Values]
     take: Callable[[R, Values], None]
     n_samples: int = 0
+    is_told: bool = True

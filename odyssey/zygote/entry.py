@@ -48,6 +48,7 @@ def become(cwd: bytes, environment: dict[bytes, bytes], streams: Sequence[int]) 
     _own_start()
     _tell_stacks()
     _let_groups_end()
+    _keep_groups()
 
 
 def run(entry: Entry, script: str, arguments: Sequence[str], mask: Collection[int]) -> None:
@@ -187,6 +188,14 @@ def _let_groups_end() -> None:
 
     for place in (distributed, module):
         place.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
+
+
+def _keep_groups() -> None:
+    """As the entry point of torch has it where a process imports torch by itself (odyssey/replicas)."""
+    if os.environ.get("ODYSSEY_ON_LOSS") == "continue":
+        from odyssey.replicas.install import install
+
+        install()
 
 
 def _name_process() -> None:

@@ -188,6 +188,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(("--secret-file",), "FILE", "What agents prove to know: ODYSSEY_SECRET, or ~/.odyssey/secret.", Group.MEETING),
     # When ranks are lost
     Option(("--max-restarts",), "N", "How often ranks may be started again, in the whole job.", Group.LOSS, _THEIRS, "0"),
+    Option(
+        ("--on-loss",), "WHAT", "Of a script without a Job: restart all ranks, as torchrun; or continue with the others.",
+        Group.LOSS, default="restart",
+    ),
     Option(("--never-retry",), "CODES", "Exit codes that end the job at once: 2,70-75.", Group.LOSS),
     Option(("--restart-limit",), "N/TIME", "End the job at more than N restarts in TIME: 5/1h.", Group.LOSS),
     Option(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.options import Entry, RunOptions
+from launcher.options import Entry, OnLoss, RunOptions
 from launcher.processes.rank_process import imports_odyssey
 from odyssey.errors import ProfileError, UsageError
 from odyssey_cli import files
@@ -79,6 +79,7 @@ def read(argv: Sequence[str], environment: Mapping[str, str], command: Command) 
         secret_file=Path(given.value("secret_file").text) if given.value("secret_file").text else None,
         checks_hosts=given.switch("check"),
         max_restarts=_whole(given, "max_restarts", 0),
+        on_loss=OnLoss(text.choice(given.value("on_loss").text, given.value("on_loss").name, tuple(OnLoss))),
         never_retry=_never_retry(given),
         restart_limit=_restart_limit(given),
         restart_backoff_s=text.delay_s(given.value("restart_backoff").text, given.value("restart_backoff").name),

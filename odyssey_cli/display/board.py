@@ -312,7 +312,7 @@ class Board:
             self._say(time, self.fidelity, "yellow")
 
     def _committed(self, time: float, body: Committed) -> None:
-        if body.result.kind != "step":
+        if not body.result.is_step:
             return
         self.loss = body.result.values[0] if body.result.values else None
         if self.loss is None or math.isfinite(self.loss):  # else it is not applied

@@ -74,7 +74,7 @@ def generations(events: Iterable[Event], speed: float) -> list[Generation]:
                 lost[event.generation], lost_since_go = lost_since_go, set()
             case RankLost(rank=rank):
                 lost_since_go.add(rank)
-            case Committed(result=result) if result.kind == "step" and result.position > last:
+            case Committed(result=result) if result.is_step and result.position > last:
                 last = result.position
                 if event.generation in committed:
                     committed[event.generation].append(event.time)

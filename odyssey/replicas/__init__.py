@@ -1,0 +1,12 @@
+"""A script with a loop of its own goes on when ranks are lost: what torch.distributed hands out to it is a group of ours.
+
+Nothing of the script changes. Every collective is a unit of the session (odyssey/runtime), as the steps of a Job are: who
+survives a loss does it again without the lost ranks, from inputs that no cut operation has touched. All reductions of one
+backward are one unit, which is final before any gradient is: so no step is ever applied in parts, or on some ranks only.
+
+install.py    takes the place of torch's own groups; what is not ours to carry stays torch's, and makes a loss a restart
+group.py      the group that the script sees: its calls as operations; its size and numbers as they are behind each unit
+operation.py  a collective that can be begun anew, and what becomes of it
+backward.py   those that a backward starts, which become final together
+replica.py    what such a rank holds, and its part in a generation: the State and the Runner of its session
+"""

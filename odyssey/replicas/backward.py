@@ -1,0 +1,75 @@
+"""The reductions of one backward become final together, before any gradient is.
+
+DDP starts a bucket's reduction from inside the autograd engine and waits for its future at the end of the backward. So the
+futures are kept from it until all of the unit are reduced and the unit is final. The engine calls what was queued in order:
+our callback is queued by the first reduction, and so comes before DDP's own, which it queues with its last bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.autograd.variable import Variable
+from torch.distributed import Work
+from torch.futures import Future
+
+from odyssey.replicas.operation import Operation
+
+NOT_IN_BACKWARD = -1
+
+
+def graph() -> int:
+    """Which backward runs in this thread; NOT_IN_BACKWARD if none does."""
+    return int(torch._C._current_graph_task_id())
+
+
+class Backward:
+    """Collects operations until the backward ends, and has them made final by `run`."""
+
+    def __init__(self, run: Callable[[list[Operation]], None]) -> None:
+        self._run = run
+        self._graph = NOT_IN_BACKWARD
+        self._pending: list[Operation] = []
+        self._works: list[Work] = []
+        """They live as long as C++ may ask them."""
+
+    def add(self, operation: Operation) -> Work:
+        """Its work, which is done when the backward is; or before, if somebody waits for it earlier."""
+        now = graph()
+        if now != self._graph:  # what an exception has left of another backward is nobody's
+            self._graph, self._pending, self._works = now, [], []
+        if not self._pending:
+            Variable._execution_engine.queue_callback(self.release)
+        self._pending.append(operation)
+        self._works.append(work := Pending(operation, self.release))
+        return work
+
+    def release(self) -> None:
+        """Make final what is pending."""
+        pending, self._pending = self._pending, []
+        if pending:
+            self._run(pending)
+
+
+class Pending(Work):
+    """What torch waits for: of an operation that becomes final with others."""
+
+    def __init__(self, operation: Operation, release: Callable[[], None]) -> None:
+        super().__init__()
+        self._operation = operation
+        self._release = release
+
+    def wait(self, timeout: object = None) -> bool:
+        """Until it is final. Nothing else of its backward is pending then."""
+        if not self._operation.future.done():
+            self._release()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is."""
+        return self._operation.future.done()
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """Has the results when it is final."""
+        return self._operation.future

@@ -1,0 +1,338 @@
+"""The group that a script sees in the place of one of torch's: its calls are operations of the ranks that are there.
+
+Torch calls these methods from Python and from C++, so their names and arguments are torch's. Numbers of ranks in them are the
+script's: places in `seen`, which changes behind a unit and never within one. Where a rank was lost since, what it would have
+given is missing in sums; where the script wants something of each rank, it gets what the first one has given once more.
+"""
+
+# mypy: disable-error-code="override, assignment"
+# Torch's stubs have each of these calls in several forms, of which the one with lists is what torch.distributed makes.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+from odyssey.replicas.backward import NOT_IN_BACKWARD, graph
+from odyssey.replicas.operation import Begin, Operation, Peers
+from odyssey.replicas.replica import Replica
+from odyssey.runtime.cut import Cut
+from odyssey.worker import Rank
+
+BACKEND = "odyssey"
+Tensors = list[torch.Tensor]
+
+
+class ReplicaGroup(dist.ProcessGroup):
+    """All ranks of the script, `n_at_first` of them when it is made."""
+
+    def __init__(self, replica: Replica, rank: int, n_at_first: int) -> None:
+        super().__init__(rank, n_at_first)  # type: ignore[call-arg]
+        self._replica = replica
+        self._n_at_first = n_at_first
+        """What DDP's C++ divides by, whoever is lost later."""
+        self._name = self._description = ""
+
+    # -- who --------------------------------------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Ranks that the script counts. Within a backward all divide by one number, which is put right for all: C++'s."""
+        return self._n_at_first if graph() != NOT_IN_BACKWARD else len(self._replica.seen)
+
+    def rank(self) -> int:
+        """This one's place among them."""
+        return self._replica.seen.index(self._replica.session.rank)
+
+    def getBackendName(self) -> str:
+        """As C++ asks for it."""
+        return BACKEND
+
+    def setGroupName(self, name: str) -> None:
+        """Torch's name of it."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """The same."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        """For people."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        """The same."""
+        return self._description
+
+    def shutdown(self) -> None:
+        """The script lets go of it."""
+
+    def abort(self) -> None:
+        """The same."""
+
+    # -- sums -------------------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
+        """In place. DDP has divided what a backward reduces by the number of ranks at first: it is scaled to those there are."""
+        opts = opts or dist.AllreduceOptions()
+        return self._sum("all_reduce", tensors, lambda group, own: group.allreduce(own, opts))
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+        """In place."""
+        opts = opts or dist.AllreduceCoalescedOptions()
+        return self._sum("all_reduce_coalesced", tensors, lambda group, own: group.allreduce_coalesced(own, opts))
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Any:
+        """In place, on the root."""
+        is_root = opts.rootRank == self.rank()
+
+        def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
+            own, its = _copies(tensors), self._options(dist.ReduceOptions(), opts, peers)
+            its.reduceOp = opts.reduceOp
+            work = peers.start(lambda group: group.reduce(own, its))
+            return work, partial(_put, tensors, own) if is_root else _nothing
+
+        return self._run("reduce", begin, tensors)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
+        """Each of these gets its part of the sum."""
+        reduce_op = (opts or dist.ReduceScatterOptions()).reduceOp
+
+        def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
+            # In sums of all parts, as Gloo has nothing else on every version of torch.
+            own = [torch.stack([self._of(rank, parts) for rank in peers.ranks]) for parts in inputs]
+            options = dist.AllreduceOptions()
+            options.reduceOp = reduce_op
+            mine = peers.ranks.index(self._replica.session.rank)
+            works = [peers.start(partial(_allreduce, [each], options)) for each in own]
+            return _Several(works), lambda: _put(outputs, [each[mine] for each in own])
+
+        return self._run("reduce_scatter", begin, outputs)
+
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        parts = list(input.reshape(self._n_parts(input, output), *output.shape).unbind())
+        return self.reduce_scatter([output], [parts], opts)
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def _sum(self, name: str, tensors: Tensors, start: Callable[[Any, Tensors], Any]) -> Any:
+        return self._run(name, partial(self._begin_sum, tensors, start, graph() != NOT_IN_BACKWARD), tensors)
+
+    def _begin_sum(
+        self, tensors: Tensors, start: Callable[[Any, Tensors], Any], is_divided: bool, peers: Peers
+    ) -> tuple[Any, Callable[[], None]]:
+        own = _copies(tensors)
+        factor = self._n_at_first / len(peers.ranks) if is_divided else 1.0
+
+        def put() -> None:
+            if factor != 1.0:
+                for each in own:
+                    if each.is_floating_point() or each.is_complex():
+                        each.mul_(factor)
+            _put(tensors, own)
+
+        return peers.start(lambda group: start(group, own)), put
+
+    # -- what one has, or all have -----------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
+        """In place."""
+
+        def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
+            own, its = _copies(tensors), self._options(dist.BroadcastOptions(), opts, peers)
+            its.rootTensor = opts.rootTensor
+            return peers.start(lambda group: group.broadcast(own, its)), partial(_put, tensors, own)
+
+        return self._run("broadcast", begin, tensors)
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+        """Of each rank in its place."""
+
+        def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
+            own = _copies(inputs)
+            found = [[torch.empty_like(each) for _ in peers.ranks] for each in own]
+            work = peers.start(lambda group: group.allgather(found, own))
+
+            def put() -> None:
+                for output, its in zip(outputs, found, strict=True):
+                    _put(output, [self._from(rank, its, peers) for rank in self._replica.counted(len(output))])
+
+            return work, put
+
+        return self._run("all_gather", begin, [tensor for output in outputs for tensor in output])
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        parts = output.view(self._n_parts(output, input), *input.shape).unbind()
+        return self.allgather([list(parts)], [input])
+
+    all_gather_single = _allgather_base
+
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        """One after the other."""
+        works = [self._allgather_base(output, input) for output, input in zip(outputs, inputs, strict=True)]
+        return works[-1]
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
+        """Of each rank in its place, on the root."""
+        is_root = opts.rootRank == self.rank()
+
+        def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
+            own, its = _copies(inputs), self._options(dist.GatherOptions(), opts, peers)
+            found = [[torch.empty_like(own[0]) for _ in peers.ranks]] if is_root else []
+            work = peers.start(lambda group: group.gather(found, own, its))
+
+            def put() -> None:
+                for output, each in zip(outputs, found, strict=True):
+                    _put(output, [self._from(rank, each, peers) for rank in self._replica.counted(len(output))])
+
+            return work, put
+
+        return self._run("gather", begin, [tensor for output in outputs for tensor in output])
+
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
+        """From the root."""
+
+        def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
+            own, its = _copies(outputs), self._options(dist.ScatterOptions(), opts, peers)
+            parts = [[self._of(rank, each) for rank in peers.ranks] for each in inputs]
+            return peers.start(lambda group: group.scatter(own, parts, its)), partial(_put, outputs, own)
+
+        return self._run("scatter", begin, outputs)
+
+    def barrier(self, opts: Any = None) -> Any:
+        """To be final needs all."""
+        return self._run("barrier", lambda peers: (None, _nothing), [])
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """The same: who hangs is found by the agent."""
+        self.barrier()
+
+    # -- what is not ours to carry -----------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, to: int, tag: int) -> Any:
+        """To one rank; what is under way in a loss is gone."""
+        return self._pass("send", lambda group, numbers: group.send(tensors, numbers[to], tag))
+
+    def recv(self, tensors: Tensors, source: int, tag: int) -> Any:
+        """From one rank."""
+        return self._pass("recv", lambda group, numbers: group.recv(tensors, numbers[source], tag))
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Any:
+        """From whoever sends."""
+        return self._pass("recv", lambda group, numbers: group.recv_anysource(tensors, tag))
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        """Of each rank for each."""
+        return self._pass("all_to_all", lambda group, _: group.alltoall(outputs, inputs, opts or dist.AllToAllOptions()))
+
+    def alltoall_base(
+        self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+    ) -> Any:
+        """Of each rank for each."""
+        its = opts or dist.AllToAllOptions()
+        return self._pass(
+            "all_to_all_single", lambda group, _: group.alltoall_base(output, input, output_splits, input_splits, its)
+        )
+
+    all_to_all_single = alltoall_base
+
+    def _pass(self, name: str, start: Callable[[Any, dict[int, int]], Any]) -> Any:
+        member = self._replica.member
+        numbers = {self._place(rank): number for number, rank in enumerate(member.ranks)}
+        try:
+            return _Passed(member.start(lambda group: start(group, numbers)), self._replica, name)
+        except (Cut, KeyError):
+            self._replica.cannot_go_on(f"a {name} met the loss")
+
+    # -- numbers ------------------------------------------------------------------------------------------------------------
+
+    def _place(self, rank: Rank) -> int:
+        """Where the script sees a rank."""
+        seen = self._replica.seen
+        return next(place for place, its in enumerate(seen) if its == rank)
+
+    def _of(self, rank: Rank, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What is meant for a rank."""
+        return parts[self._replica.counted(len(parts)).index(rank)]
+
+    def _from(self, rank: Rank, found: Sequence[torch.Tensor], peers: Peers) -> torch.Tensor:
+        """What has come from a rank, or the first one's where it is lost."""
+        return found[list(peers.ranks).index(rank)] if rank in peers.ranks else found[0]
+
+    def _n_parts(self, whole: torch.Tensor, part: torch.Tensor) -> int:
+        return whole.numel() // part.numel() if part.numel() else len(self._replica.seen)
+
+    def _options(self, new: Any, given: Any, peers: Peers) -> Any:
+        """With the root's number among these."""
+        root = self._replica.seen[given.rootRank]
+        if root not in peers.ranks:
+            self._replica.cannot_go_on(f"rank {root}, whose values it waits for, was lost")
+        new.rootRank = peers.ranks.index(root)
+        return new
+
+    # -- run ----------------------------------------------------------------------------------------------------------------
+
+    def _run(self, name: str, begin: Begin, results: Sequence[torch.Tensor]) -> Any:
+        operation = Operation(name, begin, results)
+        if graph() == NOT_IN_BACKWARD:
+            self._replica.make(operation)
+            return _create_work_from_future(operation.future)
+        operation.start_early(self._replica.member)
+        return self._replica.backward.add(operation)
+
+
+class _Several:
+    """Works of torch, as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Until all are done."""
+        for work in self._works:
+            work.wait()
+
+
+class _Passed(dist.Work):
+    """What torch does between some ranks only. It cannot be begun anew."""
+
+    def __init__(self, work: Any, replica: Replica, name: str) -> None:
+        super().__init__()
+        self._work = work
+        self._replica = replica
+        self._name = name
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Until it is done."""
+        try:
+            self._replica.member.groups.wait(self._work.wait)
+        except Cut:
+            self._replica.cannot_go_on(f"a {self._name} met the loss")
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is."""
+        return bool(self._work.is_completed())
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> Tensors:
+    return [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+def _put(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    for tensor, result in zip(tensors, results, strict=True):
+        tensor.copy_(result)
+
+
+def _allreduce(tensors: Tensors, options: Any, group: Any) -> Any:
+    return group.allreduce(tensors, options)
+
+
+def _nothing() -> None:
+    """Of an operation that only has to be final, or whose results are another rank's."""

@@ -1,0 +1,151 @@
+"""Where torch makes a group of all ranks, the script gets one of ours; what is not ours to carry stays torch's.
+
+Torch's own `_new_process_group_helper` makes every group, whoever asks, and it is looked up when it is called: so it does not
+matter what a script or a library has imported from where. A backend that is registered with torch makes ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+ON_LOSS = "ODYSSEY_ON_LOSS"
+"""`continue` where the script's ranks are to go on after a loss."""
+
+
+def autoload() -> None:
+    """Called at the end of `import torch` in any process, by its entry point for backends."""
+    if os.environ.get(ON_LOSS) == "continue":
+        install()
+
+
+def install() -> None:
+    """Have this rank's groups be ours from now on. Nothing, where this process is no rank."""
+    from odyssey import link
+
+    connection = link.connect()
+    distributed = sys.modules.get("torch.distributed")
+    if connection is None or distributed is None or not distributed.is_available():
+        return
+    import torch.distributed.distributed_c10d as c10d
+
+    if hasattr(c10d._new_process_group_helper, "_odyssey"):
+        return
+    made = _Made(connection)
+    c10d.Backend.register_backend("odyssey", made.make, devices=["cpu"])
+    c10d._new_process_group_helper = made.around(c10d._new_process_group_helper)
+    c10d.destroy_process_group = made.ending(c10d.destroy_process_group)
+    distributed.destroy_process_group = c10d.destroy_process_group  # type: ignore[attr-defined]
+    made.watch_ddp()
+
+
+class _Made:
+    """The groups of this rank, and the replica that all of ours share."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._replica: Any = None
+        self._groups: list[Any] = []
+        self._n_at_first = int(os.environ.get("WORLD_SIZE", "0"))
+
+    def make(self, store: Any, rank: int, size: int, timeout: Any) -> Any:
+        """Torch asks for a group of all ranks."""
+        from odyssey.replicas.group import ReplicaGroup
+
+        group = ReplicaGroup(self.replica, rank, size)
+        self._groups.append(group)
+        return group
+
+    @property
+    def replica(self) -> Any:
+        """Made, and joined with the others', when the script makes its first group."""
+        if self._replica is None:
+            import atexit
+
+            from odyssey.job import report_uncaught_errors
+            from odyssey.replicas.replica import Replica
+
+            report_uncaught_errors()
+            self._replica = Replica(self._connection, self._renumber)
+            self._replica.session.start()
+            atexit.register(self._replica.session.finish)
+        return self._replica
+
+    def around(self, helper: Callable[..., Any]) -> Callable[..., Any]:
+        """Takes the place of torch's: `(size, rank, ranks of it, backend, …)`."""
+        import torch.distributed.distributed_c10d as c10d
+
+        @functools.wraps(helper)
+        def new_group(size: int, rank: int, ranks: list[int], backend: Any, *others: Any, **named: Any) -> Any:
+            if why := self._why_not(size, ranks, str(backend)):
+                found = helper(size, rank, ranks, backend, *others, **named)
+                self._not_ours(ranks, named.get("group_name") or (others[1] if len(others) > 1 else ""), why)
+                return found
+            group, store = helper(size, rank, ranks, "odyssey", *others, **named)
+            if store is not None:
+                c10d._world.pg_map[group] = ("gloo", store)  # as the script asked for it
+                c10d._world.pg_backend_config[group] = "cpu:gloo"
+            return group, store
+
+        new_group._odyssey = True  # type: ignore[attr-defined]
+        return new_group
+
+    def _why_not(self, size: int, ranks: list[int], backend: str) -> str:
+        """Why a group stays torch's; empty for ours."""
+        import torch
+
+        of_cpu = ("gloo", "cpu:gloo") if torch.cuda.is_available() else ("gloo", "cpu:gloo", "undefined", "cpu:gloo,cuda:nccl")
+        if backend not in of_cpu:
+            return f"its group is by {backend}"
+        whole = self._n_at_first if self._replica is None else len(self._replica.seen)
+        return "" if size == whole and len(ranks) in (0, whole) else "partial"
+
+    def _not_ours(self, ranks: list[int], name: str, why: str) -> None:
+        if self._replica is None:
+            return  # a loss before ours is made is a restart anyway
+        if why != "partial":
+            self._replica.not_carried = why
+        else:
+            seen = self._replica.seen
+            self._replica.partial_groups[name] = frozenset(seen[rank] for rank in ranks)
+
+    def _renumber(self) -> None:
+        """Ranks are numbered anew, as a loss leaves no gap."""
+        import torch.distributed.distributed_c10d as c10d
+
+        n = len(self._replica.seen) if self._replica is not None else 0
+        for group in self._groups:
+            if group in c10d._world.pg_group_ranks:
+                c10d._world.pg_group_ranks[group] = {place: place for place in range(n)}
+
+    def ending(self, destroy: Callable[..., Any]) -> Callable[..., Any]:
+        """Takes the place of torch's: with the group of all a script's part in the job ends."""
+        import torch.distributed.distributed_c10d as c10d
+
+        @functools.wraps(destroy)
+        def destroy_process_group(group: Any = None) -> Any:
+            is_all = group is None or group is c10d.GroupMember.WORLD
+            destroy(group)
+            if is_all and self._replica is not None:
+                self._replica.session.finish()
+
+        return destroy_process_group
+
+    def watch_ddp(self) -> None:
+        """What DDP holds equal is compared after a loss."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        init = DistributedDataParallel.__init__
+
+        @functools.wraps(init)
+        def __init__(module: Any, *arguments: Any, **named: Any) -> None:
+            init(module, *arguments, **named)
+            if self._replica is not None:
+                self._replica.modules.add(module)
+                if named.get("static_graph"):
+                    self._replica.not_carried = "its DDP has static_graph"
+
+        DistributedDataParallel.__init__ = __init__  # type: ignore[assignment, method-assign]

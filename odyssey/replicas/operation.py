@@ -1,0 +1,76 @@
+"""A collective that can be begun anew: in another generation, with fewer ranks.
+
+Torch computes on copies. What the script gave stays as it was until the operation is final, whatever a cut operation still
+writes somewhere; only then results are put where the script wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.futures import Future
+
+from odyssey.runtime.cut import Cut
+from odyssey.worker import Rank
+
+
+class Peers(Protocol):
+    """Those who carry out an operation together, as this rank sees them. `ranks`: theirs, in the order of torch's group."""
+
+    ranks: tuple[Rank, ...]
+
+    def start(self, operation: Callable[[Any], Any]) -> Any:
+        """Begin `operation(group)` of torch's group of all of them, and give what to wait for. Raises Cut."""
+
+    def wait(self, work: Any) -> None:
+        """Until it is done. Raises Cut."""
+
+
+Begin = Callable[[Peers], tuple[Any, Callable[[], None]]]
+"""Starts it. Gives what to wait for, None if nothing, and what puts the results where they belong when that is done."""
+
+
+class Operation:
+    """`name`: as torch.distributed calls it. `begin`: see there; it may be called several times, for other peers each.
+    `results`: tensors that are told when it is final."""
+
+    def __init__(self, name: str, begin: Begin, results: Sequence[torch.Tensor]) -> None:
+        self.name = name
+        self.future: Future[list[torch.Tensor]] = Future()
+        self._begin = begin
+        self._results = list(results)
+        self._peers: Peers | None = None
+        self._work: Any = None
+        self._put: Callable[[], None] = _nothing
+
+    def start(self, peers: Peers) -> None:
+        """Among these, unless it has been already. Raises Cut."""
+        if self._peers is not peers:
+            self._peers = None
+            self._work, self._put = self._begin(peers)
+            self._peers = peers
+
+    def start_early(self, peers: Peers) -> None:
+        """While the script computes on. If nobody communicates now, it is started later."""
+        try:
+            self.start(peers)
+        except Cut:
+            self._peers = None
+
+    def wait(self) -> None:
+        """Until its results are here. Raises Cut."""
+        assert self._peers is not None
+        if self._work is not None:
+            self._peers.wait(self._work)
+
+    def put(self) -> None:
+        """It is final: the script has its results."""
+        with torch.no_grad():
+            self._put()
+        self.future.set_result(self._results)
+
+
+def _nothing() -> None:
+    """An operation that only has to be final."""

@@ -1,0 +1,236 @@
+"""A rank of a script with a loop of its own: it holds all there is, and takes part in every unit."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from odyssey.errors import OdysseyError
+from odyssey.link import AgentLink
+from odyssey.messages import (
+    Boundary,
+    CannotGoOn,
+    LayerSpec,
+    Measure,
+    Measured,
+    ModelSpec,
+    Position,
+    Ready,
+    Report,
+)
+from odyssey.model.packing import digest
+from odyssey.plan import Plan
+from odyssey.replicas.backward import Backward
+from odyssey.replicas.operation import Operation
+from odyssey.rest import Rest, Summed
+from odyssey.runtime.cut import Cut
+from odyssey.runtime.groups import Groups
+from odyssey.runtime.session import Session
+from odyssey.runtime.transaction import Transaction
+from odyssey.runtime.transfer import Moved
+from odyssey.schedule import Op
+from odyssey.worker import Rank, Worker
+
+_SPEC = ModelSpec(
+    layers=(LayerSpec("the script's model", "", 0, 0, 0),),
+    ties=(),
+    tie_bytes=(),
+    global_batch=1,
+    micro_batch=1,
+    n_samples=1,
+    seed=0,
+    device="cpu",
+    replicas=True,
+)
+
+
+class Member:
+    """The part of this rank in one generation: a Runner, and the Peers of operations."""
+
+    def __init__(self, plan: Plan, worker: Worker, groups: Groups) -> None:
+        self.plan = plan
+        self.worker = worker
+        (self.rank,) = plan.ranks_of(worker)
+        self.groups = groups
+        self.now: tuple[Op | str, float] = ("between collectives", time.monotonic())
+        self.ranks = plan.all_ranks_of(plan.workers)
+        self._alone = None if len(self.ranks) > 1 else _group_of_one()
+
+    def start(self, operation: Callable[[Any], Any]) -> Any:
+        """In the group of all. Raises Cut."""
+        self.groups.check()
+        if self._alone is not None:
+            return operation(self._alone)
+        return self.groups.over(self.plan.workers, operation)
+
+    def wait(self, work: Any) -> None:
+        """Raises Cut."""
+        self.groups.wait(work.wait)
+
+    def stop(self) -> None:
+        """Operations let go of what they have begun when they are begun anew."""
+
+
+def _group_of_one() -> Any:
+    """Torch's: operations need no special case where only one rank is left."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timedelta(hours=1)
+    return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options)  # type: ignore[attr-defined]
+
+
+class Replica:
+    """The State of its session. `seen`: the ranks that the script counts: those that the newest unit was made by."""
+
+    def __init__(self, link: AgentLink, renumber: Callable[[], None]) -> None:
+        """`renumber`: what the script's group is, and where this rank is in it, has changed."""
+        self._link = link
+        self._renumber = renumber
+        self.modules: WeakSet[nn.Module] = WeakSet()
+        """What DDP holds equal on all ranks."""
+        self.not_carried = ""
+        """Why the script cannot go on after a loss."""
+        self.partial_groups: dict[str, frozenset[Rank]] = {}
+        """Groups of torch's own with some ranks only, by name."""
+        self.seen: tuple[Rank, ...] = ()
+        self._seen_before: dict[int, tuple[Rank, ...]] = {}
+        self.backward = Backward(self._make_step)
+        self.session: Session[Member] = Session(link, link.rank, self, None)
+
+    # -- units, in the script's thread ------------------------------------------------------------------------------------
+
+    def make(self, operation: Operation) -> None:
+        """A unit of this one alone."""
+        self._make("collective", [operation])
+
+    def _make_step(self, operations: list[Operation]) -> None:
+        self._make("backward", operations)
+
+    def _make(self, kind: str, operations: Sequence[Operation]) -> None:
+        def body(member: Member) -> Sequence[float]:
+            member.now = (operations[0].name, time.monotonic())
+            for operation in operations:
+                operation.start(member)
+            for operation in operations:
+                operation.wait()
+            return ()
+
+        def take(member: Member, values: tuple[float, ...]) -> None:
+            for operation in operations:
+                operation.put()
+            self._see(member.ranks)
+            member.now = ("between collectives", time.monotonic())
+
+        is_step = kind == "backward"
+        self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_step))
+
+    def counted(self, n: int) -> tuple[Rank, ...]:
+        """The ranks that the script has `n` places for: it may have counted them when there were more. Raises ValueError."""
+        if n == len(self.seen):
+            return self.seen
+        if n not in self._seen_before:
+            raise ValueError(f"{n} tensors, where there are {len(self.seen)} ranks")
+        return self._seen_before[n]
+
+    @property
+    def member(self) -> Member:
+        """In the generation that this rank knows of."""
+        member = self.session.runner
+        assert member is not None
+        return member
+
+    def cannot_go_on(self, what: str) -> NoReturn:
+        """Have all ranks started again, this one among them."""
+        self._link.report(CannotGoOn(self._link.rank, what))
+        threading.Event().wait()  # ended by the agent
+        raise AssertionError("nobody sets it")
+
+    # -- State ------------------------------------------------------------------------------------------------------------
+
+    device = torch.device("cpu")
+    spec = _SPEC
+    held = frozenset({0})
+
+    def summed(self) -> tuple[Summed, ...]:
+        """Nothing of a unit that was cut is kept."""
+        return ()
+
+    def forget_unit(self) -> None:
+        """Operations end by themselves."""
+
+    def measure(self, order: Measure, worker: Worker, groups: Groups) -> Measured:
+        """There is no order for it."""
+        raise OdysseyError("a script's own loop was to be measured", "please report this bug")
+
+    def built(self, plan: Plan, since_s: float, kept_members: int = 0) -> None:
+        """Nothing waits for it."""
+
+    def let_go(self, runner: Member, plan: Plan, rest: Rest | None) -> None:
+        """Here it is known who goes on."""
+        going = frozenset(plan.all_ranks_of(plan.workers))
+        if lost := sorted(set(self.seen) - going):
+            if self.not_carried:
+                self.cannot_go_on(self.not_carried)
+            for name, ranks in self.partial_groups.items():
+                if ranks.intersection(lost):
+                    self.cannot_go_on(f"rank {min(ranks.intersection(lost))} was in its group {name!r} of {len(ranks)} ranks")
+
+    def take_on(self, plan: Plan, worker: Worker, groups: Groups) -> Moved:
+        """Each rank has everything."""
+        return Moved()
+
+    def runner(self, plan: Plan, worker: Worker, groups: Groups, boundaries: Iterable[Boundary], rest: Rest | None) -> Member:
+        """For the generation of `plan`."""
+        member = Member(plan, worker, groups)
+        if not self.seen:
+            self._see(member.ranks)
+        return member
+
+    def _see(self, ranks: tuple[Rank, ...]) -> None:
+        if ranks != self.seen:
+            self.seen = self._seen_before[len(ranks)] = ranks
+            self._renumber()
+
+    def ready(self, runner: Member, position: Position, *, groups_s: float, moves_s: float, moved: Moved) -> Ready:
+        """All are at the beginning of the same unit, so what DDP holds equal must be equal."""
+        started_s = time.monotonic()
+        plan = runner.plan
+        mine = [k for k in range(plan.n_micro_batches) if plan.runner(k, 0) == runner.worker]
+        return Ready(
+            rank=runner.rank,
+            generation=plan.generation,
+            position=position,
+            digests=((0, self._digest()),),
+            samples=tuple((k, plan.n_samples(k)) for k in mine),
+            denominator=len(runner.ranks),
+            groups_s=groups_s,
+            moves_s=moves_s,
+            moved_bytes=0,
+            contracts=((0, str(runner.ranks)),),
+            stream="the script's own",
+            proof_s=time.monotonic() - started_s,
+        )
+
+    def _digest(self) -> str:
+        found = sorted(digest(dict(module.named_parameters())) for module in self.modules)
+        return hashlib.blake2b(" ".join(found).encode(), digest_size=8).hexdigest()
+
+    def run_only(self, runner: Member) -> None:
+        """There is nothing else."""
+
+    def interrupted(self, runner: Member, cut: Cut) -> Report | None:
+        """Nothing beside."""
+        return None
+
+    def reports(self, runner: Member) -> Iterator[Report]:
+        """None."""
+        return iter(())
