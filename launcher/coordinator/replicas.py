@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.coordinator import elastic
+from launcher.coordinator.actions import Record
 from launcher.coordinator.decision import Actions
 from launcher.coordinator.ranks import RankRecord, Ranks, RankState
 from launcher.coordinator.state import JobState, PlainState, Status
+from launcher.joblog.events import Note
 from odyssey.messages import CannotGoOn
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction, StateFrom
@@ -64,7 +66,7 @@ def start_again(job: JobState) -> tuple[PlainState, Actions]:
     }
     world.ranks = Ranks({rank: RankRecord(state) for rank, state in states.items()})
     plain = PlainState(world, attempt_at=world.started_at, has_progressed=job.has_trained, gives_signs=job.has_trained)
-    return plain, elastic.failure(plain, job.gives_up)
+    return plain, (Record(Note(f"{job.gives_up}; all ranks start again")), *elastic.failure(plain, job.gives_up))
 
 
 _ENDED = (RankState.EXITED, RankState.DONE)

@@ -77,7 +77,7 @@ class ReplicaGroup(dist.ProcessGroup):
     # -- sums -------------------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
-        """In place. DDP has divided what a backward reduces by the number of ranks at first: it is scaled to those there are."""
+        """In place. DDP has divided what a backward reduces by the ranks that there were: it is scaled to those there are."""
         opts = opts or dist.AllreduceOptions()
         return self._sum("all_reduce", tensors, lambda group, own: group.allreduce(own, opts))
 
@@ -280,7 +280,7 @@ class ReplicaGroup(dist.ProcessGroup):
 
     def _run(self, name: str, begin: Begin, results: Sequence[torch.Tensor]) -> Any:
         operation = Operation(name, begin, results)
-        if graph() == NOT_IN_BACKWARD:
+        if graph() == NOT_IN_BACKWARD or self._replica.is_immediate:
             self._replica.make(operation)
             return _create_work_from_future(operation.future)
         operation.start_early(self._replica.member)

@@ -138,14 +138,19 @@ class _Made:
         """What DDP holds equal is compared after a loss."""
         from torch.nn.parallel import DistributedDataParallel
 
-        init = DistributedDataParallel.__init__
+        init, set_static = DistributedDataParallel.__init__, DistributedDataParallel._set_static_graph
 
         @functools.wraps(init)
         def __init__(module: Any, *arguments: Any, **named: Any) -> None:
             init(module, *arguments, **named)
             if self._replica is not None:
                 self._replica.modules.add(module)
-                if named.get("static_graph"):
-                    self._replica.not_carried = "its DDP has static_graph"
 
+        @functools.wraps(set_static)
+        def _set_static_graph(module: Any) -> None:
+            if self._replica is not None:  # its first backward waits for reductions before our callback can come
+                self._replica.not_carried, self._replica.is_immediate = "its DDP has static_graph", True
+            set_static(module)  # type: ignore[no-untyped-call]
+
+        DistributedDataParallel._set_static_graph = _set_static_graph  # type: ignore[method-assign]
         DistributedDataParallel.__init__ = __init__  # type: ignore[assignment, method-assign]

@@ -99,8 +99,11 @@ class Replica:
         """What DDP holds equal on all ranks."""
         self.not_carried = ""
         """Why the script cannot go on after a loss."""
+        self.is_immediate = False
+        """Reductions of a backward become final one by one, and not together."""
         self.partial_groups: dict[str, frozenset[Rank]] = {}
         """Groups of torch's own with some ranks only, by name."""
+        self._step_began_s: float | None = None
         self.seen: tuple[Rank, ...] = ()
         self._seen_before: dict[int, tuple[Rank, ...]] = {}
         self.backward = Backward(self._make_step)
@@ -131,7 +134,9 @@ class Replica:
             member.now = ("between collectives", time.monotonic())
 
         is_step = kind == "backward"
-        self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_step))
+        self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_step, self._step_began_s if is_step else None))
+        if is_step:
+            self._step_began_s = time.monotonic()
 
     def counted(self, n: int) -> tuple[Rank, ...]:
         """The ranks that the script has `n` places for: it may have counted them when there were more. Raises ValueError."""
@@ -159,6 +164,7 @@ class Replica:
     device = torch.device("cpu")
     spec = _SPEC
     held = frozenset({0})
+    changes_between_units = True
 
     def summed(self) -> tuple[Summed, ...]:
         """Nothing of a unit that was cut is kept."""

@@ -54,6 +54,7 @@ class Control:
         self._at = at
         self._groups_for = groups_for
         self._orders: SimpleQueue[Command] = SimpleQueue()
+        self._put_back: Command | None = None
         self._lock = threading.Lock()
         self._phase = phase
         self._since_s = time.monotonic()
@@ -81,7 +82,12 @@ class Control:
         """Answer a Pause that waits for it, then wait for an order."""
         with self._lock:
             self._answer()
-        return self._orders.get()  # ended by the agent's next order; without an agent the link ends the process
+        order, self._put_back = self._put_back, None
+        return order or self._orders.get()  # ended by the agent's next order; without an agent the link ends the process
+
+    def put_back(self, order: Command) -> None:
+        """Have it come once more, next."""
+        self._put_back = order
 
     def use_ahead(self, needs: Needs, generation: int) -> Groups | None:
         """Groups that are built already, or nearly, if they are what `generation` needs. What was built in vain is let go."""

@@ -31,6 +31,8 @@ OP_TIMES_EVERY_S = 0.5
 class Layers:
     """The State of a Job (work.py); an Engine is its Runner."""
 
+    changes_between_units = False
+
     def __init__(self, model: Model, job_spec: JobSpec, backend: Backend) -> None:
         self.model = model
         self._job_spec = job_spec

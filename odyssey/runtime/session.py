@@ -161,7 +161,7 @@ class Session(Generic[R]):
         self._control.phase.check_open(transaction.kind)
         if self.replaying:
             return self._replay.next(transaction.kind)
-        started_s = time.monotonic()
+        started_s = time.monotonic() if transaction.began_s is None else transaction.began_s
         try:
             self._control.change(lambda phase: phase.entered(transaction.kind))
             if self._control.phase.abandoned:
@@ -302,6 +302,9 @@ class Session(Generic[R]):
             case Measure(generation=generation):
                 if self._control.change(lambda phase: phase.preparing(generation)):
                     self._measure(order)
+            case Prepare(results=results) if self._takes_then_leaves(transaction, results):
+                self._control.put_back(order)
+                return True
             case Prepare(generation=generation):
                 if self._control.change(lambda phase: phase.preparing(generation)):
                     self._prepare(order, transaction)
@@ -309,6 +312,13 @@ class Session(Generic[R]):
                 if self._control.change(lambda phase: phase.running(generation)):
                     self._go()
                     return self._is_done or transaction is None or not self._control.phase.is_idle
+        return False
+
+    def _takes_then_leaves(self, transaction: Transaction[R] | None, results: Sequence[Result]) -> bool:
+        """Whether the unit at hand is done by others' word, and the script has something to do behind it before the gate."""
+        if transaction is not None and self._state.changes_between_units and not self._is_done:
+            self._roll_forward(transaction, results)
+            return self._is_done
         return False
 
     @property

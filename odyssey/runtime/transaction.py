@@ -17,7 +17,8 @@ Values = tuple[float, ...]
 class Transaction(NamedTuple, Generic[R]):
     """A unit. `body(runner)`: run it, give what this rank adds to the final sum, Cut may interrupt it. `conclude(sums)`:
     the result's values, the same on all ranks. `take(runner, values)`: the local effect, which cannot be interrupted.
-    `is_told`: the agent hears of each one that is final; of others, only when it asks ranks to pause."""
+    `is_told`: the agent hears of each one that is final; of others, only when it asks ranks to pause.
+    `began_s`: of time.monotonic, where what the unit ends began before it."""
 
     kind: str
     body: Callable[[R], Sequence[float]]
@@ -25,3 +26,4 @@ class Transaction(NamedTuple, Generic[R]):
     take: Callable[[R, Values], None]
     n_samples: int = 0
     is_told: bool = True
+    began_s: float | None = None

@@ -40,6 +40,10 @@ R = TypeVar("R", bound=Runner)
 class State(Protocol[R]):
     """What a rank holds."""
 
+    changes_between_units: bool
+    """The script changes it between units, too: so that all stand at the same place, each comes to the beginning of a unit
+    before the gate."""
+
     @property
     def device(self) -> torch.device:
         """Where it computes."""

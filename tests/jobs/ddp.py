@@ -1,0 +1,174 @@
+"""A training script with DDP and a loop of its own, which knows nothing of Odyssey but for where it kills itself.
+
+    ddp.py FOLDER VARIANT [RANK:STEP:POINT ...]
+
+Each rank writes what it has seen of every step into FOLDER/RANK.jsonl, and its model into FOLDER/RANK.pt at the end. At its
+points a rank ends itself: before its forward, in its backward, behind it, behind the optimizer's step, before a metric is
+reduced; as it comes to the commit point of its backward, and right behind that. At `misses_commit` it lives, and does not get
+the result of its commit point.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+N_SAMPLES, BATCH, WIDTH, N_EPOCHS = 96, 4, 12, 2
+ACCUMULATED = 2
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(N_SAMPLES, WIDTH, generator=generator, dtype=torch.float64)
+    targets = torch.randn(N_SAMPLES, 3, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs, targets, torch.arange(N_SAMPLES))
+
+
+class Net(nn.Module):
+    """Its last layers are used by some samples only."""
+
+    def __init__(self, variant: str) -> None:
+        super().__init__()
+        norm = nn.BatchNorm1d(24) if variant == "batchnorm" else nn.Identity()
+        self.body = nn.Sequential(nn.Linear(WIDTH, 24), norm, nn.Tanh(), nn.Linear(24, 24), nn.Tanh())
+        self.heads = nn.ModuleList(nn.Linear(24, 3) for _ in range(2))
+        self.variant = variant
+
+    def forward(self, inputs: torch.Tensor, step: int) -> torch.Tensor:
+        hidden = self.body(inputs)
+        if self.variant == "unused":
+            return self.heads[step % 2](hidden)
+        return self.heads[0](hidden) + self.heads[1](hidden)
+
+
+def model(variant: str) -> Net:
+    torch.manual_seed(3)
+    return Net(variant).double()
+
+
+def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor, variant: str) -> torch.Tensor:
+    loss = nn.functional.mse_loss(output, target)
+    return loss / ACCUMULATED if variant == "accumulate" else loss
+
+
+def sampler(rank: int, world: int) -> DistributedSampler[Any]:
+    return DistributedSampler(data(), world, rank, shuffle=True, seed=5)
+
+
+def wrapped(net: nn.Module, variant: str) -> DistributedDataParallel:
+    given = {
+        "view": {"gradient_as_bucket_view": True},
+        "unused": {"find_unused_parameters": True},
+        "static": {"static_graph": True},
+    }
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.002, **given.get(variant, {}))  # several buckets
+    if variant == "hook":
+        ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+    return ddp
+
+
+class Points:
+    """Where this rank ends itself."""
+
+    def __init__(self, rank: int, texts: list[str]) -> None:
+        parts = [text.split(":") for text in texts]
+        self._at = {(int(step), point) for number, step, point in parts if int(number) == rank}
+        self.step = 0
+
+    def here(self, point: str) -> None:
+        if self._is_at(point):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_at(self, point: str) -> bool:
+        return (self.step, point) in self._at and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+    def in_commits(self) -> None:
+        from odyssey.replicas.replica import Replica
+        from odyssey.runtime.cut import Cut
+        from odyssey.runtime.session import Session
+
+        agree, make, kinds = Session._agree, Replica._make, [""]
+
+        def made(self_: Any, kind: str, operations: Any) -> None:
+            kinds[0] = kind
+            make(self_, kind, operations)
+
+        def agreed(self_: Any, at: str, values: Any) -> Any:
+            if kinds[0] == "backward":
+                self.here("at_commit")
+            found = agree(self_, at, values)
+            if kinds[0] == "backward":
+                self.here("after_commit")
+                if self._is_at("misses_commit"):
+                    self._at.remove((self.step, "misses_commit"))
+                    raise Cut("a connection ended")
+            return found
+
+        Replica._make, Session._agree = made, agreed  # type: ignore[method-assign]
+
+
+def main() -> None:
+    folder, variant, texts = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    points = Points(rank, texts)
+    if any("commit" in text for text in texts):
+        points.in_commits()
+    mine = sampler(rank, world)
+    net = model(variant)
+    net.body[0].weight.register_hook(lambda gradient: points.here("in_backward"))
+    ddp = wrapped(net, variant)
+    steps = optimizer(ddp)
+    log = (folder / f"{rank}.jsonl").open("w", buffering=1)
+    n_accumulated = ACCUMULATED if variant == "accumulate" else 1
+    seen: list[int] = []
+    for epoch in range(N_EPOCHS):
+        mine.set_epoch(epoch)
+        for number, (inputs, targets, ids) in enumerate(DataLoader(data(), BATCH, sampler=mine)):
+            seen += ids.tolist()
+            is_last = number % n_accumulated == n_accumulated - 1
+            points.here("before_forward")
+            with nullcontext() if is_last else ddp.no_sync():
+                loss = loss_of(ddp(inputs, points.step), targets, variant)
+                loss.backward()
+            if not is_last:
+                continue
+            points.here("after_backward")
+            n_made_by = dist.get_world_size()
+            if variant == "clip":
+                nn.utils.clip_grad_norm_(ddp.parameters(), 0.5)
+            steps.step()
+            steps.zero_grad()
+            points.here("after_step")
+            total = loss.detach().clone()
+            points.here("before_metric")
+            dist.all_reduce(total)
+            log.write(json.dumps({"step": points.step, "by": n_made_by, "ids": seen, "metric": total.item()}) + "\n")
+            seen = []
+            points.step += 1
+    everything = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, rank)
+    log.write(json.dumps({"ranks": everything}) + "\n")
+    torch.save(net.state_dict(), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
