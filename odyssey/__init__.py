@@ -19,6 +19,7 @@ messages.py   what a rank and its agent say to each other; codec.py: bytes from 
 runtime       one rank at work: transactions, the engine, communication that can be cut
 model         the layers that it holds, and their state
 checkpoints   what of it outlives the job
+replicas      a script with a loop of its own, which goes on when ranks are lost
 zygote        a process that has imported torch, which ranks are forks of
 errors.py     what people are told; tracebacks.py: of whose code; text.py: in Unicode
 own_process.py what /proc tells of it; control_group.py: what is left to it of the host

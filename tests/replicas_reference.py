@@ -1,13 +1,14 @@
-"""What an undisturbed single process makes of the samples that ranks of tests/jobs/ddp.py contributed: the oracle of replicas.
+"""What a single process makes of the samples that ranks of tests/jobs/ddp.py contributed: the oracle of replicas.
 
-Who contributed to a step is told by the ranks that lived: how many they were. Who was lost in a step is known from where it
-ended itself. Nothing of ours is used: torch's sampler, model and optimizer, one after the other.
+The ranks that lived tell how many contributed to each step. Who these were is known but for the step in which ranks were lost,
+where one of several may have had its part: then each possibility is tried. Nothing of ours is used: torch's sampler, model and
+optimizer, one after the other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,23 @@ def logs(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return {rank: lines for rank, lines in found.items() if lines and "ranks" in lines[-1]}
 
 
-def contributed(folder: Path, n_ranks: int, lost: Mapping[int, int]) -> list[list[int]]:
-    """For each step, the ranks whose samples are in its gradient. `lost`: rank -> the step in which it was lost."""
-    lines = logs(folder)
-    survivors = sorted(lines)
-    assert survivors == sorted(set(range(n_ranks)) - lost.keys())
+def contributed(folder: Path, n_ranks: int) -> list[list[list[int]]]:
+    """Who contributed to each step, in each way that is possible."""
+    survivors = logs(folder)
+    lost = {rank: 0 for rank in range(n_ranks) if rank not in survivors}
+    """How many steps each of them has told of: it may have contributed to one more."""
+    for rank in lost:
+        path = folder / f"{rank}.jsonl"
+        lost[rank] = path.read_text().count("\n") if path.exists() else 0
     steps = []
-    for step, told in enumerate(zip(*(lines[rank][:-1] for rank in survivors), strict=True)):
+    for step, told in enumerate(zip(*(lines[:-1] for lines in survivors.values()), strict=True)):
         (n_by,) = {each["by"] for each in told}
-        before = [rank for rank, its in lost.items() if step < its]
-        now = [rank for rank, its in lost.items() if step == its]
-        of_now = n_by - len(survivors) - len(before)
-        assert of_now in (0, len(now)), f"step {step} was made by {n_by} ranks"
-        steps.append(sorted([*survivors, *before, *(now if of_now else [])]))
-    return steps
+        certain = [*survivors, *(rank for rank, n in lost.items() if step < n)]
+        perhaps = [rank for rank, n in lost.items() if step == n]
+        n_more = n_by - len(certain)
+        assert 0 <= n_more <= len(perhaps), f"step {step} was made by {n_by} ranks"
+        steps.append([sorted([*certain, *more]) for more in combinations(perhaps, n_more)])
+    return list(map(list, product(*steps)))
 
 
 def trained(steps: list[list[int]], n_ranks: int, variant: str) -> dict[str, torch.Tensor]:
@@ -74,15 +78,29 @@ def trained(steps: list[list[int]], n_ranks: int, variant: str) -> dict[str, tor
 def _batches(rank: int, n_ranks: int, variant: str) -> list[list[list[int]]]:
     """For each step the rank's batches, as samples' numbers."""
     sampler = ddp.sampler(rank, n_ranks)
-    found: list[list[list[int]]] = []
+    batches: list[list[int]] = []
     n_together = ddp.ACCUMULATED if variant == "accumulate" else 1
     for epoch in range(ddp.N_EPOCHS):
         sampler.set_epoch(epoch)
         ids = list(sampler)
-        batches = [ids[i : i + ddp.BATCH] for i in range(0, len(ids), ddp.BATCH)]
-        found += _together(batches, n_together)
-    return found
+        batches += [ids[i : i + ddp.BATCH] for i in range(0, len(ids), ddp.BATCH)]
+    return [batches[i : i + n_together] for i in range(0, len(batches), n_together)]
 
 
-def _together(batches: list[list[int]], n: int) -> Iterator[list[list[int]]]:
-    return (batches[i : i + n] for i in range(0, len(batches), n))
+def difference(folder: Path, n_ranks: int, variant: str) -> str:
+    """The first thing in which the survivors' models differ from each other or from what they should be; empty if nothing."""
+    survivors = logs(folder)
+    states = {rank: torch.load(folder / f"{rank}.pt") for rank in survivors}
+    first = states[min(states)]
+    names = [name for name, tensor in first.items() if tensor.is_floating_point() and "running" not in name]
+    for rank, state in states.items():
+        if survivors[rank][-1]["ranks"] != sorted(survivors):
+            return f"rank {rank} gathered of {survivors[rank][-1]['ranks']}, there are {sorted(survivors)}"
+        for name in names:
+            if not torch.equal(state[name], first[name]):
+                return f"{name} of rank {rank} is not that of rank {min(states)}"
+    off = []
+    for steps in contributed(folder, n_ranks):
+        expected = trained(steps, n_ranks, variant)
+        off.append(max(float((first[name] - expected[name]).abs().max()) for name in names))
+    return "" if min(off) < 1e-10 else f"parameters are {min(off):.2e} off"

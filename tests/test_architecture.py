@@ -90,10 +90,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "schedule messages tracebacks",
         "calls",
         "buckets link needs trial",
-        "zygote model",
+        "model",
         "runtime",
         "checkpoints",
         "job",
+        "replicas",
+        "zygote",
     ),
     "perfmodel": (
         *(
@@ -384,7 +386,7 @@ OWN_OPTIONS = {
     "--check", "--detect", "--drill", "--end-stalled", "--failure-rate", "--forward-signals", "--json-report", "--layout",
     "--mtbf", "--never-retry", "--no-display", "--nodes", "--objective", "--profile", "--restart-backoff", "--restart-limit",
     "--retry-same-failure", "--secret-file", "--spares", "--stall-timeout", "--stdin-rank", "--strategy", "--survive",
-    "--survive-nodes", "--protect", "--verbose", "--allow-approximate", "--low-rank", "--low-rank-steps",
+    "--survive-nodes", "--protect", "--verbose", "--on-loss", "--allow-approximate", "--low-rank", "--low-rank-steps",
 }  # fmt: skip
 """What `odyssey run` has beside torchrun's options. tests/odyssey_cli/test_launch_arguments.py holds these against torchrun's
 parser."""

@@ -26,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-N_SAMPLES, BATCH, WIDTH, N_EPOCHS = 96, 4, 12, 2
+N_SAMPLES, BATCH, WIDTH = 96, 4, 12
+N_EPOCHS = int(os.environ.get("DDP_EPOCHS", "2"))
 ACCUMULATED = 2
 
 
@@ -60,7 +61,7 @@ def model(variant: str) -> Net:
 
 
 def optimizer(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9)
+    return torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.5)
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor, variant: str) -> torch.Tensor:
@@ -138,12 +139,13 @@ def main() -> None:
     steps = optimizer(ddp)
     log = (folder / f"{rank}.jsonl").open("w", buffering=1)
     n_accumulated = ACCUMULATED if variant == "accumulate" else 1
-    seen: list[int] = []
+    n_batches, seen = 0, list[int]()
     for epoch in range(N_EPOCHS):
         mine.set_epoch(epoch)
-        for number, (inputs, targets, ids) in enumerate(DataLoader(data(), BATCH, sampler=mine)):
+        for inputs, targets, ids in DataLoader(data(), BATCH, sampler=mine):
             seen += ids.tolist()
-            is_last = number % n_accumulated == n_accumulated - 1
+            n_batches += 1
+            is_last = n_batches % n_accumulated == 0
             points.here("before_forward")
             with nullcontext() if is_last else ddp.no_sync():
                 loss = loss_of(ddp(inputs, points.step), targets, variant)
