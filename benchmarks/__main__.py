@@ -29,6 +29,7 @@ LIMITS_S = {
     "launch": 1200.0,
     "restart": 1800.0,
     "recovery": 3600.0,
+    "resilient": 1800.0,
     "grow": 1800.0,
     "job_wall": 6000.0,
     "learning": 3600.0,

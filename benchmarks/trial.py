@@ -162,14 +162,15 @@ class Trial:
     def wait_for_step(self, step: int, timeout_s: float = 120.0) -> None:
         self.wait_until(lambda: any(mark.step >= step for mark in self.marks()), f"step {step}", timeout_s)
 
-    def kill(self, generator: random.Random) -> Kill:
-        """SIGKILL a rank drawn by `generator` at a moment drawn within a step; then leave the machine to the job a second."""
+    def kill(self, generator: random.Random, spared: int | None = None) -> Kill:
+        """SIGKILL a rank drawn by `generator` at a moment drawn within a step; then leave the machine to the job a second.
+        `spared`: a rank that is not drawn."""
         time.sleep(generator.random() * step_s(self.marks()))
-        return self.kill_now(generator)
+        return self.kill_now(generator, spared)
 
-    def kill_now(self, generator: random.Random) -> Kill:
+    def kill_now(self, generator: random.Random, spared: int | None = None) -> Kill:
         """SIGKILL one of `living_ranks`, drawn by `generator`; then leave the machine to the job a second."""
-        rank, pid = generator.choice(self.living_ranks())
+        rank, pid = generator.choice([(rank, pid) for rank, pid in self.living_ranks() if rank != spared])
         now = Kill(rank, pid, time.monotonic(), time.time())
         os.kill(pid, signal.SIGKILL)
         time.sleep(QUIET_S)
@@ -241,10 +242,12 @@ def new_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="odyssey-bench-", dir=os.environ[MEMORY])
 
 
-def odyssey(folder: Path, n_ranks: int, flags: Sequence[str], arguments: Sequence[str]) -> Trial:
+def odyssey(
+    folder: Path, n_ranks: int, flags: Sequence[str], arguments: Sequence[str], script: str = "odyssey_gpt.py"
+) -> Trial:
     """`odyssey run` with the benchmarks' model."""
     run = [sys.executable, "-m", "odyssey_cli", "run", "--nodes", str(n_ranks), "--log-dir", str(folder / "logs"), *flags]
-    return Trial([*run, str(JOBS / "odyssey_gpt.py"), *arguments], {"PYTHONPATH": str(ROOT)}, folder)
+    return Trial([*run, str(JOBS / script), *arguments], {"PYTHONPATH": str(ROOT)}, folder)
 
 
 def profile_of_own_processors(folder: Path, n_ranks: int, script: Path, arguments: Sequence[str]) -> Path:

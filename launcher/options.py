@@ -42,6 +42,8 @@ class OnLoss(enum.StrEnum):
     """All ranks start again, as torchrun has it."""
     CONTINUE = "continue"
     """The others go on in the same step, where that can be (odyssey/replicas)."""
+    AUTO = "auto"
+    """Whichever costs less (launcher/coordinator/replicas.py)."""
 
 
 class Std(enum.IntFlag):

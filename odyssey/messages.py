@@ -504,6 +504,12 @@ class CannotGoOn(msgspec.Struct, frozen=True, tag="cannot_go_on"):
     what: str
 
 
+class Saved(msgspec.Struct, frozen=True, tag="script_saved"):
+    """From a replica: its script has written a checkpoint with torch.save, and made a step since."""
+
+    rank: Rank
+
+
 class Stepped(msgspec.Struct, frozen=True, tag=True):
     """From a script without a Job: its first optimizer step is done. `modules`: installed ones that it had imported by then,
     in the order of their import."""
@@ -517,7 +523,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     step: int | None
 
 
-Word = Hello | Paused | Connected | Ready | Committed | StepTimes | Broken | Failed | Finished | CannotGoOn
+Word = Hello | Paused | Connected | Ready | Committed | StepTimes | Broken | Failed | Finished | CannotGoOn | Saved
 """What becomes of a job is told by these, and they stand in its log."""
 Report = Word | Measured | Offered | OpTimes | Pong | Stepped | Beat
 

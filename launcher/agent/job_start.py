@@ -55,6 +55,7 @@ def job_started(options: RunOptions, folder: JobFolder, agents: tuple[AgentInfo,
         speed=options.speed,
         aim=options.aim,
         failure_rate=options.failure_rate,
+        on_loss=options.on_loss,
         may_build_job=rank_process.imports_odyssey(options),
     )
 

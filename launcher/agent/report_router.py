@@ -103,7 +103,7 @@ class ReportRouter:
             case messages.Beat() as beat:
                 self._has_progressed(rank)
                 self._stalls.beat(rank, beat)
-            case Paused() | Connected() | messages.CannotGoOn():
+            case Paused() | Connected() | messages.CannotGoOn() | messages.Saved():
                 self._pass_on(report)
 
     def _measured(self, rank: Rank, report: messages.Measured) -> None:

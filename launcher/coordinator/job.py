@@ -41,7 +41,7 @@ from launcher.joblog.events import (
 )
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import ProfileError
-from odyssey.messages import SAME_CALLS, Broken, CannotGoOn, Connected, Failed, Finished, Hello, Pause, Paused, Ready
+from odyssey.messages import SAME_CALLS, Broken, CannotGoOn, Connected, Failed, Finished, Hello, Pause, Paused, Ready, Saved
 from odyssey.worker import Rank
 
 _SAME_MODEL = "all ranks must build the same model: check what depends on the rank"
@@ -418,6 +418,7 @@ TABLE: Mapping[type, Mapping[Status, Handler]] = {
     Connected: {Status.RUNNING: growth.rank_connected},
     Ready: {Status.MOVING: _ready},
     UnitFinal: dict.fromkeys(_LIVING, _unit_final),
+    Saved: dict.fromkeys(_LIVING, replicas.saved),
     CannotGoOn: dict.fromkeys(_LIVING, replicas.cannot_go_on),
     Finished: dict.fromkeys(_LIVING, finish.finished),
     Broken: {

@@ -12,7 +12,7 @@ from launcher.coordinator import elastic, job, replicas
 from launcher.coordinator.actions import Record, Spawn
 from launcher.coordinator.decision import Actions, end, if_failed_and_gone
 from launcher.coordinator.restart_policy import Policy
-from launcher.coordinator.state import JobState, PlainState, State, Status
+from launcher.coordinator.state import JobState, PlainState, Replicas, State, Status
 from launcher.failures.root_cause import is_from_outside
 from launcher.joblog.events import AgentLost, Event, JobStarted, Note, RankLost, RankStarted, StopRequested, UnitFinal
 from odyssey.messages import Broken, Hello
@@ -41,7 +41,8 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
         case StopRequested():
             return state, _stopped(state, body)
         case Hello() if isinstance(state, PlainState) and state.status is Status.STARTING and body.rank in world.alive:
-            state = JobState(world, profile=state.profile, replicas=body.model.replicas)
+            has_own_loop = Replicas(state.attempt_at) if body.model.replicas else None
+            state = JobState(world, profile=state.profile, replicas=has_own_loop)
     if isinstance(state, JobState):
         of_job = job.TABLE.get(type(body), {}).get(state.status)
         actions = () if of_job is None else of_job(state, body)

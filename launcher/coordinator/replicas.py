@@ -8,6 +8,7 @@ they end, and when a survivor says that its script cannot go on without the lost
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from launcher.coordinator import elastic
 from launcher.coordinator.actions import Record
@@ -15,11 +16,14 @@ from launcher.coordinator.decision import Actions
 from launcher.coordinator.ranks import RankRecord, Ranks, RankState
 from launcher.coordinator.state import JobState, PlainState, Status
 from launcher.joblog.events import Note
-from odyssey.messages import CannotGoOn
+from launcher.joblog.wording import ranks_text, seconds_text
+from odyssey.messages import CannotGoOn, Saved
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction, StateFrom
 from odyssey.worker import Rank, Worker
 
+TOGETHER_S = 1.0
+"""What ranks save within this is one state."""
 SPEAKER = Rank(0)
 """Scripts let this rank save, log and read for all."""
 
@@ -48,6 +52,64 @@ def why_restart(job: JobState, rank: Rank) -> str:
     if job.plan is None:
         return "not all ranks had joined"
     return f"rank {rank} speaks for all ranks of the script" if rank == SPEAKER else ""
+
+
+class Prices(NamedTuple):
+    """Seconds of all ranks. `go_on_s`: of those that are missing, until the script saves its state again, and a start then;
+    `restart_s`: what was done since it did so last, and a start."""
+
+    go_on_s: float
+    restart_s: float
+
+
+def prices(job: JobState) -> Prices:
+    """Of going on and of a restart now. Where nothing was saved yet, the script goes on for as long as it has run."""
+    its, now = job.replicas, job.world.now
+    assert its is not None
+    start_s = job.recovery.joined_after_s
+    since_s = now - (its.began_at if its.saved_at is None else its.saved_at)
+    until_s = since_s if its.save_every_s is None else max(0.0, its.save_every_s - since_s)
+    missing = 1.0 - len(job.members) / job.world.n_ranks
+    return Prices(missing * until_s + start_s, since_s + start_s)
+
+
+def _is_auto(job: JobState) -> bool:
+    """Both are allowed, and a restart is left."""
+    started = job.world.started
+    return started is not None and started.on_loss == "auto" and job.world.restarts.may_respawn(job.world.now)
+
+
+def why_rather_restart(job: JobState) -> str:
+    """Ranks were lost, and the others could go on: why they do not, by price; empty if they do."""
+    if not _is_auto(job) or not job.lost:
+        return ""
+    found = prices(job)
+    if found.go_on_s <= found.restart_s:
+        return ""
+    go_on = f"to go on without {ranks_text(job.lost)} {seconds_text(found.go_on_s)}"
+    return f"a restart costs {seconds_text(found.restart_s)}, {go_on}"
+
+
+def why_go_on(job: JobState) -> str:
+    """In words."""
+    if not _is_auto(job) or not job.lost:
+        return "all who are left go on"
+    found = prices(job)
+    return f"to go on costs {seconds_text(found.go_on_s)}, a restart {seconds_text(found.restart_s)}"
+
+
+def saved(job: JobState, body: Saved) -> Actions:
+    """The script has a state to begin with, and nothing is lost by a restart now: where ranks are missing, they come back."""
+    its, now = job.replicas, job.world.now
+    if its is None or not job.ranks.is_member(body.rank):
+        return ()
+    if its.saved_at is None or now - its.saved_at > TOGETHER_S:
+        its.save_every_s = None if its.saved_at is None else now - its.saved_at
+    its.saved_at = now
+    missing = set(job.world.numbers) - job.members - job.world.slots_lost
+    if job.status is Status.RUNNING and _is_auto(job) and missing:
+        job.gives_up = f"the script has saved its state: {ranks_text(missing)} can come back"
+    return ()
 
 
 def cannot_go_on(job: JobState, body: CannotGoOn) -> Actions:

@@ -184,13 +184,23 @@ class Recovery:
 
 
 @dataclass(slots=True)
+class Replicas:
+    """Of a script whose ranks each have the whole model and a loop of their own (replicas.py). The attempt began at `began_at`,
+    the script has saved its state at `saved_at`, and before that `save_every_s` earlier; None where it has not."""
+
+    began_at: float
+    saved_at: float | None = None
+    save_every_s: float | None = None
+
+
+@dataclass(slots=True)
 class JobState:
     """A script's Job. `number`: which one of those that it builds one after the other, counted from 1.
 
     `plan`: of the last generation that ran; `next_plan`: of the one that is to. `results`: the units before the first committed
     step, and those since the last one, itself included. `slow`: what was told of ranks that are. `leaving`: living ranks that
     are asked to leave, and whether they will be lost in any case; `due`: when ranks will be, where a notice said so.
-    `replicas`: its ranks each have the whole model and a loop of their own (replicas.py); `gives_up`: why they all start again.
+    `replicas`: None for a real Job; `gives_up`: why all ranks of a script start again.
     `stranded`: ranks that are owed a Finish when it is sure that others have ended their scripts well. `last_words`: why a
     failure is not got over, and what to do.
     """
@@ -206,7 +216,7 @@ class JobState:
     leaving: dict[Rank, bool] = field(default_factory=dict)
     due: dict[Rank, float] = field(default_factory=dict)
     stranded: set[Rank] = field(default_factory=set)
-    replicas: bool = False
+    replicas: Replicas | None = None
     gives_up: str = ""
     last_words: tuple[str, str] = ("", "")
     recovery: Recovery = field(default_factory=Recovery)

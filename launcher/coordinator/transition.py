@@ -149,9 +149,12 @@ def propose(job: JobState) -> Actions:
             return ()
         return end(job, 1, f"the survivors cannot go on exactly: {problem}", "restart the job from its last checkpoint")
     if job.replicas:
+        if why := replicas.why_rather_restart(job):
+            job.gives_up = why
+            return ()
         staying = workers.all_of(members - job.leaving.keys())
         plan = replicas.plan_of(job, gate.final_position(survivors, job.results)[0], staying)
-        return SetDeadline(None), *take(job, plan, "all who are left go on")
+        return SetDeadline(None), *take(job, plan, replicas.why_go_on(job))
     held = workers.held({rank: report.held for rank, report in survivors.items()})
     respawnable, leaving = _respawnable(job), job.leaving.keys() & members
     not_staying = workers.any_of(leaving)

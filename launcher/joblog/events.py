@@ -126,6 +126,7 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     aim: Aim = Aim()
     failure_rate: float | None = None
     may_build_job: bool = False
+    on_loss: str = "restart"
 
     @property
     def what(self) -> str:

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 ON_LOSS = "ODYSSEY_ON_LOSS"
-"""`continue` where the script's ranks are to go on after a loss."""
+"""`continue` or `auto` where the script's ranks may go on after a loss."""
+GOES_ON = ("continue", "auto")
 
 
 def autoload() -> None:
     """Called at the end of `import torch` in any process, by its entry point for backends."""
-    if os.environ.get(ON_LOSS) == "continue":
+    if os.environ.get(ON_LOSS) in GOES_ON:
         install()
 
 
@@ -40,6 +41,7 @@ def install() -> None:
     c10d.destroy_process_group = made.ending(c10d.destroy_process_group)
     distributed.destroy_process_group = c10d.destroy_process_group  # type: ignore[attr-defined]
     made.watch_ddp()
+    made.watch_saves()
 
 
 class _Made:
@@ -141,16 +143,30 @@ class _Made:
         init, set_static = DistributedDataParallel.__init__, DistributedDataParallel._set_static_graph
 
         @functools.wraps(init)
-        def __init__(module: Any, *arguments: Any, **named: Any) -> None:
-            init(module, *arguments, **named)
+        def __init__(ddp: Any, /, *arguments: Any, **named: Any) -> None:
+            init(ddp, *arguments, **named)
             if self._replica is not None:
-                self._replica.modules.add(module)
+                self._replica.modules.add(ddp)
 
         @functools.wraps(set_static)
-        def _set_static_graph(module: Any) -> None:
+        def _set_static_graph(ddp: Any) -> None:
             if self._replica is not None:  # its first backward waits for reductions before our callback can come
                 self._replica.not_carried, self._replica.is_immediate = "its DDP has static_graph", True
-            set_static(module)  # type: ignore[no-untyped-call]
+            set_static(ddp)  # type: ignore[no-untyped-call]
 
         DistributedDataParallel._set_static_graph = _set_static_graph  # type: ignore[method-assign]
         DistributedDataParallel.__init__ = __init__  # type: ignore[assignment, method-assign]
+
+    def watch_saves(self) -> None:
+        """What the script saves is what a restart would begin with."""
+        import torch
+
+        save = torch.save
+
+        @functools.wraps(save)
+        def saved(obj: object, f: Any, *arguments: Any, **named: Any) -> None:
+            save(obj, f, *arguments, **named)
+            if self._replica is not None and isinstance(f, (str, os.PathLike)):
+                self._replica.has_saved = True
+
+        torch.save = saved

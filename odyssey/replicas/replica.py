@@ -26,6 +26,7 @@ from odyssey.messages import (
     Position,
     Ready,
     Report,
+    Saved,
 )
 from odyssey.model.packing import digest
 from odyssey.plan import Plan
@@ -99,6 +100,8 @@ class Replica:
         """What DDP holds equal on all ranks."""
         self.not_carried = ""
         """Why the script cannot go on after a loss."""
+        self.has_saved = False
+        """The script has written a file since its last step."""
         self.is_immediate = False
         """Reductions of a backward become final one by one, and not together."""
         self.partial_groups: dict[str, frozenset[Rank]] = {}
@@ -137,6 +140,9 @@ class Replica:
         self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_step, self._step_began_s if is_step else None))
         if is_step:
             self._step_began_s = time.monotonic()
+            if self.has_saved:
+                self.has_saved = False
+                self._link.report(Saved(self._link.rank))
 
     def counted(self, n: int) -> tuple[Rank, ...]:
         """The ranks that the script has `n` places for: it may have counted them when there were more. Raises ValueError."""

@@ -192,10 +192,10 @@ def _let_groups_end() -> None:
 
 def _keep_groups() -> None:
     """As the entry point of torch has it where a process imports torch by itself (odyssey/replicas)."""
-    if os.environ.get("ODYSSEY_ON_LOSS") == "continue":
-        from odyssey.replicas.install import install
+    if os.environ.get("ODYSSEY_ON_LOSS", "restart") != "restart":
+        from odyssey.replicas.install import autoload
 
-        install()
+        autoload()
 
 
 def _name_process() -> None:

@@ -189,7 +189,7 @@ OPTIONS: tuple[Option, ...] = (
     # When ranks are lost
     Option(("--max-restarts",), "N", "How often ranks may be started again, in the whole job.", Group.LOSS, _THEIRS, "0"),
     Option(
-        ("--on-loss",), "WHAT", "Of a script without a Job: restart all ranks, as torchrun; or continue with the others.",
+        ("--on-loss",), "WHAT", "Of a script without a Job: restart all ranks; continue with the others; auto, by price.",
         Group.LOSS, default="restart",
     ),
     Option(("--never-retry",), "CODES", "Exit codes that end the job at once: 2,70-75.", Group.LOSS),

@@ -109,3 +109,40 @@ def test_what_cannot_be_begun_anew_is_told_by_name(tmp_path: Path) -> None:
     ran = run(tmp_path, "static", "2:3:after_backward", max_restarts=1)
     assert_exact(ran, tmp_path, "static")
     assert any("static_graph" in note.text for note in ran.all(Note))
+
+
+def run_saving(tmp_path: Path, on_loss: OnLoss, every: int, kill_at: int, max_restarts: int = 3) -> list[tuple[int, int]]:
+    """The steps that rank 0 has printed, with how many ranks made each."""
+    ran = Ran(
+        RunOptions(
+            script=str(ROOT / "tests" / "jobs" / "ddp_saves.py"),
+            arguments=(str(tmp_path), "40", str(every), str(kill_at)),
+            n_ranks_per_node=N_RANKS,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=on_loss,
+            max_restarts=max_restarts,
+        )
+    )
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    ran.assert_replays()
+    lines = [line.split() for line in ran.text().splitlines() if line.startswith("step ")]
+    return [(int(step), int(n)) for _, step, _, n in lines]
+
+
+def test_auto_goes_on_and_brings_the_rank_back_when_the_script_has_saved(tmp_path: Path) -> None:
+    """Nothing has been saved yet: all that was done would be done again."""
+    steps = run_saving(tmp_path, OnLoss.AUTO, every=20, kill_at=15)
+    assert [step for step, _ in steps[:20]] == list(range(20))
+    assert [n for _, n in steps[:20]] == [4] * 15 + [3] * 5
+    assert steps[-20:] == [(step, 4) for step in range(20, 40)]
+
+
+def test_continue_goes_on_to_the_end(tmp_path: Path) -> None:
+    steps = run_saving(tmp_path, OnLoss.CONTINUE, every=20, kill_at=15)
+    assert steps == [(step, 4 if step < 15 else 3) for step in range(40)]
+
+
+def test_auto_without_a_restart_goes_on_to_the_end(tmp_path: Path) -> None:
+    steps = run_saving(tmp_path, OnLoss.AUTO, every=20, kill_at=15, max_restarts=0)
+    assert steps == [(step, 4 if step < 15 else 3) for step in range(40)]

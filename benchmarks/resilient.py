@@ -1,0 +1,191 @@
+"""What a loss costs an unchanged script that goes on, and what that costs without losses: `python -m benchmarks.resilient`.
+
+The script is benchmarks/jobs/ddp_gpt.py, which knows nothing of Odyssey. Each trial is a job of its own: a rank gets SIGKILL
+at a random moment within a step, and the time is taken until every rank has finished the first step behind it.
+
+    continue    `odyssey run --on-loss continue`: the others go on in the same step
+    restart     `odyssey run --max-restarts 3`: all ranks start again from the checkpoint of the last step
+    torchrun    the same under torchrun, which is given what makes it fast (benchmarks/recovery.py)
+
+Without losses the script's step is measured under `--on-loss continue` and under torchrun, in pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from rich.console import Console
+
+from benchmarks import joblog, report, trial
+from benchmarks.kept import Kept
+from benchmarks.report import Cell
+from benchmarks.run import run
+
+N_STEPS_BEFORE, N_STEPS_AFTER = 12, 8
+N_STEPS, N_WARM_UP, N_RANKS = 60, 10, 4
+"""Of the pairs without losses."""
+ABOUT = (
+    "An unchanged script with DistributedDataParallel. Seconds from SIGKILL of one random rank but the first, at a random "
+    "moment within a step, until every rank has finished the first step behind it, less the median time of a step then. "
+    "Medians over the kills of a case, each in a job of its own, cases alternating. continue: the others go on in memory; "
+    "restart, torchrun: all ranks start again from a checkpoint in memory that is never more than one step old. Overhead: the "
+    "script's step with nobody lost, under `--on-loss continue` over torchrun, in pairs; their rows have no times from a kill."
+)
+
+
+class Took(msgspec.Struct, frozen=True):
+    """One kill."""
+
+    case: str
+    n_ranks: int
+    raw_s: float
+    step_after_s: float
+
+    @property
+    def beyond_step_s(self) -> float:
+        return self.raw_s - self.step_after_s
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Steps without a loss."""
+
+    ours_s: float
+    plain_s: float
+
+
+CASES = ("continue", "restart", "torchrun")
+
+
+def main() -> None:
+    options = _parse_arguments()
+    kept = Kept("resilient")
+    console = Console(stderr=True)
+    generator = random.Random(options.seed)
+    found: list[Took] = []
+    for n_ranks in options.ranks:
+        for i in range(options.kills):
+            for case in generator.sample(CASES, len(CASES)):
+                key = f"{n_ranks} {i} {case}"
+                kills = random.Random(f"{options.seed} {key}")
+                try:
+                    took = kept.once(key, Took, partial(measure, case, n_ranks, kills))
+                except trial.TrialError as error:
+                    console.print(f"{case}, {n_ranks} ranks: {error}", style="red", markup=False)
+                    continue
+                found.append(took)
+                console.print(f"{case:10} {n_ranks} ranks  {took.raw_s:.3f} s", highlight=False)
+    pairs = [kept.once(f"pair {i}", Pair, partial(measure_pair, i)) for i in range(options.pairs)]
+    kept.publish(ABOUT, summarise(found, pairs), rows(found, pairs), options.results)
+
+
+def measure(case: str, n_ranks: int, generator: random.Random) -> Took:
+    """Raises TrialError if the job does not go on."""
+    with trial.new_folder() as name:
+        folder = Path(name)
+        with _started(case, folder, n_ranks, ["--steps", "100000"]) as job:
+            job.wait_for_step(N_STEPS_BEFORE)
+            before = job.marks()
+            kill = job.kill(generator, spared=0)
+            if case == "continue":
+                job.wait_until(lambda: len(joblog.generations(job.events())) >= 2, "the next generation")
+                first, ranks = joblog.generations(job.events())[1].plan.step, set(range(n_ranks)) - {kill.rank}
+                job.wait_for_step(first + N_STEPS_AFTER)
+                after = [mark for mark in job.marks() if mark.time > kill.monotonic and mark.step >= first]
+            else:
+                old, ranks = {mark.pid for mark in before}, set(range(n_ranks))
+                job.wait_until(
+                    lambda: len([mark for mark in job.marks() if mark.pid not in old]) >= n_ranks * N_STEPS_AFTER,
+                    "steps of the restarted ranks",
+                )
+                after = [mark for mark in job.marks() if mark.pid not in old]
+    finished = [min(mark.time for mark in after if mark.rank == rank) for rank in sorted(ranks)]
+    return Took(case, n_ranks, max(finished) - kill.monotonic, trial.step_s(after))
+
+
+def _started(case: str, folder: Path, n_ranks: int, arguments: Sequence[str]) -> trial.Trial:
+    resumed = [] if case == "continue" else ["--checkpoint", str(folder / "checkpoint.pt")]
+    if case == "torchrun":
+        flags = ["--max-restarts", "3", "--monitor-interval", "0.02"]
+        return trial.torchrun(folder, n_ranks, "ddp_gpt.py", flags, [*arguments, *resumed])
+    flags = ["--on-loss", "continue"] if case == "continue" else ["--max-restarts", "3"]
+    return trial.odyssey(folder, n_ranks, flags, [*arguments, *resumed], "ddp_gpt.py")
+
+
+def measure_pair(i: int) -> Pair:
+    """One behind the other, each of them first in every other pair."""
+    seconds = {}
+    for case in ("continue", "torchrun") if i % 2 == 0 else ("torchrun", "continue"):
+        with trial.new_folder() as name:
+            folder, arguments = Path(name), ["--steps", str(N_STEPS)]
+            if case == "continue":
+                job = trial.odyssey(folder, N_RANKS, ["--on-loss", "continue"], arguments, "ddp_gpt.py")
+            else:
+                job = trial.torchrun(folder, N_RANKS, "ddp_gpt.py", [], arguments)
+            with job:
+                job.wait_for_end(300)
+                seconds[case] = trial.step_s(job.marks(), N_WARM_UP)
+    return Pair(seconds["continue"], seconds["torchrun"])
+
+
+def summarise(found: Sequence[Took], pairs: Sequence[Pair]) -> dict[str, float]:
+    """The headline numbers."""
+    summary: dict[str, float] = {}
+    for n_ranks in sorted({each.n_ranks for each in found}):
+        of = {case: [each.beyond_step_s for each in found if (each.case, each.n_ranks) == (case, n_ranks)] for case in CASES}
+        if of["continue"]:
+            summary[f"continue_kill_to_step_s_{n_ranks}"] = median(of["continue"])
+            if of["torchrun"]:
+                summary[f"continue_speedup_vs_torchrun_{n_ranks}"] = median(of["torchrun"]) / median(of["continue"])
+    if pairs:
+        summary["continue_overhead_ratio"] = median(pair.ours_s / pair.plain_s for pair in pairs)
+    return summary
+
+
+def rows(found: Sequence[Took], pairs: Sequence[Pair]) -> list[dict[str, Cell]]:
+    """One a case and number of ranks, and one a pair."""
+    result: list[dict[str, Cell]] = []
+    for n_ranks, case in sorted({(each.n_ranks, each.case) for each in found}):
+        group = [each for each in found if (each.case, each.n_ranks) == (case, n_ranks)]
+        result.append(
+            {
+                "case": case,
+                "ranks": n_ranks,
+                "kills": len(group),
+                "beyond the step": median(each.beyond_step_s for each in group),
+                "worst": max(each.beyond_step_s for each in group),
+                "raw": median(each.raw_s for each in group),
+                "step": median(each.step_after_s for each in group),
+            }
+        )
+    for pair in pairs:
+        result.append(
+            {
+                "case": "no loss",
+                "ranks": N_RANKS,
+                "step": pair.ours_s,
+                "plain": pair.plain_s,
+                "ratio": pair.ours_s / pair.plain_s,
+            }
+        )
+    return result
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.resilient", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--kills", type=int, default=5, help="of each case (default %(default)s)")
+    parser.add_argument("--pairs", type=int, default=6, help="without losses (default %(default)s)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=report.RESULTS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run(main)

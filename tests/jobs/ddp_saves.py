@@ -1,0 +1,53 @@
+"""A DDP script that saves every few steps and goes on from what it has saved: `ddp_saves.py FOLDER N_STEPS EVERY KILL_AT`.
+
+Rank 0 prints each step with the number of ranks that made it. Rank 2 ends itself in the first attempt, in the backward of step
+KILL_AT. Ranks meet in each step, so all are as slow as the slowest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    path, n_steps, every, kill_at = Path(sys.argv[1]) / "state.pt", *map(int, sys.argv[2:])
+    dist.init_process_group("gloo")
+    rank, is_first = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    first = 0
+    if path.exists():
+        state = torch.load(path)
+        net.load_state_dict(state["model"])
+        first = state["step"]
+    replica = DistributedDataParallel(net)
+
+    def in_backward(gradient: torch.Tensor) -> None:
+        if is_first and rank == 2 and step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    net.weight.register_hook(in_backward)
+    for step in range(first, n_steps):
+        optimizer.zero_grad()
+        replica(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+        if rank == 0:
+            print("step", step, "of", dist.get_world_size(), flush=True)
+            if step % every == every - 1:
+                beside = path.with_suffix(".new")
+                torch.save({"model": net.state_dict(), "step": step + 1}, beside)
+                beside.replace(path)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
