@@ -6,6 +6,8 @@ import math
 import os
 import secrets
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,7 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks import report
+from tests import ROOT
 from tests.soak import draw, sequences, verdict, worlds
 from tests.soak.case import Agents, Case, Fault, PointFault, Recipe, Slow, logs_of
 from tests.soak.classes import SURROUNDINGS, surroundings
@@ -445,3 +448,15 @@ def _report(total: Total, machine: report.Machine) -> report.Report:
     for what, counts in (("went through", total.marks), ("planned", total.strategies)):
         rows += [dict.fromkeys(rows[0]) | {"class": f"{what}: {name}", "jobs": n} for name, n in sorted(counts.items())]
     return report.Report("soak", about, machine, summary, rows)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_hundred_and_fifty_jobs_of_an_unchanged_script_are_exact(tmp_path):
+    """A failing one, by the seed that its line names, again: `python -m tests.soak SEED --replicas 1`."""
+    seed = int(os.environ.get("ODYSSEY_SOAK_SEED") or secrets.randbelow(1_000_000))
+    command = [sys.executable, "-m", "tests.soak", str(seed), "--replicas", "150", "--folder", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": exact (") == 150

@@ -122,14 +122,19 @@ def cannot_go_on(job: JobState, body: CannotGoOn) -> Actions:
 def start_again(job: JobState) -> tuple[PlainState, Actions]:
     """All ranks, for the reason that the job gives up for. It is a plain script again until they have joined."""
     world = job.world
-    states = {
-        rank: RankState.STARTING if rank in world.alive else RankState.EXITED if job.ranks.state(rank) in _ENDED else _GONE
-        for rank in world.numbers
-    }
+    present = {agent.number for agent in world.agents}
+    states = {}
+    for rank in world.numbers:
+        is_there = not world.homes or world.homes[rank] in present  # whose agent is lost is lost, too, and may not be told yet
+        if rank in world.alive and is_there:
+            states[rank] = RankState.STARTING
+        else:
+            states[rank] = RankState.EXITED if job.ranks.state(rank) in _ENDED else RankState.ABSENT
     world.ranks = Ranks({rank: RankRecord(state) for rank, state in states.items()})
-    plain = PlainState(world, attempt_at=world.started_at, has_progressed=job.has_trained, gives_signs=job.has_trained)
+    its = job.replicas
+    assert its is not None
+    plain = PlainState(world, attempt_at=its.began_at, has_progressed=job.has_trained, gives_signs=job.has_trained)
     return plain, (Record(Note(f"{job.gives_up}; all ranks start again")), *elastic.failure(plain, job.gives_up))
 
 
 _ENDED = (RankState.EXITED, RankState.DONE)
-_GONE = RankState.ABSENT

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,10 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
 DDP = str(ROOT / "tests" / "jobs" / "ddp.py")
 N_RANKS = 4
 VARIANTS = ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm")
+COLLECTIVES = (
+    *("all_reduce", "all_reduce_max", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "all_gather"),
+    *("all_gather_into_tensor", "gather", "scatter", "barrier"),
+)
 POINTS = (
     "before_forward",
     "in_backward",
@@ -28,6 +33,11 @@ POINTS = (
     "after_step",
     "before_metric",
 )
+
+
+def quick(names: Sequence[str], *also: str) -> list[Any]:
+    """All of them in the soak, and some also in `make test`."""
+    return [pytest.param(name, marks=() if name in also else pytest.mark.soak) for name in names]
 
 
 def run(tmp_path: Path, variant: str, *kills: str, max_restarts: int = 0) -> Ran:
@@ -54,21 +64,21 @@ def assert_exact(ran: Ran, tmp_path: Path, variant: str, lost: Collection[int] =
     assert difference(tmp_path / "out", N_RANKS, variant) == ""
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", quick(VARIANTS, "plain"))
 def test_nothing_is_lost_and_nothing_changes(variant: str, tmp_path: Path) -> None:
     ran = run(tmp_path, variant)
     assert_exact(ran, tmp_path, variant)
     assert len(ran.all(GenerationStarted)) == 1
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", quick(POINTS, "in_backward", "at_commit", "after_step"))
 def test_survivors_go_on_wherever_a_rank_is_lost(point: str, tmp_path: Path) -> None:
     ran = run(tmp_path, "plain", f"2:3:{point}")
     assert_exact(ran, tmp_path, "plain", {2})
     assert len(ran.all(GenerationStarted)) == 2
 
 
-@pytest.mark.parametrize("variant", VARIANTS[1:])
+@pytest.mark.parametrize("variant", quick(VARIANTS[1:], "accumulate", "unused", "batchnorm"))
 def test_whatever_ddp_does_beside(variant: str, tmp_path: Path) -> None:
     ran = run(tmp_path, variant, "1:2:in_backward", "3:4:after_backward")
     assert_exact(ran, tmp_path, variant, {1, 3})
@@ -146,3 +156,26 @@ def test_continue_goes_on_to_the_end(tmp_path: Path) -> None:
 def test_auto_without_a_restart_goes_on_to_the_end(tmp_path: Path) -> None:
     steps = run_saving(tmp_path, OnLoss.AUTO, every=20, kill_at=15, max_restarts=0)
     assert steps == [(step, 4 if step < 15 else 3) for step in range(40)]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        ("1:all_reduce", "3:all_gather", "2:barrier"),
+        *(pytest.param(each, marks=pytest.mark.soak) for each in [(), *((f"2:{name}",) for name in COLLECTIVES)]),
+    ],
+)
+def test_every_collective_is_right_for_who_is_there(ends: tuple[str, ...], tmp_path: Path) -> None:
+    ran = Ran(
+        RunOptions(
+            script=str(ROOT / "tests" / "jobs" / "collectives.py"),
+            arguments=ends,
+            n_ranks_per_node=N_RANKS,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+        )
+    )
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    left = sorted(set(range(N_RANKS)) - {int(end[0]) for end in ends})
+    assert ran.text().splitlines() == [f"right to the end with {left}"] * len(left)

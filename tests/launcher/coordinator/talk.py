@@ -1,14 +1,15 @@
 """Conversations with the coordinator in few words: each line is an event, what it answers is printed below.
 
 start 4             job of 4 ranks (ours: imports odyssey; agents: one each; restarts=1 never=3 limit=2/60 backoff=5 same=yes)
-join 0 1 2 (job=2)  these ranks have built their Job     progress 0      the first step of a script without a Job
+join 0 1 (job=2 replicas=yes)  these ranks are there     progress 0      the first step of a script without a Job
 profile             the merged profile arrives           plan 0:0-2,1:2-4 / 2:0-4 (spawned=2 idle=3 from=script at=7),
                                                          (takes=9: s after a step of 1 s), noplan, nostate
 ready 0 1 (bad=1)   at the gate, as the plan says        commit 3 (3.1 is the second unit; kind=evaluate; g=1)
-paused 1 5 compute  (held=0-2)                           lost 2 signal (slot), exit 0, fail 1, finish 0
+paused 1 5 compute  (held=0-2 passed=backward)           lost 2 signal (slot), exit 0, fail 1, finish 0
 tick, broken 1, stop, leads 7                            pass 60         seconds
 leave 2 (certain within=60)                              expired         the time that a notice gave
 connected 0 1 (problem=gone attempt=1)                   all that are awaited, if none is named
+stuck 1, saved 0    a replica cannot go on, or has saved (start 4 loss=auto)
 agent 4 (ranks=2)   joins                                gone 4          that agent is lost
 """
 
@@ -69,6 +70,7 @@ from launcher.joblog.events import (
 )
 from odyssey.messages import (
     Broken,
+    CannotGoOn,
     Connect,
     Connected,
     Drain,
@@ -84,6 +86,7 @@ from odyssey.messages import (
     Prepare,
     Ready,
     Result,
+    Saved,
 )
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Estimate, Move, Plan, Reduction, StateFrom, Transition, move_runs
@@ -210,11 +213,13 @@ class Talk:
                     restart_backoff_s=float(options.get("backoff", "1")),
                     retries_same_failure="same" in options,
                     may_build_job="ours" in plain,
+                    on_loss=options.get("loss", "continue"),
                     agents=tuple(AgentInfo(i, f"host{i}", i, 1) for i in range(ranks[0])) if "agents" in plain else (),
                 )
             case "join":
                 for rank in ranks:
-                    yield Hello(rank, model(digest=options.get("digest", "same")), int(options.get("job", 1)))
+                    its = replace(model(digest=options.get("digest", "same")), replicas="replicas" in options)
+                    yield Hello(rank, its, int(options.get("job", 1)))
             case "profile":
                 yield Profiled(profile(), 0.1)
             case "plan":
@@ -237,7 +242,9 @@ class Talk:
                 if "held" in options:
                     first, _, last = options["held"].partition("-")
                     held = tuple(range(int(first), int(last or first) + 1)) if first else ()
-                yield Paused(rank, of, (int(t), int(k or 0)), plain[2] if len(plain) > 2 else "compute", held)
+                position = int(t), int(k or 0)
+                passed = Result((position[0] - 1, 0), options["passed"]) if "passed" in options else None
+                yield Paused(rank, of, position, plain[2] if len(plain) > 2 else "compute", held, passed=passed)
             case "connected":
                 recovery = self.state.recovery if isinstance(self.state, JobState) else Recovering()
                 for rank in ranks or sorted(recovery.unconnected):
@@ -277,6 +284,10 @@ class Talk:
             case "broken":
                 t, _, k = plain[1].partition(".") if len(plain) > 1 else ("0", "", "")
                 yield Broken(ranks[0], of, (int(t), int(k or 0)), "Connection closed by peer")
+            case "stuck":
+                yield CannotGoOn(ranks[0], "a send met the loss")
+            case "saved":
+                yield Saved(ranks[0])
             case "stop":
                 yield StopRequested("interrupted by Ctrl-C")
             case _:
