@@ -286,7 +286,7 @@ def rank_ready(job: JobState, body: Ready) -> Actions:
     held_before = {rank: report.held for rank, report in ranks.paused.items()}
     if (problem := gate.gate_problem(plan, ranks.ready, job.end, held_before)) is not None:
         if job.replicas:
-            job.gives_up = problem
+            job.gives_up = f"the survivors' models are not the same ({problem})"
             return ()
         help = _REPORT if job.plan is not None else f"{_ALIKE}; if they do, {_REPORT}"
         return end(job, 1, f"the ranks do not agree before generation {world.generation}: {problem}", help)

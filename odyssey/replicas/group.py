@@ -244,6 +244,8 @@ class ReplicaGroup(dist.ProcessGroup):
 
     def _pass(self, name: str, start: Callable[[Any, dict[int, int]], Any]) -> Any:
         member = self._replica.member
+        if self._replica.has_lost:
+            self._replica.cannot_go_on(f"a {name} is between ranks by their numbers, which are others since a loss")
         numbers = {self._place(rank): number for number, rank in enumerate(member.ranks)}
         try:
             return _Passed(member.start(lambda group: start(group, numbers)), self._replica, name)
@@ -269,7 +271,9 @@ class ReplicaGroup(dist.ProcessGroup):
         return whole.numel() // part.numel() if part.numel() else len(self._replica.seen)
 
     def _options(self, new: Any, given: Any, peers: Peers) -> Any:
-        """With the root's number among these."""
+        """With the root's number among these. The script may have learnt any number but 0 when ranks had others."""
+        if given.rootRank and self._replica.has_lost:
+            self._replica.cannot_go_on(f"a collective names rank {given.rootRank}, and ranks have other numbers since a loss")
         root = self._replica.seen[given.rootRank]
         if root not in peers.ranks:
             self._replica.cannot_go_on(f"rank {root}, whose values it waits for, was lost")

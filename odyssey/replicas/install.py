@@ -147,6 +147,7 @@ class _Made:
             init(ddp, *arguments, **named)
             if self._replica is not None:
                 self._replica.modules.add(ddp)
+                self._replica.has_ddp = True
 
         @functools.wraps(set_static)
         def _set_static_graph(ddp: Any) -> None:

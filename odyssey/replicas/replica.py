@@ -98,8 +98,11 @@ class Replica:
         self._renumber = renumber
         self.modules: WeakSet[nn.Module] = WeakSet()
         """What DDP holds equal on all ranks."""
+        self.has_ddp = False
         self.not_carried = ""
         """Why the script cannot go on after a loss."""
+        self.has_lost = False
+        """Ranks have other numbers than they had at first."""
         self.has_saved = False
         """The script has written a file since its last step."""
         self.is_immediate = False
@@ -190,6 +193,9 @@ class Replica:
         """Here it is known who goes on."""
         going = frozenset(plan.all_ranks_of(plan.workers))
         if lost := sorted(set(self.seen) - going):
+            self.has_lost = True
+            if not self.has_ddp:
+                self.cannot_go_on("without DistributedDataParallel nothing tells that each rank has the whole model")
             if self.not_carried:
                 self.cannot_go_on(self.not_carried)
             for name, ranks in self.partial_groups.items():

@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import odyssey
-from odyssey.runtime import session
+from odyssey.runtime import layers as of_job
+from odyssey.runtime import proof
 
 WIDTH, N_LAYERS = 512, 8
 
@@ -68,7 +69,7 @@ def layers() -> list[Callable[[], nn.Module]]:
 def main() -> None:
     hold, out = map(Path, sys.argv[1:])
     counter = Counter()
-    move_layers, ready = session.move_layers, session.ready
+    move_layers, ready = of_job.move_layers, proof.ready
 
     def move(*arguments: Any) -> int:
         counter.most = counter.now
@@ -79,7 +80,7 @@ def main() -> None:
         Path(f"{out}.{os.environ['RANK']}").write_text(str(counter.most))
         return report
 
-    session.move_layers, session.ready = move, proved
+    of_job.move_layers, proof.ready = move, proved
     with counter:
         job = odyssey.Job(
             layers=layers,

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -60,7 +61,9 @@ def model(variant: str) -> Net:
     return Net(variant).double()
 
 
-def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+def optimizer(net: nn.Module, variant: str = "") -> torch.optim.Optimizer:
+    if variant == "zero":
+        return ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.02, momentum=0.5)
     return torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.5)
 
 
@@ -73,7 +76,25 @@ def sampler(rank: int, world: int) -> DistributedSampler[Any]:
     return DistributedSampler(data(), world, rank, shuffle=True, seed=5)
 
 
-def wrapped(net: nn.Module, variant: str) -> DistributedDataParallel:
+class Bare(nn.Module):
+    """Instead of DDP: gradients are averaged by hand."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.module = net
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        return self.module(*arguments)
+
+    def average(self) -> None:
+        for parameter in self.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def wrapped(net: nn.Module, variant: str) -> Any:
+    if variant == "bare":
+        return Bare(net)
     given = {
         "view": {"gradient_as_bucket_view": True},
         "unused": {"find_unused_parameters": True},
@@ -136,7 +157,7 @@ def main() -> None:
     net = model(variant)
     net.body[0].weight.register_hook(lambda gradient: points.here("in_backward"))
     ddp = wrapped(net, variant)
-    steps = optimizer(ddp)
+    steps = optimizer(ddp, variant)
     log = (folder / f"{rank}.jsonl").open("w", buffering=1)
     n_accumulated = ACCUMULATED if variant == "accumulate" else 1
     n_batches, seen = 0, list[int]()
@@ -153,6 +174,8 @@ def main() -> None:
             if not is_last:
                 continue
             points.here("after_backward")
+            if variant == "bare":
+                ddp.average()
             n_made_by = dist.get_world_size()
             if variant == "clip":
                 nn.utils.clip_grad_norm_(ddp.parameters(), 0.5)

@@ -22,7 +22,8 @@ import torch
 
 import odyssey
 from odyssey import buckets, needs
-from odyssey.runtime import gradients, peer_memory, session
+from odyssey.runtime import gradients, peer_memory
+from odyssey.runtime import layers as of_job
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from tests import models
@@ -253,7 +254,7 @@ class Pace:
         self.file = file
         self.is_slow = False
         if file is not None:
-            session.OP_TIMES_EVERY_S = 0.0
+            of_job.OP_TIMES_EVERY_S = 0.0
 
     def __deepcopy__(self, memo):
         return self

@@ -22,7 +22,7 @@ import torch
 
 import odyssey
 from odyssey import buckets
-from odyssey.runtime import session
+from odyssey.runtime import layers as of_job
 from tests import reference
 from tests.soak import recipe
 from tests.soak.case import SLOW_RANK, Case, ScriptFault
@@ -81,7 +81,7 @@ def main() -> None:
     given = points.within(recipe.parts(task))
     built: list[torch.nn.Module] = []
     if case.is_sequence:
-        session.OP_TIMES_EVERY_S = 0.0  # with every step: there are few of them for a change
+        of_job.OP_TIMES_EVERY_S = 0.0  # with every step: there are few of them for a change
     resume = folder / "checkpoint" if task.resumes else None
     layers = given["layers"]
 

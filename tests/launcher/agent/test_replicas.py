@@ -115,10 +115,15 @@ def test_without_a_restart_that_is_the_end(tmp_path: Path) -> None:
     assert "rank 0 was lost" in ran.all(JobEnded)[0].reason
 
 
-def test_what_cannot_be_begun_anew_is_told_by_name(tmp_path: Path) -> None:
-    ran = run(tmp_path, "static", "2:3:after_backward", max_restarts=1)
-    assert_exact(ran, tmp_path, "static")
-    assert any("static_graph" in note.text for note in ran.all(Note))
+@pytest.mark.parametrize(
+    ("variant", "why"),
+    [("static", "its DDP has static_graph"), ("zero", "the survivors' models are not the same"), ("bare", "without Distr")],
+)
+def test_what_cannot_be_begun_anew_is_told_by_name(variant: str, why: str, tmp_path: Path) -> None:
+    """ZeRO has a part of the optimizer's state on one rank only."""
+    ran = run(tmp_path, variant, "2:3:after_backward", max_restarts=1)
+    assert_exact(ran, tmp_path, variant)
+    assert any(why in note.text for note in ran.all(Note))
 
 
 def run_saving(tmp_path: Path, on_loss: OnLoss, every: int, kill_at: int, max_restarts: int = 3) -> list[tuple[int, int]]:
