@@ -83,7 +83,8 @@ def is_next(result: Result, before: Result | None) -> bool:
     """Whether the unit follows `before`; any does where there is none before. Of replicas only some are told of."""
     if before is None:
         return True
-    return result.position >= (end := position_after(before)) if result.of_replicas else result.position == end
+    end = position_after(before)
+    return result.position >= end if result.of_replicas else result.position == end
 
 
 # -- what a rank tells of the model ------------------------------------------------------------------------------------

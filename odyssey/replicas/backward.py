@@ -7,9 +7,13 @@ our callback is queued by the first reduction, and so comes before DDP's own, wh
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 
 import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import _engine_run_backward
 from torch.autograd.variable import Variable
 from torch.distributed import Work
 from torch.futures import Future
@@ -19,9 +23,31 @@ from odyssey.replicas.operation import Operation
 NOT_IN_BACKWARD = -1
 
 
+_ENGINE, _FUNCTION = _engine_run_backward.__code__, BackwardCFunction.apply.__code__
+
+
 def graph() -> int:
     """Which backward runs in this thread; NOT_IN_BACKWARD if none does."""
     return int(torch._C._current_graph_task_id())
+
+
+def n_for_ddp() -> int:
+    """In how many backwards, one within the other, DDP asks for this; 0 if somebody else does, or in none.
+
+    Autograd functions of the script ask by themselves. DDP does in C++, or in a communication hook: it has gradients for the
+    end of the backward, and divides them by the number of ranks.
+    """
+    if graph() == NOT_IN_BACKWARD:
+        return 0
+    n = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _ENGINE:
+            n += 1
+        elif frame.f_code is _FUNCTION and n == 0:
+            return 0
+        frame = frame.f_back
+    return n
 
 
 class Backward:

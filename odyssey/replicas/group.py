@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
-from odyssey.replicas.backward import NOT_IN_BACKWARD, graph
+from odyssey.replicas.backward import n_for_ddp
 from odyssey.replicas.operation import Begin, Operation, Peers
 from odyssey.replicas.replica import Replica
 from odyssey.runtime.cut import Cut
@@ -41,8 +41,8 @@ class ReplicaGroup(dist.ProcessGroup):
     # -- who --------------------------------------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Ranks that the script counts. Within a backward all divide by one number, which is put right for all: C++'s."""
-        return self._n_at_first if graph() != NOT_IN_BACKWARD else len(self._replica.seen)
+        """Ranks that the script counts. DDP in a backward always divides by those at first, which `_begin_sum` puts right."""
+        return self._n_at_first if n_for_ddp() else len(self._replica.seen)
 
     def rank(self) -> int:
         """This one's place among them."""
@@ -79,12 +79,12 @@ class ReplicaGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         """In place. DDP has divided what a backward reduces by the ranks that there were: it is scaled to those there are."""
         opts = opts or dist.AllreduceOptions()
-        return self._sum("all_reduce", tensors, lambda group, own: group.allreduce(own, opts))
+        return self._sum("all_reduce", tensors, opts, lambda group, own: group.allreduce(own, opts))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         """In place."""
         opts = opts or dist.AllreduceCoalescedOptions()
-        return self._sum("all_reduce_coalesced", tensors, lambda group, own: group.allreduce_coalesced(own, opts))
+        return self._sum("all_reduce_coalesced", tensors, opts, lambda group, own: group.allreduce_coalesced(own, opts))
 
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
         """In place, on the root."""
@@ -119,8 +119,9 @@ class ReplicaGroup(dist.ProcessGroup):
 
     reduce_scatter_single = _reduce_scatter_base
 
-    def _sum(self, name: str, tensors: Tensors, start: Callable[[Any, Tensors], Any]) -> Any:
-        return self._run(name, partial(self._begin_sum, tensors, start, graph() != NOT_IN_BACKWARD), tensors)
+    def _sum(self, name: str, tensors: Tensors, opts: Any, start: Callable[[Any, Tensors], Any]) -> Any:
+        is_divided = n_for_ddp() > 0 and opts.reduceOp == dist.ReduceOp.SUM
+        return self._run(name, partial(self._begin_sum, tensors, start, is_divided), tensors)
 
     def _begin_sum(
         self, tensors: Tensors, start: Callable[[Any, Tensors], Any], is_divided: bool, peers: Peers
@@ -284,7 +285,10 @@ class ReplicaGroup(dist.ProcessGroup):
 
     def _run(self, name: str, begin: Begin, results: Sequence[torch.Tensor]) -> Any:
         operation = Operation(name, begin, results)
-        if graph() == NOT_IN_BACKWARD or self._replica.is_immediate:
+        n_backwards = n_for_ddp()
+        if n_backwards > 1:
+            self._replica.not_carried = "its backward runs others within it, as reentrant checkpoints do"
+        if not n_backwards or self._replica.is_immediate:
             self._replica.make(operation)
             return _create_work_from_future(operation.future)
         operation.start_early(self._replica.member)
@@ -326,7 +330,7 @@ class _Passed(dist.Work):
 
 
 def _copies(tensors: Sequence[torch.Tensor]) -> Tensors:
-    return [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
+    return [tensor.detach().clone() if tensor.is_sparse else tensor.detach().contiguous().clone() for tensor in tensors]
 
 
 def _put(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:

@@ -22,7 +22,7 @@ from launcher.options import OnLoss, RunOptions
 from odyssey.messages import Committed
 from tests import ROOT
 
-VARIANTS = ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "static")
+VARIANTS = ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function", "static")
 POINTS = ("before_forward", "in_backward", "at_commit", "after_commit", "after_backward", "after_step", "before_metric")
 N_EPOCHS = 12
 LIMIT_S = 180.0

@@ -19,7 +19,7 @@ __all__ = ["nothing_left"]
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
 DDP = str(ROOT / "tests" / "jobs" / "ddp.py")
 N_RANKS = 4
-VARIANTS = ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm")
+VARIANTS = ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function")
 COLLECTIVES = (
     *("all_reduce", "all_reduce_max", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "all_gather"),
     *("all_gather_into_tensor", "gather", "scatter", "barrier"),
