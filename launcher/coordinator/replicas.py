@@ -98,6 +98,18 @@ def why_go_on(job: JobState) -> str:
     return f"to go on costs {seconds_text(found.go_on_s)}, a restart {seconds_text(found.restart_s)}"
 
 
+def tell(job: JobState, n_left: int) -> Actions:
+    """Once: what it is to the script that there are fewer ranks."""
+    its, n = job.replicas, job.world.n_ranks
+    if its is None or its.is_told or n_left == n:
+        return ()
+    its.is_told = True
+    text = (
+        f"the script goes on with {n_left} of its {n} ranks: a step has so many fewer samples, and in this epoch nobody reads"
+    )
+    return (Record(Note(f"{text} what was for the ranks that are lost")),)
+
+
 def saved(job: JobState, body: Saved) -> Actions:
     """The script has a state to begin with, and nothing is lost by a restart now: where ranks are missing, they come back."""
     its, now = job.replicas, job.world.now

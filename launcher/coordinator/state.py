@@ -186,11 +186,13 @@ class Recovery:
 @dataclass(slots=True)
 class Replicas:
     """Of a script whose ranks each have the whole model and a loop of their own (replicas.py). The attempt began at `began_at`,
-    the script has saved its state at `saved_at`, and before that `save_every_s` earlier; None where it has not."""
+    the script has saved its state at `saved_at`, and before that `save_every_s` earlier; None where it has not.
+    `is_told`: what fewer ranks are to the script."""
 
     began_at: float
     saved_at: float | None = None
     save_every_s: float | None = None
+    is_told: bool = False
 
 
 @dataclass(slots=True)

@@ -154,7 +154,7 @@ def propose(job: JobState) -> Actions:
             return ()
         staying = workers.all_of(members - job.leaving.keys())
         plan = replicas.plan_of(job, gate.final_position(survivors, job.results)[0], staying)
-        return SetDeadline(None), *take(job, plan, replicas.why_go_on(job))
+        return SetDeadline(None), *replicas.tell(job, len(plan.workers)), *take(job, plan, replicas.why_go_on(job))
     held = workers.held({rank: report.held for rank, report in survivors.items()})
     respawnable, leaving = _respawnable(job), job.leaving.keys() & members
     not_staying = workers.any_of(leaving)

@@ -18,7 +18,14 @@ GOES_ON = ("continue", "auto")
 
 
 def autoload() -> None:
-    """Called at the end of `import torch` in any process, by its entry point for backends."""
+    """Called at the end of `import torch` in any process, by its entry point for backends. Forks of a zygote are told later: it
+    is to read nothing that is a rank's."""
+    if "odyssey.zygote" not in sys.modules:
+        install_if_asked()
+
+
+def install_if_asked() -> None:
+    """Whoever has started this process says so in its environment."""
     if os.environ.get(ON_LOSS) in GOES_ON:
         install()
 

@@ -193,9 +193,9 @@ def _let_groups_end() -> None:
 def _keep_groups() -> None:
     """As the entry point of torch has it where a process imports torch by itself (odyssey/replicas)."""
     if os.environ.get("ODYSSEY_ON_LOSS", "restart") != "restart":
-        from odyssey.replicas.install import autoload
+        from odyssey.replicas.install import install_if_asked
 
-        autoload()
+        install_if_asked()
 
 
 def _name_process() -> None:

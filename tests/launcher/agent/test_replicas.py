@@ -184,3 +184,20 @@ def test_every_collective_is_right_for_who_is_there(ends: tuple[str, ...], tmp_p
     assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
     left = sorted(set(range(N_RANKS)) - {int(end[0]) for end in ends})
     assert ran.text().splitlines() == [f"right to the end with {left}"] * len(left)
+
+
+def test_the_example_goes_on_and_learns(tmp_path: Path) -> None:
+    ran = Ran(
+        RunOptions(
+            script=str(ROOT / "examples" / "train_ddp.py"),
+            n_ranks_per_node=N_RANKS,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+            drills=("step=40 kill=2",),
+        )
+    )
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    lines = [line.split() for line in ran.text().splitlines()]
+    assert [int(line[-2]) for line in lines] == [4] + [3] * 7
+    assert float(lines[-1][3].rstrip(",")) < 0.5 < float(lines[0][3].rstrip(","))
