@@ -126,15 +126,14 @@ class ReplicaGroup(dist.ProcessGroup):
     def _begin_sum(
         self, tensors: Tensors, start: Callable[[Any, Tensors], Any], is_divided: bool, peers: Peers
     ) -> tuple[Any, Callable[[], None]]:
-        own = _copies(tensors)
+        own = [peers.copy(tensor) for tensor in tensors]
         factor = self._n_at_first / len(peers.ranks) if is_divided else 1.0
 
         def put() -> None:
-            if factor != 1.0:
-                for each in own:
-                    if each.is_floating_point() or each.is_complex():
-                        each.mul_(factor)
-            _put(tensors, own)
+            for tensor, result in zip(tensors, own, strict=True):
+                is_scaled = factor != 1.0 and (result.is_floating_point() or result.is_complex())
+                tensor.copy_(result.mul_(factor) if is_scaled else result)
+            peers.free(own)
 
         return peers.start(lambda group: start(group, own)), put
 

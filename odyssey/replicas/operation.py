@@ -24,8 +24,14 @@ class Peers(Protocol):
     def start(self, operation: Callable[[Any], Any]) -> Any:
         """Begin `operation(group)` of torch's group of all of them, and give what to wait for. Raises Cut."""
 
-    def wait(self, work: Any) -> None:
-        """Until it is done. Raises Cut."""
+    def wait(self, works: Sequence[Any]) -> None:
+        """Until all are done. Raises Cut."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In memory that is theirs: what a cut operation of others may still write to is not."""
+
+    def free(self, copies: Sequence[torch.Tensor]) -> None:
+        """No operation uses these any more."""
 
 
 Begin = Callable[[Peers], tuple[Any, Callable[[], None]]]
@@ -59,11 +65,10 @@ class Operation:
         except Cut:
             self._peers = None
 
-    def wait(self) -> None:
-        """Until its results are here. Raises Cut."""
-        assert self._peers is not None
-        if self._work is not None:
-            self._peers.wait(self._work)
+    @property
+    def works(self) -> list[Any]:
+        """What to wait for."""
+        return [] if self._work is None else [self._work]
 
     def put(self) -> None:
         """It is final: the script has its results."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -64,6 +65,7 @@ class Member:
         self.groups = groups
         self.now: tuple[Op | str, float] = ("between collectives", time.monotonic())
         self.ranks = plan.all_ranks_of(plan.workers)
+        self._free: defaultdict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = defaultdict(list)
         self._alone = None if len(self.ranks) > 1 else _group_of_one()
 
     def start(self, operation: Callable[[Any], Any]) -> Any:
@@ -73,9 +75,23 @@ class Member:
             return operation(self._alone)
         return self.groups.over(self.plan.workers, operation)
 
-    def wait(self, work: Any) -> None:
+    def wait(self, works: Sequence[Any]) -> None:
         """Raises Cut."""
-        self.groups.wait(work.wait)
+        self.groups.wait(lambda: [work.wait() for work in works])
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In memory that was used before, if there is some: new pages cost more than the copy."""
+        if tensor.is_sparse:
+            return tensor.detach().clone()
+        free = self._free[tensor.shape, tensor.dtype]
+        own = free.pop() if free else torch.empty(tensor.shape, dtype=tensor.dtype)
+        return own.copy_(tensor.detach())
+
+    def free(self, copies: Sequence[torch.Tensor]) -> None:
+        """Keeps them for the next."""
+        for own in copies:
+            if not own.is_sparse:
+                self._free[own.shape, own.dtype].append(own)
 
     def stop(self) -> None:
         """Operations let go of what they have begun when they are begun anew."""
@@ -129,8 +145,8 @@ class Replica:
             member.now = (operations[0].name, time.monotonic())
             for operation in operations:
                 operation.start(member)
-            for operation in operations:
-                operation.wait()
+            if works := [work for operation in operations for work in operation.works]:
+                member.wait(works)
             return ()
 
         def take(member: Member, values: tuple[float, ...]) -> None:
@@ -140,7 +156,9 @@ class Replica:
             member.now = ("between collectives", time.monotonic())
 
         is_step = kind == "backward"
-        self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_step, self._step_began_s if is_step else None))
+        # One rank tells of steps, for all: which units are final is told by whoever pauses.
+        is_told = is_step and self.member.rank == min(self.member.ranks)
+        self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_told, self._step_began_s if is_step else None))
         if is_step:
             self._step_began_s = time.monotonic()
             if self.has_saved:

@@ -88,6 +88,7 @@ def test_all_but_the_first_are_lost_one_after_the_other(tmp_path: Path) -> None:
     ran = run(tmp_path, "plain", "1:0:in_backward", "2:1:at_commit", "3:11:after_step")
     assert_exact(ran, tmp_path, "plain", {1, 2, 3})
     assert {unit.result.kind for unit in ran.all(Committed)} == {"backward"}
+    assert {unit.rank for unit in ran.all(Committed)} == {0}
 
 
 def test_two_are_lost_at_once(tmp_path: Path) -> None:
