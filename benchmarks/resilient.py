@@ -149,6 +149,7 @@ def summarise(found: Sequence[Took], pairs: Sequence[Pair]) -> dict[str, float]:
 
 def rows(found: Sequence[Took], pairs: Sequence[Pair]) -> list[dict[str, Cell]]:
     """One a case and number of ranks, and one a pair."""
+    nothing = dict.fromkeys(("kills", "beyond the step", "worst", "raw", "step", "plain", "ratio"))
     result: list[dict[str, Cell]] = []
     for n_ranks, case in sorted({(each.n_ranks, each.case) for each in found}):
         group = [each for each in found if (each.case, each.n_ranks) == (case, n_ranks)]
@@ -156,6 +157,7 @@ def rows(found: Sequence[Took], pairs: Sequence[Pair]) -> list[dict[str, Cell]]:
             {
                 "case": case,
                 "ranks": n_ranks,
+                **nothing,
                 "kills": len(group),
                 "beyond the step": median(each.beyond_step_s for each in group),
                 "worst": max(each.beyond_step_s for each in group),
@@ -164,15 +166,8 @@ def rows(found: Sequence[Took], pairs: Sequence[Pair]) -> list[dict[str, Cell]]:
             }
         )
     for pair in pairs:
-        result.append(
-            {
-                "case": "no loss",
-                "ranks": N_RANKS,
-                "step": pair.ours_s,
-                "plain": pair.plain_s,
-                "ratio": pair.ours_s / pair.plain_s,
-            }
-        )
+        its = {"step": pair.ours_s, "plain": pair.plain_s, "ratio": pair.ours_s / pair.plain_s}
+        result.append({"case": "no loss", "ranks": N_RANKS, **nothing, **its})
     return result
 
 
