@@ -11,7 +11,7 @@ from dataclasses import fields
 from launcher.coordinator.actions import Record
 from launcher.coordinator.decision import Actions
 from launcher.coordinator.ranks import RankState
-from launcher.coordinator.state import JobState, Status
+from launcher.coordinator.state import JobState, Replicas, Status
 from launcher.joblog.events import Note
 from launcher.joblog.wording import ranks_text
 from odyssey.messages import Hello
@@ -48,7 +48,9 @@ def begin_if_all_made_it(job: JobState) -> bool:
     ranks.enter_all(ranks.of(RankState.AHEAD), RankState.MEMBER)
     ranks.enter_all(ranks.among(RankState.LOST, RankState.GONE, RankState.DONE, RankState.EXITED), RankState.ABSENT)
     ranks.forget_answers()
-    following = JobState(world, number=job.number + 1)
+    began_at = world.now if job.replicas is None else job.replicas.began_at
+    has_own_loop = any(model.replicas for model in ranks.models.values())
+    following = JobState(world, number=job.number + 1, replicas=Replicas(began_at) if has_own_loop else None)
     following.recovery.joined_after_s = job.recovery.joined_after_s
     for field in fields(JobState):
         setattr(job, field.name, getattr(following, field.name))

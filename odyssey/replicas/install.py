@@ -57,6 +57,8 @@ class _Made:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._replica: Any = None
+        self._before: Any = None
+        """The session of groups that the script has let go of."""
         self._groups: list[Any] = []
         self._n_at_first = int(os.environ.get("WORLD_SIZE", "0"))
 
@@ -77,8 +79,9 @@ class _Made:
             from odyssey.job import report_uncaught_errors
             from odyssey.replicas.replica import Replica
 
-            report_uncaught_errors()
-            self._replica = Replica(self._connection, self._renumber)
+            if self._before is None:
+                report_uncaught_errors()
+            self._replica = Replica(self._connection, self._n_at_first, self._renumber, self._before)
             self._replica.session.start()
             atexit.register(self._replica.session.finish)
         return self._replica
@@ -139,7 +142,9 @@ class _Made:
             is_all = group is None or group is c10d.GroupMember.WORLD
             destroy(group)
             if is_all and self._replica is not None:
-                self._replica.session.finish()
+                self._before = self._replica.session
+                self._before.finish()
+                self._replica, self._groups = None, []
 
         return destroy_process_group
 

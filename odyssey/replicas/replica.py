@@ -108,8 +108,9 @@ def _group_of_one() -> Any:
 class Replica:
     """The State of its session. `seen`: the ranks that the script counts: those that the newest unit was made by."""
 
-    def __init__(self, link: AgentLink, renumber: Callable[[], None]) -> None:
-        """`renumber`: what the script's group is, and where this rank is in it, has changed."""
+    def __init__(self, link: AgentLink, n_at_first: int, renumber: Callable[[], None], before: Session[Member] | None) -> None:
+        """`n_at_first`: ranks of the script. `renumber`: what its group is, and where this rank is in it, has changed.
+        `before`: of groups that it had before these."""
         self._link = link
         self._renumber = renumber
         self.modules: WeakSet[nn.Module] = WeakSet()
@@ -127,9 +128,9 @@ class Replica:
         """Groups of torch's own with some ranks only, by name."""
         self._step_began_s: float | None = None
         self.seen: tuple[Rank, ...] = ()
-        self._seen_before: dict[int, tuple[Rank, ...]] = {}
+        self._seen_before = {n_at_first: tuple(map(Rank, range(n_at_first)))}
         self.backward = Backward(self._make_step)
-        self.session: Session[Member] = Session(link, link.rank, self, None)
+        self.session: Session[Member] = Session(link, link.rank, self, before)
 
     # -- units, in the script's thread ------------------------------------------------------------------------------------
 
@@ -229,6 +230,7 @@ class Replica:
         member = Member(plan, worker, groups)
         if not self.seen:
             self._see(member.ranks)
+            self.has_lost = member.ranks != tuple(range(len(member.ranks)))
         return member
 
     def _see(self, ranks: tuple[Rank, ...]) -> None:

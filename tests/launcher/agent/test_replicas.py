@@ -202,3 +202,43 @@ def test_the_example_goes_on_and_learns(tmp_path: Path) -> None:
     lines = [line.split() for line in ran.text().splitlines()]
     assert [int(line[-2]) for line in lines] == [4] + [3] * 7
     assert float(lines[-1][3].rstrip(",")) < 0.5 < float(lines[0][3].rstrip(","))
+
+
+TWICE = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+for part in range(2):
+    dist.init_process_group("gloo")
+    replica = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    for step in range(6):
+        if (os.environ["RANK"], part, step) in ((sys.argv[1], 0, 3), (sys.argv[2], 1, 3)):
+            os.kill(os.getpid(), 9)
+        replica.zero_grad()
+        replica(torch.ones(3, 2)).sum().backward()
+        assert torch.equal(replica.module.weight.grad, torch.full((1, 2), 3.0))
+    print("part", part, "of", dist.get_world_size(), flush=True)
+    del replica
+    dist.destroy_process_group()
+"""
+
+
+def test_a_script_makes_its_groups_twice(tmp_path: Path) -> None:
+    """A mean of equal gradients stays what it is, whatever DDP divides by."""
+    script = tmp_path / "script.py"
+    script.write_text(TWICE)
+    ran = Ran(
+        RunOptions(
+            script=str(script),
+            arguments=("1", "3"),
+            n_ranks_per_node=N_RANKS,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+        )
+    )
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    ran.assert_replays()
+    assert sorted(ran.text().splitlines()) == ["part 0 of 3"] * 3 + ["part 1 of 2"] * 2
