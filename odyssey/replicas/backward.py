@@ -53,8 +53,10 @@ def n_for_ddp() -> int:
 class Backward:
     """Collects operations until the backward ends, and has them made final by `run`."""
 
-    def __init__(self, run: Callable[[list[Operation]], None]) -> None:
+    def __init__(self, run: Callable[[list[Operation], bool], None]) -> None:
+        """`run(operations, is_first)`: makes them final; whether they are the first of their backward."""
         self._run = run
+        self._is_first = True
         self._graph = NOT_IN_BACKWARD
         self._pending: list[Operation] = []
         self._works: list[Work] = []
@@ -64,18 +66,20 @@ class Backward:
         """Its work, which is done when the backward is; or before, if somebody waits for it earlier."""
         now = graph()
         if now != self._graph:  # what an exception has left of another backward is nobody's
-            self._graph, self._pending, self._works = now, [], []
+            self._graph, self._pending, self._works, self._is_first = now, [], [], True
         if not self._pending:
             Variable._execution_engine.queue_callback(self.release)
+        operation.future = future = Awaited()
+        future.release = self.release
         self._pending.append(operation)
         self._works.append(work := Pending(operation, self.release))
         return work
 
     def release(self) -> None:
-        """Make final what is pending."""
-        pending, self._pending = self._pending, []
-        if pending:
-            self._run(pending)
+        """Make final what is pending, and what somebody starts upon that: a communication hook that reduces twice."""
+        while pending := self._pending:
+            self._pending, is_first, self._is_first = [], self._is_first, False
+            self._run(pending, is_first)
 
 
 class Pending(Work):
@@ -99,3 +103,15 @@ class Pending(Work):
     def get_future(self) -> Future[list[torch.Tensor]]:
         """Has the results when it is final."""
         return self._operation.future
+
+
+class Awaited(Future[list[torch.Tensor]]):
+    """Where Python waits for it, what is pending becomes final first. (C++ waits at the end of the backward, behind that.)"""
+
+    release: Callable[[], None]
+
+    def wait(self) -> list[torch.Tensor]:
+        """Its value."""
+        if not self.done():
+            self.release()
+        return super().wait()

@@ -71,9 +71,12 @@ class Operation:
         return [] if self._work is None else [self._work]
 
     def put(self) -> None:
-        """It is final: the script has its results."""
+        """It is final: put its results where the script wants them."""
         with torch.no_grad():
             self._put()
+
+    def tell(self) -> None:
+        """Let go on who waits for it, which may make others final."""
         self.future.set_result(self._results)
 
 

@@ -138,8 +138,11 @@ class Replica:
         """A unit of this one alone."""
         self._make("collective", [operation])
 
-    def _make_step(self, operations: list[Operation]) -> None:
-        self._make("backward", operations)
+    def _make_step(self, operations: list[Operation], is_first: bool) -> None:
+        """What comes behind the first unit of a backward could not be begun anew together with it."""
+        if not is_first:
+            self.not_carried = "it reduces again upon what it has reduced, within a backward"
+        self._make("backward" if is_first else "collective", operations)
 
     def _make(self, kind: str, operations: Sequence[Operation]) -> None:
         def body(member: Member) -> Sequence[float]:
@@ -160,6 +163,8 @@ class Replica:
         # One rank tells of steps, for all: which units are final is told by whoever pauses.
         is_told = is_step and self.member.rank == min(self.member.ranks)
         self.session.run(Transaction(kind, body, lambda sums: (), take, 0, is_told, self._step_began_s if is_step else None))
+        for operation in operations:
+            operation.tell()
         if is_step:
             self._step_began_s = time.monotonic()
             if self.has_saved:

@@ -242,3 +242,55 @@ def test_a_script_makes_its_groups_twice(tmp_path: Path) -> None:
     assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
     ran.assert_replays()
     assert sorted(ran.text().splitlines()) == ["part 0 of 3"] * 3 + ["part 1 of 2"] * 2
+
+
+HOOKS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+replica = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.01)
+if sys.argv[1] == "fp16":
+    replica.register_comm_hook(None, default_hooks.fp16_compress_hook)
+else:
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=3)
+    replica.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+torch.manual_seed(int(os.environ["RANK"]))
+for step in range(10):
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], step) == ("2", "0", 6):
+        os.kill(os.getpid(), 9)
+    optimizer.zero_grad()
+    replica(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+print(sum(parameter.double().sum().item() for parameter in net.parameters()), flush=True)
+del replica
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("hook", "n_at_end"), [("fp16", 3), ("power", 4)])
+def test_communication_hooks(hook: str, n_at_end: int, tmp_path: Path) -> None:
+    """One that reduces twice cannot be begun anew as a whole: that is a restart, by its name."""
+    script = tmp_path / "script.py"
+    script.write_text(HOOKS)
+    ran = Ran(
+        RunOptions(
+            script=str(script),
+            arguments=(hook,),
+            n_ranks_per_node=N_RANKS,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+            max_restarts=1,
+        )
+    )
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    sums = ran.text().split()
+    assert len(sums) == n_at_end and len(set(sums)) == 1
+    assert any("reduces again" in note.text for note in ran.all(Note)) == (hook == "power")
