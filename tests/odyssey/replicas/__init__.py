@@ -1,0 +1,1 @@
+"""What a script's own loop runs: operations, backwards."""

@@ -1,0 +1,140 @@
+"""What a backward starts becomes final together, before whoever waits at its end; and who asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.variable import Variable
+
+from odyssey.replicas.backward import Backward, n_for_ddp
+from odyssey.replicas.operation import Operation
+from odyssey.runtime.cut import Cut
+from odyssey.worker import Rank
+
+
+class Peers:
+    """Two ranks, of which the other one gives `other`. `is_cut`: nothing is ever done."""
+
+    ranks = (Rank(0), Rank(1))
+
+    def __init__(self, other: float, *, is_cut: bool = False) -> None:
+        self.other = other
+        self.is_cut = is_cut
+        self.copies: list[torch.Tensor] = []
+
+    def start(self, operation: Callable[[Any], Any]) -> Any:
+        return operation(self)
+
+    def wait(self, works: Any) -> None:
+        if self.is_cut:
+            raise Cut("a rank is lost")
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.copies.append(own := tensor.detach().clone())
+        return own
+
+    def free(self, copies: Any) -> None:
+        pass
+
+
+def summed(tensor: torch.Tensor) -> Operation:
+    """A sum with what the other one gives."""
+
+    def begin(peers: Any) -> tuple[Any, Callable[[], None]]:
+        own = peers.copy(tensor)
+        own += peers.other
+        return None, lambda: tensor.copy_(own)
+
+    return Operation("all_reduce", begin, [tensor])
+
+
+def test_what_is_begun_anew_has_nothing_of_what_was_cut() -> None:
+    tensor = torch.ones(2)
+    operation, lost, left = summed(tensor), Peers(5.0, is_cut=True), Peers(1.0)
+    operation.start(lost)
+    assert torch.equal(tensor, torch.ones(2))
+
+    operation.start(left)
+    operation.start(left)
+    lost.copies[0].fill_(7.0)  # a cut operation may still write
+    operation.put()
+
+    assert torch.equal(tensor, torch.full((2,), 2.0)) and len(left.copies) == 1
+
+
+def test_all_of_a_backward_is_final_before_its_end() -> None:
+    made: list[list[str]] = []
+
+    def run(operations: list[Operation], is_first: bool) -> None:
+        assert is_first
+        made.append([operation.name for operation in operations])
+        for operation in operations:
+            operation.start(Peers(1.0))
+            operation.put()
+            operation.tell()
+
+    backward = Backward(run)
+    first, second = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    done: list[bool] = []
+
+    def reducing(gradient: torch.Tensor) -> None:
+        future = backward.add(summed(gradient.clone())).get_future()
+        assert not future.done()
+        if gradient.sum() == 6.0:  # the last one, as DDP knows its last bucket
+            Variable._execution_engine.queue_callback(lambda: done.append(future.done()))
+
+    second.register_hook(reducing)
+    first.register_hook(reducing)
+    ((first * 3).sum() + (second * 2).sum()).backward()
+
+    assert made == [["all_reduce", "all_reduce"]] and done == [True]
+
+
+def test_who_waits_within_a_backward_has_it_made_final() -> None:
+    n_made: list[int] = []
+
+    def run(operations: list[Operation], is_first: bool) -> None:
+        n_made.append(len(operations))
+        for operation in operations:
+            operation.start(Peers(1.0))
+            operation.put()
+            operation.tell()
+
+    backward = Backward(run)
+    tensor, seen = torch.ones(2, requires_grad=True), list[float]()
+
+    def waiting(gradient: torch.Tensor) -> None:
+        mine = gradient.clone()
+        backward.add(summed(mine)).get_future().wait()
+        seen.append(mine.sum().item())
+
+    tensor.register_hook(waiting)
+    tensor.sum().backward()
+
+    assert seen == [4.0] and n_made == [1]
+
+
+class Asking(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor, asked: list[int]) -> torch.Tensor:
+        context.asked = asked
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        context.asked.append(n_for_ddp())
+        inner = torch.ones(1, requires_grad=True)
+        inner.register_hook(lambda _: context.asked.append(n_for_ddp()))
+        with torch.enable_grad():
+            (inner * 2).sum().backward()
+        return gradient, None
+
+
+def test_who_asks_from_within_a_backward() -> None:
+    asked: list[int] = [n_for_ddp()]
+    value = torch.ones(2, requires_grad=True)
+    value.register_hook(lambda _: asked.append(n_for_ddp()))
+    Asking.apply(value, asked).sum().backward()  # type: ignore[no-untyped-call]
+    assert asked == [0, 0, 2, 1]  # outside, a function of the script's, DDP within a backward of that, and DDP
