@@ -7,6 +7,7 @@ writes somewhere; only then results are put where the script wants them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,9 @@ class Peers(Protocol):
     """Those who carry out an operation together, as this rank sees them. `ranks`: theirs, in the order of torch's group."""
 
     ranks: tuple[Rank, ...]
+    begun: set[Operation]
+    """What is under way. It is let go of while there is torch's group: with the last work of one that was cut, whoever
+    lets go of it would wait for a thread that may never come back."""
 
     def start(self, operation: Callable[[Any], Any]) -> Any:
         """Begin `operation(group)` of torch's group of all of them, and give what to wait for. Raises Cut."""
@@ -54,16 +58,15 @@ class Operation:
     def start(self, peers: Peers) -> None:
         """Among these, unless it has been already. Raises Cut."""
         if self._peers is not peers:
-            self._peers = None
+            self.let_go()
             self._work, self._put = self._begin(peers)
             self._peers = peers
+            peers.begun.add(self)
 
     def start_early(self, peers: Peers) -> None:
         """While the script computes on. If nobody communicates now, it is started later."""
-        try:
+        with suppress(Cut):
             self.start(peers)
-        except Cut:
-            self._peers = None
 
     @property
     def works(self) -> list[Any]:
@@ -74,6 +77,13 @@ class Operation:
         """It is final: put its results where the script wants them."""
         with torch.no_grad():
             self._put()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Of what is under way, or is done."""
+        if self._peers is not None:
+            self._peers.begun.discard(self)
+        self._peers, self._work, self._put = None, None, _nothing
 
     def tell(self) -> None:
         """Let go on who waits for it, which may make others final."""

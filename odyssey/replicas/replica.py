@@ -64,6 +64,7 @@ class Member:
         (self.rank,) = plan.ranks_of(worker)
         self.groups = groups
         self.now: tuple[Op | str, float] = ("between collectives", time.monotonic())
+        self.begun: set[Operation] = set()
         self.ranks = plan.all_ranks_of(plan.workers)
         self._free: defaultdict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = defaultdict(list)
         self._alone = None if len(self.ranks) > 1 else _group_of_one()
@@ -94,7 +95,9 @@ class Member:
                 self._free[own.shape, own.dtype].append(own)
 
     def stop(self) -> None:
-        """Operations let go of what they have begun when they are begun anew."""
+        """What is under way was cut."""
+        for operation in tuple(self.begun):
+            operation.let_go()
 
 
 def _group_of_one() -> Any:

@@ -23,6 +23,7 @@ class Peers:
         self.other = other
         self.is_cut = is_cut
         self.copies: list[torch.Tensor] = []
+        self.begun: set[Operation] = set()
 
     def start(self, operation: Callable[[Any], Any]) -> Any:
         return operation(self)
@@ -62,6 +63,7 @@ def test_what_is_begun_anew_has_nothing_of_what_was_cut() -> None:
     operation.put()
 
     assert torch.equal(tensor, torch.full((2,), 2.0)) and len(left.copies) == 1
+    assert not lost.begun and not left.begun
 
 
 def test_all_of_a_backward_is_final_before_its_end() -> None:
