@@ -65,7 +65,8 @@ class Ranks:
             rank: Groups(partial(self._offer, rank), generation, its, rank, CPU, kept=handed[rank]) for rank in its.members
         }
         for groups in old.values():
-            groups.release()  # nobody waits for its thread, which takes groups down: one that was cut may hold it for good
+            groups.release()
+            groups._thread.join()
         self.each(Groups.build)
 
     def paused(self, generation: int) -> dict[int, Paused]:
@@ -90,6 +91,7 @@ class Ranks:
     def release(self) -> None:
         for groups in self.of.values():
             groups.release()
+            groups._thread.join()
 
 
 @st.composite
@@ -134,9 +136,9 @@ def test_what_was_in_no_cut_sum_and_lost_nobody_goes_on(
         if lost is not None:
             groups = ranks.of.pop(lost)
             groups.release()
+            groups._thread.join()
 
-        # By name: whoever lets go of a cut group last may wait for good, and is not to be this thread.
-        before = {(rank, over): group.name for rank in ranks.of for over, group in ranks.of[rank]._sums.items()}
+        before = {(rank, over): group for rank in ranks.of for over, group in ranks.of[rank]._sums.items()}
         whole = gate.whole_groups(ranks.paused(2), workers_of(None))
 
         assert set(whole.values()) == {over for _, over in before if lost not in over.members and over not in cut}
@@ -144,7 +146,7 @@ def test_what_was_in_no_cut_sum_and_lost_nobody_goes_on(
         ranks.build(2, ranks.of, left, whole)
         for rank, groups in ranks.of.items():
             for over in groups.needs.sums_of(rank):
-                is_same = ranks.group(rank, over).name == before.get((rank, over))
+                is_same = (rank, over) in before and ranks.group(rank, over) is before[rank, over]
                 assert is_same == (over in whole.values())
         for _ in range(2):
             ranks.check_sums(left)
