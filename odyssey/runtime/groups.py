@@ -302,6 +302,7 @@ class Groups:
         for groups in over:
             if groups._thread.is_alive():
                 groups._outlive()
+                _living.discard(groups)  # nobody is to wait for it once more
 
     def _is_coming_back(self, waited_s: float) -> bool:
         return self._thread.is_alive() and waited_s < (END_OF_WAIT_S if self._connections.are_kept else END_S)

@@ -66,7 +66,6 @@ class Ranks:
         }
         for groups in old.values():
             groups.release()
-            groups._thread.join()
         self.each(Groups.build)
 
     def paused(self, generation: int) -> dict[int, Paused]:
@@ -89,9 +88,9 @@ class Ranks:
         self.each(part)
 
     def release(self) -> None:
+        """A thread that takes a cut group down may never come back: Gloo keeps some sends that are cut to itself."""
         for groups in self.of.values():
-            groups.release()
-            groups._thread.join()
+            groups.close()
 
 
 @st.composite
@@ -136,9 +135,9 @@ def test_what_was_in_no_cut_sum_and_lost_nobody_goes_on(
         if lost is not None:
             groups = ranks.of.pop(lost)
             groups.release()
-            groups._thread.join()
 
-        before = {(rank, over): group for rank in ranks.of for over, group in ranks.of[rank]._sums.items()}
+        # By name: who lets go of a group last waits for its threads, and is not to be this one.
+        before = {(rank, over): group.name for rank in ranks.of for over, group in ranks.of[rank]._sums.items()}
         whole = gate.whole_groups(ranks.paused(2), workers_of(None))
 
         assert set(whole.values()) == {over for _, over in before if lost not in over.members and over not in cut}
@@ -146,7 +145,7 @@ def test_what_was_in_no_cut_sum_and_lost_nobody_goes_on(
         ranks.build(2, ranks.of, left, whole)
         for rank, groups in ranks.of.items():
             for over in groups.needs.sums_of(rank):
-                is_same = (rank, over) in before and ranks.group(rank, over) is before[rank, over]
+                is_same = ranks.group(rank, over).name == before.get((rank, over))
                 assert is_same == (over in whole.values())
         for _ in range(2):
             ranks.check_sums(left)
