@@ -29,7 +29,7 @@ from benchmarks.run import run
 
 N_STEPS_BEFORE, N_STEPS_AFTER = 12, 8
 N_STEPS, N_WARM_UP, N_RANKS = 60, 10, 4
-"""Of the pairs without losses."""
+"""The pairs without losses are so long, with so many ranks."""
 ABOUT = (
     "An unchanged script with DistributedDataParallel. Seconds from SIGKILL of one random rank but the first, at a random "
     "moment within a step, until every rank has finished the first step behind it, less the median time of a step then. "

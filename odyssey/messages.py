@@ -506,9 +506,10 @@ class CannotGoOn(msgspec.Struct, frozen=True, tag="cannot_go_on"):
 
 
 class Saved(msgspec.Struct, frozen=True, tag="script_saved"):
-    """From a replica: its script has written a checkpoint with torch.save, and made a step since."""
+    """From a replica: its script has written a checkpoint with torch.save, and made a step since, which is number `step`."""
 
     rank: Rank
+    step: Count
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):

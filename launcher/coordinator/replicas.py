@@ -14,7 +14,7 @@ from launcher.coordinator import elastic
 from launcher.coordinator.actions import Record
 from launcher.coordinator.decision import Actions
 from launcher.coordinator.ranks import RankRecord, Ranks, RankState
-from launcher.coordinator.state import JobState, PlainState, Status
+from launcher.coordinator.state import JobState, PlainState, SavedState, Status
 from launcher.joblog.events import Note
 from launcher.joblog.wording import ranks_text, seconds_text
 from odyssey.messages import CannotGoOn, Saved
@@ -22,8 +22,6 @@ from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction, StateFrom
 from odyssey.worker import Rank, Worker
 
-TOGETHER_S = 1.0
-"""What ranks save within this is one state."""
 SPEAKER = Rank(0)
 """Scripts let this rank save, log and read for all."""
 
@@ -63,11 +61,11 @@ class Prices(NamedTuple):
 
 
 def prices(job: JobState) -> Prices:
-    """Of going on and of a restart now. Where nothing was saved yet, the script goes on for as long as it has run."""
+    """What going on costs, and a restart now. Where nothing was saved yet, the script goes on for as long as it has run."""
     its, now = job.replicas, job.world.now
     assert its is not None
     start_s = job.recovery.joined_after_s
-    since_s = now - (its.began_at if its.saved_at is None else its.saved_at)
+    since_s = now - (its.began_at if its.saved is None else its.saved.at)
     until_s = since_s if its.save_every_s is None else max(0.0, its.save_every_s - since_s)
     missing = 1.0 - len(job.members) / job.world.n_ranks
     return Prices(missing * until_s + start_s, since_s + start_s)
@@ -104,10 +102,8 @@ def tell(job: JobState, n_left: int) -> Actions:
     if its is None or its.is_told or n_left == n:
         return ()
     its.is_told = True
-    text = (
-        f"the script goes on with {n_left} of its {n} ranks: a step has so many fewer samples, and in this epoch nobody reads"
-    )
-    return (Record(Note(f"{text} what was for the ranks that are lost")),)
+    what = "a step has so many fewer samples, and in this epoch nobody reads what was for the ranks that are lost"
+    return (Record(Note(f"the script goes on with {n_left} of its {n} ranks: {what}")),)
 
 
 def saved(job: JobState, body: Saved) -> Actions:
@@ -115,9 +111,9 @@ def saved(job: JobState, body: Saved) -> Actions:
     its, now = job.replicas, job.world.now
     if its is None or not job.ranks.is_member(body.rank):
         return ()
-    if its.saved_at is None or now - its.saved_at > TOGETHER_S:
-        its.save_every_s = None if its.saved_at is None else now - its.saved_at
-    its.saved_at = now
+    if its.saved is None or body.step > its.saved.step:  # else another rank tells of the same state
+        its.save_every_s = None if its.saved is None else now - its.saved.at
+        its.saved = SavedState(body.step, now)
     missing = set(job.world.numbers) - job.members - job.world.slots_lost
     if job.status is Status.RUNNING and _is_auto(job) and missing:
         job.gives_up = f"the script has saved its state: {ranks_text(missing)} can come back"

@@ -9,6 +9,7 @@ import enum
 import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from launcher.coordinator.rank_assignment import homes
 from launcher.coordinator.ranks import Ranks, RankState
@@ -183,14 +184,23 @@ class Recovery:
     rest: Rest | None = None
 
 
+class SavedState(NamedTuple):
+    """A script's own checkpoint: at which step, and when."""
+
+    step: int
+    at: float
+
+
 @dataclass(slots=True)
 class Replicas:
-    """Of a script whose ranks each have the whole model and a loop of their own (replicas.py). The attempt began at `began_at`,
-    the script has saved its state at `saved_at`, and before that `save_every_s` earlier; None where it has not.
-    `is_told`: what fewer ranks are to the script."""
+    """A script whose ranks each have the whole model and a loop of their own (replicas.py).
+
+    The attempt began at `began_at`. `saved`: its newest checkpoint, and `save_every_s`: how long before it the last one was;
+    None where it has none. `is_told`: people know what fewer ranks are to the script.
+    """
 
     began_at: float
-    saved_at: float | None = None
+    saved: SavedState | None = None
     save_every_s: float | None = None
     is_told: bool = False
 
@@ -230,7 +240,7 @@ class JobState:
     @property
     def has_trained(self) -> bool:
         """A step is final."""
-        return self.plan is not None and any(result.is_step or result.position[0] > 0 for result in self.results)
+        return self.end is not None and self.end[0] > 0
 
     @property
     def model(self) -> ModelSpec:

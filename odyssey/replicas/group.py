@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
 from odyssey.replicas.backward import n_for_ddp
-from odyssey.replicas.operation import Begin, Operation, Peers
+from odyssey.replicas.operation import Begin, Operation, Peers, nothing
 from odyssey.replicas.replica import Replica
 from odyssey.runtime.cut import Cut
 from odyssey.worker import Rank
@@ -49,7 +49,7 @@ class ReplicaGroup(dist.ProcessGroup):
         return self._replica.seen.index(self._replica.session.rank)
 
     def getBackendName(self) -> str:
-        """As C++ asks for it."""
+        """C++ asks for it."""
         return BACKEND
 
     def setGroupName(self, name: str) -> None:
@@ -94,7 +94,7 @@ class ReplicaGroup(dist.ProcessGroup):
             own, its = _copies(tensors), self._options(dist.ReduceOptions(), opts, peers)
             its.reduceOp = opts.reduceOp
             work = peers.start(lambda group: group.reduce(own, its))
-            return work, partial(_put, tensors, own) if is_root else _nothing
+            return work, partial(_put, tensors, own) if is_root else nothing
 
         return self._run("reduce", begin, tensors)
 
@@ -150,7 +150,7 @@ class ReplicaGroup(dist.ProcessGroup):
         return self._run("broadcast", begin, tensors)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
-        """Of each rank in its place."""
+        """What each rank has, in its place."""
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
             own = _copies(inputs)
@@ -179,7 +179,7 @@ class ReplicaGroup(dist.ProcessGroup):
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
-        """Of each rank in its place, on the root."""
+        """What each rank has, in its place, on the root."""
         is_root = opts.rootRank == self.rank()
 
         def begin(peers: Peers) -> tuple[Any, Callable[[], None]]:
@@ -207,7 +207,7 @@ class ReplicaGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Any:
         """To be final needs all."""
-        return self._run("barrier", lambda peers: (None, _nothing), [])
+        return self._run("barrier", lambda peers: (None, nothing), [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """The same: who hangs is found by the agent."""
@@ -228,13 +228,13 @@ class ReplicaGroup(dist.ProcessGroup):
         return self._pass("recv", lambda group, numbers: group.recv_anysource(tensors, tag))
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
-        """Of each rank for each."""
+        """Each rank has something for each."""
         return self._pass("all_to_all", lambda group, _: group.alltoall(outputs, inputs, opts or dist.AllToAllOptions()))
 
     def alltoall_base(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Any:
-        """Of each rank for each."""
+        """Each rank has something for each."""
         its = opts or dist.AllToAllOptions()
         return self._pass(
             "all_to_all_single", lambda group, _: group.alltoall_base(output, input, output_splits, input_splits, its)
@@ -339,7 +339,3 @@ def _put(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> No
 
 def _allreduce(tensors: Tensors, options: Any, group: Any) -> Any:
     return group.allreduce(tensors, options)
-
-
-def _nothing() -> None:
-    """Of an operation that only has to be final, or whose results are another rank's."""

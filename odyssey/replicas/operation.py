@@ -53,7 +53,7 @@ class Operation:
         self._results = list(results)
         self._peers: Peers | None = None
         self._work: Any = None
-        self._put: Callable[[], None] = _nothing
+        self._put: Callable[[], None] = nothing
 
     def start(self, peers: Peers) -> None:
         """Among these, unless it has been already. Raises Cut."""
@@ -80,15 +80,15 @@ class Operation:
         self.let_go()
 
     def let_go(self) -> None:
-        """Of what is under way, or is done."""
+        """Forget what is under way, or done."""
         if self._peers is not None:
             self._peers.begun.discard(self)
-        self._peers, self._work, self._put = None, None, _nothing
+        self._peers, self._work, self._put = None, None, nothing
 
     def tell(self) -> None:
         """Let go on who waits for it, which may make others final."""
         self.future.set_result(self._results)
 
 
-def _nothing() -> None:
-    """An operation that only has to be final."""
+def nothing() -> None:
+    """Puts nothing: an operation only has to be final, or its results are another rank's."""

@@ -35,7 +35,7 @@ from odyssey.replicas.backward import Backward
 from odyssey.replicas.operation import Operation
 from odyssey.rest import Rest, Summed
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import Groups
+from odyssey.runtime.groups import Groups, gloo_device
 from odyssey.runtime.session import Session
 from odyssey.runtime.transaction import Transaction
 from odyssey.runtime.transfer import Moved
@@ -103,7 +103,7 @@ class Member:
 def _group_of_one() -> Any:
     """Torch's: operations need no special case where only one rank is left."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [gloo_device("")]
     options._timeout = timedelta(hours=1)
     return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options)  # type: ignore[attr-defined]
 
@@ -172,7 +172,7 @@ class Replica:
             self._step_began_s = time.monotonic()
             if self.has_saved:
                 self.has_saved = False
-                self._link.report(Saved(self._link.rank))
+                self._link.report(Saved(self._link.rank, self.session.position[0]))
 
     def counted(self, n: int) -> tuple[Rank, ...]:
         """The ranks that the script has `n` places for: it may have counted them when there were more. Raises ValueError."""

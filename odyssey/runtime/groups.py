@@ -384,7 +384,7 @@ class Groups:
 
     def _build(self) -> None:
         needs, movers = self.needs, self._movers
-        device = _gloo_device(self._here)  # of its own: whoever connects to it means this generation
+        device = gloo_device(self._here)  # of its own: whoever connects to it means this generation
         connected: list[peers.Member] = []
         moving, mesh = None, None
         if needs.has_moving:
@@ -424,7 +424,7 @@ class Groups:
         if made.is_on_device:
             made.group = self._nccl(name, over.members, made)
         else:
-            made.group = self._gloo(name, over.members, _gloo_device(self._here), connected, made)
+            made.group = self._gloo(name, over.members, gloo_device(self._here), connected, made)
         return made
 
     def _pair(self, worker: Worker, device: Any, connected: list[peers.Member], on_device: _OnDevice) -> Any:
@@ -489,7 +489,7 @@ def _has_own_device(device: torch.device) -> bool:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
 
 
-def _gloo_device(here: str) -> Any:
+def gloo_device(here: str) -> Any:
     """A transport device: a listening socket and its thread. At the address by which the agent says that this host is reached;
     else by the interface that the user names, or where the host's name leads."""
     make = dist.ProcessGroupGloo

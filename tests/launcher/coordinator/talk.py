@@ -9,7 +9,7 @@ paused 1 5 compute  (held=0-2 passed=backward)           lost 2 signal (slot), e
 tick, broken 1, stop, leads 7                            pass 60         seconds
 leave 2 (certain within=60)                              expired         the time that a notice gave
 connected 0 1 (problem=gone attempt=1)                   all that are awaited, if none is named
-stuck 1, saved 0    a replica cannot go on, or has saved (start 4 loss=auto)
+stuck 1, saved 0 7  a replica cannot go on, or has saved (start 4 loss=auto)
 agent 4 (ranks=2)   joins                                gone 4          that agent is lost
 """
 
@@ -287,7 +287,7 @@ class Talk:
             case "stuck":
                 yield CannotGoOn(ranks[0], "a send met the loss")
             case "saved":
-                yield Saved(ranks[0])
+                yield Saved(ranks[0], ranks[1])
             case "stop":
                 yield StopRequested("interrupted by Ctrl-C")
             case _:
