@@ -19,6 +19,8 @@ from odyssey.worker import Worker
 
 BRANCH = 16
 """Members of a group of the tree at most: two hosts of eight."""
+NO_LIMIT = timedelta(days=365)
+"""For a wait on what another rank does for as long as it takes: writes a file, runs the script's own code."""
 FORGOTTEN = timedelta(hours=1)
 STEPS_OF_PATIENCE = 100
 """The transport ends an operation after the longer of these. That is for what was cut and is waited for by nobody: nothing else
@@ -50,8 +52,10 @@ class Needs(NamedTuple):
     @classmethod
     def of(cls, plan: Plan, me: Worker) -> Needs:
         """What a rank needs for the plan and its moves."""
-        step_s = plan.estimate.step_s if plan.estimate is not None else 0.0
-        limit = max(FORGOTTEN, timedelta(seconds=STEPS_OF_PATIENCE * step_s))
+        if plan.estimate is None:
+            limit = NO_LIMIT  # nobody knows what an operation takes
+        else:
+            limit = max(FORGOTTEN, timedelta(seconds=STEPS_OF_PATIENCE * plan.estimate.step_s))
         movers = tuple(sorted({*plan.workers, *(move.source for move in plan.moves)}))
         peers: set[Worker] = set()
         if len(movers) > BRANCH:

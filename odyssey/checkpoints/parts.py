@@ -30,8 +30,9 @@ from odyssey.checkpoints.checkpoint import check, local_state
 from odyssey.checkpoints.folder import Damaged, FileRecord, Found, Manifest
 from odyssey.errors import JobError
 from odyssey.model.model import Model
+from odyssey.needs import NO_LIMIT
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import NO_LIMIT, Groups
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.transfer import receive_state, send_state
 from odyssey.worker import Worker
 

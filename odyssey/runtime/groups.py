@@ -33,8 +33,6 @@ from odyssey.worker import Rank, Worker, ranks_of
 
 Way = Literal["outputs", "gradients"]
 """Down the pipeline, or up."""
-NO_LIMIT = timedelta(days=365)
-"""For a wait on what another rank does for as long as it takes: writes a file, runs the script's own code."""
 END_S = 5.0
 """For threads to come back from C++ at the end."""
 END_OF_WAIT_S = 0.5

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from odyssey.needs import NO_LIMIT
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.groups import NO_LIMIT
 from odyssey.worker import Worker
 
 

@@ -45,12 +45,12 @@ from odyssey.messages import (
     Result,
     position_after,
 )
-from odyssey.needs import Needs
+from odyssey.needs import NO_LIMIT, Needs
 from odyssey.plan import Plan, StateFrom
 from odyssey.runtime import nccl
 from odyssey.runtime.control import COMMIT, START, Control
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.groups import NO_LIMIT, Groups
+from odyssey.runtime.groups import Groups
 from odyssey.runtime.phase import Activity, Phase
 from odyssey.runtime.replay import Replay
 from odyssey.runtime.sum_group import SumGroup

@@ -7,10 +7,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from odyssey import needs
 from odyssey.needs import Needs, levels
 from odyssey.pipelines import Stage
+from odyssey.plan import Estimate, Transition
 from tests.launcher.coordinator.talk import make_plan
 
 
@@ -63,3 +65,12 @@ def test_a_chain_has_pairs_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> Non
     chain = [Stage(4, 0, 1), Stage(1, 1, 2), Stage(7, 2, 3)]
 
     assert [Needs.of_chain(chain, rank).pairs_of(rank) for rank in (4, 1, 7)] == [[1], [4, 7], [1]]
+
+
+def test_an_operation_has_a_limit_where_it_is_known_what_it_takes() -> None:
+    """A script's own loop may let others wait for an hour, while one of its ranks evaluates."""
+    plan = make_plan([[(0, 0, 4)], [(1, 0, 4)]], None)
+    slow = replace(plan, estimate=Estimate(1000.0, Transition(), 0, 1.0))
+    assert Needs.of(plan, 0).limit == needs.NO_LIMIT
+    assert Needs.of(replace(plan, estimate=Estimate(1.0, Transition(), 0, 1.0)), 0).limit == needs.FORGOTTEN
+    assert needs.FORGOTTEN < Needs.of(slow, 0).limit < needs.NO_LIMIT

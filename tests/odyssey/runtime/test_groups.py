@@ -66,11 +66,11 @@ signal.pause()
 SENDER = """
 import socket, sys, threading, torch
 from odyssey.link import AgentLink
-from odyssey.needs import Needs
+from odyssey.needs import NO_LIMIT, Needs
 from odyssey.runtime import groups
 groups.END_S = 1e6
 link = AgentLink(socket.socket(fileno=int(sys.argv[1])), 0)
-mine = groups.Groups(link.report, 1, Needs((0, 1), limit=groups.NO_LIMIT), 0, torch.device("cpu"))
+mine = groups.Groups(link.report, 1, Needs((0, 1), limit=NO_LIMIT), 0, torch.device("cpu"))
 link.listen(mine.learn)
 mine.build()
 mine.wait(mine.receive(torch.zeros(1), 1, 2).wait)
