@@ -126,14 +126,16 @@ class ReplicaGroup(dist.ProcessGroup):
     def _begin_sum(
         self, tensors: Tensors, start: Callable[[Any, Tensors], Any], is_divided: bool, peers: Peers
     ) -> tuple[Any, Callable[[], None]]:
-        own = [peers.copy(tensor) for tensor in tensors]
+        # DDP's buckets come again in each step; what the script sums may have another shape each time.
+        own = [peers.copy(tensor) for tensor in tensors] if is_divided else _copies(tensors)
         factor = self._n_at_first / len(peers.ranks) if is_divided else 1.0
 
         def put() -> None:
             for tensor, result in zip(tensors, own, strict=True):
                 is_scaled = factor != 1.0 and (result.is_floating_point() or result.is_complex())
                 tensor.copy_(result.mul_(factor) if is_scaled else result)
-            peers.free(own)
+            if is_divided:
+                peers.free(own)
 
         return peers.start(lambda group: start(group, own)), put
 
