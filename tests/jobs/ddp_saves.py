@@ -1,7 +1,8 @@
 """A DDP script that saves every few steps and goes on from what it has saved: `ddp_saves.py FOLDER N_STEPS EVERY KILL_AT`.
 
 Rank 0 prints each step with the number of ranks that made it. Rank 2 ends itself in the first attempt, in the backward of step
-KILL_AT. Ranks meet in each step, so all are as slow as the slowest.
+KILL_AT. The first attempt makes N_STEPS steps, so that who waits for a restart can give it more than it will ever make; a later
+one makes EVERY steps.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def main() -> None:
         state = torch.load(path)
         net.load_state_dict(state["model"])
         first = state["step"]
+    last = n_steps if is_first else first + every
     replica = DistributedDataParallel(net)
 
     def in_backward(gradient: torch.Tensor) -> None:
@@ -36,7 +38,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     net.weight.register_hook(in_backward)
-    for step in range(first, n_steps):
+    for step in range(first, last):
         optimizer.zero_grad()
         replica(torch.randn(2, 4)).square().mean().backward()
         optimizer.step()

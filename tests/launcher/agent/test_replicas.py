@@ -127,12 +127,12 @@ def test_what_cannot_be_begun_anew_is_told_by_name(variant: str, why: str, tmp_p
     assert any(why in note.text for note in ran.all(Note))
 
 
-def run_saving(tmp_path: Path, on_loss: OnLoss, every: int, kill_at: int, max_restarts: int = 3) -> list[tuple[int, int]]:
-    """The steps that rank 0 has printed, with how many ranks made each."""
+def run_saving(tmp_path: Path, on_loss: OnLoss, n_steps: int = 40, max_restarts: int = 3) -> list[tuple[int, int]]:
+    """The steps that rank 0 has printed, with how many ranks made each: 4 until step 15, and a save every 20."""
     ran = Ran(
         RunOptions(
             script=str(ROOT / "tests" / "jobs" / "ddp_saves.py"),
-            arguments=(str(tmp_path), "40", str(every), str(kill_at)),
+            arguments=(str(tmp_path), str(n_steps), "20", "15"),
             n_ranks_per_node=N_RANKS,
             log_dir=tmp_path / "logs",
             capture_output=True,
@@ -147,20 +147,23 @@ def run_saving(tmp_path: Path, on_loss: OnLoss, every: int, kill_at: int, max_re
 
 
 def test_auto_goes_on_and_brings_the_rank_back_when_the_script_has_saved(tmp_path: Path) -> None:
-    """Nothing has been saved yet: all that was done would be done again."""
-    steps = run_saving(tmp_path, OnLoss.AUTO, every=20, kill_at=15)
-    assert [step for step, _ in steps[:20]] == list(range(20))
-    assert [n for _, n in steps[:20]] == [4] * 15 + [3] * 5
-    assert steps[-20:] == [(step, 4) for step in range(20, 40)]
+    """Nothing has been saved yet: all that was done would be done again. The script would go on for years without a restart."""
+    steps = run_saving(tmp_path, OnLoss.AUTO, n_steps=10**9)
+    before, after = steps[:-20], steps[-20:]
+    assert before == [(step, 4 if step < 15 else 3) for step in range(len(before))]
+    first = after[0][0]
+    assert after == [(step, 4) for step in range(first, first + 20)]
+    assert first > 0 and first % 20 == 0
+    assert first <= len(before)
 
 
 def test_continue_goes_on_to_the_end(tmp_path: Path) -> None:
-    steps = run_saving(tmp_path, OnLoss.CONTINUE, every=20, kill_at=15)
+    steps = run_saving(tmp_path, OnLoss.CONTINUE)
     assert steps == [(step, 4 if step < 15 else 3) for step in range(40)]
 
 
 def test_auto_without_a_restart_goes_on_to_the_end(tmp_path: Path) -> None:
-    steps = run_saving(tmp_path, OnLoss.AUTO, every=20, kill_at=15, max_restarts=0)
+    steps = run_saving(tmp_path, OnLoss.AUTO, max_restarts=0)
     assert steps == [(step, 4 if step < 15 else 3) for step in range(40)]
 
 
