@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,9 +32,11 @@ from odyssey.messages import NOTHING, UNUSABLE, ModelSpec
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_autocast
 from odyssey.model.model import LayerFactory, Model
 from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
+from odyssey.model.whole import Whole
 from odyssey.plan import Plan
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import Dataset, Prefetcher, Sampler, check_is_map_style, draws_random_numbers, fetch
+from odyssey.runtime.batches import Batches
+from odyssey.runtime.data import Dataset, check_is_map_style
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
@@ -108,37 +110,88 @@ class Job:
 
         Raises JobError for what cannot be trained.
         """
-        connection = link.connect()
-        if connection is not None:
-            report_uncaught_errors()
-        _check(layers, data, {"global_batch": global_batch, "micro_batch": micro_batch}, is_alone=connection is None)
-        check_autocast(autocast)
-        if independent_samples not in (True, False, TO_ROUNDING):
-            raise JobError(f"independent_samples is {independent_samples!r}", f"give True, False or {TO_ROUNDING!r}")
-        self._global_batch = global_batch
-        self._clip_norm = clip_norm
+        connection = _connection()
+        if isinstance(layers, nn.Module) or not callable(layers):
+            raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
+        batches = Batches(data, global_batch, micro_batch, seed)
+        batches.check()
         device = _default_device() if device is None else torch.device(device)
-        self._model = Model(layers, optimizer, scheduler, device, seed)
-        sampler = Sampler(len(data), seed)
-        is_random = draws_random_numbers(data, 0)
-
-        def first_micro_batch() -> Any:
-            sample_ids = sampler.ids(0, min(micro_batch, global_batch))
-            return fetch(data, sample_ids, sample_ids)
-
-        backend = backend or Backend()
-        job_spec = JobSpec(
-            spec=backend.spec(_model_spec(self._model, len(data), global_batch, micro_batch, seed, clip_norm, autocast)),
-            loss=loss,
-            optimizer=optimizer,
-            prefetcher=lambda plan: Prefetcher(data, sampler, plan, is_random=is_random),
-            first_micro_batch=first_micro_batch,
-            seed=seed,
+        self._begin(
+            connection,
+            Model(layers, optimizer, scheduler, device, seed),
+            loss,
+            optimizer,
+            batches,
+            clip_norm=clip_norm,
             autocast=autocast,
             independent_samples=independent_samples,
             sublayers=Names(_several(attention), _several(feed_forward)),
+            resume=resume,
+            backend=backend or Backend(),
         )
-        self._session = _session(connection, self._model, job_spec, backend)
+
+    @classmethod
+    def of_whole(
+        cls,
+        model: Whole,
+        batches: Batches,
+        *,
+        clip_norm: float | None,
+        autocast: torch.dtype | None,
+        resume: str | Path | None,
+    ) -> Job:
+        """See `odyssey.resilient` (own_model.py)."""
+        connection = _connection()
+        batches.check()
+        job = cls.__new__(cls)
+        job._begin(
+            connection,
+            model,
+            lambda output, target: output,
+            model.twin,
+            batches,
+            clip_norm=clip_norm,
+            autocast=autocast,
+            resume=resume,
+            independent_samples=False,
+            sublayers=Names(),
+            backend=Backend(),
+        )
+        return job
+
+    def _begin(
+        self,
+        connection: link.AgentLink | None,
+        model: Model,
+        loss: Callable[[Any, Any], torch.Tensor],
+        optimizer: OptimizerFactory,
+        batches: Batches,
+        *,
+        clip_norm: float | None,
+        autocast: torch.dtype | None,
+        independent_samples: bool | Literal["to rounding"],
+        sublayers: Names,
+        resume: str | Path | None,
+        backend: Backend,
+    ) -> None:
+        check_autocast(autocast)
+        if independent_samples not in (True, False, TO_ROUNDING):
+            raise JobError(f"independent_samples is {independent_samples!r}", f"give True, False or {TO_ROUNDING!r}")
+        self._batches = batches
+        self._clip_norm = clip_norm
+        self._model = model
+        job_spec = JobSpec(
+            spec=backend.spec(_model_spec(model, batches, clip_norm, autocast)),
+            loss=loss,
+            optimizer=optimizer,
+            prefetcher=batches.prefetcher(),
+            first_micro_batch=batches.first,
+            seed=batches.seed,
+            autocast=autocast,
+            independent_samples=independent_samples,
+            sublayers=sublayers,
+        )
+        self._session = _session(connection, model, job_spec, backend)
         if resume is not None:
             self._load("resume", lambda engine: parts.load(engine, self._model, Path(resume)))
 
@@ -184,18 +237,18 @@ class Job:
                 raise NonFiniteLoss(
                     f"the loss of step {step} is {loss}", "lower the learning rate, or clip gradients with clip_norm"
                 )
-            yield Step(step, loss, norm, self._global_batch)
+            yield Step(step, loss, norm, self._batches.global_batch)
 
     def _training_step(self, step: int) -> Transaction[Engine]:
         def conclude(sums: Sequence[float]) -> Values:
-            return (sums[0] / self._global_batch, math.sqrt(sums[1]) / self._global_batch)
+            return (sums[0] / self._batches.global_batch, math.sqrt(sums[1]) / self._batches.global_batch)
 
         def take(engine: Engine, values: Values) -> None:
             loss, norm = values
             if math.isfinite(loss):
-                engine.apply(self._clip_factor(norm) / self._global_batch)
+                engine.apply(self._clip_factor(norm) / self._batches.global_batch)
 
-        return Transaction("step", lambda engine: engine.run_step(step), conclude, take, self._global_batch)
+        return Transaction("step", lambda engine: engine.run_step(step), conclude, take, self._batches.global_batch)
 
     def _clip_factor(self, norm: float) -> float:
         """As torch.nn.utils.clip_grad_norm_."""
@@ -212,7 +265,7 @@ class Job:
             return (sums[0] / n_samples,)
 
         evaluate = Transaction[Engine](
-            "evaluate", lambda engine: evaluate_body(engine, data), conclude, lambda engine, values: None
+            "evaluate", lambda engine: evaluate_body(engine, data, self._batches.collate), conclude, lambda engine, values: None
         )
         return self._session.run(evaluate)[0]
 
@@ -324,37 +377,15 @@ def _several(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _check(layers: object, data: Dataset, sizes: Mapping[str, object], *, is_alone: bool) -> None:
-    """Raises JobError for what cannot be meant. `is_alone`: no agent listens."""
-    if isinstance(layers, nn.Module) or not callable(layers):
-        raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise JobError(f"{name} is {value!r}", "give the number of samples, at least 1")
-    check_is_map_style(data)
-    if len(data) < 1:
-        raise JobError("data has no samples", "give a dataset with at least one sample")
-    if is_alone and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise JobError("started by another launcher", "start it with `odyssey run`, which brings the same flags as torchrun")
-
-
-def _model_spec(
-    model: Model,
-    n_samples: int,
-    global_batch: int,
-    micro_batch: int,
-    seed: int,
-    clip_norm: float | None,
-    autocast: torch.dtype | None,
-) -> ModelSpec:
+def _model_spec(model: Model, batches: Batches, clip_norm: float | None, autocast: torch.dtype | None) -> ModelSpec:
     return ModelSpec(
         layers=model.specs,
         ties=model.ties,
         tie_bytes=model.tie_bytes,
-        global_batch=global_batch,
-        micro_batch=micro_batch,
-        n_samples=n_samples,
-        seed=seed,
+        global_batch=batches.global_batch,
+        micro_batch=batches.micro_batch,
+        n_samples=len(batches.data),
+        seed=batches.seed,
         device=model.device.type,
         clip_norm=None if clip_norm is None else float(clip_norm),
         autocast=str(autocast or ""),
@@ -376,6 +407,16 @@ def _session(
     session.start()
     atexit.register(session.finish)
     return session
+
+
+def _connection() -> link.AgentLink | None:
+    """To this rank's agent; None where the script runs alone. Raises JobError for ranks of another launcher."""
+    connection = link.connect()
+    if connection is not None:
+        report_uncaught_errors()
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise JobError("started by another launcher", "start it with `odyssey run`, which brings the same flags as torchrun")
+    return connection
 
 
 def _default_device() -> torch.device:

@@ -2,8 +2,8 @@
 
 `model`: `layers.3.attention.weight` -> tensor, persistent buffers among them; a tied parameter stands under each of its
 names. `optimizer`: for each shard, the optimizer's state by the name of the parameter, what else it keeps (`shared`), its
-groups' settings, and the scheduler. `step`: number of committed steps. `approximate`: whether the plan in force then had
-approximate gradients.
+groups' settings, the scheduler, and what is extra. `step`: number of committed steps. `approximate`: whether the plan in
+force then had approximate gradients.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def _shard_state(model: Model, number: int) -> dict[str, Any]:
         "shared": {key: values for key, values in packed["state"].items() if key not in by_name},
         "groups": packed["param_groups"],
         "scheduler": progress["scheduler"],
+        "extra": progress["extra"],
     }
 
 
@@ -57,7 +58,7 @@ def take(model: Model, state: dict[str, Any]) -> None:
             "state": {i: saved["state"][name] for i, name in enumerate(names) if name in saved["state"]} | saved["shared"],
             "param_groups": saved["groups"],
         }
-        shard.load_progress({"optimizer": packed, "scheduler": saved["scheduler"]})
+        shard.load_progress({"optimizer": packed, "scheduler": saved["scheduler"], "extra": saved["extra"]})
 
 
 def check(model: Model, state: dict[str, Any], layers: Collection[int]) -> None:
@@ -88,6 +89,8 @@ def _check_optimizer(shard: StateShard, saved: dict[str, Any]) -> None:
     if (saved["scheduler"] is None) != (shard.scheduler is None):
         has, lacks = ("the state", "the job") if shard.scheduler is None else ("the job", "the state")
         raise JobError(f"{has} has a scheduler, {lacks} has none", _SAME_OPTIMIZER)
+    if len(saved["extra"]) != len(shard.extra):
+        raise JobError(f"the state has {len(saved['extra'])} extra objects, the job {len(shard.extra)}", _SAME_OPTIMIZER)
     groups = shard.optimizer.param_groups if shard.optimizer is not None else []
     settings, given = ([sorted({*group} - {"initial_lr"}) for group in some] for some in (saved["groups"], groups))
     if settings != given:

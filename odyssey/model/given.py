@@ -32,7 +32,7 @@ def made_optimizer(make: OptimizerFactory, named: Mapping[str, nn.Parameter]) ->
     wanting = [name for name in ("step", "state", "param_groups", "state_dict") if not hasattr(optimizer, name)]
     if wanting:
         raise OptimizerError(f"optimizer() returned {_kind(optimizer)}, which is no optimizer", _OPTIMIZER)
-    if any(_is_required(parameter) for parameter in inspect.signature(optimizer.step).parameters.values()):
+    if needs_closure(optimizer):
         raise OptimizerError(f"optimizer() returned {_kind(optimizer)}, whose step() needs an argument", _OPTIMIZER)
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     given = {id(parameter) for parameter in named.values()}
@@ -46,6 +46,13 @@ def made_optimizer(make: OptimizerFactory, named: Mapping[str, nn.Parameter]) ->
         what = f"{len(foreign)} parameter{'s' if len(foreign) > 1 else ''} that it was not given"
         raise OptimizerError(f"optimizer() steps {what}", "use the argument of optimizer(parameters), and no other ones")
     return optimizer
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether its step wants to compute the loss again, as that of LBFGS: a step is computed once. Its class is asked: a
+    scheduler has put another function in the place of its own."""
+    step = type(optimizer).step.__get__(optimizer)
+    return any(_is_required(parameter) for parameter in inspect.signature(step).parameters.values())
 
 
 def made_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> Any:
@@ -95,7 +102,6 @@ def _value(value: Any) -> str:
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
-    """A closure, for LBFGS: a step is computed once."""
     return parameter.default is parameter.empty and parameter.kind in (
         parameter.POSITIONAL_ONLY,
         parameter.POSITIONAL_OR_KEYWORD,

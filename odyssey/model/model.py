@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from odyssey.messages import LayerSpec
 from odyssey.model.given import OptimizerFactory, SchedulerFactory
 from odyssey.model.packing import digest
 from odyssey.model.state_shard import StateShard
+from odyssey.model.statistics import Statistics
 
 LayerFactory = Callable[[], nn.Module]
 Occurrence = tuple[int, str]  # layer number and the parameter's name in it
@@ -34,6 +35,11 @@ META = torch.device("meta")
 
 class Model:
     """All layers of the job, as far as this rank holds them: `held` is which, `shards` what they consist of."""
+
+    changes_between_units = False
+    """Whether the script may change what is held between units, and not only the units do."""
+    statistics: Statistics | None = None
+    """What a step changes beside what optimizers do."""
 
     def __init__(
         self,
@@ -54,10 +60,7 @@ class Model:
         self._scheduler = scheduler
         self._factories: dict[int, LayerFactory] = {}
         self.layers: list[nn.Module] = [self._skeleton(i, layer) for i, layer in enumerate(layers)]
-        for i, layer in enumerate(self.layers):
-            if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
-                what = f"layers()[{i}] has a BatchNorm with running statistics, which differ between pipelines"
-                raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False")
+        self._check_statistics()
         self._shared = _find_shared(layer.named_parameters() for layer in self.layers)
         self._shared_buffers = _find_shared(layer.named_buffers() for layer in self.layers)
         self.ties = tuple(sorted({tuple(sorted({i for i, _ in shared})) for shared in self._shared}))
@@ -68,6 +71,12 @@ class Model:
         self.held: frozenset[int] = frozenset()
         self.shards: dict[int, StateShard] = {}
         self.is_as_built = True
+
+    def _check_statistics(self) -> None:
+        for i, layer in enumerate(self.layers):
+            if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in layer.modules()):
+                what = f"layers()[{i}] has a BatchNorm with running statistics, which differ between pipelines"
+                raise JobError(what, "use LayerNorm, GroupNorm or RMSNorm, or track_running_stats=False; or odyssey.resilient")
 
     def _built(self) -> list[nn.Module | LayerFactory]:
         with torch.random.fork_rng(devices=[]):
@@ -188,6 +197,13 @@ class Model:
         _replace([self.layers[i] for i in sorted(wanted)], lambda t: t.detach().to(self.device))
         self._take(wanted)
 
+    def unchanged(self) -> AbstractContextManager[None]:
+        """Around what is measured."""
+        return nullcontext()
+
+    def replayed(self) -> None:
+        """The script has passed what others did before it came, and begins its first unit."""
+
     def copy_of(self, layers: Iterable[int]) -> Model:
         """A model that holds copies of layers, with their values as built, for measuring: nothing done to it lasts."""
         wanted = frozenset(layers)
@@ -275,8 +291,11 @@ class Model:
         self.shards = {number: self.shards[number] for number in numbers if number in self.shards}
         for number in numbers:
             if number not in self.shards:
-                self.shards[number] = StateShard(self._named(number, layers), self._optimizer, self._scheduler)
+                self.shards[number] = self._shard(number, layers)
         self.held = layers
+
+    def _shard(self, number: int, layers: frozenset[int]) -> StateShard:
+        return StateShard(self._named(number, layers), self._optimizer, self._scheduler)
 
     def parameters_of(self, number: int) -> dict[str, nn.Parameter]:
         """The parameters of a shard, as the modules of the held layers have them now."""

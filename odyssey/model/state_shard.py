@@ -6,9 +6,9 @@ Its state arrives elsewhere as it was, bit for bit: torch's own `Optimizer.load_
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,11 +17,26 @@ from torch.optim import Optimizer
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, in_words, made_optimizer, made_scheduler
 
 
-class StateShard:
-    """`named`: `layers.3.attention.weight` -> parameter."""
+class Stateful(Protocol):
+    """Whatever has a state that can be taken out, and put in again."""
 
-    def __init__(self, named: dict[str, nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None) -> None:
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> object: ...
+
+
+class StateShard:
+    """`named`: `layers.3.attention.weight` -> parameter. `extra`: what else of the script's belongs to its state."""
+
+    def __init__(
+        self,
+        named: dict[str, nn.Parameter],
+        optimizer: OptimizerFactory,
+        scheduler: SchedulerFactory | None,
+        extra: Sequence[Stateful] = (),
+    ) -> None:
         self.named = named
+        self.extra = extra
         self.trainable = [parameter for parameter in named.values() if parameter.requires_grad]
         trainable = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self.optimizer = made_optimizer(optimizer, trainable) if trainable else None
@@ -32,10 +47,11 @@ class StateShard:
         return in_words(self.optimizer, self.scheduler) if self.optimizer is not None else ""
 
     def progress(self) -> dict[str, Any]:
-        """State of optimizer and scheduler. Tensors are their own."""
+        """State of optimizer, scheduler and what is extra. Tensors are their own."""
         return {
             "optimizer": self.optimizer.state_dict() if self.optimizer else None,
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+            "extra": [one.state_dict() for one in self.extra],
         }
 
     def load_progress(self, progress: dict[str, Any]) -> None:
@@ -44,9 +60,11 @@ class StateShard:
             load_exactly(self.optimizer, progress["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(progress["scheduler"])
+        for one, state in zip(self.extra, progress["extra"], strict=True):
+            one.load_state_dict(_copied(state, None))
 
     def state_by_name(self, named: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-        """What optimizer and scheduler keep, for a comparison between ranks: for the very parameters that are given.
+        """What optimizer, scheduler and extra objects keep, for a comparison between ranks: for the very parameters given.
 
         State of any other parameter stands under its place in the optimizer, so that it differs from what it should be.
         """
@@ -60,7 +78,8 @@ class StateShard:
             {**group, "params": [names.get(id(parameter), "foreign") for parameter in group["params"]]}
             for group in self.optimizer.param_groups
         ]
-        return {"state": state, "groups": groups, "scheduler": self.scheduler.state_dict() if self.scheduler else None}
+        scheduler = self.scheduler.state_dict() if self.scheduler else None
+        return {"state": state, "groups": groups, "scheduler": scheduler, "extra": [one.state_dict() for one in self.extra]}
 
     def problems(self, named: Mapping[str, nn.Parameter]) -> Iterator[str]:
         """Why stepping this shard would not train `named`, the modules' own parameters; nothing if it would."""

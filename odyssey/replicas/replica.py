@@ -206,6 +206,9 @@ class Replica:
         """Nothing of a unit that was cut is kept."""
         return ()
 
+    def replayed(self) -> None:
+        """No rank joins later."""
+
     def forget_unit(self) -> None:
         """Operations end by themselves."""
 

@@ -7,7 +7,7 @@ micro-batch that is redone, or run by another worker, sees the same samples and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -67,6 +67,70 @@ class Sampler:
         return permutation
 
 
+Collate = Callable[[list[Any], Sequence[int]], tuple[Any, Any]]
+"""Samples, and their ids, as one micro-batch: `(input, target)`."""
+
+
+def fetch(data: Dataset, sample_ids: Sequence[int], seeds: Sequence[int] | None = None, collate: Collate | None = None) -> Any:
+    """Samples as one collated micro-batch: `(input, target)`, by default tensors with the samples in dimension 0.
+
+    `seeds`: of the random numbers that getting each sample may draw; None where it draws none.
+    """
+    if seeds is None:
+        samples = [_sample(data, sample_id) for sample_id in sample_ids]
+    else:
+        samples = []
+        with draws.apart() as generators:
+            for own, sample_id in zip(seeds, sample_ids, strict=False):
+                generators.seed(own)
+                samples.append(_sample(data, sample_id))
+    return (collate or pair_of)(samples, sample_ids)
+
+
+def _sample(data: Dataset, sample_id: int) -> Any:
+    """An exception of the script's says which one it was."""
+    try:
+        return data[sample_id]
+    except Exception as error:
+        error.add_note(f"in data[{sample_id}]")
+        raise
+
+
+def pair_of(samples: list[Any], sample_ids: Sequence[int]) -> tuple[Any, Any]:
+    """Torch's own collation. Raises JobError for what is no pair."""
+    batch = collated(samples, sample_ids)
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        what = f"{len(batch)} values" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
+        raise JobError(f"a sample of data is {what}, expected a pair", "let data[i] be (input, target)")
+    return batch[0], batch[1]
+
+
+def collated(samples: list[Any], sample_ids: Sequence[int]) -> Any:
+    """By torch's `default_collate`. Raises JobError for samples that are not alike."""
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        first, *others = map(_form, samples)
+        for form, sample_id in zip(others, sample_ids[1:], strict=False):
+            if form != first:
+                what = f"data[{sample_ids[0]}] and data[{sample_id}] cannot be one micro-batch: {first} and {form}"
+                raise JobError(what, "let all samples be of one form: pad them in data[i], or take micro_batch=1") from error
+        what = f"samples of data cannot be one micro-batch: {str(error).partition(chr(10))[0]}"
+        raise JobError(what, "let data[i] be tensors, arrays or numbers, in tuples or dicts") from error
+
+
+def _form(sample: Any) -> str:
+    """`(int64[7], int64[7])`: nesting, types and shapes."""
+    if isinstance(sample, torch.Tensor):
+        return f"{str(sample.dtype).removeprefix('torch.')}{list(sample.shape)}"
+    if isinstance(sample, dict):
+        return f"{{{', '.join(f'{key}: {_form(value)}' for key, value in sample.items())}}}"
+    if isinstance(sample, list | tuple):
+        return f"({', '.join(map(_form, sample))})"
+    shape = getattr(sample, "shape", None)
+    return type(sample).__name__ if shape is None else f"{type(sample).__name__}{list(shape)}"
+
+
 Key = tuple[int, range]
 """A step, and positions in its global batch."""
 
@@ -78,13 +142,16 @@ class Prefetcher:
     step is wanted, so that a redone step finds its samples in place.
     """
 
-    def __init__(self, data: Dataset, sampler: Sampler, plan: Plan, *, is_random: bool = False) -> None:
+    def __init__(
+        self, data: Dataset, sampler: Sampler, plan: Plan, collate: Collate = pair_of, *, is_random: bool = False
+    ) -> None:
         """`plan` gives the sizes of global and micro-batch only, which are the same in all plans of a job.
 
         `is_random`: getting a sample draws random numbers. Their generators are the process's own, which layers draw from, too:
         so these samples are fetched when they are used, by the thread that uses them.
         """
         self._data = data
+        self._collate = collate
         self._is_random = is_random
         self._sampler = sampler
         self._plan = plan
@@ -137,7 +204,7 @@ class Prefetcher:
         if key not in self._values:
             places = [divmod(position, self._plan.micro_batch) for position in key[1]]
             seeds = [layer_seed(self._sampler.seed, key[0], micro_batch, -1 - i) for micro_batch, i in places]
-            self._values[key] = fetch(self._data, self.ids(*key), seeds)
+            self._values[key] = fetch(self._data, self.ids(*key), seeds, self._collate)
         return self._values[key]
 
     def close(self) -> None:
@@ -149,7 +216,7 @@ class Prefetcher:
     def _serve(self) -> None:
         while (key := self._next()) is not None:
             try:
-                value = fetch(self._data, self.ids(*key))
+                value = fetch(self._data, self.ids(*key), collate=self._collate)
             except Exception as error:  # raised again in the thread that asks for it
                 value = error
             with self._changed:
@@ -163,48 +230,6 @@ class Prefetcher:
             while not self._missing and not self._is_closed:
                 self._changed.wait()  # ended by `want` or `close`
             return None if self._is_closed else next(iter(self._missing))
-
-
-def fetch(data: Dataset, sample_ids: Sequence[int], seeds: Sequence[int] | None = None) -> Any:
-    """Samples as one collated micro-batch: `(input, target)`, tensors with the samples in dimension 0.
-
-    `seeds`: of the random numbers that getting each sample may draw; None where it draws none.
-    """
-    if seeds is None:
-        samples = [data[sample_id] for sample_id in sample_ids]
-    else:
-        with draws.apart() as generators:
-            samples = [generators.seeded(own, data, sample_id) for own, sample_id in zip(seeds, sample_ids, strict=False)]
-    batch = _collated(samples, sample_ids)
-    if not isinstance(batch, list | tuple) or len(batch) != 2:
-        what = f"{len(batch)} values" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
-        raise JobError(f"a sample of data is {what}, expected a pair", "let data[i] be (input, target)")
-    return batch
-
-
-def _collated(samples: list[Any], sample_ids: Sequence[int]) -> Any:
-    try:
-        return default_collate(samples)
-    except (RuntimeError, TypeError, ValueError, KeyError) as error:
-        first, *others = map(_form, samples)
-        for form, sample_id in zip(others, sample_ids[1:], strict=False):
-            if form != first:
-                what = f"data[{sample_ids[0]}] and data[{sample_id}] cannot be one micro-batch: {first} and {form}"
-                raise JobError(what, "let all samples be of one form: pad them in data[i], or take micro_batch=1") from error
-        what = f"samples of data cannot be one micro-batch: {str(error).partition(chr(10))[0]}"
-        raise JobError(what, "let data[i] be tensors, arrays or numbers, in tuples or dicts") from error
-
-
-def _form(sample: Any) -> str:
-    """`(int64[7], int64[7])`: nesting, types and shapes."""
-    if isinstance(sample, torch.Tensor):
-        return f"{str(sample.dtype).removeprefix('torch.')}{list(sample.shape)}"
-    if isinstance(sample, dict):
-        return f"{{{', '.join(f'{key}: {_form(value)}' for key, value in sample.items())}}}"
-    if isinstance(sample, list | tuple):
-        return f"({', '.join(map(_form, sample))})"
-    shape = getattr(sample, "shape", None)
-    return type(sample).__name__ if shape is None else f"{type(sample).__name__}{list(shape)}"
 
 
 def check_is_map_style(data: object) -> None:

@@ -111,7 +111,11 @@ class Engine:
                 self._tally.clear()
                 self.gradients.zero()
             self._begin(step, rest or self._whole)
+            if statistics := self.model.statistics:
+                statistics.begin()
             self._run_program()
+            if statistics and len(self.groups.members) > 1:
+                self.groups.wait(self.groups.all_reduce(statistics.sums).wait)
             self._try.healthy.scale()
             return [float(sum(self._tally.losses.values())), self.gradients.square_sum()]
 
@@ -174,6 +178,8 @@ class Engine:
             self.gradients.scale(factor)
             with self._try.healthy.leaving_out():
                 self.computation.step(self._try.step)
+            if self.model.statistics:
+                self.model.statistics.take()
         self._try = self._new_try(self._try.step, self._whole)  # behind the commit point every send has been received
         done_s = time.monotonic()
         self.recorder.applied(self._try.step, began_s, done_s)
@@ -186,6 +192,8 @@ class Engine:
         milliseconds."""
         self._try.reductions.begin()
         self._try = self._new_try(self._try.step, self._whole)
+        if self.model.statistics:
+            self.model.statistics.undo()
 
     def release(self, kept: frozenset[int]) -> None:
         """Let go of the gradients as well, but for those of layers that are kept."""

@@ -11,23 +11,23 @@ import torch
 
 from odyssey.runtime.boundary import flatten
 from odyssey.runtime.computation import on_device
-from odyssey.runtime.data import Dataset, fetch
+from odyssey.runtime.data import Collate, Dataset, fetch, pair_of
 from odyssey.runtime.engine import Engine
 from odyssey.schedule import forward_route
 
 N_SENDS_IN_FLIGHT = 4
 
 
-def evaluate_body(engine: Engine, data: Dataset) -> Sequence[float]:
+def evaluate_body(engine: Engine, data: Dataset, collate: Collate = pair_of) -> Sequence[float]:
     """This worker's sum of sample losses over its share of `data`. Raises Cut when communication ends.
 
     Every worker goes through (micro-batch, stage) in ascending order, so sends and receives between any two agree.
     """
     with engine.model.in_evaluation():
-        return (_sum_of_losses(engine, data),)
+        return (_sum_of_losses(engine, data, collate),)
 
 
-def _sum_of_losses(engine: Engine, data: Dataset) -> float:
+def _sum_of_losses(engine: Engine, data: Dataset, collate: Collate) -> float:
     model, groups, plan = engine.model, engine.groups, engine.plan
     total = 0.0
     sent: deque[tuple[Any, torch.Tensor]] = deque()
@@ -46,7 +46,8 @@ def _sum_of_losses(engine: Engine, data: Dataset) -> float:
                 is_last = s == len(route) - 1
                 if s == 0 or is_last:
                     # Seeded: input and target of a sample that draws random numbers are read on two ranks.
-                    sample = fetch(data, range(start, stop), range(start, stop)) if sample is None else sample
+                    ids = range(start, stop)
+                    sample = fetch(data, ids, ids, collate) if sample is None else sample
                 if s == 0:
                     value = on_device(sample[0], model.device)
                 elif route[s - 1][0] != engine.worker:

@@ -31,10 +31,9 @@ OP_TIMES_EVERY_S = 0.5
 class Layers:
     """The State of a Job (work.py); an Engine is its Runner."""
 
-    changes_between_units = False
-
     def __init__(self, model: Model, job_spec: JobSpec, backend: Backend) -> None:
         self.model = model
+        self.changes_between_units = model.changes_between_units
         self._job_spec = job_spec
         self._backend = backend
         self._tally = Tally(len(model.layers), model.ties)
@@ -57,8 +56,12 @@ class Layers:
         return self.model.held
 
     def summed(self) -> tuple[Summed, ...]:
-        """By layer."""
-        return self._tally.summed()
+        """By layer. Without the statistics of the same micro-batches gradients are of no use."""
+        return () if self.model.statistics else self._tally.summed()
+
+    def replayed(self) -> None:
+        """What a script did meanwhile to a model of its own is undone."""
+        self.model.replayed()
 
     def forget_unit(self) -> None:
         """Nothing is summed."""
@@ -66,7 +69,8 @@ class Layers:
 
     def measure(self, order: Measure, worker: Worker, groups: Groups) -> Measured:
         """See measure.py."""
-        return measure(order, worker, self.model, self._job_spec, self._backend, groups)
+        with self.model.unchanged():
+            return measure(order, worker, self.model, self._job_spec, self._backend, groups)
 
     def built(self, plan: Plan, since_s: float, kept_members: int = 0) -> None:
         """The backend's time for it passes."""

@@ -214,7 +214,8 @@ class _Timings:
         self._module = module
         self._value = value
         self._device = device
-        self._inputs = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
+        leaves = pytree.tree_leaves(value)  # of a batch of the script's own form anything
+        self._inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for weight in self._weights:
             weight.grad = torch.zeros_like(weight)

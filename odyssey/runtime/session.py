@@ -161,6 +161,7 @@ class Session(Generic[R]):
         self._control.phase.check_open(transaction.kind)
         if self.replaying:
             return self._replay.next(transaction.kind)
+        self._state.replayed()
         started_s = time.monotonic() if transaction.began_s is None else transaction.began_s
         try:
             self._control.change(lambda phase: phase.entered(transaction.kind))

@@ -1,0 +1,72 @@
+"""Running statistics of a model that every rank holds whole, such as BatchNorm's: one value for all ranks, whoever is there.
+
+Each micro-batch of a step begins with the statistics that the step began with; behind the step they are the mean of what the
+micro-batches have made of them. With DistributedDataParallel they are what the first rank's own micro-batches make of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from odyssey.errors import JobError
+
+
+class Statistics:
+    """The buffers of `model` that a forward may change."""
+
+    def __init__(self, model: nn.Module) -> None:
+        tracked = [module for module in model.modules() if getattr(module, "track_running_stats", False)]
+        own = {id(buffer) for module in tracked for buffer in module.buffers(recurse=False)}
+        named = dict(model.named_buffers())
+        self._buffers = [buffer for buffer in named.values() if id(buffer) in own]
+        self._others = {name: buffer for name, buffer in named.items() if id(buffer) not in own}
+        self._before: list[torch.Tensor] | None = None
+        """As the step began; None between steps."""
+        self.sums = torch.empty(0)
+        """What micro-batches have added to them, in one row, and how many these were: float64."""
+
+    def __bool__(self) -> bool:
+        return bool(self._buffers)
+
+    def begin(self) -> None:
+        """A step begins, perhaps anew."""
+        self.undo()
+        self._before = [buffer.detach().clone() for buffer in self._buffers]
+        n_values = sum(buffer.numel() for buffer in self._buffers)
+        self.sums = torch.zeros(n_values + 1, dtype=torch.float64, device=self._buffers[0].device if self else None)
+
+    @contextmanager
+    def of_micro_batch(self) -> Iterator[None]:
+        """Around a forward. Raises JobError if it changes another buffer."""
+        versions = {name: buffer._version for name, buffer in self._others.items()}
+        before = self._before or []  # none, where nothing is trained
+        for buffer, value in zip(self._buffers, before, strict=False):
+            buffer.copy_(value)
+        yield
+        if changed := [name for name, buffer in self._others.items() if buffer._version != versions[name]]:
+            what = f"loss(batch) changes the model's buffer {changed[0]}, which would be another on each rank"
+            raise JobError(what, "change it between steps, alike on all ranks; only running statistics are taken care of")
+        if before:
+            changes = [buffer - value for buffer, value in zip(self._buffers, before, strict=True)]
+            self.sums[:-1] += torch.cat([change.double().flatten() for change in changes])
+            self.sums[-1] += 1
+
+    def take(self) -> None:
+        """The step is final, and `sums` are those of all ranks."""
+        if not self._before:
+            return
+        means = torch.split(self.sums[:-1] / self.sums[-1], [buffer.numel() for buffer in self._buffers])
+        for buffer, value, mean in zip(self._buffers, self._before, means, strict=True):
+            change = mean if buffer.is_floating_point() else mean.round()
+            buffer.copy_(value + change.view_as(value).to(buffer.dtype))
+        self._before = None
+
+    def undo(self) -> None:
+        """Nothing has become of the step."""
+        for buffer, value in zip(self._buffers, self._before or [], strict=False):
+            buffer.copy_(value)
+        self._before = None

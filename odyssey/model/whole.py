@@ -1,0 +1,191 @@
+"""A model that a script has built by itself, with the optimizer that it made for it: one layer, which every rank holds.
+
+The script keeps its objects, and whatever refers to them: state that arrives is copied into them, and nothing is ever put in
+their place.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from odyssey.errors import JobError
+from odyssey.messages import LayerSpec
+from odyssey.model.given import in_words, needs_closure
+from odyssey.model.model import Model
+from odyssey.model.state_shard import Stateful, StateShard
+from odyssey.model.statistics import Statistics
+
+
+class Loss(nn.Module):
+    """The script's `loss(batch)`, as the module that it computes with: the layer, whose output is the loss."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any], torch.Tensor], statistics: Statistics) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+        self._statistics = statistics
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """Raises JobError if it is nothing to train with."""
+        with self._statistics.of_micro_batch():
+            loss = self._loss(batch)
+        if not isinstance(loss, torch.Tensor):
+            raise JobError(f"loss(batch) returned a {type(loss).__name__}", _A_MEAN)
+        if loss.dim() != 0:
+            raise JobError(f"loss(batch) has shape {tuple(loss.shape)}", _A_MEAN)
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise JobError("loss(batch) has no gradient", "compute it from the model's output, without .item() or .detach()")
+        return loss
+
+
+class Whole(Model):
+    """Its one shard is of the script's own optimizer, scheduler and extra objects."""
+
+    changes_between_units = True
+    statistics: Statistics
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any], torch.Tensor],
+        optimizer: Optimizer,
+        scheduler: Any,
+        extra: Sequence[Stateful],
+    ) -> None:
+        """Raises JobError for what could not be trained, or not be moved."""
+        device = _check(model, optimizer, scheduler, extra)
+        self._given = model
+        self._own_optimizer = optimizer
+        self._own_scheduler = scheduler
+        self._extra = tuple(extra)
+        self._arrived: dict[str, Any] | None = None
+        """State that has come from another rank before the script has passed what the others did meanwhile."""
+        self.statistics = Statistics(model)
+        layer = Loss(model, loss, self.statistics)
+        make_scheduler = None if scheduler is None else lambda its: scheduler
+        super().__init__(lambda: [layer], lambda parameters: optimizer, make_scheduler, device, 0)
+
+    def _check_statistics(self) -> None:
+        """They are taken care of."""
+
+    def _spec(self, index: int) -> LayerSpec:
+        spec = super()._spec(index)
+        return LayerSpec(type(self._given).__name__, spec.digest, spec.parameter_bytes, spec.trainable_bytes, spec.buffer_bytes)
+
+    def optimizers(self) -> tuple[str, ...]:
+        """What the script has made."""
+        return (in_words(self._own_optimizer, self._own_scheduler),)
+
+    def twin(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
+        """An optimizer as the script's, for the same parameters, with a state of its own."""
+        return copy.deepcopy(self._own_optimizer, {id(parameter): parameter for parameter in parameters})
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Around what is measured: afterwards all values are as before."""
+        tensors = [*self._given.parameters(), *self._given.buffers()]
+        values = [tensor.detach().clone() for tensor in tensors]
+        try:
+            yield
+        finally:
+            self.statistics.undo()
+            with torch.no_grad():
+                for tensor, value in zip(tensors, values, strict=True):
+                    tensor.copy_(value)
+            for parameter in self._given.parameters():
+                parameter.grad = None
+
+    def copy_of(self, layers: Iterable[int]) -> Model:
+        """The same modules, which `unchanged` is around, with an optimizer of its own."""
+        other = copy.copy(self)
+        named = self._named(0, frozenset(layers))
+        other.held, other.shards = frozenset(layers), {0: StateShard(named, self.twin, None)}
+        return other
+
+    # -- holding ------------------------------------------------------------------------------------------------------
+
+    def hold_built(self, layers: Iterable[int]) -> None:
+        """As the script has made it."""
+        self.is_as_built = False
+        self._take(frozenset(layers))
+
+    def keep_only(self, layers: Iterable[int]) -> None:
+        """The script's objects stay in any case."""
+        self._take(self.held & frozenset(layers))
+
+    def adopt(self, layer: int, state: dict[str, Any]) -> None:
+        """Copy a state into the script's objects; once more behind what the script does before its first own unit."""
+        if self.is_as_built:
+            self._arrived = copy.deepcopy(state)
+        self.is_as_built = False
+        self._take(frozenset({layer}))
+        self._copy_in(state)
+
+    def replayed(self) -> None:
+        """The script has done between the units of others what they did there, to a state that had all of it already."""
+        if self._arrived is not None:
+            self._copy_in(self._arrived)
+            self._arrived = None
+
+    def _copy_in(self, state: dict[str, Any]) -> None:
+        values = state["parameters"] | state["buffers"]
+        with torch.no_grad():
+            for name, tensor in [*self.layers[0].named_parameters(), *self.layers[0].named_buffers()]:
+                tensor.copy_(values[name])
+        self.shards[0].load_progress(state["progress"][0])
+
+    def _shard(self, number: int, layers: frozenset[int]) -> StateShard:
+        return StateShard(self._named(number, layers), self._optimizer, self._scheduler, self._extra)
+
+
+_A_MEAN = "return a scalar tensor, the mean over the micro-batch's samples"
+
+
+def _check(model: nn.Module, optimizer: Optimizer, scheduler: Any, extra: Sequence[Stateful]) -> torch.device:
+    """The device of all that is trained."""
+    if not isinstance(model, nn.Module):
+        raise JobError(f"model is a {type(model).__name__}", "give the torch.nn.Module that is trained")
+    if isinstance(model, DistributedDataParallel | nn.DataParallel):
+        raise JobError(
+            f"model is wrapped in {type(model).__name__}", "give the module within, and let loss(batch) call that: Odyssey sums"
+        )
+    named = dict(model.named_parameters())
+    devices = {tensor.device for tensor in (*named.values(), *model.buffers())}
+    if len(devices) != 1:
+        where = ", ".join(sorted(map(str, devices))) or "no device, as it has no parameters"
+        raise JobError(f"model is on {where}", "give a model with parameters, all on one device")
+    if not all(hasattr(optimizer, name) for name in ("step", "state", "param_groups", "state_dict")):
+        raise JobError(f"optimizer is a {type(optimizer).__name__}", "give the optimizer of model.parameters()")
+    if needs_closure(optimizer):
+        raise JobError(f"optimizer is a {type(optimizer).__name__}, whose step() needs an argument", "give one that needs none")
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+    if missing := [name for name, parameter in trained.items() if id(parameter) not in stepped]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise JobError(
+            f"optimizer leaves out {missing[0]}{more}", "what is not to be trained is frozen, with requires_grad_(False)"
+        )
+    if stepped - {id(parameter) for parameter in trained.values()}:
+        what = "optimizer steps parameters that model has not, or that are frozen"
+        raise JobError(what, "let model contain all that is trained (torch.nn.ModuleDict), and optimizer nothing else")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        what = "scheduler is a ReduceLROnPlateau, which needs a loss at each step"
+        raise JobError(what, "give it in extra=[...], and step it in the loop, with step.loss")
+    if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
+        raise JobError(f"scheduler is a {type(scheduler).__name__} that is not of optimizer", "give a scheduler of optimizer")
+    for one in (*extra, *([] if scheduler is None else [scheduler])):
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            what = f"a {type(one).__name__} has no state_dict() and load_state_dict()"
+            raise JobError(
+                what, "give objects that have both: what is in extra=[...] is the same on all ranks, and comes to new ones"
+            )
+    return next(iter(devices))

@@ -1,0 +1,65 @@
+"""`odyssey.resilient`: a script's own model, optimizer and loss, trained by all ranks in a loop that survives them.
+
+run = odyssey.resilient(model, optimizer, loss, dataset, global_batch=256, micro_batch=32)
+for step in run.steps(10_000):
+    ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from odyssey.job import Job
+from odyssey.model.state_shard import Stateful
+from odyssey.model.whole import Whole
+from odyssey.runtime.batches import Batches
+from odyssey.runtime.data import Dataset, collated
+
+
+def resilient(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Callable[[Any], torch.Tensor],
+    data: Dataset,
+    *,
+    global_batch: int,
+    micro_batch: int,
+    scheduler: Any = None,
+    extra: Sequence[Stateful] = (),
+    collate: Callable[[list[Any]], Any] | None = None,
+    seed: int = 0,
+    clip_norm: float | None = None,
+    autocast: torch.dtype | None = None,
+    resume: str | Path | None = None,
+) -> Job:
+    """A Job of a model that every rank holds whole: as with DistributedDataParallel, and exact whoever is lost or comes back.
+
+    `loss(batch)`: scalar, the mean over the samples of a micro-batch, computed with `model`. It may be called again for the
+    same batch, on any rank, with the same random numbers: let it change nothing that lasts. `optimizer` steps just the
+    parameters of `model` that require gradients, and `scheduler` is stepped after each step. They stay the script's own.
+    `extra`: what else is the same on all ranks and changes with training, each with `state_dict` and `load_state_dict`: an
+    average of the weights, a scheduler that the loop steps. The loop may change these, and model and optimizer, between steps,
+    alike on all ranks: a rank that comes back gets them as they are on the others.
+    `data[i]`: a sample. `collate(samples)`: default torch's `default_collate`. `global_batch` samples make a step whoever
+    is there, in micro-batches of `micro_batch`.
+    `clip_norm`, `autocast`, `seed`, `resume`, and what it returns: see `odyssey.Job`.
+
+    Raises JobError for what cannot be trained, or not be moved to a rank that comes back.
+    """
+
+    def collate_alone(samples: list[Any], sample_ids: Sequence[int]) -> tuple[Any, Any]:
+        return collated(samples, sample_ids) if collate is None else collate(samples), None
+
+    return Job.of_whole(
+        Whole(model, loss, optimizer, scheduler, extra),
+        Batches(data, global_batch, micro_batch, seed, collate_alone),
+        clip_norm=clip_norm,
+        autocast=autocast,
+        resume=resume,
+    )

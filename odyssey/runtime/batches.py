@@ -1,0 +1,49 @@
+"""The samples that a job is given, and the batches that it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from odyssey.errors import JobError
+from odyssey.plan import Plan
+from odyssey.runtime.data import (
+    Collate,
+    Dataset,
+    Prefetcher,
+    Sampler,
+    check_is_map_style,
+    draws_random_numbers,
+    fetch,
+    pair_of,
+)
+
+
+class Batches(NamedTuple):
+    """The samples of a job, and how they come in batches."""
+
+    data: Dataset
+    global_batch: int
+    micro_batch: int
+    seed: int
+    collate: Collate = pair_of
+
+    def check(self) -> None:
+        """Raises JobError for what cannot be meant."""
+        for name, value in (("global_batch", self.global_batch), ("micro_batch", self.micro_batch)):
+            if not isinstance(value, int) or value < 1:
+                raise JobError(f"{name} is {value!r}", "give the number of samples, at least 1")
+        check_is_map_style(self.data)
+        if len(self.data) < 1:
+            raise JobError("data has no samples", "give a dataset with at least one sample")
+
+    def prefetcher(self) -> Callable[[Plan], Prefetcher]:
+        """Makes what fetches ahead. Raises JobError for a sample that is another one each time."""
+        is_random = draws_random_numbers(self.data, 0)
+        sampler = Sampler(len(self.data), self.seed)
+        return lambda plan: Prefetcher(self.data, sampler, plan, self.collate, is_random=is_random)
+
+    def first(self) -> Any:
+        """A micro-batch of full size, to measure with."""
+        sample_ids = Sampler(len(self.data), self.seed).ids(0, min(self.micro_batch, self.global_batch))
+        return fetch(self.data, sample_ids, sample_ids, self.collate)

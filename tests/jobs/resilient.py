@@ -1,0 +1,223 @@
+"""A script with its own model, optimizer and loop: `resilient.py FOLDER VARIANT [--hold FILE STEP] [KILL ...]`.
+
+    plain      momentum, a scheduler, clipping, dropout
+    batchnorm  running statistics
+    average    an average of the weights, which the loop updates
+    plateau    a scheduler that the loop steps with the loss
+    clamped    the loop clamps the weights
+    padded     samples of different lengths, by a `collate` of the script's own
+    saved      saves behind step 3, and goes on from there when it is run again
+
+A KILL is RANK:STEP:POINT. Each rank writes at the end what its own objects have come to, if it has work then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+N_STEPS, GLOBAL_BATCH, MICRO_BATCH, SEED = 12, 14, 4, 7
+VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "padded", "saved")
+POINTS = ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop")
+
+
+class Points:
+    """Points `[6]` and a smooth function of them; of the variant `padded` rows of 1 to 3 points."""
+
+    def __init__(self, variant: str) -> None:
+        self.is_padded = variant == "padded"
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        shape = (i % 3 + 1, 6) if self.is_padded else (6,)
+        points = torch.randn(shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+        return points, points.sin().sum().reshape(1)
+
+
+def padded(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    points = [points for points, _ in samples]
+    return {
+        "points": nn.utils.rnn.pad_sequence(points, batch_first=True),
+        "lengths": torch.tensor([len(each) for each in points]),
+        "target": torch.stack([target for _, target in samples]),
+    }
+
+
+class Average:
+    """Of the weights: what it is of is looked up when it is updated."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.values = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+        self.n = 0
+
+    def update(self, net: nn.Module) -> None:
+        self.n += 1
+        for name, parameter in net.named_parameters():
+            self.values[name].lerp_(parameter.detach(), 0.2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "n": self.n}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values, self.n = state["values"], state["n"]
+
+
+def model(variant: str) -> nn.Module:
+    torch.manual_seed(3)
+    middle = nn.BatchNorm1d(16) if variant == "batchnorm" else nn.Dropout(0.2) if variant == "plain" else nn.Identity()
+    return nn.Sequential(nn.Linear(6, 16), middle, nn.Tanh(), nn.Linear(16, 1)).double()
+
+
+def optimizer(net: nn.Module, variant: str) -> torch.optim.Optimizer:
+    if variant in ("average", "saved"):
+        return torch.optim.AdamW(net.parameters(), lr=0.02)
+    return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def loss_of(net: nn.Module, batch: Any) -> Tensor:
+    if isinstance(batch, dict):
+        mask = torch.arange(batch["points"].shape[1]) < batch["lengths"][:, None]
+        found = (net(batch["points"])[..., 0] * mask).sum(1, keepdim=True)
+        return nn.functional.mse_loss(found, batch["target"])
+    points, target = batch
+    return nn.functional.mse_loss(net(points), target)
+
+
+class Loop:
+    """What the script does behind each step, apart from what trains."""
+
+    def __init__(self, net: nn.Module, its_optimizer: torch.optim.Optimizer, variant: str) -> None:
+        self._net = net
+        self._variant = variant
+        self.average = Average(net)
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(its_optimizer, factor=0.5, patience=0)
+
+    @property
+    def extra(self) -> list[Any]:
+        return {"average": [self.average], "saved": [self.average], "plateau": [self.plateau]}.get(self._variant, [])
+
+    def behind(self, loss: float) -> None:
+        if self._variant in ("average", "saved"):
+            self.average.update(self._net)
+        if self._variant == "plateau":
+            self.plateau.step(loss)
+        if self._variant == "clamped":
+            with torch.no_grad():
+                for parameter in self._net.parameters():
+                    parameter.clamp_(-0.3, 0.3)
+
+
+def scheduler(its_optimizer: torch.optim.Optimizer, variant: str) -> Any:
+    return torch.optim.lr_scheduler.StepLR(its_optimizer, 4, 0.5) if variant == "plain" else None
+
+
+def state(net: nn.Module, its_optimizer: torch.optim.Optimizer, loop: Loop) -> dict[str, Tensor]:
+    """All that training has made, from the script's own objects."""
+    found = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+    for name, parameter in net.named_parameters():
+        values = its_optimizer.state.get(parameter, {})
+        found |= {f"{name}.{key}": value.detach().clone() for key, value in values.items() if isinstance(value, Tensor)}
+    found |= {f"average.{name}": value for name, value in loop.average.values.items()}
+    found["rate"] = torch.tensor(its_optimizer.param_groups[0]["lr"], dtype=torch.float64)
+    return found
+
+
+def main() -> None:
+    folder, variant, *rest = sys.argv[1:]
+    held = (rest[1], int(rest[2])) if rest[:1] == ["--hold"] else None
+    kills = [tuple(kill.split(":")) for kill in rest[3 if held else 0 :]]
+    out = Path(folder)
+    rank = os.environ.get("RANK", "0")
+    net = model(variant)
+    its_optimizer = optimizer(net, variant)
+    loop = Loop(net, its_optimizer, variant)
+    now = -1
+
+    def at(point: str) -> None:
+        for victim, step, where in kills:
+            mark = out / f"killed-{victim}-{step}-{where}"
+            if (victim, int(step), where) == (rank, now, point) and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def loss(batch: Any) -> Tensor:
+        at("forward")
+        return loss_of(net, batch)
+
+    if kills:
+        disturb(net, its_optimizer, at)
+
+    import odyssey
+
+    run = odyssey.resilient(
+        net,
+        its_optimizer,
+        loss,
+        Points(variant),
+        global_batch=GLOBAL_BATCH,
+        micro_batch=MICRO_BATCH,
+        scheduler=scheduler(its_optimizer, variant),
+        extra=loop.extra,
+        collate=padded if variant == "padded" else None,
+        seed=SEED,
+        clip_norm=0.5 if variant == "plain" else None,
+        resume=out / "checkpoints" if variant == "saved" else None,
+    )
+    now = run.next_step
+    losses = {}
+    for step in run.steps(N_STEPS):
+        losses[step.index] = step.loss
+        at("loop")
+        loop.behind(step.loss)
+        if run.is_leader:
+            print(f"step {step.index} loss {step.loss!r}", flush=True)
+        if held is not None and step.index == held[1]:
+            with open(held[0], "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)  # ended by the test, which holds the file exclusively
+        if variant == "saved" and step.index == 3:
+            run.save(out / "checkpoints")
+            run.once(lambda: print("saved", flush=True))
+        if variant == "saved" and step.index == 5 and not (out / "ended-early").exists():
+            run.once((out / "ended-early").touch)
+            sys.exit(0)
+        now = step.index + 1
+    validation = run.evaluate(Points(variant))
+    torch.save({"losses": losses, "state": state(net, its_optimizer, loop), "validation": validation}, out / f"{rank}.pt")
+
+
+def disturb(net: nn.Module, its_optimizer: torch.optim.Optimizer, at: Callable[[str], None]) -> None:
+    """Ends this rank where `at` says so."""
+    from odyssey.runtime.session import Session
+
+    agree, take, step = Session._agree, Session._take, its_optimizer.step
+    next(iter(net.parameters())).register_hook(lambda gradient: at("backward"))
+
+    def agreeing(self, place, values):
+        if place == "commit":
+            at("at_commit")
+        return agree(self, place, values)
+
+    def taking(self, transaction, result):
+        if result.kind == "step":
+            at("after_commit")
+        take(self, transaction, result)
+
+    def stepping(*arguments, **named):
+        step(*arguments, **named)
+        at("optimizer")
+
+    Session._agree, Session._take, its_optimizer.step = agreeing, taking, stepping
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What one process in plain torch makes of the model of tests/jobs/resilient.py: the oracle of jobs that every rank holds whole.
+
+Everything is written a second time, as dumb as it can be: the order of samples, the mean over the global batch, running
+statistics, what the loop does. Of ours only `layer_seed` is used, which says what dropout's generator is seeded with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from odyssey.runtime.data import layer_seed
+from tests.jobs import resilient as job
+from tests.reference import step_sample_ids
+
+
+def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
+    """Losses, state and validation loss, as the job writes them."""
+    torch.set_num_threads(1)
+    net = job.model(variant)
+    optimizer = job.optimizer(net, variant)
+    scheduler = job.scheduler(optimizer, variant)
+    loop = job.Loop(net, optimizer, variant)
+    data = job.Points(variant)
+    collate = job.padded if variant == "padded" else default_collate
+    losses = {}
+    for step in range(n_steps):
+        ids = step_sample_ids(step, job.GLOBAL_BATCH, len(data), job.SEED)
+        before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        after = []
+        optimizer.zero_grad()
+        total = 0.0
+        for number, start in enumerate(range(0, len(ids), job.MICRO_BATCH)):
+            chosen = ids[start : start + job.MICRO_BATCH]
+            net.load_state_dict(before, strict=False)
+            torch.manual_seed(layer_seed(job.SEED, step, number, 0))
+            loss = job.loss_of(net, collate([data[i] for i in chosen]))
+            (loss * len(chosen) / job.GLOBAL_BATCH).backward()
+            total += loss.item() * len(chosen)
+            after.append({name: buffer.clone() for name, buffer in net.named_buffers()})
+        for name, buffer in net.named_buffers():
+            values = torch.stack([its[name] for its in after])
+            buffer.copy_(values.mean(0) if values.is_floating_point() else values[0])
+        if variant == "plain":
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        losses[step] = total / job.GLOBAL_BATCH
+        loop.behind(losses[step])
+    net.eval()
+    with torch.no_grad():
+        chunks = [range(start, min(start + job.MICRO_BATCH, len(data))) for start in range(0, len(data), job.MICRO_BATCH)]
+        means = [job.loss_of(net, collate([data[i] for i in chunk])).item() * len(chunk) for chunk in chunks]
+    return {"losses": losses, "state": job.state(net, optimizer, loop), "validation": sum(means) / len(data)}
+
+
+def difference(variant: str, found: dict[str, Any], n_steps: int = job.N_STEPS) -> float:
+    """The largest, over all that a rank has written; infinite for what it has not, or should not have."""
+    expected = trained(variant, n_steps)
+    if found["state"].keys() != expected["state"].keys() or not found["losses"].keys() <= expected["losses"].keys():
+        return float("inf")
+    pairs = [(value, expected["state"][name]) for name, value in found["state"].items()]
+    pairs += [(torch.tensor(loss), torch.tensor(expected["losses"][step])) for step, loss in found["losses"].items()]
+    pairs += [(torch.tensor(found["validation"]), torch.tensor(expected["validation"]))]
+    return max((mine.double() - its.double()).abs().max().item() for mine, its in pairs)
