@@ -143,6 +143,7 @@ class Job:
         """See `odyssey.resilient` (own_model.py)."""
         connection = _connection()
         batches.check()
+        batches.check_work_for(int(os.environ.get("WORLD_SIZE", "1")))
         job = cls.__new__(cls)
         job._begin(
             connection,
@@ -390,6 +391,7 @@ def _model_spec(model: Model, batches: Batches, clip_norm: float | None, autocas
         clip_norm=None if clip_norm is None else float(clip_norm),
         autocast=str(autocast or ""),
         optimizers=model.optimizers(),
+        is_whole=isinstance(model, Whole),
         values=model.values() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else (),
     )
 

@@ -110,6 +110,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     one that only its holders build, or where they were not taken. Both count before the first step only: a rank that joins
     later takes state over from others.
 
+    `is_whole`: the one layer is the script's own model, which its loop uses on every rank: none may be without work.
     `replicas`: no Job, but a script with a loop of its own, whose ranks each have the whole model. It is one layer here.
     """
 
@@ -125,6 +126,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     autocast: str = ""
     optimizers: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    is_whole: bool = False
     replicas: bool = False
 
 

@@ -148,7 +148,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `step_scale`: measured over modelled step time of the plans that have run, 1 until one has: what the op graph leaves
     out (waking up, memory traffic, other users of the machine) is much the same for all plans. `halves_scale`: the two halves
     of a backward over the whole one. `is_modelled`: by arithmetic (perfmodel/catalog.py), nobody has run it. `uncut`: why
-    micro-batches have to stay whole, empty if plans may cut them. `errors`: of the prices of plans that ran in this job.
+    micro-batches have to stay whole, empty if plans may cut them. `is_whole`: each rank's script uses the model, so none may be
+    without work. `errors`: of the prices of plans that ran in this job.
     """
 
     model: str
@@ -168,6 +169,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boundaries: tuple[Boundary, ...] = ()
     is_modelled: bool = False
     uncut: str = UNCUT
+    is_whole: bool = False
     errors: Errors = Errors()
 
 

@@ -1,4 +1,4 @@
-"""What one process in plain torch makes of the model of tests/jobs/resilient.py: the oracle of jobs that every rank holds whole.
+"""What one process in plain torch makes of the model of tests/jobs/resilient.py: the oracle of jobs of a script's own model.
 
 Everything is written a second time, as dumb as it can be: the order of samples, the mean over the global batch, running
 statistics, what the loop does. Of ours only `layer_seed` is used, which says what dropout's generator is seeded with.

@@ -201,8 +201,11 @@ class Model:
         """Around what is measured."""
         return nullcontext()
 
+    def joining(self) -> None:
+        """The script will pass units that others did before this rank came."""
+
     def replayed(self) -> None:
-        """The script has passed what others did before it came, and begins its first unit."""
+        """It has, if there were any, and begins one that it takes part in."""
 
     def copy_of(self, layers: Iterable[int]) -> Model:
         """A model that holds copies of layers, with their values as built, for measuring: nothing done to it lasts."""

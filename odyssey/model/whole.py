@@ -67,8 +67,10 @@ class Whole(Model):
         self._own_optimizer = optimizer
         self._own_scheduler = scheduler
         self._extra = tuple(extra)
+        self._is_replayed = False
+        """The script is to pass what others did before this rank came, and does then what it does behind each step."""
         self._arrived: dict[str, Any] | None = None
-        """State that has come from another rank before the script has passed what the others did meanwhile."""
+        """State that has come before that."""
         self.statistics = Statistics(model)
         layer = Loss(model, loss, self.statistics)
         make_scheduler = None if scheduler is None else lambda its: scheduler
@@ -123,15 +125,20 @@ class Whole(Model):
         self._take(self.held & frozenset(layers))
 
     def adopt(self, layer: int, state: dict[str, Any]) -> None:
-        """Copy a state into the script's objects; once more behind what the script does before its first own unit."""
-        if self.is_as_built:
+        """Copy a state into the script's objects; once more when the script has passed the units of others."""
+        if self._is_replayed:
             self._arrived = copy.deepcopy(state)
         self.is_as_built = False
         self._take(frozenset({layer}))
         self._copy_in(state)
 
+    def joining(self) -> None:
+        """State that comes has all in it that the script will do between the units of others."""
+        self._is_replayed = True
+
     def replayed(self) -> None:
-        """The script has done between the units of others what they did there, to a state that had all of it already."""
+        """The script has done it, to that state."""
+        self._is_replayed = False
         if self._arrived is not None:
             self._copy_in(self._arrived)
             self._arrived = None

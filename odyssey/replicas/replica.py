@@ -206,8 +206,11 @@ class Replica:
         """Nothing of a unit that was cut is kept."""
         return ()
 
-    def replayed(self) -> None:
+    def joining(self) -> None:
         """No rank joins later."""
+
+    def replayed(self) -> None:
+        """There was nothing to pass."""
 
     def forget_unit(self) -> None:
         """Operations end by themselves."""

@@ -37,6 +37,13 @@ class Batches(NamedTuple):
         if len(self.data) < 1:
             raise JobError("data has no samples", "give a dataset with at least one sample")
 
+    def check_work_for(self, n_ranks: int) -> None:
+        """Raises JobError if some of them would have none."""
+        n = -(-self.global_batch // self.micro_batch)
+        if n < n_ranks:
+            what = f"global_batch {self.global_batch} is {n} micro-batches of {self.micro_batch}, and there are {n_ranks} ranks"
+            raise JobError(what, f"give a micro_batch of at most {max(1, self.global_batch // n_ranks)}, so that each has work")
+
     def prefetcher(self) -> Callable[[Plan], Prefetcher]:
         """Makes what fetches ahead. Raises JobError for a sample that is another one each time."""
         is_random = draws_random_numbers(self.data, 0)

@@ -59,6 +59,10 @@ class Layers:
         """By layer. Without the statistics of the same micro-batches gradients are of no use."""
         return () if self.model.statistics else self._tally.summed()
 
+    def joining(self) -> None:
+        """State that comes is ahead of the script."""
+        self.model.joining()
+
     def replayed(self) -> None:
         """What a script did meanwhile to a model of its own is undone."""
         self.model.replayed()

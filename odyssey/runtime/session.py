@@ -262,6 +262,7 @@ class Session(Generic[R]):
 
     def _join(self, results: Sequence[Result]) -> None:
         """The script will pass the units that others have run without this rank."""
+        self._state.joining()
         self._replay = Replay(results)
         self._control.change(lambda phase: phase.joined(position_after(results[-1])))
 

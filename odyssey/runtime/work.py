@@ -59,8 +59,11 @@ class State(Protocol[R]):
     def summed(self) -> tuple[Summed, ...]:
         """What this rank has of the gradients of the unit at hand."""
 
+    def joining(self) -> None:
+        """This rank joins: its script will pass the units that others did before."""
+
     def replayed(self) -> None:
-        """The script of a rank that has joined has passed the others' units, and begins the first that it takes part in."""
+        """It has, if there were any, and begins one that this rank takes part in."""
 
     def forget_unit(self) -> None:
         """The unit at hand is over, whatever has become of it."""

@@ -35,7 +35,8 @@ def layouts(
     also: Callable[[tuple[int, ...]], bool] | None = None,
     rooms: Sequence[int] = (),
 ) -> list[tuple[int, ...]]:
-    """Lengths of pipelines for at most `n_workers` workers, best closed form first; longest pipeline first in each.
+    """Lengths of pipelines for at most `n_workers` workers, best closed form first; longest pipeline first in each. For all of
+    them where each one's script uses the model.
 
     The few are unlike each other: of layouts that mix the same lengths in other numbers (for many workers: that have the
     same most frequent length) only the best is given. Where `also` holds for none of them, the best for which it does
@@ -45,6 +46,8 @@ def layouts(
     n_micro_batches = shapes.n_micro_batches
     usable = [n for n in range(1, min(n_workers, len(shapes.profile.layers)) + 1) if shapes.of(n) is not None]
     candidates = [c for c in _lengths(usable, n_workers, n_micro_batches) if len(c) >= min_pipelines]
+    if shapes.profile.is_whole:
+        candidates = [c for c in candidates if sum(c) == n_workers]
     scored = _scored(shapes, n_workers, candidates, rooms if n_workers <= MANY_WORKERS else ())
     rankings = [[lengths for *_, lengths in scored]]
     if has_halves(shapes.profile):

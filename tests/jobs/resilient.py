@@ -199,7 +199,7 @@ def disturb(net: nn.Module, its_optimizer: torch.optim.Optimizer, at: Callable[[
     """Ends this rank where `at` says so."""
     from odyssey.runtime.session import Session
 
-    agree, take, step = Session._agree, Session._take, its_optimizer.step
+    agree, take = Session._agree, Session._take
     next(iter(net.parameters())).register_hook(lambda gradient: at("backward"))
 
     def agreeing(self, place, values):
@@ -212,11 +212,8 @@ def disturb(net: nn.Module, its_optimizer: torch.optim.Optimizer, at: Callable[[
             at("after_commit")
         take(self, transaction, result)
 
-    def stepping(*arguments, **named):
-        step(*arguments, **named)
-        at("optimizer")
-
-    Session._agree, Session._take, its_optimizer.step = agreeing, taking, stepping
+    Session._agree, Session._take = agreeing, taking
+    its_optimizer.register_step_post_hook(lambda *_: at("optimizer"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""A script's own model, optimizer and loop (odyssey.resilient): exact wherever ranks are lost, and when they come back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded
+from launcher.options import RunOptions
+from perfmodel import profile as profiles
+from perfmodel.profile import Profile
+from tests import ROOT
+from tests.agent_runs import Ran, nothing_left
+from tests.held import Held
+from tests.jobs.resilient import N_STEPS, POINTS, VARIANTS
+from tests.resilient_reference import difference
+
+__all__ = ["nothing_left"]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("nothing_left")]
+SCRIPT = str(ROOT / "tests" / "jobs" / "resilient.py")
+N_RANKS = 3
+
+
+def quick(names: Sequence[str], *also: str) -> list[Any]:
+    """All of them in the soak, and some also in `make test`."""
+    return [pytest.param(name, marks=() if name in also else pytest.mark.soak) for name in names]
+
+
+def options(tmp_path: Path, *arguments: str, **given: Any) -> RunOptions:
+    (tmp_path / "out").mkdir(exist_ok=True)
+    given = {"n_ranks_per_node": N_RANKS, "log_dir": tmp_path / "logs", "capture_output": True} | given
+    return RunOptions(script=SCRIPT, arguments=(str(tmp_path / "out"), *arguments), **given)
+
+
+def assert_exact(ran: Ran, tmp_path: Path, variant: str, lost: Collection[int] = (), n_ranks: int = N_RANKS) -> None:
+    """Each rank that lived has what one process makes, in its own objects."""
+    assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
+    ran.assert_replays()
+    ended = {int(path.stem): torch.load(path) for path in (tmp_path / "out").glob("*.pt")}
+    assert ended.keys() == set(range(n_ranks)) - set(lost)
+    assert {rank: found for rank, one in ended.items() if (found := difference(variant, one)) > 1e-10} == {}
+
+
+@pytest.mark.parametrize("variant", quick(VARIANTS[:-1], "batchnorm"))
+def test_what_nobody_disturbs_is_what_one_process_trains(variant: str, tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, variant))
+    assert_exact(ran, tmp_path, variant)
+    assert ran.steps() == list(range(N_STEPS))
+
+
+@pytest.mark.parametrize("point", quick(POINTS, "backward", "optimizer"))
+@pytest.mark.parametrize("variant", quick(VARIANTS[:-1], "plain"))
+def test_survivors_go_on_wherever_a_rank_is_lost(variant: str, point: str, tmp_path: Path) -> None:
+    ran = Ran(options(tmp_path, variant, f"1:5:{point}"))
+    assert_exact(ran, tmp_path, variant, {1})
+    assert len(ran.all(GenerationStarted)) == 2
+
+
+@pytest.mark.parametrize("variant", quick(VARIANTS[:-1], "batchnorm"))
+def test_all_but_one_are_lost(variant: str, tmp_path: Path) -> None:
+    """The first rank is one like any other. Two are lost at the same commit point, and later one more."""
+    kills = ("0:2:at_commit", "3:2:at_commit", "1:6:after_commit")
+    ran = Ran(options(tmp_path, variant, *kills, n_ranks_per_node=4))
+    assert_exact(ran, tmp_path, variant, {0, 1, 3}, n_ranks=4)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """As if each rank had a processor of its own: then it pays to take in who comes back."""
+    folder = tmp_path_factory.mktemp("profile")
+    path = folder / "profile.json"
+    assert Ran(options(folder, "plain", write_profile=path)).code == 0
+    measured = profiles.read(path)
+    return replace(measured, cluster=replace(measured.cluster, cores=None))
+
+
+@pytest.mark.parametrize("variant", quick([each for each in VARIANTS[:-1] if each != "batchnorm"], "average", "plateau"))
+def test_a_rank_that_comes_back_has_all_that_the_loop_has_changed(variant: str, profile: Profile, tmp_path: Path) -> None:
+    """Behind step 6 all wait until it is about to be taken in: what the loop did behind the steps before came with the state,
+    and is done only once."""
+    profiles.write(profile, tmp_path / "profile.json")
+    held = Held(tmp_path / "held", 6)
+
+    def watch(event: Event, ran: Ran) -> None:
+        if isinstance(event.body, Draining):
+            held.release()
+
+    try:
+        given = {"max_restarts": 3, "strategy": "reroute", "profile": tmp_path / "profile.json"}
+        ran = Ran(options(tmp_path, variant, *held.arguments, "1:3:loop", **given), watch)
+    finally:
+        held.release()
+    assert_exact(ran, tmp_path, variant)
+    assert len(ran.all(GenerationStarted)) == 3
+
+
+def test_a_later_run_goes_on_from_what_was_saved(tmp_path: Path) -> None:
+    """With what the loop keeps beside the model."""
+    first = Ran(options(tmp_path, "saved"))
+    assert first.code == 0
+    assert first.steps() == list(range(6))
+    assert not list((tmp_path / "out").glob("*.pt"))
+    second = Ran(options(tmp_path, "saved", log_dir=tmp_path / "second"))
+    assert_exact(second, tmp_path, "saved")
+    assert second.steps() == list(range(4, N_STEPS))
