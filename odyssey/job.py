@@ -36,7 +36,7 @@ from odyssey.model.whole import Whole
 from odyssey.plan import Plan
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import Dataset, check_is_map_style
+from odyssey.runtime.data import Dataset, check_is_map_style, pairs_by
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
@@ -71,7 +71,9 @@ class Job:
     `loss(output, target)`: scalar, the mean over the samples of a micro-batch.
     `optimizer(parameters)`: called for each layer; must step just these, alike on all ranks. `scheduler(optimizer)`:
     likewise, stepped after each step. Both are called once at the start for a look at what they make.
-    `data[i]`: `(input, target)` of a sample. `global_batch` samples make a step, in micro-batches of `micro_batch`.
+    `data[i]`: `(input, target)` of a sample. `collate(samples)`: of a micro-batch, default torch's `default_collate`;
+    `num_workers`: processes that do both, 0 for a thread. `global_batch` samples make a step, in micro-batches of
+    `micro_batch`.
     `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
     `independent_samples`: layers and loss take each sample by itself, whatever the data: no statistics or contrast over a
     micro-batch, no mean over the tokens that are not padding. Then micro-batches may be cut where they do not divide among
@@ -96,6 +98,8 @@ class Job:
         global_batch: int,
         micro_batch: int,
         seed: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
         scheduler: SchedulerFactory | None = None,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
@@ -113,7 +117,7 @@ class Job:
         connection = _connection()
         if isinstance(layers, nn.Module) or not callable(layers):
             raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
-        batches = Batches(data, global_batch, micro_batch, seed)
+        batches = Batches(data, global_batch, micro_batch, seed, pairs_by(collate), num_workers)
         batches.check()
         device = _default_device() if device is None else torch.device(device)
         self._begin(

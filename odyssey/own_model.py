@@ -33,6 +33,7 @@ def resilient(
     scheduler: Any = None,
     extra: Sequence[Stateful] = (),
     collate: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
     seed: int = 0,
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
@@ -46,8 +47,8 @@ def resilient(
     `extra`: what else is the same on all ranks and changes with training, each with `state_dict` and `load_state_dict`: an
     average of the weights, a scheduler that the loop steps. The loop may change these, and model and optimizer, between steps,
     alike on all ranks: a rank that comes back gets them as they are on the others.
-    `data[i]`: a sample. `collate(samples)`: default torch's `default_collate`. `global_batch` samples make a step whoever
-    is there, in micro-batches of `micro_batch`.
+    `data[i]`: a sample. `collate(samples)`: default torch's `default_collate`; `num_workers`: processes that do both, 0 for a
+    thread. `global_batch` samples make a step whoever is there, in micro-batches of `micro_batch`.
     `clip_norm`, `autocast`, `seed`, `resume`, and what it returns: see `odyssey.Job`.
 
     Raises JobError for what cannot be trained, or not be moved to a rank that comes back.
@@ -58,7 +59,7 @@ def resilient(
 
     return Job.of_whole(
         Whole(model, loss, optimizer, scheduler, extra),
-        Batches(data, global_batch, micro_batch, seed, collate_alone),
+        Batches(data, global_batch, micro_batch, seed, collate_alone, num_workers),
         clip_norm=clip_norm,
         autocast=autocast,
         resume=resume,

@@ -47,8 +47,7 @@ def merge(
     for report in measured:
         for cost in report.costs:
             by_layer.setdefault(cost.layer, []).append(cost)
-    missing = [i for i in range(len(model.layers)) if i not in by_layer]
-    if missing:
+    if missing := [i for i in range(len(model.layers)) if i not in by_layer]:
         raise ProfileError(f"{model_name}: layers {_list(missing)} have no measurement", HELP)
     losses = [report.loss_s for report in measured if report.loss_s is not None]
     if not losses:

@@ -1,6 +1,7 @@
 """The layers that a rank holds, and their state.
 
 model.py        all layers, those that are here and those that are not
+whole.py        one that the script has built, which every rank holds whole; statistics.py: of its BatchNorms
 state_shard.py  the state of one layer or tie, exactly
 packing.py      state as bytes, digested
 sublayers.py    attention and feed-forward of its blocks

@@ -38,8 +38,6 @@ class Model:
 
     changes_between_units = False
     """Whether the script may change what is held between units, and not only the units do."""
-    statistics: Statistics | None = None
-    """What a step changes beside what optimizers do."""
 
     def __init__(
         self,
@@ -196,6 +194,11 @@ class Model:
         self._free(frozenset(range(len(self.layers))) - wanted, wanted)
         _replace([self.layers[i] for i in sorted(wanted)], lambda t: t.detach().to(self.device))
         self._take(wanted)
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """What a step changes beside what optimizers do."""
+        return None
 
     def unchanged(self) -> AbstractContextManager[None]:
         """Around what is measured."""

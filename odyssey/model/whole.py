@@ -51,7 +51,6 @@ class Whole(Model):
     """Its one shard is of the script's own optimizer, scheduler and extra objects."""
 
     changes_between_units = True
-    statistics: Statistics
 
     def __init__(
         self,
@@ -71,8 +70,8 @@ class Whole(Model):
         """The script is to pass what others did before this rank came, and does then what it does behind each step."""
         self._arrived: dict[str, Any] | None = None
         """State that has come before that."""
-        self.statistics = Statistics(model)
-        layer = Loss(model, loss, self.statistics)
+        self._statistics = Statistics(model)
+        layer = Loss(model, loss, self._statistics)
         make_scheduler = None if scheduler is None else lambda its: scheduler
         super().__init__(lambda: [layer], lambda parameters: optimizer, make_scheduler, device, 0)
 
@@ -87,6 +86,11 @@ class Whole(Model):
         """What the script has made."""
         return (in_words(self._own_optimizer, self._own_scheduler),)
 
+    @property
+    def statistics(self) -> Statistics:
+        """Of BatchNorm, or of what is like it."""
+        return self._statistics
+
     def twin(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
         """An optimizer as the script's, for the same parameters, with a state of its own."""
         return copy.deepcopy(self._own_optimizer, {id(parameter): parameter for parameter in parameters})
@@ -99,7 +103,7 @@ class Whole(Model):
         try:
             yield
         finally:
-            self.statistics.undo()
+            self._statistics.undo()
             with torch.no_grad():
                 for tensor, value in zip(tensors, values, strict=True):
                     tensor.copy_(value)

@@ -283,6 +283,9 @@ class Replica:
         """Nothing beside."""
         return None
 
+    def close(self) -> None:
+        """Nothing goes on beside the script."""
+
     def reports(self, runner: Member) -> Iterator[Report]:
         """None."""
         return iter(())

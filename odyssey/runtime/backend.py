@@ -9,8 +9,8 @@ from odyssey.model.model import Model
 from odyssey.plan import Plan
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.computation import Computation
-from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.worker import Worker
 
 

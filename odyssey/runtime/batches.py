@@ -10,13 +10,13 @@ from odyssey.plan import Plan
 from odyssey.runtime.data import (
     Collate,
     Dataset,
-    Prefetcher,
     Sampler,
     check_is_map_style,
     draws_random_numbers,
     fetch,
     pair_of,
 )
+from odyssey.runtime.prefetcher import Prefetcher
 
 
 class Batches(NamedTuple):
@@ -27,12 +27,15 @@ class Batches(NamedTuple):
     micro_batch: int
     seed: int
     collate: Collate = pair_of
+    num_workers: int = 0
 
     def check(self) -> None:
         """Raises JobError for what cannot be meant."""
         for name, value in (("global_batch", self.global_batch), ("micro_batch", self.micro_batch)):
             if not isinstance(value, int) or value < 1:
                 raise JobError(f"{name} is {value!r}", "give the number of samples, at least 1")
+        if not isinstance(self.num_workers, int) or self.num_workers < 0:
+            raise JobError(f"num_workers is {self.num_workers!r}", "give the number of processes that read samples, 0 for none")
         check_is_map_style(self.data)
         if len(self.data) < 1:
             raise JobError("data has no samples", "give a dataset with at least one sample")
@@ -48,7 +51,9 @@ class Batches(NamedTuple):
         """Makes what fetches ahead. Raises JobError for a sample that is another one each time."""
         is_random = draws_random_numbers(self.data, 0)
         sampler = Sampler(len(self.data), self.seed)
-        return lambda plan: Prefetcher(self.data, sampler, plan, self.collate, is_random=is_random)
+        return lambda plan: Prefetcher(
+            self.data, sampler, plan, self.collate, is_random=is_random, num_workers=self.num_workers
+        )
 
     def first(self) -> Any:
         """A micro-batch of full size, to measure with."""

@@ -22,12 +22,13 @@ from odyssey.runtime.approximate import Approximately, Healthy
 from odyssey.runtime.boundary import Expectation, Expectations, detached, flatten
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.data import Prefetcher, layer_seed
+from odyssey.runtime.data import layer_seed
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import backward, sparing
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.halves import backward_input, backward_weight
 from odyssey.runtime.job_spec import JobSpec, precision
+from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.reductions import Reductions
 from odyssey.schedule import Op, Receive, Send
 from odyssey.worker import Worker

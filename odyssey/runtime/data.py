@@ -1,4 +1,4 @@
-"""Which samples a step uses, the seeds of its random numbers, and a thread that fetches ahead.
+"""Which samples a step uses, the seeds of its random numbers, and micro-batches of these samples.
 
 Everything here is a pure function of (seed, step, micro-batch, layer), or of (seed, step, position in the global batch): a
 micro-batch that is redone, or run by another worker, sees the same samples and the same dropout masks.
@@ -6,7 +6,6 @@ micro-batch that is redone, or run by another worker, sees the same samples and 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,7 +14,6 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from odyssey.errors import JobError
 from odyssey.model.packing import digest
-from odyssey.plan import Plan
 from odyssey.runtime import draws
 
 
@@ -98,10 +96,20 @@ def _sample(data: Dataset, sample_id: int) -> Any:
 
 def pair_of(samples: list[Any], sample_ids: Sequence[int]) -> tuple[Any, Any]:
     """Torch's own collation. Raises JobError for what is no pair."""
-    batch = collated(samples, sample_ids)
+    return _pair(collated(samples, sample_ids), "a sample of data is", "let data[i] be (input, target)")
+
+
+def pairs_by(collate: Callable[[list[Any]], Any] | None) -> Collate:
+    """The script's collation, or torch's."""
+    if collate is None:
+        return pair_of
+    return lambda samples, sample_ids: _pair(collate(samples), "collate(samples) returned", "return (input, target)")
+
+
+def _pair(batch: Any, whose: str, help: str) -> tuple[Any, Any]:
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         what = f"{len(batch)} values" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
-        raise JobError(f"a sample of data is {what}, expected a pair", "let data[i] be (input, target)")
+        raise JobError(f"{whose} {what}, expected a pair", help)
     return batch[0], batch[1]
 
 
@@ -129,107 +137,6 @@ def _form(sample: Any) -> str:
         return f"({', '.join(map(_form, sample))})"
     shape = getattr(sample, "shape", None)
     return type(sample).__name__ if shape is None else f"{type(sample).__name__}{list(shape)}"
-
-
-Key = tuple[int, range]
-"""A step, and positions in its global batch."""
-
-
-class Prefetcher:
-    """Fetches and collates micro-batches on a thread of its own, ahead of their use: what is wanted now, in that order.
-
-    A micro-batch goes by its positions in the step's global batch, which no plan changes. What was fetched stays as long as its
-    step is wanted, so that a redone step finds its samples in place.
-    """
-
-    def __init__(
-        self, data: Dataset, sampler: Sampler, plan: Plan, collate: Collate = pair_of, *, is_random: bool = False
-    ) -> None:
-        """`plan` gives the sizes of global and micro-batch only, which are the same in all plans of a job.
-
-        `is_random`: getting a sample draws random numbers. Their generators are the process's own, which layers draw from, too:
-        so these samples are fetched when they are used, by the thread that uses them.
-        """
-        self._data = data
-        self._collate = collate
-        self._is_random = is_random
-        self._sampler = sampler
-        self._plan = plan
-        self._values: dict[Key, Any] = {}
-        self._missing: dict[Key, None] = {}
-        """What is wanted and not there, the next one to fetch first."""
-        self._is_closed = False
-        self._changed = threading.Condition()
-        """Guards the three above."""
-        if not is_random:
-            threading.Thread(target=self._serve, name="odyssey-data", daemon=True).start()
-
-    def ids(self, step: int, positions: range) -> list[int]:
-        """Sample ids at these positions of a step."""
-        start = step * self._plan.global_batch
-        return self._sampler.ids(start + positions.start, start + positions.stop)
-
-    def want(self, step: int, micro_batches: Sequence[range], then: Sequence[range] | None = None) -> None:
-        """From now on these micro-batches of `step`, then those of the next step, which are the same if no others are given,
-        and nothing else."""
-        with self._changed:
-            self._values = {key: value for key, value in self._values.items() if step <= key[0] <= step + 1}
-            wanted = [(step, positions) for positions in micro_batches]
-            wanted += [(step + 1, positions) for positions in (micro_batches if then is None else then)]
-            self._missing = dict.fromkeys(key for key in wanted if key not in self._values)
-            self._changed.notify_all()
-
-    def is_there(self, step: int, positions: range) -> bool:
-        """Whether `get` answers without waiting for the data set."""
-        return self._is_random or (step, positions) in self._values
-
-    def wait_for(self, step: int, positions: range) -> None:
-        """Until a wanted micro-batch is there, or its exception, or nobody wants it any more: nothing else ends it."""
-        with self._changed:
-            while (step, positions) in self._missing and not self._is_closed:
-                self._changed.wait()  # ended by `_serve`, which delivers a value or the dataset's exception
-
-    def get(self, step: int, positions: range) -> Any:
-        """`(input, target)` of a wanted micro-batch, collated. Raises what the dataset raised for it."""
-        key = (step, positions)
-        if self._is_random:
-            return self._drawn(key)
-        self.wait_for(*key)
-        value = self._values[key]
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-    def _drawn(self, key: Key) -> Any:
-        if key not in self._values:
-            places = [divmod(position, self._plan.micro_batch) for position in key[1]]
-            seeds = [layer_seed(self._sampler.seed, key[0], micro_batch, -1 - i) for micro_batch, i in places]
-            self._values[key] = fetch(self._data, self.ids(*key), seeds, self._collate)
-        return self._values[key]
-
-    def close(self) -> None:
-        """Fetch no more."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    def _serve(self) -> None:
-        while (key := self._next()) is not None:
-            try:
-                value = fetch(self._data, self.ids(*key), collate=self._collate)
-            except Exception as error:  # raised again in the thread that asks for it
-                value = error
-            with self._changed:
-                if key in self._missing:  # else nobody wants it any more
-                    del self._missing[key]
-                    self._values[key] = value
-                    self._changed.notify_all()
-
-    def _next(self) -> Key | None:
-        with self._changed:
-            while not self._missing and not self._is_closed:
-                self._changed.wait()  # ended by `want` or `close`
-            return None if self._is_closed else next(iter(self._missing))
 
 
 def check_is_map_style(data: object) -> None:

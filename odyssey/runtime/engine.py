@@ -20,11 +20,11 @@ from odyssey.runtime.approximate import Healthy
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.computation import Try
-from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.gradients import Gradients
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.recorder import Recorder
 from odyssey.runtime.reductions import Reductions
 from odyssey.runtime.tally import Tally

@@ -14,7 +14,7 @@ from odyssey.messages import ModelSpec
 from odyssey.model.given import OptimizerFactory
 from odyssey.model.sublayers import Names
 from odyssey.plan import Plan
-from odyssey.runtime.data import Prefetcher
+from odyssey.runtime.prefetcher import Prefetcher
 
 TO_ROUNDING: Literal["to rounding"] = "to rounding"
 

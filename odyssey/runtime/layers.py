@@ -16,11 +16,11 @@ from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.computation import Drawn
 from odyssey.runtime.cut import Cut
-from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.measure import measure
+from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transfer import Moved, move_layers
 from odyssey.worker import Worker
@@ -129,6 +129,11 @@ class Layers:
         """Tells why micro-batches stay whole, if the cut is of that."""
         runner.computation.interrupted()
         return OpTimes(runner.plan.generation, (), str(cut)) if isinstance(cut, Drawn) else None
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        if self._data is not None:
+            self._data.close()
 
     def reports(self, runner: Engine) -> Iterator[Report]:
         """Steps that were recorded, and what ops took."""

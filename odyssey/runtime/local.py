@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 
@@ -53,7 +54,9 @@ class LocalSession:
         model.hold_built(layers)
         tally = Tally(len(spec.layers), spec.ties)
         groups = Groups(to_nobody, 1, Needs((alone,)), alone, model.device)
-        self._engine = Engine(self.plan, alone, model, job_spec, backend, job_spec.prefetcher(self.plan), groups, (), tally)
+        data = job_spec.prefetcher(self.plan)
+        atexit.register(data.close)
+        self._engine = Engine(self.plan, alone, model, job_spec, backend, data, groups, (), tally)
 
     @property
     def place(self) -> Position:

@@ -11,9 +11,10 @@ import time
 from odyssey.messages import Position, Ready
 from odyssey.model.model import Model
 from odyssey.model.packing import digest
-from odyssey.runtime.data import Prefetcher, layer_seed
+from odyssey.runtime.data import layer_seed
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.transfer import Moved
 
 

@@ -94,6 +94,7 @@ class Session(Generic[R]):
         if not self._link.has_failed:
             self._link.report(Finished(self.rank, self.position))
         self._control.close()
+        self._state.close()
 
     # -- what a script sees -----------------------------------------------------------------------------------------------
 

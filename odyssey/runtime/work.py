@@ -93,5 +93,8 @@ class State(Protocol[R]):
     def interrupted(self, runner: R, cut: Cut) -> Report | None:
         """A unit was cut; what the agent should know of it beside that."""
 
+    def close(self) -> None:
+        """The script has come to its end."""
+
     def reports(self, runner: R) -> Iterator[Report]:
         """What is due to be told behind a unit."""

@@ -25,8 +25,8 @@ from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
 from odyssey.runtime.clock import Clock
 from odyssey.runtime.computation import Computation, Live, Piece, Try
-from odyssey.runtime.data import Prefetcher
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.schedule import Op, Receive, Send
 from odyssey.worker import Worker
 from odyssey_cli.rehearsal.device import Device, sleep_until

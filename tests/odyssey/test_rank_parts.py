@@ -19,7 +19,8 @@ from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction
 from odyssey.plan_proof import prove
 from odyssey.runtime.boundary import Expectation, describe, flatten
-from odyssey.runtime.data import Prefetcher, Sampler, layer_seed
+from odyssey.runtime.data import Sampler, layer_seed
+from odyssey.runtime.prefetcher import Prefetcher
 from tests import models
 from tests.jobs.train import make_optimizer, make_scheduler
 from tests.moved import moved
@@ -77,17 +78,20 @@ class Failing:
         return torch.tensor(index), torch.tensor(index)
 
 
-def test_the_error_of_a_dataset_reaches_who_asks_for_the_sample_and_nobody_else():
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_error_of_a_dataset_reaches_who_asks_for_the_sample_and_nobody_else(num_workers):
     sampler, plan = Sampler(8, 0), one_stage_plan()
     bad = next(k for k in range(4) if 5 in sampler.ids(2 * k, 2 * k + 2))
-    data = Prefetcher(Failing(), sampler, plan)
+    data = Prefetcher(Failing(), sampler, plan, num_workers=num_workers)
     data.want(0, MICRO_BATCHES)
     for k, positions in enumerate(MICRO_BATCHES):
         if k == bad:
-            with pytest.raises(OSError, match="disk is gone"):
+            with pytest.raises(OSError, match="disk is gone") as raised:
                 data.get(0, positions)
+            assert "in data[5]" in f"{raised.value} {raised.value.__notes__ if num_workers == 0 else ''}"
         else:
             assert data.get(0, positions)[0].tolist() == sampler.ids(2 * k, 2 * k + 2)
+    data.close()
 
 
 def test_a_redone_step_finds_its_samples_again():

@@ -20,11 +20,12 @@ from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Compute, Plan, Reduction, Schedule
 from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import Prefetcher, Sampler
+from odyssey.runtime.data import Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.tally import Tally
 from odyssey.schedule import Reduce, program
 from tests import models

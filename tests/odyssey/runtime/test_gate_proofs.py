@@ -22,11 +22,12 @@ from odyssey.plan import Keep, Move, Plan, Reduction, keep_runs, move_runs
 from odyssey.plan_proof import prove
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import Prefetcher, Sampler
+from odyssey.runtime.data import Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transfer import Moved
 from tests import models

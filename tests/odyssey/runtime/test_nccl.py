@@ -17,12 +17,13 @@ from odyssey.needs import Needs
 from odyssey.plan import Plan
 from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import Prefetcher, Sampler
+from odyssey.runtime.data import Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.groups import Cut, Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
+from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.session import Session
 from odyssey.runtime.tally import Tally
 from odyssey.runtime.transaction import Transaction
