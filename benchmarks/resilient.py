@@ -1,13 +1,15 @@
-"""What a loss costs an unchanged script that goes on, and what that costs without losses: `python -m benchmarks.resilient`.
+"""What a loss costs a script with its own loop, and what it costs to be ready: `python -m benchmarks.resilient`.
 
-The script is benchmarks/jobs/ddp_gpt.py, which knows nothing of Odyssey. Each trial is a job of its own: a rank gets SIGKILL
-at a random moment within a step, and the time is taken until every rank has finished the first step behind it.
+The script is benchmarks/jobs/ddp_gpt.py, which knows nothing of Odyssey, or the same by `odyssey.resilient`. Each trial is a
+job of its own: a rank gets SIGKILL at a random moment within a step, and the time is taken until every rank has finished the
+first step behind it.
 
     continue    `odyssey run --on-loss continue`: the others go on in the same step
+    resilient   benchmarks/jobs/resilient_gpt.py: they do, with all samples of the step
     restart     `odyssey run --max-restarts 3`: all ranks start again from the checkpoint of the last step
     torchrun    the same under torchrun, which is given what makes it fast (benchmarks/recovery.py)
 
-Without losses the script's step is measured under `--on-loss continue` and under torchrun, in pairs.
+Without losses the step is measured of both and under torchrun, in turn.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from benchmarks.run import run
 
 N_STEPS_BEFORE, N_STEPS_AFTER = 12, 8
 N_STEPS, N_WARM_UP, N_RANKS = 60, 10, 4
-"""The pairs without losses are so long, with so many ranks."""
+"""The turns without losses are so long, with so many ranks."""
+GLOBAL_BATCH = 32
 ABOUT = (
-    "An unchanged script with DistributedDataParallel. Seconds from SIGKILL of one random rank but the first, at a random "
-    "moment within a step, until every rank has finished the first step behind it, less the median time of a step then. "
-    "Medians over the kills of a case, each in a job of its own, cases alternating. continue: the others go on in memory; "
-    "restart, torchrun: all ranks start again from a checkpoint in memory that is never more than one step old. Overhead: the "
-    "script's step with nobody lost, under `--on-loss continue` over torchrun, in pairs; their rows have no times from a kill."
+    "Seconds from SIGKILL of one random rank but the first, at a random moment within a step, until every rank has finished "
+    "the first step behind it, less the median time of a step then. Medians over the kills of a case, each in a job of its "
+    "own, cases alternating. continue: an unchanged script with DistributedDataParallel, whose survivors go on in memory; "
+    "resilient: the same by odyssey.resilient, whose survivors compute all samples; restart, torchrun: all ranks of the first "
+    "start again from a checkpoint in memory that is never more than one step old. Overhead: the step with nobody lost over "
+    "that under torchrun, in turn; these rows have no times from a kill."
 )
 
 
@@ -52,14 +56,17 @@ class Took(msgspec.Struct, frozen=True):
         return self.raw_s - self.step_after_s
 
 
-class Pair(msgspec.Struct, frozen=True):
-    """Steps without a loss."""
+class Turn(msgspec.Struct, frozen=True):
+    """Steps without a loss, by case."""
 
-    ours_s: float
-    plain_s: float
+    steps_s: dict[str, float]
+
+    def ratio(self, case: str) -> float:
+        return self.steps_s[case] / self.steps_s["torchrun"]
 
 
-CASES = ("continue", "restart", "torchrun")
+OURS = ("continue", "resilient")
+CASES = (*OURS, "restart", "torchrun")
 
 
 def main() -> None:
@@ -80,8 +87,8 @@ def main() -> None:
                     continue
                 found.append(took)
                 console.print(f"{case:10} {n_ranks} ranks  {took.raw_s:.3f} s", highlight=False)
-    pairs = [kept.once(f"pair {i}", Pair, partial(measure_pair, i)) for i in range(options.pairs)]
-    kept.publish(ABOUT, summarise(found, pairs), rows(found, pairs), options.results)
+    turns = [kept.once(f"turn {i}", Turn, partial(measure_turn, i)) for i in range(options.turns)]
+    kept.publish(ABOUT, summarise(found, turns), rows(found, turns), options.results)
 
 
 def measure(case: str, n_ranks: int, generator: random.Random) -> Took:
@@ -92,7 +99,7 @@ def measure(case: str, n_ranks: int, generator: random.Random) -> Took:
             job.wait_for_step(N_STEPS_BEFORE)
             before = job.marks()
             kill = job.kill(generator, spared=0)
-            if case == "continue":
+            if case in OURS:
                 job.wait_until(lambda: len(joblog.generations(job.events())) >= 2, "the next generation")
                 first, ranks = joblog.generations(job.events())[1].plan.step, set(range(n_ranks)) - {kill.rank}
                 job.wait_for_step(first + N_STEPS_AFTER)
@@ -109,46 +116,51 @@ def measure(case: str, n_ranks: int, generator: random.Random) -> Took:
 
 
 def _started(case: str, folder: Path, n_ranks: int, arguments: Sequence[str]) -> trial.Trial:
-    resumed = [] if case == "continue" else ["--checkpoint", str(folder / "checkpoint.pt")]
-    if case == "torchrun":
-        flags = ["--max-restarts", "3", "--monitor-interval", "0.02"]
-        return trial.torchrun(folder, n_ranks, "ddp_gpt.py", flags, [*arguments, *resumed])
-    flags = ["--on-loss", "continue"] if case == "continue" else ["--max-restarts", "3"]
-    return trial.odyssey(folder, n_ranks, flags, [*arguments, *resumed], "ddp_gpt.py")
+    if case == "resilient":
+        own = ["--global-batch", str(GLOBAL_BATCH), "--micro-batch", str(GLOBAL_BATCH // n_ranks)]
+        return trial.odyssey(folder, n_ranks, [], [*arguments, *own], "resilient_gpt.py")
+    if case == "continue":
+        return trial.odyssey(folder, n_ranks, ["--on-loss", "continue"], arguments, "ddp_gpt.py")
+    resumed = [*arguments, "--checkpoint", str(folder / "checkpoint.pt")]
+    if case == "restart":
+        return trial.odyssey(folder, n_ranks, ["--max-restarts", "3"], resumed, "ddp_gpt.py")
+    return trial.torchrun(folder, n_ranks, "ddp_gpt.py", ["--max-restarts", "3", "--monitor-interval", "0.02"], resumed)
 
 
-def measure_pair(i: int) -> Pair:
-    """One behind the other, each of them first in every other pair."""
+def measure_turn(i: int) -> Turn:
+    """One behind the other, each of them first in every third turn."""
+    cases = [*OURS, "torchrun"]
     seconds = {}
-    for case in ("continue", "torchrun") if i % 2 == 0 else ("torchrun", "continue"):
+    for case in (*cases[i % 3 :], *cases[: i % 3]):
         with trial.new_folder() as name:
             folder, arguments = Path(name), ["--steps", str(N_STEPS)]
-            if case == "continue":
-                job = trial.odyssey(folder, N_RANKS, ["--on-loss", "continue"], arguments, "ddp_gpt.py")
-            else:
+            if case == "torchrun":
                 job = trial.torchrun(folder, N_RANKS, "ddp_gpt.py", [], arguments)
+            else:
+                job = _started(case, folder, N_RANKS, arguments)
             with job:
                 job.wait_for_end(300)
                 seconds[case] = trial.step_s(job.marks(), N_WARM_UP)
-    return Pair(seconds["continue"], seconds["torchrun"])
+    return Turn(seconds)
 
 
-def summarise(found: Sequence[Took], pairs: Sequence[Pair]) -> dict[str, float]:
+def summarise(found: Sequence[Took], turns: Sequence[Turn]) -> dict[str, float]:
     """The headline numbers."""
     summary: dict[str, float] = {}
     for n_ranks in sorted({each.n_ranks for each in found}):
         of = {case: [each.beyond_step_s for each in found if (each.case, each.n_ranks) == (case, n_ranks)] for case in CASES}
-        if of["continue"]:
-            summary[f"continue_kill_to_step_s_{n_ranks}"] = median(of["continue"])
-            if of["torchrun"]:
-                summary[f"continue_speedup_vs_torchrun_{n_ranks}"] = median(of["torchrun"]) / median(of["continue"])
-    if pairs:
-        summary["continue_overhead_ratio"] = median(pair.ours_s / pair.plain_s for pair in pairs)
+        for case in OURS:
+            if of[case]:
+                summary[f"{case}_kill_to_step_s_{n_ranks}"] = median(of[case])
+                if of["torchrun"]:
+                    summary[f"{case}_speedup_vs_torchrun_{n_ranks}"] = median(of["torchrun"]) / median(of[case])
+    if turns:
+        summary |= {f"{case}_overhead_ratio": median(turn.ratio(case) for turn in turns) for case in OURS}
     return summary
 
 
-def rows(found: Sequence[Took], pairs: Sequence[Pair]) -> list[dict[str, Cell]]:
-    """One a case and number of ranks, and one a pair."""
+def rows(found: Sequence[Took], turns: Sequence[Turn]) -> list[dict[str, Cell]]:
+    """One a case and number of ranks, and one a case and turn."""
     nothing = dict.fromkeys(("kills", "beyond the step", "worst", "raw", "step", "plain", "ratio"))
     result: list[dict[str, Cell]] = []
     for n_ranks, case in sorted({(each.n_ranks, each.case) for each in found}):
@@ -165,9 +177,10 @@ def rows(found: Sequence[Took], pairs: Sequence[Pair]) -> list[dict[str, Cell]]:
                 "step": median(each.step_after_s for each in group),
             }
         )
-    for pair in pairs:
-        its = {"step": pair.ours_s, "plain": pair.plain_s, "ratio": pair.ours_s / pair.plain_s}
-        result.append({"case": "no loss", "ranks": N_RANKS, **nothing, **its})
+    for case in OURS:
+        for turn in turns:
+            its = {"step": turn.steps_s[case], "plain": turn.steps_s["torchrun"], "ratio": turn.ratio(case)}
+            result.append({"case": f"{case}, no loss", "ranks": N_RANKS, **nothing, **its})
     return result
 
 
@@ -175,7 +188,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.resilient", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--kills", type=int, default=5, help="of each case (default %(default)s)")
-    parser.add_argument("--pairs", type=int, default=6, help="without losses (default %(default)s)")
+    parser.add_argument("--turns", type=int, default=6, help="without losses (default %(default)s)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=report.RESULTS)
