@@ -23,12 +23,12 @@ def test_a_frameworks_script_goes_on_without_a_rank(package: str, script: str, t
     pytest.importorskip(package)
     ran = Ran(
         RunOptions(
-            script=str(ROOT / "tests" / "clients" / script),
+            script=str(ROOT / "tests" / "jobs" / "lost_at_step.py"),
+            arguments=("1", "1", str(ROOT / "tests" / "clients" / script)),
             n_ranks_per_node=2,
             log_dir=tmp_path / "logs",
             capture_output=True,
             on_loss=OnLoss.CONTINUE,
-            drills=("step=2 kill=1",),
         )
     )
     assert ran.code == 0, (ran.all(JobEnded), ran.text("stderr"))
