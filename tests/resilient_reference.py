@@ -57,9 +57,13 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
     return {"losses": losses, "state": job.state(net, optimizer, loop), "validation": sum(means) / len(data)}
 
 
-def difference(variant: str, found: dict[str, Any], n_steps: int = job.N_STEPS) -> float:
-    """The largest, over all that a rank has written; infinite for what it has not, or should not have."""
+def differences(variant: str, found: dict[int, dict[str, Any]], n_steps: int = job.N_STEPS) -> dict[int, float]:
+    """rank -> the largest, over all that it has written; infinite for what it has not, or should not have."""
     expected = trained(variant, n_steps)
+    return {rank: _difference(one, expected) for rank, one in found.items()}
+
+
+def _difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
     if found["state"].keys() != expected["state"].keys() or not found["losses"].keys() <= expected["losses"].keys():
         return float("inf")
     pairs = [(value, expected["state"][name]) for name, value in found["state"].items()]

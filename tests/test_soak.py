@@ -452,10 +452,11 @@ def _report(total: Total, machine: report.Machine) -> report.Report:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_hundred_and_fifty_jobs_of_an_unchanged_script_are_exact(tmp_path):
-    """A failing one, by the seed that its line names, again: `python -m tests.soak SEED --replicas 1`."""
+@pytest.mark.parametrize("kind", ["ddp", "resilient"])
+def test_a_hundred_and_fifty_jobs_of_scripts_with_their_own_loops_are_exact(tmp_path, kind):
+    """A failing one, by the seed that its line names, again: `python -m tests.soak SEED --ddp 1`, or `--resilient 1`."""
     seed = int(os.environ.get("ODYSSEY_SOAK_SEED") or secrets.randbelow(1_000_000))
-    command = [sys.executable, "-m", "tests.soak", str(seed), "--replicas", "150", "--folder", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.soak", str(seed), f"--{kind}", "150", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

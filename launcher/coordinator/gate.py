@@ -47,16 +47,23 @@ def difference_at_start(models: Mapping[Rank, ModelSpec]) -> tuple[str, str] | N
         for mine, its in zip_longest(first.optimizers, model.optimizers, fillvalue="none"):
             if mine != its:
                 that, this = _where_it_differs(its, mine), _where_it_differs(mine, its)
+                makers = "the optimizer and scheduler be" if first.is_whole else "optimizer() and scheduler() make"
                 return (
                     f"rank {rank} trains with {that}, rank {first_rank} with {this}",
-                    "let optimizer() and scheduler() make the same on all ranks: no learning rate that depends on the rank",
+                    f"let {makers} the same on all ranks: no learning rate that depends on the rank",
                 )
         for layer, (mine, its) in enumerate(zip(first.values, model.values, strict=False)):
             if mine != its:
                 name = first.layers[layer].name
+                what = f"its {name}" if first.is_whole else f"layer {layer} ({name})"
+                how = (
+                    "let the model depend on torch.manual_seed only"
+                    if first.is_whole
+                    else "let layers() depend on the seed only"
+                )
                 return (
-                    f"rank {rank} built layer {layer} ({name}) with other values than rank {first_rank}",
-                    "let layers() depend on the seed only, not on the rank, the host or the time",
+                    f"rank {rank} built {what} with other values than rank {first_rank}",
+                    f"{how}, not on the rank, the host or the time",
                 )
     return None
 

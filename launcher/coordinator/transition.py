@@ -36,6 +36,7 @@ MAX_REDONE = 14
 AT_ONCE, MAX_PAUSE_S = 2, 30.0
 """So many of them follow at once, the others after a pause that doubles from a second up to this."""
 _ALIKE = "let layers() and optimizer() depend on the seed only, not on the rank, the host or the time"
+_ALIKE_BETWEEN = "let all ranks change model, optimizer and what is extra alike between steps, whoever leads"
 _REPORT = "this is a bug of Odyssey or of the machine: please report it with the job's events.jsonl"
 
 
@@ -288,7 +289,9 @@ def rank_ready(job: JobState, body: Ready) -> Actions:
         if job.replicas:
             job.gives_up = f"the survivors' models are not the same ({problem})"
             return ()
-        help = _REPORT if job.plan is not None else f"{_ALIKE}; if they do, {_REPORT}"
+        is_whole = job.profile is not None and job.profile.is_whole
+        alike = _ALIKE_BETWEEN if is_whole else "" if job.plan is not None else _ALIKE
+        help = f"{alike}; if they do, {_REPORT}" if alike else _REPORT
         return end(job, 1, f"the ranks do not agree before generation {world.generation}: {problem}", help)
     started = _generation_started(job, plan)
     job.status, job.plan, job.next_plan = Status.RUNNING, plan, None

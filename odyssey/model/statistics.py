@@ -45,7 +45,9 @@ class Statistics:
         versions = {name: buffer._version for name, buffer in self._others.items()}
         before = self._before or []  # none, where nothing is trained
         for buffer, value in zip(self._buffers, before, strict=False):
-            buffer.copy_(value)
+            buffer.data.copy_(
+                value
+            )  # past autograd: the backward of another micro-batch is still to come, and uses none of them
         yield
         if changed := [name for name, buffer in self._others.items() if buffer._version != versions[name]]:
             what = f"loss(batch) changes the model's buffer {changed[0]}, which would be another on each rank"

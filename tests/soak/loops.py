@@ -1,7 +1,9 @@
-"""Random jobs of an unchanged DDP script: ranks are killed or stand still at random moments, and at drawn points of a step.
+"""Random jobs of scripts with loops of their own: ranks are killed or stand still at random moments, and at drawn points.
 
-What must come of it: all that live have one model, which is what a single process makes of the samples that were contributed
-(tests/replicas_reference.py). Where the rank that speaks for all is lost, all start again.
+`ddp`: an unchanged script. All that live have one model, which is what a single process makes of the samples that were
+contributed (tests/replicas_reference.py). Where the rank that speaks for all is lost, all start again.
+`resilient`: a script's own model, and whoever is lost comes back. All have what a single process makes of all samples
+(tests/resilient_reference.py).
 """
 
 from __future__ import annotations
@@ -15,16 +17,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from launcher.agent.start import run as run_agent
 from launcher.coordinator.replay import replay
-from launcher.joblog.events import Event, GenerationStarted, JobEnded, RankLost, RankStarted, Restarting
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, RankLost, RankStarted, Restarting
 from launcher.options import OnLoss, RunOptions
 from odyssey.messages import Committed
 from tests import ROOT
 
-VARIANTS = ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function", "static")
-POINTS = ("before_forward", "in_backward", "at_commit", "after_commit", "after_backward", "after_step", "before_metric")
-N_EPOCHS = 12
+VARIANTS = {
+    "ddp": ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function", "static"),
+    "resilient": ("plain", "batchnorm", "average", "plateau", "clamped", "padded"),
+}
+POINTS = {
+    "ddp": ("before_forward", "in_backward", "at_commit", "after_commit", "after_backward", "after_step", "before_metric"),
+    "resilient": ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop"),
+}
+N_EPOCHS, N_STEPS = 12, 250
 LIMIT_S = 180.0
 
 
@@ -40,55 +50,61 @@ class Strike:
 
 @dataclass(frozen=True)
 class Case:
+    kind: str
     seed: int
     variant: str
     n_ranks: int
     strikes: tuple[Strike, ...]
     points: tuple[str, ...]
-    """RANK:STEP:POINT, as ddp.py takes them."""
+    """RANK:STEP:POINT, as the scripts take them."""
+    returns: bool = False
+    """Lost ranks are started again. In an unchanged script that is all of them."""
 
 
 @dataclass
 class Outcome:
-    """`why`: empty for a good one. `n_lost`: ranks that were; `n_generations`, `n_restarts`: that ran, and of all ranks."""
+    """`why`: empty for a good one. `n_lost`: ranks that were; `n_generations`, `n_restarts`: that ran, and of all ranks;
+    `n_joined`: ranks that came back."""
 
     case: Case
     why: str = ""
     n_lost: int = 0
     n_generations: int = 0
     n_restarts: int = 0
+    n_joined: int = 0
     seconds: float = 0.0
     recovery_s: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
-        what = f"{self.case.variant}, {self.case.n_ranks} ranks, {self.n_lost} lost, {self.n_restarts} restarts"
+        counts = f"{self.n_lost} lost, {self.n_joined} back, {self.n_restarts} restarts"
+        what = f"{self.case.variant}, {self.case.n_ranks} ranks, {counts}"
         told = f": {self.why}" if self.why else ""
         return f"seed {self.case.seed}: {'bad' if self.why else 'exact'} ({what}, {self.seconds:.1f} s){told}"
 
 
-def draw(seed: int) -> Case:
+def draw(kind: str, seed: int) -> Case:
     """The case of a seed."""
     rng = random.Random(seed)
-    n_ranks = rng.choice((2, 3, 4, 4, 5, 6))
-    first = 0 if rng.random() < 0.15 else 1
+    n_ranks = rng.choice((2, 3, 4, 4, 5, 6) if kind == "ddp" else (2, 3, 4))
+    first = 0 if kind == "resilient" or rng.random() < 0.15 else 1
     victims = rng.sample(range(first, n_ranks), rng.randint(1, n_ranks - 1))
+    n_units, n_steps = (40, 10) if kind == "ddp" else (200, 150)
     strikes, points = [], []
     for rank in victims:
         if rng.random() < 0.4:
-            points.append(f"{rank}:{rng.randint(0, 10)}:{rng.choice(POINTS)}")
+            points.append(f"{rank}:{rng.randint(0, n_steps)}:{rng.choice(POINTS[kind])}")
         else:
             sign = signal.SIGSTOP if rng.random() < 0.06 else signal.SIGKILL
-            strikes.append(Strike(rank, rng.randint(1, 40), rng.random() * 0.05, sign))
+            strikes.append(Strike(rank, rng.randint(1, n_units), rng.random() * 0.05, sign))
     if len(strikes) > 1 and rng.random() < 0.3:  # together
         strikes = [Strike(each.rank, strikes[0].after, strikes[0].delay_s, each.signal) for each in strikes]
-    return Case(seed, rng.choice(VARIANTS), n_ranks, tuple(strikes), tuple(points))
+    returns = kind == "ddp" or rng.random() < 0.7
+    return Case(kind, seed, rng.choice(VARIANTS[kind]), n_ranks, tuple(strikes), tuple(points), returns)
 
 
 def run(case: Case, folder: Path) -> Outcome:
     """In this process, whose main thread is the agent's."""
-    os.environ["DDP_EPOCHS"] = str(N_EPOCHS)
-    from tests.replicas_reference import difference  # reads it
-
+    os.environ |= {"DDP_EPOCHS": str(N_EPOCHS), "RESILIENT_STEPS": str(N_STEPS), "RESILIENT_PAUSE_S": "0.004"}
     out = folder / "out"
     out.mkdir(parents=True)
     outcome, processes, n_units, ended = Outcome(case), dict[int, int](), 0, list[JobEnded]()
@@ -115,19 +131,21 @@ def run(case: Case, folder: Path) -> Outcome:
                 outcome.n_generations += 1
                 if total_s is not None:
                     outcome.recovery_s.append(total_s)
+            case Draining(joined=joined):
+                outcome.n_joined += len(joined)
             case Restarting():
                 outcome.n_restarts += 1
             case JobEnded():
                 ended.append(event.body)
 
     options = RunOptions(
-        script=str(ROOT / "tests" / "jobs" / "ddp.py"),
+        script=str(ROOT / "tests" / "jobs" / f"{case.kind}.py"),
         arguments=(str(out), case.variant, *case.points),
         n_ranks_per_node=case.n_ranks,
         log_dir=folder / "logs",
         capture_output=True,
-        on_loss=OnLoss.CONTINUE,
-        max_restarts=8,
+        on_loss=OnLoss.CONTINUE if case.kind == "ddp" else OnLoss.RESTART,
+        max_restarts=8 if case.returns else 0,
         restart_backoff_s=0.0,
     )
     began = time.monotonic()
@@ -143,17 +161,28 @@ def run(case: Case, folder: Path) -> Outcome:
     elif outcome.seconds > LIMIT_S:
         outcome.why = f"it took {outcome.seconds:.0f} s"
     else:
-        outcome.why = difference(out, case.n_ranks, case.variant)
+        outcome.why = difference(case, out)
     return outcome
 
 
-def soak(first_seed: int, n_jobs: int, folder: Path) -> list[Outcome]:
+def difference(case: Case, out: Path) -> str:
+    """Of what ranks have from what a single process makes; empty for none."""
+    from tests import replicas_reference, resilient_reference  # they read how long the job is
+
+    if case.kind == "ddp":
+        return replicas_reference.difference(out, case.n_ranks, case.variant)
+    found = {int(path.stem): torch.load(path) for path in out.glob("*.pt")}
+    far = {rank: most for rank, most in resilient_reference.differences(case.variant, found).items() if most > 1e-10}
+    return f"ranks are off by {far}" if far else "" if found else "no rank came to the end"
+
+
+def soak(kind: str, first_seed: int, n_jobs: int, folder: Path) -> list[Outcome]:
     """One after the other; each is told."""
     outcomes = []
     for seed in range(first_seed, first_seed + n_jobs):
-        outcomes.append(outcome := run(draw(seed), folder / str(seed)))
+        outcomes.append(outcome := run(draw(kind, seed), folder / str(seed)))
         print(outcome, flush=True)
-    lost, restarts = sum(each.n_lost for each in outcomes), sum(each.n_restarts for each in outcomes)
+    lost, back, restarts = (sum(getattr(each, name) for each in outcomes) for name in ("n_lost", "n_joined", "n_restarts"))
     bad = [each for each in outcomes if each.why]
-    print(f"{len(outcomes)} jobs, {lost} ranks lost, {restarts} restarts, {len(bad)} bad")
+    print(f"{len(outcomes)} jobs, {lost} ranks lost, {back} back, {restarts} restarts, {len(bad)} bad")
     return outcomes

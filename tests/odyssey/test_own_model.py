@@ -1,0 +1,195 @@
+"""A model, an optimizer and a loss of the script's own, in one process: trained as by a plain loop, and refused by name."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import odyssey
+from odyssey.errors import JobError
+from odyssey.model.packing import digest
+from odyssey.model.whole import Whole
+from tests import ROOT
+from tests.jobs import resilient as job
+from tests.resilient_reference import differences
+
+
+def begun(variant: str):
+    """The script's objects, and what trains them."""
+    net = job.model(variant)
+    optimizer = job.optimizer(net, variant)
+    loop = job.Loop(net, optimizer, variant)
+    run = odyssey.resilient(
+        net,
+        optimizer,
+        lambda batch: job.loss_of(net, batch),
+        job.Points(variant),
+        global_batch=job.GLOBAL_BATCH,
+        micro_batch=job.MICRO_BATCH,
+        scheduler=job.scheduler(optimizer, variant),
+        extra=loop.extra,
+        collate=job.padded if variant == "padded" else None,
+        seed=job.SEED,
+        clip_norm=0.5 if variant == "plain" else None,
+    )
+    return net, optimizer, loop, run
+
+
+@pytest.mark.parametrize("variant", job.VARIANTS)
+def test_training_equals_a_plain_loop_and_the_objects_stay_the_scripts_own(variant):
+    net, optimizer, loop, run = begun(variant)
+    own = [*net.parameters(), *net.buffers(), *optimizer.param_groups[0]["params"]]
+    losses = {}
+    for step in run.steps(job.N_STEPS):
+        losses[step.index] = step.loss
+        loop.behind(step.loss)
+    validation = run.evaluate(job.Points(variant))
+    found = {"losses": losses, "state": job.state(net, optimizer, loop), "validation": validation}
+    assert differences(variant, {0: found})[0] < 1e-10
+    now = [*net.parameters(), *net.buffers(), *optimizer.param_groups[0]["params"]]
+    assert all(one is other for one, other in zip(own, now, strict=True))
+
+
+@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau"])
+def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
+    _, _, loop, run = begun(variant)
+    for step in run.steps(5):
+        loop.behind(step.loss)
+    run.save(tmp_path)
+    state = run.state_dict()
+    net, optimizer, loop, run = begun(variant)
+    run.load(tmp_path)
+    losses = {}
+    for step in run.steps(job.N_STEPS):
+        losses[step.index] = step.loss
+        loop.behind(step.loss)
+    found = {"losses": losses, "state": job.state(net, optimizer, loop), "validation": run.evaluate(job.Points(variant))}
+    assert differences(variant, {0: found})[0] < 1e-10
+    _, _, _, other = begun("plain" if variant != "plain" else "plateau")
+    with pytest.raises(JobError, match=r"extra objects|has no|the state has"):
+        other.load_state_dict(state)
+
+
+def whole(variant: str) -> tuple[nn.Module, torch.optim.Optimizer, job.Loop, Whole]:
+    net = job.model(variant)
+    optimizer = job.optimizer(net, variant)
+    loop = job.Loop(net, optimizer, variant)
+    held = Whole(net, lambda batch: job.loss_of(net, batch), optimizer, None, loop.extra)
+    held.hold_built([0])
+    return net, optimizer, loop, held
+
+
+def trained(held: Whole, optimizer: torch.optim.Optimizer, loop: job.Loop) -> None:
+    data = job.Points("plain")
+    held.call(0, torch.utils.data.default_collate([data[i] for i in range(4)])).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loop.behind(0.5)
+
+
+@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau"])
+def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
+    _, optimizer, loop, held = whole(variant)
+    trained(held, optimizer, loop)
+    state = digest(held.shard_state(0))
+    with held.unchanged():
+        copies = held.copy_of([0])
+        trained(copies, copies.shards[0].optimizer, job.Loop(job.model(variant), optimizer, "plain"))
+        assert digest(copies.shard_state(0)) != state
+    assert digest(held.shard_state(0)) == state
+
+    _, _, its_loop, other = whole(variant)
+    its_loop.behind(0.1)
+    other.joining()
+    other.adopt(0, held.export(0))
+    assert digest(other.shard_state(0)) == state
+    its_loop.behind(0.5)  # as a script does for a unit of the others
+    other.replayed()
+    assert digest(other.shard_state(0)) == state
+
+
+NET = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+PARAMETERS = list(NET.parameters())
+GOOD = torch.optim.SGD(PARAMETERS, 0.1)
+SCHEDULER = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(PARAMETERS, 0.1), 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"model": lambda x: x}, "model is a function"),
+        ({"model": nn.DataParallel(NET)}, "model is wrapped in DataParallel"),
+        ({"model": DistributedDataParallel.__new__(DistributedDataParallel)}, "model is wrapped in DistributedDataParallel"),
+        ({"model": nn.Identity()}, "no device, as it has no parameters"),
+        ({"model": nn.Linear(2, 2, device="meta")}, "optimizer leaves out weight and 1 more|model is on meta"),
+        ({"optimizer": "adam"}, "optimizer is a str"),
+        ({"optimizer": torch.optim.LBFGS(PARAMETERS)}, "LBFGS, whose step() needs an argument"),
+        ({"optimizer": torch.optim.SGD(PARAMETERS[:1], 0.1)}, "optimizer leaves out 0.bias and 2 more"),
+        ({"optimizer": torch.optim.SGD([*PARAMETERS, nn.Parameter(torch.ones(1))], 0.1)}, "parameters that model has not"),
+        ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(GOOD)}, "ReduceLROnPlateau, which needs a loss"),
+        ({"scheduler": SCHEDULER}, "StepLR that is not of optimizer"),
+        ({"extra": [3]}, "a int has no state_dict() and load_state_dict()"),
+        ({"data": []}, "data has no samples"),
+        ({"micro_batch": 0}, "micro_batch is 0"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"autocast": torch.float16}, "needs a gradient scaler"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_name(changes, what):
+    data = [(torch.ones(2), torch.ones(2))] * 4
+    given = {"model": NET, "optimizer": GOOD, "loss": lambda batch: NET(batch[0]).sum(), "data": data}
+    given |= {"global_batch": 4, "micro_batch": 2}
+    with pytest.raises(JobError) as raised:
+        odyssey.resilient(**given | changes)
+    assert any(each in raised.value.what for each in what.split("|")), raised.value.what
+    assert raised.value.help
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("n_calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.n_calls += 1
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (lambda net, x: net(x).sum().item(), "loss(batch) returned a float"),
+        (lambda net, x: net(x), "loss(batch) has shape (2, 1)"),
+        (lambda net, x: net(x).sum().detach(), "loss(batch) has no gradient"),
+        (lambda net, x: net(x).sum(), "loss(batch) changes the model's buffer n_calls"),
+    ],
+)
+def test_a_loss_that_would_not_train_is_refused_by_name(loss, what):
+    net = Counting()
+    if "buffer" not in what:
+        net.n_calls = None
+        net.forward = net.linear.forward
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    run = odyssey.resilient(net, optimizer, lambda x: loss(net, x), [torch.ones(2)] * 4, global_batch=4, micro_batch=2)
+    with pytest.raises(JobError) as raised:
+        list(run.steps(1))
+    assert what in raised.value.what
+
+
+def code_of(path):
+    """Lines of the script, without its docstring and empty ones."""
+    text = path.read_text()
+    stop = ast.parse(text).body[0].end_lineno
+    return [line for line in text.splitlines()[stop:] if line.strip()]
+
+
+def test_an_exact_script_is_ten_new_lines():
+    before, after = code_of(ROOT / "examples" / "train_ddp.py"), code_of(ROOT / "examples" / "train_resilient.py")
+    new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
+    assert len(new) <= 10, "\n".join(new)
