@@ -49,7 +49,7 @@ def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
         if scheduler is not None:
             scheduler.step()
         losses[step] = total / job.GLOBAL_BATCH
-        loop.behind(losses[step])
+        loop.behind(step, losses[step])
     net.eval()
     with torch.no_grad():
         chunks = [range(start, min(start + job.MICRO_BATCH, len(data))) for start in range(0, len(data), job.MICRO_BATCH)]

@@ -200,6 +200,9 @@ class Model:
         """What a step changes beside what optimizers do."""
         return None
 
+    def begin_step(self) -> None:
+        """A training step begins, perhaps anew. Raises JobError if the script has made it another model since the last."""
+
     def unchanged(self) -> AbstractContextManager[None]:
         """Around what is measured."""
         return nullcontext()

@@ -95,6 +95,18 @@ class Whole(Model):
         """An optimizer as the script's, for the same parameters, with a state of its own."""
         return copy.deepcopy(self._own_optimizer, {id(parameter): parameter for parameter in parameters})
 
+    def begin_step(self) -> None:
+        """What is summed and stepped are the parameters that there were when the job began."""
+        shard, named = self.shards[0], self.parameters_of(0)
+        own = shard.trainable
+        trained = [parameter for parameter in named.values() if parameter.requires_grad]
+        if len(own) != len(trained) or any(one is not other for one, other in zip(own, trained, strict=True)):
+            known = set(map(id, own))
+            others = [name for name, p in named.items() if p.requires_grad != (id(p) in known)]
+            what = f"other parameters are to be trained than when the job began{f': {others[0]}' if others else ''}"
+            raise JobError(what, "freeze, unfreeze and replace them before odyssey.resilient is called")
+        self._statistics.begin()
+
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Around what is measured: afterwards all values are as before."""
@@ -128,6 +140,17 @@ class Whole(Model):
         """The script's objects stay in any case."""
         self._take(self.held & frozenset(layers))
 
+    def export(self, layer: int) -> dict[str, Any]:
+        """With the modes that the loop has set its modules to."""
+        return {**super().export(layer), "modes": self._modes()}
+
+    def shard_state(self, number: int) -> dict[str, Any]:
+        """With the same."""
+        return {**super().shard_state(number), "modes": self._modes()}
+
+    def _modes(self) -> list[bool]:
+        return [module.training for module in self._given.modules()]
+
     def adopt(self, layer: int, state: dict[str, Any]) -> None:
         """Copy a state into the script's objects; once more when the script has passed the units of others."""
         if self._is_replayed:
@@ -153,6 +176,8 @@ class Whole(Model):
             for name, tensor in [*self.layers[0].named_parameters(), *self.layers[0].named_buffers()]:
                 tensor.copy_(values[name])
         self.shards[0].load_progress(state["progress"][0])
+        for module, mode in zip(self._given.modules(), state["modes"], strict=True):
+            module.training = mode
 
     def _shard(self, number: int, layers: frozenset[int]) -> StateShard:
         return StateShard(self._named(number, layers), self._optimizer, self._scheduler, self._extra)

@@ -111,11 +111,10 @@ class Engine:
                 self._tally.clear()
                 self.gradients.zero()
             self._begin(step, rest or self._whole)
-            if statistics := self.model.statistics:
-                statistics.begin()
+            self.model.begin_step()
             self._run_program()
-            if statistics and len(self.groups.members) > 1:
-                self.groups.wait(self.groups.all_reduce(statistics.sums).wait)
+            if self.model.statistics and len(self.groups.members) > 1:
+                self.groups.wait(self.groups.all_reduce(self.model.statistics.sums).wait)
             self._try.healthy.scale()
             return [float(sum(self._tally.losses.values())), self.gradients.square_sum()]
 

@@ -31,6 +31,8 @@ class Gradients:
         self._workers: dict[int, tuple[Worker, ...]] = {}
         self._shards: dict[int, list[int]] = {}
         self._counted: list[int] = []
+        self._own: list[tuple[nn.Parameter, torch.Tensor]] = []
+        """Parameters, and their parts of the buffers."""
         self.layer_bytes = [spec.trainable_bytes for spec in model.specs]
         self.tie_bytes = model.tie_bytes
         for number, group in enumerate(plan.reduce):
@@ -44,8 +46,10 @@ class Gradients:
             self._parts.update({bucket: [] for bucket in its})
             self._flats[number] = []
             for dtype in dict.fromkeys(p.dtype for p in everything):
-                flat = _flat_gradient([p for p in everything if p.dtype == dtype], dtype, model.device)
+                alike = [p for p in everything if p.dtype == dtype]
+                flat = _flat_gradient(alike, dtype, model.device)
                 self._flats[number].append(flat)
+                self._own += [(parameter, parameter.grad) for parameter in alike if parameter.grad is not None]
                 stop = 0
                 for bucket in its:
                     start, stop = stop, stop + sum(p.numel() for p in parameters[bucket] if p.dtype == dtype)
@@ -64,10 +68,13 @@ class Gradients:
                     parameter.grad = None
                 elif kept != model.held and parameter.grad is not None:
                     parameter.grad = parameter.grad.clone()  # or it would hold on to the others' part of its buffer
-        self._flats, self._parts = {}, {}
+        self._flats, self._parts, self._own = {}, {}, []
 
     def zero(self) -> None:
-        """Begin a step."""
+        """Begin a step. A script with an optimizer of its own may have set gradients to None."""
+        for parameter, part in self._own:
+            if parameter.grad is not part:
+                parameter.grad = part
         for flats in self._flats.values():
             for flat in flats:
                 flat.zero_()

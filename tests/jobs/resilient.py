@@ -4,7 +4,8 @@
     batchnorm  running statistics
     average    an average of the weights, which the loop updates
     plateau    a scheduler that the loop steps with the loss
-    clamped    the loop clamps the weights
+    clamped    the loop clamps the weights, and sets gradients to None as plain loops do
+    frozen     the loop ends dropout behind step 4
     padded     samples of different lengths, by a `collate` of the script's own
     saved      saves behind step 3, and goes on from there when it is run again
 
@@ -29,7 +30,7 @@ N_STEPS = int(os.environ.get("RESILIENT_STEPS", "12"))
 PAUSE_S = float(os.environ.get("RESILIENT_PAUSE_S", "0"))
 """Behind each step, so that who is lost comes back before the end."""
 GLOBAL_BATCH, MICRO_BATCH, SEED = 14, 4, 7
-VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "padded", "saved")
+VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded", "saved")
 POINTS = ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop")
 
 
@@ -78,7 +79,9 @@ class Average:
 
 def model(variant: str) -> nn.Module:
     torch.manual_seed(3)
-    middle = nn.BatchNorm1d(16, eps=0.1) if variant == "batchnorm" else nn.Dropout(0.2) if variant == "plain" else nn.Identity()
+    middle: nn.Module = nn.Dropout(0.2) if variant in ("plain", "frozen") else nn.Identity()
+    if variant == "batchnorm":
+        middle = nn.BatchNorm1d(16, eps=0.1)
     return nn.Sequential(nn.Linear(6, 16), middle, nn.Tanh(), nn.Linear(16, 1)).double()
 
 
@@ -103,6 +106,7 @@ class Loop:
     def __init__(self, net: nn.Module, its_optimizer: torch.optim.Optimizer, variant: str) -> None:
         self._net = net
         self._variant = variant
+        self._optimizer = its_optimizer
         self.average = Average(net)
         self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(its_optimizer, factor=0.5, patience=0)
 
@@ -110,7 +114,7 @@ class Loop:
     def extra(self) -> list[Any]:
         return {"average": [self.average], "saved": [self.average], "plateau": [self.plateau]}.get(self._variant, [])
 
-    def behind(self, loss: float) -> None:
+    def behind(self, step: int, loss: float) -> None:
         if self._variant in ("average", "saved"):
             self.average.update(self._net)
         if self._variant == "plateau":
@@ -119,6 +123,9 @@ class Loop:
             with torch.no_grad():
                 for parameter in self._net.parameters():
                     parameter.clamp_(-0.3, 0.3)
+            self._optimizer.zero_grad()
+        if self._variant == "frozen" and step == 4:
+            self._net[1].eval()
 
 
 def scheduler(its_optimizer: torch.optim.Optimizer, variant: str) -> Any:
@@ -182,7 +189,7 @@ def main() -> None:
     for step in run.steps(N_STEPS):
         losses[step.index] = step.loss
         at("loop")
-        loop.behind(step.loss)
+        loop.behind(step.index, step.loss)
         if run.is_leader:
             print(f"step {step.index} loss {step.loss!r}", flush=True)
         if held is not None and step.index == held[1]:

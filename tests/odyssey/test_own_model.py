@@ -47,7 +47,7 @@ def test_training_equals_a_plain_loop_and_the_objects_stay_the_scripts_own(varia
     losses = {}
     for step in run.steps(job.N_STEPS):
         losses[step.index] = step.loss
-        loop.behind(step.loss)
+        loop.behind(step.index, step.loss)
     validation = run.evaluate(job.Points(variant))
     found = {"losses": losses, "state": job.state(net, optimizer, loop), "validation": validation}
     assert differences(variant, {0: found})[0] < 1e-10
@@ -59,7 +59,7 @@ def test_training_equals_a_plain_loop_and_the_objects_stay_the_scripts_own(varia
 def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
     _, _, loop, run = begun(variant)
     for step in run.steps(5):
-        loop.behind(step.loss)
+        loop.behind(step.index, step.loss)
     run.save(tmp_path)
     state = run.state_dict()
     net, optimizer, loop, run = begun(variant)
@@ -67,7 +67,7 @@ def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
     losses = {}
     for step in run.steps(job.N_STEPS):
         losses[step.index] = step.loss
-        loop.behind(step.loss)
+        loop.behind(step.index, step.loss)
     found = {"losses": losses, "state": job.state(net, optimizer, loop), "validation": run.evaluate(job.Points(variant))}
     assert differences(variant, {0: found})[0] < 1e-10
     _, _, _, other = begun("plain" if variant != "plain" else "plateau")
@@ -89,10 +89,10 @@ def trained(held: Whole, optimizer: torch.optim.Optimizer, loop: job.Loop) -> No
     held.call(0, torch.utils.data.default_collate([data[i] for i in range(4)])).backward()
     optimizer.step()
     optimizer.zero_grad()
-    loop.behind(0.5)
+    loop.behind(4, 0.5)
 
 
-@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau"])
+@pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau", "frozen"])
 def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
     _, optimizer, loop, held = whole(variant)
     trained(held, optimizer, loop)
@@ -104,11 +104,11 @@ def test_a_state_arrives_exactly_and_what_measures_changes_nothing(variant):
     assert digest(held.shard_state(0)) == state
 
     _, _, its_loop, other = whole(variant)
-    its_loop.behind(0.1)
+    its_loop.behind(0, 0.1)
     other.joining()
     other.adopt(0, held.export(0))
     assert digest(other.shard_state(0)) == state
-    its_loop.behind(0.5)  # as a script does for a unit of the others
+    its_loop.behind(4, 0.5)  # as a script does for a unit of the others
     other.replayed()
     assert digest(other.shard_state(0)) == state
 
@@ -180,6 +180,26 @@ def test_a_loss_that_would_not_train_is_refused_by_name(loss, what):
     with pytest.raises(JobError) as raised:
         list(run.steps(1))
     assert what in raised.value.what
+
+
+@pytest.mark.parametrize("how", ["unfrozen", "frozen", "replaced"])
+def test_a_model_that_becomes_another_one_is_told(how):
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    net[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.1)
+    run = odyssey.resilient(net, optimizer, lambda x: net(x).sum(), [torch.ones(2)] * 4, global_batch=4, micro_batch=2)
+    steps = run.steps(3)
+    next(steps)
+    if how == "unfrozen":
+        net[0].bias.requires_grad_(True)
+        optimizer.add_param_group({"params": [net[0].bias]})
+    elif how == "frozen":
+        net[1].bias.requires_grad_(False)
+    else:
+        net[1] = nn.Linear(2, 1)
+    with pytest.raises(JobError) as raised:
+        next(steps)
+    assert "other parameters are to be trained than when the job began" in raised.value.what
 
 
 def code_of(path):
