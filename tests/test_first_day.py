@@ -1,0 +1,38 @@
+"""docs/first-day.md: every command on the page, in its order, as somebody types it on a first day."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+def test_every_command_on_the_page_does_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    bin = Path(sys.executable).parent
+    environment = os.environ | {"PATH": f"{bin}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["XDG_STATE_HOME"] = str(tmp_path / "state")
+    commands = re.findall(r"^    ((?:odyssey|python) .*)$", (ROOT / "docs" / "first-day.md").read_text(), re.MULTILINE)
+    said = {}
+    for command in commands:
+        arguments = shlex.split(command)
+        ended = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, (command, ended.stdout, ended.stderr)
+        said[command] = ended.stdout
+    of = {script: [said[each] for each in commands if script in each] for script in ("ddp", "resilient", "images")}
+    assert "by 2 ranks" in of["ddp"][0]
+    assert "by 3 ranks" in of["ddp"][1]
+    survived, alone = (re.findall(r"loss [\d.]+", text) for text in of["resilient"])
+    assert survived == alone
+    assert re.findall(r"step (\d+)", of["images"][0]) == ["19", "39", "59"]
+    assert re.findall(r"step (\d+)", of["images"][1]) == ["79"]
+    assert len(commands) == 10
