@@ -301,7 +301,10 @@ def answered(job: JobState, body: Proposed) -> Actions:
     at_work = _at_work(best.plan) if best is not None and best.plan is not None else set()
     if not at_work <= job.members | newcomers:
         return ask(job)  # one that it counts on was lost since it was asked for
-    if leaving := job.leaving.keys() & job.members:
+    leaving = job.leaving.keys() & job.members
+    if best is not None and best.plan is not None and not job.members - leaving <= at_work | _idle(best.plan):
+        return ask(job)  # one was to leave when it was asked for, and is not any more
+    if leaving:
         if best is not None and best.plan is not None and leaving.isdisjoint(at_work):
             return _connect_in_time(job, best, best.plan)
         return _cannot_leave(job, leaving, body.why_not if best is None else best.reason)
@@ -316,6 +319,11 @@ def answered(job: JobState, body: Proposed) -> Actions:
 def _at_work(plan: Plan) -> set[Rank]:
     """Ranks that have work under it."""
     return workers_of(plan).ranks(plan.workers)
+
+
+def _idle(plan: Plan) -> set[Rank]:
+    """Ranks that have none."""
+    return workers_of(plan).ranks(plan.idle)
 
 
 def _stand_by(job: JobState, newcomers: Set[Rank], why: str) -> Actions:

@@ -82,7 +82,7 @@ def rank_paused(job: JobState, body: Paused) -> Actions:
     recovery, ranks = job.recovery, job.ranks
     if not ranks.is_member(body.rank):
         return ()
-    if job.replicas and body.passed is not None:
+    if body.passed is not None:  # perhaps by a word of a leader that is lost, and nobody else who lives has heard it
         job.results = with_result(job.results, body.passed)
     ranks.answer_paused(body)
     if not ranks.have_all_paused():

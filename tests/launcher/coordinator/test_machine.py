@@ -81,6 +81,8 @@ class Rank:
     running: int | None = None
     told: list[Committed] = field(default_factory=list)
     """Of the units that it has passed itself, for its agent to tell again."""
+    passed: Result | None = None
+    """The newest that it has the result of."""
     paused_for: int = 0
     drain: int | None = None
     finished: bool = False
@@ -242,7 +244,8 @@ class Job(RuleBasedStateMachine):
                 me.running, me.drain, me.paused_for = None, None, generation
                 idle = me.plan is not None and rank not in me.plan.holds
                 phase = "idle" if idle else me.phase
-                me.outbox.append((generation, Paused(rank, generation, me.position, phase, tuple(sorted(me.held)))))
+                paused = Paused(rank, generation, me.position, phase, tuple(sorted(me.held)), passed=me.passed)
+                me.outbox.append((generation, paused))
             case Prepare(generation=generation, plan=plan, results=results) if generation >= me.paused_for:
                 if me.plan is None and results:
                     me.position = position_after(results[-1])
@@ -271,7 +274,7 @@ class Job(RuleBasedStateMachine):
     def take(self, me: Rank, result: Result) -> None:
         if result.position == me.position:
             assert me.phase in ("contributed", "between"), "a unit is taken over by a rank that had not contributed"
-            me.position, me.phase = position_after(result), "compute"
+            me.position, me.phase, me.passed = position_after(result), "compute", result
 
     def finish(self, rank: int) -> None:
         me = self.ranks[rank]
@@ -376,9 +379,9 @@ class Job(RuleBasedStateMachine):
             self.take(me, result)
             if self.drained_for is not None:
                 me.running, me.drain, me.paused_for = None, None, self.drained_for
-                me.outbox.append(
-                    (self.drained_for, Paused(worker, self.drained_for, me.position, "between", tuple(sorted(me.held))))
-                )
+                held = tuple(sorted(me.held))
+                paused = Paused(worker, self.drained_for, me.position, "between", held, passed=me.passed)
+                me.outbox.append((self.drained_for, paused))
 
     def all_pass_a_unit(self) -> None:
         """Whoever has not passed the newest one passes it; else the next one is run, and passed by all."""

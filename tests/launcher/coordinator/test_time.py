@@ -2,7 +2,7 @@
 
 Ranks, orders and kills are those of test_coordinator_machine.py. Only time is added: however much of it passes, and wherever
 the job stands then, who lives goes on living, and the job goes on. Only a plan does not wait for ever for ranks that were
-started for it and do not come.
+started for it and do not come, or do not connect while the others train.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class SlowJob(Job):
         if self.deadline_s is None or self.talk.now < self.deadline_s:
             return
         self.deadline_s = None
-        awaited = state.world.ranks.of(RankState.STARTING) if state.status is Status.MOVING else set()
+        started_for_a_plan = {Status.MOVING: RankState.STARTING, Status.RUNNING: RankState.JOINED}.get(state.status)
+        awaited = state.world.ranks.of(started_for_a_plan) if started_for_a_plan is not None else set()
         actions = self.talk.feed(Tick())
         hard = [action for action in actions if isinstance(action, Kill | End | EndRanks)]
         assert all(isinstance(action, Kill) and action.rank in awaited for action in hard), f"{seconds:g} s passed: {hard}"
