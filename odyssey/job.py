@@ -234,15 +234,18 @@ class Job:
 
         Raises NonFiniteLoss, with the step not applied, if the loss is NaN or infinite.
         """
-        while self._session.replaying or self.next_step < n_steps:
-            replaying = self._session.replaying
-            step = replaying[0].position[0] if replaying else self.next_step
-            loss, norm = self._session.run(self._training_step(step))
-            if not math.isfinite(loss):
-                raise NonFiniteLoss(
-                    f"the loss of step {step} is {loss}", "lower the learning rate, or clip gradients with clip_norm"
-                )
-            yield Step(step, loss, norm, self._batches.global_batch)
+        try:
+            while self._session.replaying or self.next_step < n_steps:
+                replaying = self._session.replaying
+                step = replaying[0].position[0] if replaying else self.next_step
+                loss, norm = self._session.run(self._training_step(step))
+                if not math.isfinite(loss):
+                    raise NonFiniteLoss(
+                        f"the loss of step {step} is {loss}", "lower the learning rate, or clip gradients with clip_norm"
+                    )
+                yield Step(step, loss, norm, self._batches.global_batch)
+        finally:
+            self._session.loop_ended()
 
     def _training_step(self, step: int) -> Transaction[Engine]:
         def conclude(sums: Sequence[float]) -> Values:

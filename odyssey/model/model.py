@@ -210,8 +210,11 @@ class Model:
     def joining(self) -> None:
         """The script will pass units that others did before this rank came."""
 
+    def replaying(self) -> None:
+        """It passes one of them, or has come to the end of its loop."""
+
     def replayed(self) -> None:
-        """It has, if there were any, and begins one that it takes part in."""
+        """It has passed all of them, if there were any, and begins one that it takes part in."""
 
     def copy_of(self, layers: Iterable[int]) -> Model:
         """A model that holds copies of layers, with their values as built, for measuring: nothing done to it lasts."""

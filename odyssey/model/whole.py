@@ -163,12 +163,15 @@ class Whole(Model):
         """State that comes has all in it that the script will do between the units of others."""
         self._is_replayed = True
 
-    def replayed(self) -> None:
-        """The script has done it, to that state."""
-        self._is_replayed = False
+    def replaying(self) -> None:
+        """The script has done some of it, to that state."""
         if self._arrived is not None:
             self._copy_in(self._arrived)
-            self._arrived = None
+
+    def replayed(self) -> None:
+        """And the last of it."""
+        self.replaying()
+        self._is_replayed, self._arrived = False, None
 
     def _copy_in(self, state: dict[str, Any]) -> None:
         values = state["parameters"] | state["buffers"]

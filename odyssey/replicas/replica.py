@@ -209,6 +209,9 @@ class Replica:
     def joining(self) -> None:
         """No rank joins later."""
 
+    def replaying(self) -> None:
+        """None of them."""
+
     def replayed(self) -> None:
         """There was nothing to pass."""
 

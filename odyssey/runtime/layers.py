@@ -63,6 +63,10 @@ class Layers:
         """State that comes is ahead of the script."""
         self.model.joining()
 
+    def replaying(self) -> None:
+        """What a script did meanwhile to a model of its own is undone."""
+        self.model.replaying()
+
     def replayed(self) -> None:
         """What a script did meanwhile to a model of its own is undone."""
         self.model.replayed()

@@ -67,6 +67,9 @@ class LocalSession:
         """Around the script's own code inside a unit."""
         return nullcontext()
 
+    def loop_ended(self) -> None:
+        """Nothing was replayed."""
+
     def run(self, transaction: Transaction[Engine]) -> Values:
         """Run one unit."""
         sums = torch.tensor(list(transaction.body(self._engine)), dtype=torch.float64)

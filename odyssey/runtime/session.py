@@ -161,6 +161,7 @@ class Session(Generic[R]):
         """
         self._control.phase.check_open(transaction.kind)
         if self.replaying:
+            self._state.replaying()
             return self._replay.next(transaction.kind)
         self._state.replayed()
         started_s = time.monotonic() if transaction.began_s is None else transaction.began_s
@@ -178,6 +179,10 @@ class Session(Generic[R]):
         finally:
             self._state.forget_unit()
             self._control.change(Phase.left)
+
+    def loop_ended(self) -> None:
+        """The script has done all that it does behind the units of a loop."""
+        self._state.replaying()
 
     def _try(self, transaction: Transaction[R], started_s: float) -> None:
         """Once through the unit, to its end or to that of the generation."""

@@ -62,8 +62,11 @@ class State(Protocol[R]):
     def joining(self) -> None:
         """This rank joins: its script will pass the units that others did before."""
 
+    def replaying(self) -> None:
+        """It passes one of them, or has come to the end of its loop."""
+
     def replayed(self) -> None:
-        """It has, if there were any, and begins one that this rank takes part in."""
+        """It has passed all of them, if there were any, and begins one that this rank takes part in."""
 
     def forget_unit(self) -> None:
         """The unit at hand is over, whatever has become of it."""

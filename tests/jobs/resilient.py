@@ -203,8 +203,8 @@ def main() -> None:
             sys.exit(0)
         time.sleep(PAUSE_S)
         now = step.index + 1
-    validation = run.evaluate(Points(variant))
-    torch.save({"losses": losses, "state": state(net, its_optimizer, loop), "validation": validation}, out / f"{rank}.pt")
+    found = {"losses": losses, "state": state(net, its_optimizer, loop)}
+    torch.save({**found, "validation": run.evaluate(Points(variant))}, out / f"{rank}.pt")
 
 
 def disturb(net: nn.Module, its_optimizer: torch.optim.Optimizer, at: Callable[[str], None]) -> None:

@@ -79,12 +79,15 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     return replace(measured, cluster=replace(measured.cluster, cores=None))
 
 
-@pytest.mark.parametrize("variant", quick([each for each in VARIANTS[:-1] if each != "batchnorm"], "average", "plateau"))
-def test_a_rank_that_comes_back_has_all_that_the_loop_has_changed(variant: str, profile: Profile, tmp_path: Path) -> None:
-    """Behind step 6 all wait until it is about to be taken in: what the loop did behind the steps before came with the state,
-    and is done only once."""
+@pytest.mark.parametrize("behind", [6, N_STEPS - 2])
+@pytest.mark.parametrize("variant", quick([each for each in VARIANTS[:-1] if each != "batchnorm"], "average"))
+def test_a_rank_that_comes_back_has_all_that_the_loop_has_changed(
+    variant: str, behind: int, profile: Profile, tmp_path: Path
+) -> None:
+    """Behind a step all wait until it is about to be taken in: what the loop did behind the steps before came with the state,
+    and is done only once. Where the rank is taken in behind the last one, it takes part in no unit of the loop."""
     profiles.write(profile, tmp_path / "profile.json")
-    held = Held(tmp_path / "held", 6)
+    held = Held(tmp_path / "held", behind)
 
     def watch(event: Event, ran: Ran) -> None:
         if isinstance(event.body, Draining):
