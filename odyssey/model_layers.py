@@ -2,19 +2,20 @@
 
 A model's forward calls what embeds, then its blocks one after the other, then what is behind them. Every layer runs this very
 forward, on a shallow copy of the model in which only its own modules are real. What stands for those before returns what the
-layer before gave, so that nothing that the forward does until the block counts; at the block's end the forward is left. Masks,
-positions and flags are so made by the model's own code, in each layer anew, from the input, which travels along.
+layer before gave, so that nothing that the forward does until its block counts; where the next block is called the forward is
+left. Masks, positions and flags are so made by the model's own code, in each layer anew, from the input, which travels along.
 
 The order of calls is observed once, on a small example, and what the layers make of it has to be what the model does, bit for
-bit.
+bit: a residual from the embeddings to each block, say, is not, as a later layer does not have it.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -45,21 +46,22 @@ def layers_of(model: nn.Module, example: Any = None) -> list[nn.Module]:
         )
     path = _path_of_blocks(model)
     examples = [example] if example is not None else _examples(model)
-    with _in_evaluation(model):
-        observed, first = _observe(model, path, examples[0], "example" if example is not None else "token ids [2, 8]")
-    n_blocks = len(observed.returned)
-    layers: list[nn.Module] = [_Layer(model, path, observed, number) for number in range(n_blocks + 2)]
-    with _in_evaluation(model, *layers):
-        for each in examples:
-            expected = first if each is examples[0] else _run(model, each)
-            try:
-                value = each
-                for layer in layers:
-                    value = layer(value)
-            except Exception as error:
-                raise JobError(f"{name} does not run when it is cut at {path}: {_line(error)}", _BY_HAND) from error
-            if not _are_equal(value, expected):
-                raise JobError(f"{name} computes something else when it is cut at {path}", _BY_HAND)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _without_zeros(model):
+        with _in_evaluation(model):
+            observed, first = _observe(model, path, examples[0], "example" if example is not None else "token ids [2, 8]")
+        n_layers = len(observed.returned) + 2
+        layers: list[nn.Module] = [ModelLayer(model, path, observed, number) for number in range(n_layers)]
+        with _in_evaluation(model, *layers):
+            for each in examples:
+                expected = first if each is examples[0] else _run(model, each)
+                try:
+                    found = each
+                    for layer in layers:
+                        found = layer(found)
+                except Exception as error:
+                    raise JobError(f"{name} does not run when it is cut at {path}: {_line(error)}", _BY_HAND) from error
+                if not _are_equal(found, expected):
+                    raise JobError(f"{name} computes something else when it is cut at {path}", _BY_HAND)
     return layers
 
 
@@ -85,6 +87,7 @@ class _Observed(NamedTuple):
     """What the forward of a model has called. `returned`: by each block, the length of a tuple, None for anything else."""
 
     before: frozenset[nn.Module]
+    between: frozenset[nn.Module]
     behind: frozenset[nn.Module]
     returned: tuple[int | None, ...]
 
@@ -116,11 +119,9 @@ def _observe(model: nn.Module, path: str, example: Any, what: str) -> tuple[_Obs
         raise JobError(f"{name} does not call its {len(blocks)} blocks at {path} once each, one after the other", _BY_HAND)
     before, between, behind = calls[: places[0]], calls[places[0] : places[-1]], calls[places[-1] + 1 :]
     for its, module in beside.items():
-        if _is_trained(module) and module in between:
-            raise JobError(f"{name} calls {its} between its blocks", _BY_HAND)
         if _is_trained(module) and module not in calls:
             raise JobError(f"{name} does not call {its}, which has parameters", f"remove it from the model, or {_BY_HAND}")
-    return _Observed(frozenset(before), frozenset(behind), tuple(returned)), output
+    return _Observed(frozenset(before), frozenset(between), frozenset(behind), tuple(returned)), output
 
 
 def _beside(model: nn.Module, path: str) -> dict[str, nn.Module]:
@@ -151,14 +152,31 @@ def _examples(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
+def _without_zeros(model: nn.Module) -> Iterator[None]:
+    """Whatever is zero in its parameters is something else meanwhile: what a gate that begins with zero lets through would
+    show in no value."""
+    changed = []
+    try:
+        for parameter in model.parameters():
+            is_zero = parameter == 0
+            if parameter.is_floating_point() and is_zero.any():
+                zeros = parameter[is_zero]
+                changed.append((parameter, is_zero, zeros))
+                parameter[is_zero] = torch.linspace(0.01, 0.1, len(zeros), device=zeros.device).to(zeros.dtype)
+        yield
+    finally:
+        for parameter, is_zero, zeros in changed:
+            parameter[is_zero] = zeros
+
+
+@contextmanager
 def _in_evaluation(*modules: nn.Module) -> Iterator[None]:
-    """Afterwards every module is in the mode that it was in, and the random numbers go on as if nothing had been."""
+    """Afterwards every module is in the mode that it was in."""
     modes = [(module, module.training) for each in modules for module in each.modules()]
     for module in modules:
         module.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield
+        yield
     finally:
         for module in modules:
             module.train()  # whatever it does beside the flags is undone
@@ -170,9 +188,14 @@ def _run(model: nn.Module, given: Any) -> Any:
     """What it makes of the input of a Job: logits, or hidden states where Hugging Face's has no head."""
     if not _is_hugging_face(model):
         return model(given)
-    without_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    without_cache = {"use_cache": False} if _takes_cache(type(model).forward) else {}
     output = model(**given, **without_cache) if isinstance(given, Mapping) else model(given, **without_cache)
     return output[0]
+
+
+@cache
+def _takes_cache(forward: Callable[..., Any]) -> bool:
+    return "use_cache" in inspect.signature(forward).parameters
 
 
 def _is_hugging_face(model: nn.Module) -> bool:
@@ -216,19 +239,22 @@ class _Left(BaseException):
 
 
 class _Passage:
-    """What a layer got, while its forward runs."""
+    """What a layer got, while its forward runs, and whether its own block has got it."""
 
     def __init__(self) -> None:
         self.got: Any = None
+        self.has_entered = False
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before the layer's own block is called: with what came from the layer before, whatever the forward has."""
+        self.has_entered = True
         if args:
             return (self.got, *args[1:]), kwargs
         return (), kwargs | {next(iter(kwargs)): self.got}
 
-    def leave(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        raise _Left(output[0] if isinstance(output, tuple) else output)
+
+def _leave(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    raise _Left(output[0] if isinstance(output, tuple) else output)
 
 
 class _StandIn(nn.Module):
@@ -248,55 +274,63 @@ class _StandIn(nn.Module):
 
 
 class _Exit(_StandIn):
-    """For the first block in the layer before it: what this is called with is what the layer gives."""
+    """For a block of a later layer: what it is called with is what this layer gives."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise _Left(args[0] if args else next(iter(kwargs.values())))
 
 
-class _Layer(nn.Module):
-    """The model's forward, as far as one of its blocks goes; that of layer 0 until the first, that of the last one from the
-    last on. Between layers travels what the next block is called with, and the model's own input."""
+class ModelLayer(nn.Module):
+    """The model's forward from one of its blocks to the next: layer 0 goes until the first, the last one from behind the last.
+    Between layers travels what the next block is called with, and the model's own input."""
 
     def __init__(self, model: nn.Module, path: str, observed: _Observed, number: int) -> None:
         super().__init__()
-        self._is_first, self._is_last = number == 0, number == len(observed.returned) + 1
+        n_blocks = len(observed.returned)
+        self._is_first, self._is_last = number == 0, number == n_blocks + 1
         self._passage = _Passage()
-        here = (observed.before if self._is_first else frozenset()) | (observed.behind if self._is_last else frozenset())
-        elsewhere = (observed.before | observed.behind) - here
-        self.model = on_the_way = _copied(model)
+        everywhere = observed.before | observed.between | observed.behind
+        if self._is_first or self._is_last:
+            here = observed.before if self._is_first else observed.behind
+        else:
+            here = observed.between if number < n_blocks else frozenset()
         self.training = model.training
+        self.model = on_the_way = _copied(model)
         for step in path.split("."):
             for name, child in _children(on_the_way):
-                if child in elsewhere and (_is_trained(child) or isinstance(child, nn.Dropout)):
+                if child in everywhere - here and (_is_trained(child) or isinstance(child, nn.Dropout)):
                     on_the_way._modules[name] = _StandIn(child, self._passage)
             further = _copied(on_the_way.get_submodule(step))
             on_the_way._modules[step] = further
             on_the_way = further
         for index, (name, block) in enumerate(_children(on_the_way)):
-            on_the_way._modules[name] = self._block(block, index, number, observed.returned[index])
+            on_the_way._modules[name] = self._block(block, index, number, observed.returned)
 
-    def _block(self, block: nn.Module, index: int, number: int, returns: int | None) -> nn.Module:
+    def _block(self, block: nn.Module, index: int, number: int, returned: tuple[int | None, ...]) -> nn.Module:
         """What is in the place of a block: itself if it is this layer's."""
-        if index == number - 1:
-            own = _copied(block)
-            own.register_forward_pre_hook(self._passage.enter, with_kwargs=True)
-            own.register_forward_hook(self._passage.leave)
-            return own
-        return (_Exit if number == 0 else _StandIn)(block, self._passage, returns)
+        if index != number - 1:
+            return (_StandIn if index < number else _Exit)(block, self._passage, returned[index])
+        own = _copied(block)
+        own.register_forward_pre_hook(self._passage.enter, with_kwargs=True)
+        if index == len(returned) - 1:
+            own.register_forward_hook(_leave)
+        return own
 
     def forward(self, value: Any) -> Any:
-        given, self._passage.got = (value, None) if self._is_first else (value["input"], value["hidden"])
+        """The model's own input for the first layer, what the model gives from the last one."""
+        given, got = (value, None) if self._is_first else (value["input"], value["hidden"])
+        self._passage.got, self._passage.has_entered = got, False
         try:
             output = _run(self.model, given)
         except _Left as left:
-            return {"hidden": left.hidden, "input": given}
+            if self._is_first or self._passage.has_entered:
+                return {"hidden": left.hidden, "input": given}
         finally:
             self._passage.got = None
-        if not self._is_last:
-            what = f"{type(self.model).__name__} has left out a block"
-            raise JobError(what, "set its probability of leaving blocks out in training (layerdrop) to 0")
-        return output
+        if self._is_last:
+            return output
+        what = f"{type(self.model).__name__} has left out a block"
+        raise JobError(what, "set its probability of leaving blocks out in training (layerdrop) to 0")
 
 
 def _copied(module: nn.Module) -> nn.Module:

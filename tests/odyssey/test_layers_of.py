@@ -78,6 +78,20 @@ class Chain(nn.Module):
         return self.head(hidden)
 
 
+class Between(Chain):
+    """There is something between the blocks: a module that all of them share, dropout and a factor."""
+
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.norm, self.dropout = nn.LayerNorm(WIDTH), nn.Dropout(dropout)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.embedding(ids)
+        for block in self.blocks:
+            hidden = self.dropout(self.norm(block(hidden))) * 2
+        return self.head(hidden)
+
+
 def called(layers: list[nn.Module], value: Any) -> Any:
     for layer in layers:
         value = layer(value)
@@ -92,8 +106,16 @@ def values_and_gradients(compute: Any, model: nn.Module, given: Any) -> tuple[Te
     return output, gradients
 
 
-@pytest.mark.parametrize(("model", "given"), [(Decoder(), torch.arange(10).reshape(2, 5)), (Points(), torch.ones(3, WIDTH))])
+IDS = torch.arange(10).reshape(2, 5)
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [(Decoder(), IDS), (Points(), torch.ones(3, WIDTH)), (Between(), IDS)],
+    ids=["decoder", "points", "between"],
+)
 def test_the_layers_compute_what_the_model_does(model, given):
+    model.eval()
     expected, of_model = values_and_gradients(model, model, given)
     layers = odyssey.layers_of(model, given)
     assert len(layers) == 5
@@ -101,6 +123,13 @@ def test_the_layers_compute_what_the_model_does(model, given):
     assert torch.equal(found, expected)
     assert of_layers.keys() == of_model.keys()
     assert all(torch.equal(of_layers[name], gradient) for name, gradient in of_model.items())
+
+
+def test_dropout_between_blocks_is_drawn_in_training():
+    layers = odyssey.layers_of(Between())
+    hidden = layers[0](IDS)
+    dropped = [layer(hidden)["hidden"].eq(0).any().item() for layer in layers[1:4]]
+    assert dropped == [True, True, False], "behind the last block it is the last layer's"
 
 
 def test_every_parameter_has_its_name_in_the_layer_that_needs_it():
@@ -118,14 +147,15 @@ def test_a_sequential_is_its_modules():
     assert odyssey.layers_of(model) == [model[0], model[1], model[2]]
 
 
-def test_training_in_layers_equals_training_the_whole():
+@pytest.mark.parametrize("build", [Decoder, lambda: Between(dropout=0.0).double()], ids=["decoder", "between"])
+def test_training_in_layers_equals_training_the_whole(build):
     given = {"optimizer": make_optimizer, "data": models.TokenData(40), "global_batch": 15, "micro_batch": 2, "seed": 3}
     given |= {"scheduler": make_scheduler, "clip_norm": 0.5}
-    job = odyssey.Job(layers=lambda: odyssey.layers_of(Decoder()), loss=models.token_loss, **given)
+    job = odyssey.Job(layers=lambda: odyssey.layers_of(build()), loss=models.token_loss, **given)
     losses = [step.loss for step in job.steps(4)]
     rest = {name: value for name, value in given.items() if name not in ("optimizer", "data")}
     expected_losses, expected = reference.train(
-        lambda: [Decoder()], models.token_loss, given["optimizer"], given["data"], steps=4, **rest
+        lambda: [build()], models.token_loss, given["optimizer"], given["data"], steps=4, **rest
     )
     assert losses == pytest.approx(expected_losses, abs=1e-12)
     state = {f"layers.0.{name.partition('.model.')[2]}": tensor for name, tensor in job.state_dict()["model"].items()}
@@ -133,13 +163,16 @@ def test_training_in_layers_equals_training_the_whole():
     assert reference.largest_difference(expected, state) < 1e-10
 
 
-def test_random_numbers_and_modes_are_as_before():
+def test_parameters_random_numbers_and_modes_are_as_before():
     model = Decoder(dropout=0.5)
+    values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert any(tensor.eq(0).all() for tensor in values.values())
     model.body.blocks[1].eval()
     modes = {name: module.training for name, module in model.named_modules()}
     state = torch.get_rng_state()
     layers = odyssey.layers_of(model)
     assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(tensor, values[name]) for name, tensor in model.state_dict().items())
     assert {name: module.training for name, module in model.named_modules()} == modes
     blocks = [layers[number].get_submodule(f"model.body.blocks.{number - 1}") for number in (1, 2, 3)]
     assert [block.training for block in blocks] == [True, False, True]
@@ -148,14 +181,6 @@ def test_random_numbers_and_modes_are_as_before():
     model.eval()
     ids = torch.arange(8).reshape(2, 4)
     assert torch.equal(model(ids), called([layer.eval() for layer in layers], ids)), "the model is still whole"
-
-
-class ScaledBetween(Chain):
-    def forward(self, ids: Tensor) -> Tensor:
-        hidden = self.embedding(ids)
-        for block in self.blocks:
-            hidden = block(hidden) * 2
-        return self.head(hidden)
 
 
 class LookedInto(Chain):
@@ -167,15 +192,6 @@ class LookedInto(Chain):
 class CalledTwice(Chain):
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.blocks[2](self.blocks[1](self.blocks[0](self.blocks[0](self.embedding(ids))))))
-
-
-class Between(Chain):
-    def forward(self, ids: Tensor) -> Tensor:
-        hidden = self.embedding(ids)
-        for block in self.blocks:
-            hidden = block(hidden)
-            self.head(hidden)
-        return self.head(hidden)
 
 
 class Residual(Chain):
@@ -192,6 +208,23 @@ class Carried(Chain):
         first = hidden = self.embedding(ids)
         for block in self.blocks:
             hidden = block(hidden + first)
+        return self.head(hidden)
+
+
+class Gated(Chain):
+    """Likewise, but for a gate that begins with zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, WIDTH)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.zeros_(self.gate.bias)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.embedding(ids)
+        given = self.gate(hidden)
+        for block in self.blocks:
+            hidden = block(hidden + given)
         return self.head(hidden)
 
 
@@ -219,11 +252,10 @@ def on_meta() -> nn.Module:
 
 
 REFUSED = {
-    ScaledBetween: "ScaledBetween computes something else when it is cut at blocks",
     Carried: "Carried computes something else when it is cut at blocks",
     LookedInto: "LookedInto does not run when it is cut at blocks: AttributeError: '_Exit' object has no attribute 'weight'",
     CalledTwice: "CalledTwice does not call its 3 blocks at blocks once each, one after the other",
-    Between: "Between calls head between its blocks",
+    Gated: "Gated computes something else when it is cut at blocks",
     with_parameter: "Chain has parameters outside of the modules that it calls: positions",
     with_unused: "Chain does not call pooler, which has parameters",
     with_two_lists: "Chain has 2 lists of blocks: blocks, others",

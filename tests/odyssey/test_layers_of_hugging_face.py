@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 import odyssey
-from launcher.joblog.events import RankLost
+from launcher.joblog.events import PlanChosen, RankLost
 from launcher.options import RunOptions
 from odyssey.errors import JobError
 from tests import ROOT, models, reference
@@ -92,6 +93,16 @@ def test_logits_and_gradients_are_those_of_the_model(family: str) -> None:
         assert found is None or gradient is None or torch.equal(found, gradient), name
 
 
+def test_labels_in_the_input_make_the_models_own_loss_of_it() -> None:
+    model = llama()
+    ids = torch.arange(16).reshape(2, 8)
+    given = {"input_ids": ids, "labels": ids}
+    value: Any = given
+    for layer in odyssey.layers_of(model):
+        value = layer(value)
+    assert torch.equal(value, model(**given).loss)
+
+
 @pytest.mark.parametrize("is_reentrant", [False, True])
 def test_checkpointed_activations_give_the_same_gradients(is_reentrant: bool) -> None:
     model = llama().train()
@@ -168,12 +179,12 @@ def test_training_equals_a_plain_loop_on_the_whole_model(build: Any) -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_a_pipeline_that_loses_a_rank_trains_the_same(tmp_path: Path) -> None:
     script, out = str(ROOT / "tests" / "jobs" / "hugging_face.py"), tmp_path / "out.pt"
-    options = RunOptions(
-        script, (str(out),), n_nodes=4, layout="2x2", log_dir=tmp_path / "logs", capture_output=True, drills=("step=3 kill=2",)
-    )
+    options = RunOptions(script, (str(out),), n_nodes=4, layout="2x2", log_dir=tmp_path / "logs", capture_output=True)
+    options = replace(options, strategy="repartition", drills=("step=3 kill=2",))
     ran = Ran(options)
     assert ran.code == 0, ran.text("stderr")
     assert [lost.rank for lost in ran.all(RankLost)] == [2]
+    assert ran.all(PlanChosen)[-1].plan.moves
     assert ran.steps() == list(range(N_STEPS))
     expected_losses, expected = trained_whole(llama, N_STEPS)
     written = torch.load(out)
