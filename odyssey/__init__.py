@@ -7,7 +7,8 @@ so that a user's own module of such a name never clashes with ours. `odyssey.pla
 
 In reading order:
 
-job.py        what a script hands over, and the loop that it gets back; own_model.py: with a model and an optimizer of its own
+job.py        what a script hands over, and the loop that it gets back; own_model.py: with a model and an optimizer of its own;
+              model_layers.py: a whole model as the layers of one
 plan.py       who holds which layers and runs which micro-batch; pipelines.py: its pipelines, alike ones written once;
               worker.py: what it places them on, and the ranks of that; plan_proof.py: that it can be done, and is exact;
               approximation.py: whose gradients are not; renaming.py: for other workers; layout.py: `2x4`, as people write it
@@ -31,11 +32,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from odyssey.job import Job, Step
+    from odyssey.model_layers import layers_of
     from odyssey.own_model import resilient
     from odyssey.runtime.heartbeat import heartbeat
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Step", "heartbeat", "resilient"]
+__all__ = ["Job", "Step", "heartbeat", "layers_of", "resilient"]
 
 
 def __getattr__(name: str) -> Any:
@@ -44,6 +46,10 @@ def __getattr__(name: str) -> Any:
 
         globals()[name] = heartbeat  # so that a loop does not come here again
         return heartbeat
+    if name == "layers_of":
+        from odyssey.model_layers import layers_of
+
+        return layers_of
     if name == "resilient":
         from odyssey.own_model import resilient
 

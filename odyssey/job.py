@@ -67,7 +67,7 @@ class Job:
 
     `layers()`: the model as a list of modules, each called with what the one before returned: a tensor, or a nested
     tuple or dict of tensors. It runs under `seed`. An element may be a function that builds the module; it is then
-    called only on ranks that hold the layer. Modules may share parameters.
+    called only on ranks that hold the layer. Modules may share parameters. `odyssey.layers_of(model)` makes the list of one.
     `loss(output, target)`: scalar, the mean over the samples of a micro-batch.
     `optimizer(parameters)`: called for each layer; must step just these, alike on all ranks. `scheduler(optimizer)`:
     likewise, stepped after each step. Both are called once at the start for a look at what they make.

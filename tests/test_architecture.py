@@ -329,7 +329,7 @@ def test_a_command_line_is_read_without_loading_strategies(options: list[str]) -
 def test_exports_of_odyssey_are_these() -> None:
     import odyssey
 
-    assert sorted(odyssey.__all__) == ["Job", "Step", "heartbeat", "resilient"]
+    assert sorted(odyssey.__all__) == ["Job", "Step", "heartbeat", "layers_of", "resilient"]
 
 
 COMMANDS = {
