@@ -328,5 +328,6 @@ def test_the_host_that_led_is_taken_in_again_when_it_is_back(cluster: Callable[[
     its.agents[2].until(lambda line: "leads from now on" in line or "recovered in" in line)
     its.hosts.heal(1)
     assert [agent.end() for agent in its.agents.values()] == [0, 0, 0], its.lines()
-    assert "ranks 0 and 1 have joined" in its.lines()
+    # Beside the training; or, if it was back before there was a plan, within the recovery.
+    assert "ranks 0 and 1 have joined" in its.lines() or "plan respawn" in its.lines()
     its.assert_exact()

@@ -113,7 +113,7 @@ def test_each_strategy_that_is_asked_for_has_a_job_of_its_own(scene: Scene) -> N
         scene, "--steps=5", "--drill=step=2 kill=1", "--strategy=respawn,reroute", "--max-restarts=1", "--speed=60"
     )
     assert [one["asked"] for one in found] == ["respawn", "reroute"]
-    assert [one["generations"][-1]["strategy"] for one in found] == ["respawn", "reroute"]
+    assert [one["generations"][1]["strategy"] for one in found] == ["respawn", "reroute"]  # behind it the lost rank may be back
     assert found[0]["generations"][-1]["n_workers"] == 4 and found[0]["generations"][-1]["transition"]["spawn"] > 0
 
 
