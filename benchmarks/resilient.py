@@ -152,7 +152,7 @@ def summarise(found: Sequence[Took], turns: Sequence[Turn]) -> dict[str, float]:
         for case in OURS:
             if of[case]:
                 summary[f"{case}_kill_to_step_s_{n_ranks}"] = median(of[case])
-                if of["torchrun"]:
+                if of["torchrun"] and median(of[case]) > 0:  # else it is within the scatter of a step
                     summary[f"{case}_speedup_vs_torchrun_{n_ranks}"] = median(of["torchrun"]) / median(of[case])
     if turns:
         summary |= {f"{case}_overhead_ratio": median(turn.ratio(case) for turn in turns) for case in OURS}

@@ -11,15 +11,11 @@ may change between any two steps.
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -27,29 +23,23 @@ from torch import nn
 
 from odyssey import link
 from odyssey.checkpoints import checkpoint, parts
-from odyssey.errors import JobError, NonFiniteLoss, OdysseyError
-from odyssey.messages import NOTHING, UNUSABLE, ModelSpec
+from odyssey.errors import JobError, NonFiniteLoss
+from odyssey.messages import NOTHING, UNUSABLE
 from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_autocast
 from odyssey.model.model import LayerFactory, Model
 from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
 from odyssey.model.whole import Whole
 from odyssey.plan import Plan
+from odyssey.runtime import joining
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches
 from odyssey.runtime.data import Dataset, check_is_map_style, pairs_by
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
-from odyssey.runtime.layers import Layers
-from odyssey.runtime.local import LocalSession
 from odyssey.runtime.once import Once
-from odyssey.runtime.session import Session
 from odyssey.runtime.transaction import Transaction, Values
-from odyssey.tracebacks import users_frames
 from odyssey.worker import Worker
-
-_newest: Session[Engine] | None = None
-"""Of the last Job that the script has made under an agent. Those before are over."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +104,12 @@ class Job:
 
         Raises JobError for what cannot be trained.
         """
-        connection = _connection()
+        connection = joining.connection()
         if isinstance(layers, nn.Module) or not callable(layers):
             raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
         batches = Batches(data, global_batch, micro_batch, seed, pairs_by(collate), num_workers)
         batches.check()
-        device = _default_device() if device is None else torch.device(device)
+        device = joining.default_device() if device is None else torch.device(device)
         self._begin(
             connection,
             Model(layers, optimizer, scheduler, device, seed),
@@ -145,7 +135,7 @@ class Job:
         resume: str | Path | None,
     ) -> Job:
         """See `odyssey.resilient` (own_model.py)."""
-        connection = _connection()
+        connection = joining.connection()
         batches.check()
         batches.check_work_for(int(os.environ.get("WORLD_SIZE", "1")))
         job = cls.__new__(cls)
@@ -186,7 +176,7 @@ class Job:
         self._clip_norm = clip_norm
         self._model = model
         job_spec = JobSpec(
-            spec=backend.spec(_model_spec(model, batches, clip_norm, autocast)),
+            spec=backend.spec(joining.model_spec(model, batches, clip_norm, autocast)),
             loss=loss,
             optimizer=optimizer,
             prefetcher=batches.prefetcher(),
@@ -196,7 +186,7 @@ class Job:
             independent_samples=independent_samples,
             sublayers=sublayers,
         )
-        self._session = _session(connection, model, job_spec, backend)
+        self._session = joining.session_of(connection, model, job_spec, backend)
         if resume is not None:
             self._load("resume", lambda engine: parts.load(engine, self._model, Path(resume)))
 
@@ -383,71 +373,3 @@ _TOLD_BY_OTHERS = "another rank tells why"
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _model_spec(model: Model, batches: Batches, clip_norm: float | None, autocast: torch.dtype | None) -> ModelSpec:
-    return ModelSpec(
-        layers=model.specs,
-        ties=model.ties,
-        tie_bytes=model.tie_bytes,
-        global_batch=batches.global_batch,
-        micro_batch=batches.micro_batch,
-        n_samples=len(batches.data),
-        seed=batches.seed,
-        device=model.device.type,
-        clip_norm=None if clip_norm is None else float(clip_norm),
-        autocast=str(autocast or ""),
-        optimizers=model.optimizers(),
-        is_whole=isinstance(model, Whole),
-        values=model.values() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else (),
-    )
-
-
-def _session(
-    connection: link.AgentLink | None, model: Model, job_spec: JobSpec, backend: Backend
-) -> Session[Engine] | LocalSession:
-    """This rank's part of the job, which it has been given."""
-    global _newest
-    if connection is None:
-        return LocalSession(model, job_spec, backend)
-    if _newest is not None:
-        _newest.finish()
-    _newest = session = Session(connection, connection.rank, Layers(model, job_spec, backend), _newest)
-    session.start()
-    atexit.register(session.finish)
-    return session
-
-
-def _connection() -> link.AgentLink | None:
-    """To this rank's agent; None where the script runs alone. Raises JobError for ranks of another launcher."""
-    connection = link.connect()
-    if connection is not None:
-        report_uncaught_errors()
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise JobError("started by another launcher", "start it with `odyssey run`, which brings the same flags as torchrun")
-    return connection
-
-
-def _default_device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    return torch.device("cpu")
-
-
-def report_uncaught_errors() -> None:
-    """Tell the agent of an exception that ends this script. Errors of ours are the agent's to print, once for all ranks."""
-    before = sys.excepthook
-
-    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        link.report_failure(error)
-        if isinstance(error, OdysseyError):
-            return
-        if isinstance(error, KeyboardInterrupt) and before is sys.__excepthook__:
-            return  # of all ranks at once: Ctrl-C; if it was not, the agent tells of it
-        if before is sys.__excepthook__:
-            # In one write, so that the lines of ranks that fail together do not mix.
-            sys.stderr.write("".join(traceback.format_exception(kind, error, users_frames(trace))))
-        else:
-            before(kind, error, trace)
-
-    sys.excepthook = report

@@ -76,8 +76,8 @@ class _Made:
         if self._replica is None:
             import atexit
 
-            from odyssey.job import report_uncaught_errors
             from odyssey.replicas.replica import Replica
+            from odyssey.runtime.joining import report_uncaught_errors
 
             if self._before is None:
                 report_uncaught_errors()

@@ -3,7 +3,7 @@
 session.py    the rank's side of the recovery protocol, unit by unit; transaction.py: what a unit is; replay.py: of units missed
 phase.py      where a rank stands in it, and what may follow; control.py: kept for two threads, one of which hears the agent
 work.py       what it works with: a State and its Runner; layers.py, engine.py: those of a Job
-local.py      a script that is run without a launcher
+joining.py    how a rank gets one; local.py: or a script that is run without a launcher
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
 computation.py what an op comes to, halves.py: where the backward is split; backend.py: computed, or otherwise
 approximate.py a backward in less, where a plan says so, and what others make up for

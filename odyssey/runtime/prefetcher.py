@@ -17,6 +17,8 @@ from odyssey.runtime.data import Collate, Dataset, Sampler, fetch, layer_seed, p
 
 Key = tuple[int, range]
 """A step, and positions in its global batch."""
+N_EACH = 2
+"""What each worker process has to do at a time, torch's `prefetch_factor`."""
 Order = tuple[list[int], list[int] | None]
 """Sample ids, and the seeds of what getting each may draw."""
 
@@ -47,6 +49,7 @@ class Prefetcher:
         self._collate = collate
         self._is_random = is_random
         self._is_read_late = is_random and num_workers == 0
+        self._num_workers = num_workers
         self._sampler = sampler
         self._plan = plan
         self._values: dict[Key, Any] = {}
@@ -71,12 +74,14 @@ class Prefetcher:
         return self._sampler.ids(start + positions.start, start + positions.stop)
 
     def want(self, step: int, micro_batches: Sequence[range], then: Sequence[range] | None = None) -> None:
-        """From now on these micro-batches of `step`, then those of the next step, which are the same if no others are given,
-        and nothing else."""
+        """From now on these micro-batches of `step`, then those of the next steps, which are the same if no others are given,
+        and nothing else. Ahead is one step; with worker processes, as many as give each of them two to do, as torch has it."""
+        then = micro_batches if then is None else then
+        n_ahead = max(1, -(-N_EACH * self._num_workers // max(1, len(then))))
         with self._changed:
-            self._values = {key: value for key, value in self._values.items() if step <= key[0] <= step + 1}
+            self._values = {key: value for key, value in self._values.items() if step <= key[0] <= step + n_ahead}
             wanted = [(step, positions) for positions in micro_batches]
-            wanted += [(step + 1, positions) for positions in (micro_batches if then is None else then)]
+            wanted += [(step + ahead, positions) for ahead in range(1, n_ahead + 1) for positions in then]
             self._missing = dict.fromkeys(key for key in wanted if key not in self._values)
             self._changed.notify_all()
 
@@ -153,6 +158,7 @@ class Prefetcher:
             batch_size=None,
             sampler=_Orders(self._orders),
             num_workers=num_workers,
+            prefetch_factor=N_EACH,
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # it draws a seed, and the script's own generator stays as it is
         )
