@@ -135,4 +135,6 @@ def _copied(state: Any) -> Any:
         return state.detach().cpu().clone()
     if isinstance(state, dict):
         return {key: _copied(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_copied(value) for value in state)
     return state

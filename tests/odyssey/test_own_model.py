@@ -62,6 +62,10 @@ def test_what_is_loaded_has_all_that_was_saved(variant, tmp_path):
         loop.behind(step.index, step.loss)
     run.save(tmp_path)
     state = run.state_dict()
+    told = digest(state)
+    for step in run.steps(7):
+        loop.behind(step.index, step.loss)
+    assert digest(state) == told, "what was given is the caller's own"
     net, optimizer, loop, run = begun(variant)
     run.load(tmp_path)
     losses = {}
