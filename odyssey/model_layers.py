@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from odyssey.errors import JobError
+from odyssey.model.model import in_evaluation
 
 _BY_HAND = "write the list of layers yourself, each called with what the one before returned (docs/models.md)"
 
@@ -47,11 +48,11 @@ def layers_of(model: nn.Module, example: Any = None) -> list[nn.Module]:
     path = _path_of_blocks(model)
     examples = [example] if example is not None else _examples(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _without_zeros(model):
-        with _in_evaluation(model):
+        with in_evaluation(model):
             observed, first = _observe(model, path, examples[0], "example" if example is not None else "token ids [2, 8]")
         n_layers = len(observed.returned) + 2
         layers: list[nn.Module] = [ModelLayer(model, path, observed, number) for number in range(n_layers)]
-        with _in_evaluation(model, *layers):
+        with in_evaluation(model, *layers):
             for each in examples:
                 expected = first if each is examples[0] else _run(model, each)
                 try:
@@ -167,21 +168,6 @@ def _without_zeros(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, is_zero, zeros in changed:
             parameter[is_zero] = zeros
-
-
-@contextmanager
-def _in_evaluation(*modules: nn.Module) -> Iterator[None]:
-    """Afterwards every module is in the mode that it was in."""
-    modes = [(module, module.training) for each in modules for module in each.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.train()  # whatever it does beside the flags is undone
-        for module, mode in modes:
-            module.training = mode
 
 
 def _run(model: nn.Module, given: Any) -> Any:

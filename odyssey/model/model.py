@@ -153,21 +153,9 @@ class Model:
             error.add_note(f"in layer {self.specs[layer].name}")
             raise
 
-    @contextmanager
-    def in_evaluation(self) -> Iterator[None]:
-        """The held layers in evaluation mode; afterwards every module in the mode that it was in, as a rank that joins and
-        has not evaluated builds it."""
-        layers = [self.layers[layer] for layer in self.held]
-        modes = [(module, module.training) for layer in layers for module in layer.modules()]
-        for layer in layers:
-            layer.eval()
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.train()  # whatever it does beside the flags is undone
-            for module, mode in modes:
-                module.training = mode
+    def in_evaluation(self) -> AbstractContextManager[None]:
+        """The held layers; afterwards they are in the modes that a rank that joins and has not evaluated builds them in."""
+        return in_evaluation(*(self.layers[layer] for layer in self.held))
 
     # -- holding ------------------------------------------------------------------------------------------------------
 
@@ -323,6 +311,21 @@ class Model:
         tied = {name for shared in self._shared for i, name in shared if i == number}
         named = self.layers[number].named_parameters()
         return {full_name(number, name): parameter for name, parameter in named if name not in tied}
+
+
+@contextmanager
+def in_evaluation(*modules: nn.Module) -> Iterator[None]:
+    """Modules in evaluation mode; afterwards every one within them is in the mode that it was in."""
+    modes = [(module, module.training) for each in modules for module in each.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.train()  # whatever it does beside the flags is undone
+        for module, mode in modes:
+            module.training = mode
 
 
 def full_name(layer: int, name: str) -> str:
