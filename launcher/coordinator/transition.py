@@ -20,7 +20,7 @@ from launcher.coordinator.workers import workers_of
 from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
-from odyssey.messages import Go, Pause, Paused, Prepare, Ready
+from odyssey.messages import Go, Pause, Paused, Position, Prepare, Ready, Result, is_next
 from odyssey.pipelines import Stage
 from odyssey.plan import Plan, StateFrom
 from odyssey.plan_proof import prove
@@ -82,7 +82,7 @@ def rank_paused(job: JobState, body: Paused) -> Actions:
     recovery, ranks = job.recovery, job.ranks
     if not ranks.is_member(body.rank):
         return ()
-    if body.passed is not None:  # perhaps by a word of a leader that is lost, and nobody else who lives has heard it
+    if body.passed is not None and _is_ahead(job, body.position, body.passed):
         job.results = with_result(job.results, body.passed)
     ranks.answer_paused(body)
     if not ranks.have_all_paused():
@@ -93,6 +93,13 @@ def rank_paused(job: JobState, body: Paused) -> Actions:
     if job.recovery.n_redone > AT_ONCE:
         return (SetDeadline(min(2.0 ** (job.recovery.n_redone - AT_ONCE - 1), MAX_PAUSE_S)),)
     return go_on(job)
+
+
+def _is_ahead(job: JobState, position: Position, passed: Result) -> bool:
+    """Whether a rank that stands at `position` has passed the unit behind the newest that is known: perhaps it idles, and a
+    leader that is lost now has told it. One that stands at the newest itself is behind, whatever a load has made of positions."""
+    newest = job.results[-1] if job.results else None
+    return is_next(passed, newest) and (job.replicas is not None or newest is None or position != newest.position)
 
 
 def go_on(job: JobState) -> Actions:
