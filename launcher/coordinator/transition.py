@@ -82,7 +82,7 @@ def rank_paused(job: JobState, body: Paused) -> Actions:
     recovery, ranks = job.recovery, job.ranks
     if not ranks.is_member(body.rank):
         return ()
-    if body.passed is not None and _is_ahead(job, body.position, body.passed):
+    if body.passed is not None and is_ahead(job, body.position, body.passed):
         job.results = with_result(job.results, body.passed)
     ranks.answer_paused(body)
     if not ranks.have_all_paused():
@@ -95,9 +95,9 @@ def rank_paused(job: JobState, body: Paused) -> Actions:
     return go_on(job)
 
 
-def _is_ahead(job: JobState, position: Position, passed: Result) -> bool:
+def is_ahead(job: JobState, position: Position, passed: Result) -> bool:
     """Whether a rank that stands at `position` has passed the unit behind the newest that is known: perhaps it idles, and a
-    leader that is lost now has told it. One that stands at the newest itself is behind, whatever a load has made of positions."""
+    leader that is lost now has told it. One that stands at the newest is behind, whatever a load has made of positions."""
     newest = job.results[-1] if job.results else None
     return is_next(passed, newest) and (job.replicas is not None or newest is None or position != newest.position)
 
