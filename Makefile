@@ -21,8 +21,11 @@ CLIENTS := .venv/.clients
 SOLVER := .venv/.solver
 TORCHFT := .venv/.torchft
 
-.PHONY: demo test soak lint format bench picture gpu-test slurm-test
-.DEFAULT_GOAL := test
+.PHONY: help demo test soak lint format bench picture gpu-test slurm-test
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
 
 demo: $(READY)
 	@$(BIN)/python examples/demo.py

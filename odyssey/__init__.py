@@ -59,3 +59,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(job, name)
     raise AttributeError(f"module 'odyssey' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
