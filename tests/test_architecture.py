@@ -330,6 +330,7 @@ def test_exports_of_odyssey_are_these() -> None:
     import odyssey
 
     assert sorted(odyssey.__all__) == ["Job", "Step", "heartbeat", "layers_of", "resilient"]
+    assert {*dir(odyssey)} == {*odyssey.__all__, "__version__"}
 
 
 COMMANDS = {
