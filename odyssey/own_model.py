@@ -1,8 +1,10 @@
 """`odyssey.resilient`: a script's own model, optimizer and loss, trained by all ranks in a loop that survives them.
 
-run = odyssey.resilient(model, optimizer, loss, dataset, global_batch=256, micro_batch=32)
-for step in run.steps(10_000):
-    ...
+    run = odyssey.resilient(model, optimizer, loss, dataset, global_batch=256, micro_batch=32)
+    for step in run.steps(10_000):
+        ...
+
+It is an `odyssey.Job` of one layer, which every rank holds.
 """
 
 from __future__ import annotations

@@ -55,15 +55,12 @@ def difference_at_start(models: Mapping[Rank, ModelSpec]) -> tuple[str, str] | N
         for layer, (mine, its) in enumerate(zip(first.values, model.values, strict=False)):
             if mine != its:
                 name = first.layers[layer].name
-                what = f"its {name}" if first.is_whole else f"layer {layer} ({name})"
-                how = (
-                    "let the model depend on torch.manual_seed only"
-                    if first.is_whole
-                    else "let layers() depend on the seed only"
-                )
+                what, who, seed = f"layer {layer} ({name})", "layers()", "the seed"
+                if first.is_whole:
+                    what, who, seed = f"its {name}", "the model", "torch.manual_seed"
                 return (
                     f"rank {rank} built {what} with other values than rank {first_rank}",
-                    f"{how}, not on the rank, the host or the time",
+                    f"let {who} depend on {seed} only, not on the rank, the host or the time",
                 )
     return None
 

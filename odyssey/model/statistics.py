@@ -25,7 +25,7 @@ class Statistics:
         self._buffers = [buffer for buffer in named.values() if id(buffer) in own]
         self._others = {name: buffer for name, buffer in named.items() if id(buffer) not in own}
         self._before: list[torch.Tensor] | None = None
-        """As the step began; None between steps."""
+        """Their values when the step began; None between steps."""
         self.sums = torch.empty(0)
         """What micro-batches have added to them, in one row, and how many these were: float64."""
 

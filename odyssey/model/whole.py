@@ -88,7 +88,7 @@ class Whole(Model):
 
     @property
     def statistics(self) -> Statistics:
-        """Of BatchNorm, or of what is like it."""
+        """Those of its BatchNorm modules, and of modules like them."""
         return self._statistics
 
     def twin(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
@@ -97,12 +97,11 @@ class Whole(Model):
 
     def begin_step(self) -> None:
         """What is summed and stepped are the parameters that there were when the job began."""
-        shard, named = self.shards[0], self.parameters_of(0)
-        own = shard.trainable
-        trained = [parameter for parameter in named.values() if parameter.requires_grad]
+        own = self.shards[0].trainable
+        trained = [parameter for parameter in self._given.parameters() if parameter.requires_grad]
         if len(own) != len(trained) or any(one is not other for one, other in zip(own, trained, strict=True)):
             known = set(map(id, own))
-            others = [name for name, p in named.items() if p.requires_grad != (id(p) in known)]
+            others = [name for name, p in self._given.named_parameters() if p.requires_grad != (id(p) in known)]
             what = f"other parameters are to be trained than when the job began{f': {others[0]}' if others else ''}"
             raise JobError(what, "freeze, unfreeze and replace them before odyssey.resilient is called")
         self._statistics.begin()
@@ -132,7 +131,7 @@ class Whole(Model):
     # -- holding ------------------------------------------------------------------------------------------------------
 
     def hold_built(self, layers: Iterable[int]) -> None:
-        """As the script has made it."""
+        """Hold what the script has made, with its values."""
         self.is_as_built = False
         self._take(frozenset(layers))
 

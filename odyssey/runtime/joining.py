@@ -25,7 +25,7 @@ from odyssey.runtime.session import Session
 from odyssey.tracebacks import users_frames
 
 _newest: Session[Engine] | None = None
-"""Of the last Job that the script has made under an agent. Those before are over."""
+"""The session of the last Job that the script has made under an agent. Those before are over."""
 
 
 def model_spec(model: Model, batches: Batches, clip_norm: float | None, autocast: torch.dtype | None) -> ModelSpec:

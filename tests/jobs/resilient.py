@@ -59,7 +59,7 @@ def padded(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
 
 
 class Average:
-    """Of the weights: what it is of is looked up when it is updated."""
+    """An average of the weights, which are looked up when it is updated."""
 
     def __init__(self, net: nn.Module) -> None:
         self.values = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}

@@ -17,7 +17,7 @@ WIDTH, CONTEXT, N_TOKENS = 16, 8, 17
 
 
 class Decoder(nn.Module):
-    """As people write it: modules in a dict, positions and a factor in the forward, a mask for all blocks, a tied head."""
+    """A model as people write it: modules in a dict, positions and a factor in the forward, one mask, a tied head."""
 
     def __init__(self, dropout: float = 0.0, is_tied: bool = True) -> None:
         super().__init__()

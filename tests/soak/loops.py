@@ -166,7 +166,7 @@ def run(case: Case, folder: Path) -> Outcome:
 
 
 def difference(case: Case, out: Path) -> str:
-    """Of what ranks have from what a single process makes; empty for none."""
+    """How what ranks have differs from what a single process makes; empty if it does not."""
     from tests import replicas_reference, resilient_reference  # they read how long the job is
 
     if case.kind == "ddp":

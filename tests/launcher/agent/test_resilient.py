@@ -71,7 +71,7 @@ def test_all_but_one_are_lost(variant: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    """As if each rank had a processor of its own: then it pays to take in who comes back."""
+    """It says that each rank has a processor of its own: then it pays to take in who comes back."""
     folder = tmp_path_factory.mktemp("profile")
     path = folder / "profile.json"
     assert Ran(options(folder, "plain", write_profile=path)).code == 0
