@@ -142,7 +142,6 @@ class Processes:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         process.socket = ours
-        self._loop.watch(ours.fileno(), lambda mask: self._on_rank(process, mask))
         descriptors = [*streams.descriptors, theirs.fileno()]
         self._ends.rank_starts()
         self.spawner.start_rank(process, variables, descriptors)
@@ -157,6 +156,8 @@ class Processes:
         if not self._is_ending:
             assignment = process.assignment
             self._news.event(RankStarted(assignment.rank, pid, assignment.node, assignment.local_rank, socket.gethostname()))
+        if process.socket is not None:  # what a rank says at once waits until its start is an event
+            self._loop.watch(process.socket.fileno(), lambda mask: self._on_rank(process, mask))
         if process.killed_by is not None or self._is_ending:
             process.kill()
         self._stillness.has_come()

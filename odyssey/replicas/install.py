@@ -156,10 +156,11 @@ class _Made:
 
         @functools.wraps(init)
         def __init__(ddp: Any, /, *arguments: Any, **named: Any) -> None:
+            if self._replica is not None:
+                self._replica.has_ddp = True  # a rank may be lost while others are still in here
             init(ddp, *arguments, **named)
             if self._replica is not None:
                 self._replica.modules.add(ddp)
-                self._replica.has_ddp = True
 
         @functools.wraps(set_static)
         def _set_static_graph(ddp: Any) -> None:

@@ -150,7 +150,8 @@ def stop_at_ops(at, stands, losses):
     compute = Engine._compute
 
     def stopping(self, op):
-        if left and left[0][:2] == (len(losses), str(op)):
+        names = {str(op), str(op).replace("I", "B")}  # where backwards are in halves, the first of them
+        if left and left[0][0] == len(losses) and left[0][1] in names:
             *_, what, n_others = left.pop(0)
             if what == "die":
                 for _ in range(n_others):
