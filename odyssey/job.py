@@ -109,10 +109,9 @@ class Job:
             raise JobError(f"layers is a {type(layers).__name__}", "give a function that returns the list of layers")
         batches = Batches(data, global_batch, micro_batch, seed, pairs_by(collate), num_workers)
         batches.check()
-        device = joining.default_device() if device is None else torch.device(device)
         self._begin(
             connection,
-            Model(layers, optimizer, scheduler, device, seed),
+            Model(layers, optimizer, scheduler, joining.device_of(device), seed),
             loss,
             optimizer,
             batches,
@@ -170,6 +169,7 @@ class Job:
         backend: Backend,
     ) -> None:
         check_autocast(autocast)
+        joining.begin_on(model.device)
         if independent_samples not in (True, False, TO_ROUNDING):
             raise JobError(f"independent_samples is {independent_samples!r}", f"give True, False or {TO_ROUNDING!r}")
         self._batches = batches

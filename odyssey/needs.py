@@ -38,15 +38,16 @@ class Needs(NamedTuple):
     """What all that build groups together must be given alike, but for `peers`.
 
     `members`: workers in the order of their ranks. `subsets`: for each reduction, the workers of its group. `movers`: who takes
-    part in moves of state, the members and perhaps workers that have no work any more. `peers`: whom this rank sends to or
-    receives from; of those that it has no group with it has a pair. `limit`: of each operation, as far as the transport is
-    concerned.
+    part in moves of state, the members and perhaps workers that have no work any more. `peers`: with whom this rank exchanges
+    what stages put out, `partners`: and states; of those that it has no group with it has a pair. `limit`: of each operation,
+    as far as the transport is concerned.
     """
 
     members: tuple[Worker, ...]
     subsets: tuple[tuple[Worker, ...], ...] = ()
     movers: tuple[Worker, ...] = ()
     peers: tuple[Worker, ...] = ()
+    partners: tuple[Worker, ...] = ()
     limit: timedelta = FORGOTTEN
 
     @classmethod
@@ -57,20 +58,19 @@ class Needs(NamedTuple):
         else:
             limit = max(FORGOTTEN, timedelta(seconds=STEPS_OF_PATIENCE * plan.estimate.step_s))
         movers = tuple(sorted({*plan.workers, *(move.source for move in plan.moves)}))
-        peers: set[Worker] = set()
-        if len(movers) > BRANCH:
-            ops = program(plan, me) if me in plan.runs else ()
-            peers |= {op.peer for op in ops if isinstance(op, Send | Receive)}
-            peers |= {move.target for move in plan.moves if move.source == me}
-            peers |= {move.source for move in plan.moves if move.target == me}
-        return cls(plan.workers, tuple(group.workers for group in plan.reduce), movers, tuple(sorted(peers)), limit)
+        ops = program(plan, me) if me in plan.runs else ()
+        peers = {op.peer for op in ops if isinstance(op, Send | Receive)}
+        sources = {move.source for move in plan.moves if move.target == me}
+        targets = {move.target for move in plan.moves if move.source == me}
+        subsets = tuple(group.workers for group in plan.reduce)
+        return cls(plan.workers, subsets, movers, tuple(sorted(peers)), tuple(sorted(peers | sources | targets)), limit)
 
     @classmethod
     def of_chain(cls, chain: Sequence[Stage], me: Worker) -> Needs:
         """What a rank needs for stages that are passed through one after the other."""
         workers = [stage.worker for stage in chain if stage.worker is not None]
         near = {one for a, b in pairwise(workers) if me in (a, b) for one in (a, b) if one != me}
-        return cls(tuple(workers), peers=tuple(sorted(near)))
+        return cls(tuple(workers), peers=tuple(sorted(near)), partners=tuple(sorted(near)))
 
     @property
     def is_tree(self) -> bool:
@@ -88,7 +88,7 @@ class Needs(NamedTuple):
 
     def pairs_of(self, worker: Worker) -> list[Worker]:
         """With whom it has one, ascending: so no ranks wait for each other in a circle when each builds its own in turn."""
-        return [] if self.has_moving else [peer for peer in self.peers if not self.are_meshed(worker, peer)]
+        return [] if self.has_moving else [peer for peer in self.partners if not self.are_meshed(worker, peer)]
 
     def sums_of(self, worker: Worker) -> dict[SumOver, str]:
         """The groups in which it only sums with others, in the order in which all build them, and what each is called: branches

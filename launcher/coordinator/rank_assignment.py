@@ -15,7 +15,7 @@ from odyssey.worker import Rank, RankNumber, numbers_from
 class RankAssignment(msgspec.Struct, frozen=True):
     """Where a rank sits in the present world: what torchrun's variables tell it.
 
-    `node`: number of its agent (GROUP_RANK), or of its failure domain where there is only one agent. `role_rank`,
+    `node`: number of its agent, or of its failure domain where there is only one agent. `role_rank`,
     `n_role_ranks`: among the ranks of agents with the same role. `n_restarts`: of the job so far, of `max_restarts`.
     `attempt`: how often all ranks have been started again. `last_failure`: why they had to be, in a line; empty before the
     first time.
@@ -93,15 +93,16 @@ def assignments(agents: Sequence[AgentInfo], n_restarts: int, attempt: int) -> d
 
 
 def assignments_on_one_host(n_nodes: int, n_ranks_per_node: int, n_restarts: int, attempt: int) -> dict[Rank, RankAssignment]:
-    """Seats where one agent's host has several nodes, which are failure domains."""
+    """Seats where one agent's host has several nodes, which are failure domains. Local ranks are numbered through the host:
+    scripts choose their GPU by them."""
     n_ranks = n_nodes * n_ranks_per_node
     return {
         rank: RankAssignment(
             rank=rank,
-            local_rank=rank % n_ranks_per_node,
+            local_rank=rank,
             node=rank // n_ranks_per_node,
             n_ranks=n_ranks,
-            n_local_ranks=n_ranks_per_node,
+            n_local_ranks=n_ranks,
             n_nodes=n_nodes,
             role_rank=rank,
             n_role_ranks=n_ranks,

@@ -91,7 +91,8 @@ class _Recorder:
 
         details: dict[str, Any] = {"group_world_size": self._n_groups, "entry_point": self._options.script}
         if rank is not None:
-            details |= {"local_rank": [rank % self._options.n_ranks_per_node], "worker_pid": [self._pids[rank]]}
+            local_rank = rank % (self._options.n_nodes * self._options.n_ranks_per_node)
+            details |= {"local_rank": [local_rank], "worker_pid": [self._pids[rank]]}
         metadata: dict[str, Any] = {
             "run_id": self._run_id,
             "global_rank": rank,

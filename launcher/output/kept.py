@@ -19,7 +19,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class KeptFile(msgspec.Struct, frozen=True, array_like=True):
-    """What one stream of a rank's processes wrote in an attempt. `place`: the rank's number there (log_files.place)."""
+    """What one stream of a rank's processes wrote in an attempt. `place`: its local rank."""
 
     attempt: Count
     place: Count

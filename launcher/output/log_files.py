@@ -119,7 +119,7 @@ class JobFolder:
         attempt = folder = None
         if self.path is not None:
             attempt = self.path / f"attempt_{assignment.attempt}"
-            folder = attempt / str(place(self._options, assignment))
+            folder = attempt / str(assignment.local_rank)
             _make(folder)
         shown = self._options.shown_ranks
         is_shown = not shown or assignment.local_rank in shown
@@ -137,11 +137,6 @@ class JobFolder:
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
-
-
-def place(options: RunOptions, assignment: RankAssignment) -> int:
-    """The rank's number on this host: its local rank, or its rank where one agent has several failure domains."""
-    return assignment.rank if options.n_nodes > 1 else assignment.local_rank
 
 
 def open_file(path: Path) -> int:

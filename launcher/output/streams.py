@@ -25,7 +25,7 @@ from launcher.host import limits
 from launcher.host.loop import Loop
 from launcher.options import RunOptions, Std
 from launcher.output.console import Console, Filtered, Lines
-from launcher.output.log_files import LogFile, Outlet, RankLogs, open_file, place
+from launcher.output.log_files import LogFile, Outlet, RankLogs, open_file
 from odyssey.worker import Rank
 
 TAIL_BYTES = 4096
@@ -127,7 +127,7 @@ class Streams:
 
     def _prefix(self, assignment: RankAssignment) -> bytes:
         if not self._options.line_prefix:
-            return os.fsencode(f"[{self._options.role}{place(self._options, assignment)}]:")
+            return os.fsencode(f"[{self._options.role}{assignment.local_rank}]:")
         from string import Template
 
         fields = {

@@ -52,10 +52,11 @@ def nccl_problem(inherited: Mapping[str, str]) -> str:
     return f"with {' '.join(wrong)} a loss may end other ranks, or have them train on what has not arrived: leave it unset"
 
 
-def for_zygote(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
+def for_zygote(inherited: Mapping[str, str], n_ranks: int, *, for_jobs: bool = False) -> dict[str, str]:
     """What torch reads when it is imported."""
-    # Else every loss prints C++ stack traces of the survivors. What ranks start themselves does not inherit it.
-    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | for_all(inherited, n_ranks)
+    # Else every loss prints C++ stack traces of the survivors: of NCCL, which a Job outlives, as errors. What ranks start
+    # themselves does not inherit it.
+    return {"TORCH_CPP_LOG_LEVEL": "FATAL" if for_jobs else "ERROR"} | for_all(inherited, n_ranks)
 
 
 def for_rank(
@@ -76,8 +77,8 @@ def for_rank(
         "LOCAL_RANK": "0" if options.virtual_local_rank else str(assignment.local_rank),
         "WORLD_SIZE": str(assignment.n_ranks),
         "LOCAL_WORLD_SIZE": str(assignment.n_local_ranks),
-        "GROUP_RANK": str(assignment.node),
-        "GROUP_WORLD_SIZE": str(assignment.n_nodes),
+        "GROUP_RANK": "0" if options.n_nodes > 1 else str(assignment.node),  # nodes of one agent are one group
+        "GROUP_WORLD_SIZE": "1" if options.n_nodes > 1 else str(assignment.n_nodes),
         "ROLE_RANK": str(assignment.role_rank),
         "ROLE_WORLD_SIZE": str(assignment.n_role_ranks),
         "ROLE_NAME": options.role,
@@ -137,10 +138,13 @@ def _private_folder() -> Path:
 
 
 class Environments:
-    """Of all ranks of one agent, which meet at `store`."""
+    """Of all ranks of one agent, which meet at `store`. `defaults`: what they have where the user has set nothing else."""
 
-    def __init__(self, options: RunOptions, folder: JobFolder, store: StoreAddress) -> None:
+    def __init__(
+        self, options: RunOptions, folder: JobFolder, store: StoreAddress, defaults: Mapping[str, str] | None = None
+    ) -> None:
         self._options = options
+        self._defaults = defaults or {}
         self.store = store
         self._job_dir = folder.path
         self.run_id = folder.run_id
@@ -159,7 +163,8 @@ class Environments:
     def of(self, assignment: RankAssignment) -> dict[str, str]:
         """Of a rank that starts now, but for where it writes."""
         return (
-            for_rank(
+            dict(self._defaults)
+            | for_rank(
                 self._options,
                 os.environ,
                 assignment,

@@ -97,6 +97,10 @@ def _check_program(name: str, help: str) -> None:
     raise UsageError(f"{name} is not executable", f"run `chmod +x {name}`, or leave --no-python out if it is a Python script")
 
 
+JOBS = "odyssey.job"
+"""What is imported ahead for scripts that mean us."""
+
+
 def imports_odyssey(options: RunOptions) -> bool:
     """Whether what is run first has an `import odyssey` or `from odyssey import …` anywhere in it.
 
@@ -148,7 +152,7 @@ def imports_for(options: RunOptions) -> list[str]:
     if is_ours or b"optim" in entry_text(options):
         modules.append("torch._dynamo")  # constructing an optimizer imports it
     if is_ours:
-        modules.append("odyssey.job")
+        modules.append(JOBS)
     return modules
 
 
@@ -171,7 +175,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
-        variables = for_zygote(environment, n_ranks)
+        variables = for_zygote(environment, n_ranks, for_jobs=JOBS in modules)
         variables["ODYSSEY_ZYGOTE_IMPORTS"] = " ".join(modules)
         variables["ODYSSEY_ZYGOTE_SCRIPT"] = script
         if "OPENBLAS_NUM_THREADS" not in variables:

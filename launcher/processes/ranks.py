@@ -31,7 +31,7 @@ from launcher.output.log_files import JobFolder
 from launcher.output.streams import Streams
 from launcher.processes.environment import Environments
 from launcher.processes.orphans_of_ranks import OrphansOfRanks
-from launcher.processes.rank_process import RankProcess
+from launcher.processes.rank_process import RankProcess, imports_odyssey
 from launcher.processes.shutdown import Shutdown
 from launcher.processes.spawner import Spawner
 from launcher.processes.stillness import Stillness
@@ -40,6 +40,7 @@ from launcher.processes.store_process import StoreProcess
 from odyssey.codec import Malformed
 from odyssey.errors import OdysseyError
 from odyssey.messages import is_of
+from odyssey.runtime import nccl
 from odyssey.worker import Rank
 
 
@@ -67,7 +68,8 @@ class Processes:
         self.waits.watch(self.spawner.awaited)
         port = options.master_port if listener is None else int(listener.getsockname()[1])
         self.store = StoreProcess(StoreAddress(options.master_addr, port), listener, self.spawner, self.waits)
-        self.environments = Environments(options, folder, self.store.address)
+        defaults = nccl.BESIDE_KERNELS if imports_odyssey(options) else {}
+        self.environments = Environments(options, folder, self.store.address, defaults)
         logs_of = torch_logs_specs.CustomLogs(options).logs_of if options.logs_specs else folder.logs_of
         self.streams = Streams(options, loop, logs_of, output, news.say)
         self.ranks: dict[Rank, RankProcess] = {}

@@ -163,8 +163,8 @@ class Engine:
         layers, summed = plan.layer_range(k, op.stage).layers, plan.summed(k)
         with self._tally.adding(frozenset(layers) - summed if summed else layers, plan.positions(k)):
             self.computation.compute(op, self._try)
-        if plan.approximation is not None:
-            self._tally.lose(layers)  # another plan's step would be approximate in part
+        if plan.approximation is not None or self._try.exchange.has_queued:
+            self._tally.lose(layers)  # another plan's step would be approximate in part, or of what has never come
 
     def apply(self, factor: float) -> None:
         """Step all optimizers with gradients = sums x `factor`; then the schedulers."""

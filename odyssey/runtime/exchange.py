@@ -1,7 +1,9 @@
 """Outputs and gradients on their way between the stages of one step: receives posted ahead, sends that are still in flight.
 
 A stage is sent what the one before has put out, and the gradient by it comes back. Where one worker runs both stages, it
-hands over. Receives are posted in the order of the program, a few ahead, so that what arrives finds its room.
+hands over. Receives are posted in the order of the program, a few ahead, so that what arrives finds its room. On a device none
+is posted before it is due: it occupies the device until it comes, and whatever waits for the whole device meanwhile (a
+library's first call, an allocator that gives memory back) would wait for what comes only when this rank goes on.
 """
 
 from __future__ import annotations
@@ -30,13 +32,16 @@ class Exchange:
         self._posted: deque[tuple[Receive, list[torch.Tensor], list[Any]]] = deque()
         self._received: deque[Any] = deque()
         """Works of receives that the device may not have done yet."""
+        self.has_queued = False
+        """Something was received by a device: what is computed from it is worth nothing if a cut came before it."""
         self._sent_outputs: dict[tuple[int, int], list[Any]] = {}
         self._sent_gradients: deque[tuple[Any, torch.Tensor]] = deque()
 
     def begin(self) -> None:
         """Post the first receives."""
-        for _ in range(N_RECEIVES_AHEAD):
-            self._post_next()
+        if not self._groups.only_queues:
+            for _ in range(N_RECEIVES_AHEAD):
+                self._post_next()
 
     def take(self, kind: str, stage: int, micro_batch: int) -> list[torch.Tensor]:
         """What has arrived from that stage: outputs (`F`), or gradients (`B`)."""
@@ -69,15 +74,16 @@ class Exchange:
 
     def receive(self, op: Receive) -> list[torch.Tensor]:
         """Wait for what `op` receives. Raises Cut."""
+        self._post_next()
         posted, tensors, works = self._posted.popleft()
         assert posted == op, f"{posted} was posted where {op} is due"
-        self._post_next()
         while self._received and self._received[0].is_completed():
             self._groups.finish(self._received.popleft())
         for work in works:
             self._groups.wait(work.wait)
             if self._groups.only_queues:
                 self._received.append(work)
+                self.has_queued = True
         tensors = [self._groups.from_wire(tensor) for tensor in tensors]
         if op.kind == "F":
             self._require_gradients(op, tensors)

@@ -39,8 +39,8 @@ END_OF_WAIT_S = 0.5
 """The same for a thread that waits for a send that was cut: what does not come back soon stays until the limit."""
 ADDRESS = "ODYSSEY_ADDRESS"
 """By which the ranks of the job reach this host, as far as its agent knew when this one was started."""
-_OnDevice = dict[tuple[Way, Worker | None], Any]
-"""By way, and by the other one of a pair; None for the group of all."""
+_OnDevice = dict[tuple[Way, Worker], Any]
+"""By way, and by the other one of a pair."""
 _living: set[Groups] = set()
 """Generations of this process whose threads may be in C++: there, the end of the interpreter would end them badly."""
 
@@ -243,15 +243,17 @@ class Groups:
         """The group, and the other one's rank in it."""
         is_on_device = tensor.device.type != "cpu"
         assert way is not None or not is_on_device, f"a tensor on {tensor.device} goes no way"
+        if way is not None and is_on_device:
+            if (way, worker) not in self._on_device:
+                self.wait(partial(self._build_beside_others, worker, is_on_device=True))
+            return self._on_device[way, worker], int(worker > self.me)
         if self.needs.are_meshed(self.me, worker):
-            mesh = self._on_device[way, None] if way is not None and is_on_device else self._mesh
-            return mesh, self.members.index(worker)
+            return self._mesh, self.members.index(worker)
         if self._moving is not None:
             return self._moving, self._movers.index(worker)
         if worker not in self._pairs:
-            self.wait(partial(self._build_pair, worker))
-        pair = self._on_device[way, worker] if way is not None and is_on_device else self._pairs[worker]
-        return pair, int(worker > self.me)
+            self.wait(partial(self._build_beside_others, worker, is_on_device=False))
+        return self._pairs[worker], int(worker > self.me)
 
     # Gloo sends and receives from host memory only: a rank that computes on a device but has no communicator of its own
     # there (ranks that share one GPU) passes its tensors through the host.
@@ -301,6 +303,7 @@ class Groups:
             if groups._thread.is_alive():
                 groups._outlive()
                 _living.discard(groups)  # nobody is to wait for it once more
+        nccl.await_aborts(END_S)
 
     def _is_coming_back(self, waited_s: float) -> bool:
         return self._thread.is_alive() and waited_s < (END_OF_WAIT_S if self._connections.are_kept else END_S)
@@ -357,7 +360,7 @@ class Groups:
             for each in self._sums.values():
                 each.cut()
             for group in self._on_device.values():
-                group.abort()
+                nccl.abort(group)
 
     # -- the waiting thread -------------------------------------------------------------------------------------------
 
@@ -391,14 +394,13 @@ class Groups:
             self.check()
             mesh = self._gloo("all", needs.members, device, connected)
         sums = [self._sum_group(over, name, connected) for over, name in needs.sums_of(self.me).items()]
-        on_device: _OnDevice = {}
-        if self._has_device_groups and mesh is not None:
-            # Two communicators: what goes down the pipeline never queues behind what comes up.
-            on_device = {(way, None): self._nccl(way, needs.members) for way in get_args(Way)}
         pairs = {}
         for peer in needs.pairs_of(self.me):
             self.check()
-            pairs[peer] = self._pair(peer, device, connected, on_device)
+            pairs[peer] = self._pair(peer, device, connected)
+        on_device: _OnDevice = {}
+        for peer in needs.peers if self._has_device_groups else ():
+            on_device |= self._pair_on_device(peer)
         readers = peers.prove(connected)
         with self._lock:
             self.check()
@@ -425,24 +427,30 @@ class Groups:
             made.group = self._gloo(name, over.members, gloo_device(self._here), connected, made)
         return made
 
-    def _pair(self, worker: Worker, device: Any, connected: list[peers.Member], on_device: _OnDevice) -> Any:
+    def _pair(self, worker: Worker, device: Any, connected: list[peers.Member]) -> Any:
         both = tuple(sorted((self.me, worker)))
-        name = "pair {} {}".format(*both)
-        if self._has_device_groups:
-            on_device |= {(way, worker): self._nccl(f"{name} {way}", both) for way in get_args(Way)}
-        return self._gloo(name, both, device, connected)
+        return self._gloo("pair {} {}".format(*both), both, device, connected)
 
-    def _build_pair(self, worker: Worker) -> None:
+    def _pair_on_device(self, worker: Worker) -> _OnDevice:
+        """Two communicators: what goes down the pipeline never queues behind what comes up."""
+        both = tuple(sorted((self.me, worker)))
+        return {(way, worker): self._nccl("pair {} {} ".format(*both) + way, both) for way in get_args(Way)}
+
+    def _build_beside_others(self, worker: Worker, *, is_on_device: bool) -> None:
         """With one that the plan has nothing to exchange with: it is there when that one wants it, too."""
         connected: list[peers.Member] = []
-        on_device: _OnDevice = {}
-        pair = self._pair(worker, self._device, connected, on_device)
+        if is_on_device:
+            made = self._pair_on_device(worker)
+            with self._lock:
+                self.check()
+                self._on_device |= made
+            return
+        pair = self._pair(worker, self._device, connected)
         readers = peers.prove(connected)
         with self._lock:
             self.check()
             self._know(connected, readers)
             self._pairs[worker] = pair
-            self._on_device |= on_device
             self._connections.keep()
 
     def _gloo(
@@ -473,7 +481,14 @@ class Groups:
         store = NcclStore(self._introductions, self._prefix + name, len(members), self.limit)
         if of is not None:
             of.store = store
-        return dist.ProcessGroupNCCL(store, tuple(members).index(self.me), len(members), options)
+        place, word = tuple(members).index(self.me), torch.zeros(1, device=self.device)
+        group = dist.ProcessGroupNCCL(store, place, len(members), options)
+        self.check()
+        if of is None:
+            nccl.connect_pair(group, word, place)
+        else:
+            nccl.connect_sums(group, word)
+        return group
 
 
 def _ranks(members: Sequence[Worker]) -> tuple[Rank, ...]:

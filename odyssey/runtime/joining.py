@@ -72,11 +72,22 @@ def connection() -> link.AgentLink | None:
     return agent
 
 
-def default_device() -> torch.device:
-    """This rank's GPU if there is one."""
-    if torch.cuda.is_available():
+def device_of(asked: torch.device | str | None) -> torch.device:
+    """What a script asks for; of several GPUs, and where it asks for none, this rank's, if there is one."""
+    device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and device.index is None:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    return torch.device("cpu")
+    return device
+
+
+def begin_on(device: torch.device) -> None:
+    """Make a GPU the current one, whose events they are, and have its libraries begin: on this thread and on autograd's, each
+    has its own handle. They wait for the whole device, which must not be once ranks wait for each other there."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        one = torch.ones(1, 1, device=device, requires_grad=True)
+        # Elementwise first: autograd's thread has no context yet, of which cuBLAS would warn.
+        torch.autograd.backward((one @ one).tanh())
 
 
 def report_uncaught_errors() -> None:

@@ -1,16 +1,19 @@
 """What NCCL, as torch drives it, does that a rank which is to outlive others must not be left to.
 
     an operation  is only queued when its `Work.wait` returns: what it comes to is known when the device has done it
+    a communicator  is connected by its first operation, which waits in C++ for all others to begin theirs: ranks whose first
+                  operations come in different orders wait for ever, and no cut ends that
     a communicator that fails  is looked after by a thread of torch's. As it is set by default, that thread ends the process;
                   or it aborts the communicator, after which what was queued there counts as done, whatever came of it
 
 So it is told to do neither: a communicator is aborted by a cut (groups.py) and by nothing else, and a generation that was cut
-contributes nothing.
+contributes nothing. All are connected when a generation is built, in one order.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -23,7 +26,12 @@ OUTLIVING = {
 }
 """How a rank outlives its peers. The second one: else what one rank has put on the store about a failure ends all the others
 minutes later, in generations that have nothing to do with it."""
+BESIDE_KERNELS = {"CUDA_MODULE_LOADING": "EAGER", "NCCL_RUNTIME_CONNECT": "0"}
+"""How a rank computes while it waits for others in a kernel of NCCL. By default CUDA loads a kernel when it is first run, and
+waits for all that are running; and NCCL connects for an algorithm at the first operation that takes it, which waits for the
+others. Of ranks that wait for each other none goes on then."""
 LOOK_S = 0.0002
+_aborts: set[threading.Thread] = set()
 
 
 def outlive_peers() -> None:
@@ -32,6 +40,35 @@ def outlive_peers() -> None:
     for name, value in OUTLIVING.items():
         if name in of_torchrun or name not in os.environ:
             os.environ[name] = value
+
+
+def abort(group: Any) -> None:
+    """End whatever waits in a group's communicators, without waiting for that: what an abort frees on the device waits until
+    the device has nothing under way, of other communicators either. So all are aborted at once."""
+    _aborts.difference_update([thread for thread in list(_aborts) if not thread.is_alive()])
+    thread = threading.Thread(target=group.abort, name="odyssey-abort", daemon=True)
+    _aborts.add(thread)
+    thread.start()
+
+
+def await_aborts(limit_s: float) -> None:
+    """The end of the interpreter would end threads in C++ badly."""
+    until_s = time.monotonic() + limit_s
+    for thread in list(_aborts):
+        thread.join(max(0.0, until_s - time.monotonic()))
+
+
+def connect_sums(group: Any, word: Any) -> None:
+    """Blocks until all members of a new group in which they sum are connected, by a sum of `word`. Raises RuntimeError."""
+    finish(group.allreduce([word]))
+
+
+def connect_pair(group: Any, word: Any, place: int) -> None:
+    """The same for a group of two that exchange tensors, by a message there and one back: each direction is connected by its
+    first."""
+    there, back = (group.recv, group.send) if place else (group.send, group.recv)
+    for operation in (there, back):
+        finish(operation([word], 1 - place, 0))
 
 
 def finish(work: Any) -> None:

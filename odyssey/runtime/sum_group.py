@@ -17,6 +17,7 @@ from typing import Any
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from odyssey.needs import SumOver
+from odyssey.runtime import nccl
 from odyssey.runtime.connections import Connections
 
 
@@ -34,15 +35,13 @@ class SumGroup:
         """Torch's, which asks it as long as there is the group, and does not keep what of it is Python."""
         self.is_on_device = is_on_device
         self._n_under_way = 1
-        self._n_sums = 0
         self._is_over = False
         self._lock = threading.Lock()
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is under way and nothing has been ended. NCCL connects at a group's first operation, by an
-        introduction that ends with the generation: what has not summed yet is not to outlive it."""
-        return not (self._is_over or self._n_under_way or (self.is_on_device and not self._n_sums))
+        """Whether nothing is under way and nothing has been ended."""
+        return not (self._is_over or self._n_under_way)
 
     @property
     def is_connected(self) -> bool:
@@ -66,7 +65,6 @@ class SumGroup:
         """It is here, and so has every member given its part."""
         with self._lock:
             self._n_under_way -= 1
-            self._n_sums += 1
 
     # -- any thread -----------------------------------------------------------------------------------------------------
 
@@ -85,7 +83,7 @@ class SumGroup:
         self._is_over = True
         self.connections.shut()
         if self.is_on_device and self.group is not None:
-            self.group.abort()
+            nccl.abort(self.group)
 
 
 class Sum:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 N_STEPS = int(os.environ.get("RESILIENT_STEPS", "12"))
 PAUSE_S = float(os.environ.get("RESILIENT_PAUSE_S", "0"))
 """Behind each step, so that who is lost comes back before the end."""
+DEVICE = os.environ.get("RESILIENT_DEVICE", "cpu")
 GLOBAL_BATCH, MICRO_BATCH, SEED = 14, 4, 7
 VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded", "saved")
 POINTS = ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop")
@@ -82,7 +83,7 @@ def model(variant: str) -> nn.Module:
     middle: nn.Module = nn.Dropout(0.2) if variant in ("plain", "frozen") else nn.Identity()
     if variant == "batchnorm":
         middle = nn.BatchNorm1d(16, eps=0.1)
-    return nn.Sequential(nn.Linear(6, 16), middle, nn.Tanh(), nn.Linear(16, 1)).double()
+    return nn.Sequential(nn.Linear(6, 16), middle, nn.Tanh(), nn.Linear(16, 1)).double().to(DEVICE)
 
 
 def optimizer(net: nn.Module, variant: str) -> torch.optim.Optimizer:
@@ -96,7 +97,7 @@ def loss_of(net: nn.Module, batch: Any) -> Tensor:
         mask = torch.arange(batch["points"].shape[1]) < batch["lengths"][:, None]
         found = (net(batch["points"])[..., 0] * mask).sum(1, keepdim=True)
         return nn.functional.mse_loss(found, batch["target"])
-    points, target = batch
+    points, target = (tensor.to(DEVICE) for tensor in batch)
     return nn.functional.mse_loss(net(points), target)
 
 

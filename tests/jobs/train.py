@@ -140,7 +140,8 @@ def die_in_reductions(rank, n_started):
 
 
 def stop_at_ops(at, stands, losses):
-    """At (rank, step, op, what) that rank stands until its communication is cut, or is killed when those before it stand."""
+    """At (rank, step, op, what) that rank stands until its communication is cut, or is killed when those before it stand, or
+    stopped."""
     pipe = os.open(stands, os.O_RDWR)
     left, n_stand = [], 0
     for rank, step, op, what in at:
@@ -157,6 +158,8 @@ def stop_at_ops(at, stands, losses):
                 for _ in range(n_others):
                     os.read(pipe, 1)
                 os.kill(os.getpid(), signal.SIGKILL)
+            if what == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
             os.write(pipe, b".")
             self.groups.beside(threading.Event().wait)
         compute(self, op)
@@ -351,7 +354,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--at-commit", nargs=3, action="append", default=[], metavar=("RANK", "N", "stay|lose"))
     parser.add_argument("--unreadable", action="store_true", help="no rank may read the memory of another")
     parser.add_argument("--kill-source", type=Path, metavar="FILE", help="once it is there, kill a rank that is to be read")
-    parser.add_argument("--at-op", nargs=4, action="append", default=[], metavar=("RANK", "STEP", "OP", "die|stand"))
+    parser.add_argument("--at-op", nargs=4, action="append", default=[], metavar=("RANK", "STEP", "OP", "die|stand|stop"))
     parser.add_argument("--stands", type=Path, help="a pipe, for --at-op")
     parser.add_argument("--count", type=Path, help="a file that gets a byte for each loss of a micro-batch that is trained")
     parser.add_argument("--out", type=Path)
