@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.joblog.events import GenerationStarted, JobEnded, RankLost
-from launcher.options import RunOptions
+from launcher.options import OnLoss, RunOptions
 from tests import ROOT, plain_loop
 from tests.agent_runs import Ran, nothing_left
 from tests.jobs.in_double import causal_loss
@@ -156,14 +156,24 @@ def test_what_a_recipe_trains_is_what_one_process_trains_whoever_is_killed(
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_what_a_recipe_was_made_of_runs(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_recipe_was_made_of_goes_on_unchanged_with_fewer_ranks(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(PACKAGES.get(recipe, "torch"))
     monkeypatch.chdir(tmp_path)
-    options = RunOptions(
-        str(FOLDER / f"{RECIPES[recipe]}.py"), n_ranks_per_node=N_RANKS, log_dir=tmp_path / "logs", capture_output=True
+    found = Ran(
+        RunOptions(
+            str(ROOT / "tests" / "jobs" / "lost_at_step.py"),
+            ("2", "15", str(FOLDER / f"{RECIPES[recipe]}.py")),
+            n_ranks_per_node=N_RANKS,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+        )
     )
-    found = Ran(options)
     assert found.code == 0, (found.all(JobEnded), found.text("stderr"))
+    assert [lost.rank for lost in found.all(RankLost)] == [2]
+    assert len(found.all(GenerationStarted)) == 2
     assert any((tmp_path / name).exists() for name in ("module.pt", "model.pt", "model", "snapshots"))
 
 
