@@ -50,8 +50,9 @@ def build_model(folder: Path | None) -> nn.Module:
         model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
         return model.train()  # it comes in evaluation mode
     torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": N_BYTES, "n_positions": 512, "n_embd": 96, "n_layer": 4, "n_head": 4}
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # there is little text, and little time
-    config = GPT2Config(vocab_size=N_BYTES, n_positions=512, n_embd=96, n_layer=4, n_head=4, **no_dropout)
+    config = GPT2Config(**sizes, **no_dropout, bos_token_id=None, eos_token_id=None)
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -77,7 +78,7 @@ def in_pipelines(options: argparse.Namespace, given: dict[str, Any]) -> tuple[od
 
     def write(state: dict[str, Any]) -> None:
         model = build_model(options.model)
-        model.load_state_dict({name.split(".", 3)[3]: value for name, value in state["model"].items()}, strict=False)
+        model.load_state_dict({name.split(".", 3)[3]: value for name, value in state["model"].items()})
         model.save_pretrained(options.output)
 
     return job, lambda: job.once_with_state(write)
@@ -123,7 +124,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=128, help="bytes a sample (default %(default)s)")
     parser.add_argument("--global-batch", type=int, default=16)
     parser.add_argument("--micro-batch", type=int, default=2)
-    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--eval-every", type=int, default=20, help="steps between validations and saves (default %(default)s)")
     parser.add_argument("--save", type=Path, metavar="DIR", help="save checkpoints there, and go on from the newest one")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write the model there at the end, for from_pretrained")

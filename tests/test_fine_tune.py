@@ -31,7 +31,7 @@ def trained() -> tuple[torch.nn.Module, list[float], float]:
     from examples import fine_tune
 
     model = fine_tune.build_model(None)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = transformers.get_cosine_schedule_with_warmup(optimizer, N_STEPS // 10, N_STEPS)
 
     def loss(batch: dict[str, Tensor]) -> Tensor:

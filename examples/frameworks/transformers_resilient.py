@@ -30,7 +30,8 @@ def make_data() -> list[BatchEncoding]:
 
 
 def build_model() -> nn.Module:
-    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2, **ends)
     return AutoModelForCausalLM.from_config(config)
 
 
