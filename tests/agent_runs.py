@@ -45,7 +45,9 @@ class Ran:
         return [event.body for event in self.events if isinstance(event.body, kind)]
 
     def text(self, stream: str = "stdout") -> str:
-        return b"".join(data for (_, name), data in sorted(self.output.items()) if name == stream).decode()
+        """What ranks wrote, one behind the other, without what the Gloo of torch 2.9 says whenever it has connected."""
+        said = b"".join(data for (_, name), data in sorted(self.output.items()) if name == stream).decode()
+        return "".join(line for line in said.splitlines(keepends=True) if not line.startswith("[Gloo] Rank "))
 
     def steps(self) -> list[int]:
         """Indices of the steps that leaders printed, in order of the index."""

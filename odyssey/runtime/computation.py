@@ -299,10 +299,10 @@ class Computation:
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """All tensors of a nesting on `device`."""
+    """A nesting on `device`: its tensors, and what knows by itself how to go there, as a BatchEncoding of Transformers does."""
     if device.type == "cpu":
         return value
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
+    return pytree.tree_map(lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf, value)
 
 
 def default_generator(device: torch.device) -> torch.Generator:

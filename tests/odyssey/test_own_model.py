@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+from collections import UserDict
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import odyssey
 from odyssey.errors import JobError
 from odyssey.model.packing import digest
 from odyssey.model.whole import Whole
+from odyssey.runtime.computation import on_device
 from tests import ROOT
 from tests.jobs import resilient as job
 from tests.resilient_reference import differences
@@ -222,3 +224,18 @@ def test_an_exact_script_is_ten_new_lines():
     before, after = code_of(ROOT / "examples" / "train_ddp.py"), code_of(ROOT / "examples" / "train_resilient.py")
     new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
     assert len(new) <= 10, "\n".join(new)
+
+
+class Encoded(UserDict[str, torch.Tensor]):
+    """As BatchEncoding of Transformers, of which torch's pytrees know nothing."""
+
+    def to(self, device: torch.device, *, non_blocking: bool) -> Encoded:
+        self.data = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.data.items()}
+        return self
+
+
+def test_a_batch_of_a_class_of_others_goes_to_the_device():
+    batch = {"text": Encoded(ids=torch.zeros(2, 3)), "target": torch.zeros(2), "names": ["a", "b"]}
+    there = on_device(batch, torch.device("meta"))
+    assert there["text"]["ids"].is_meta and there["target"].is_meta
+    assert there["names"] == ["a", "b"]

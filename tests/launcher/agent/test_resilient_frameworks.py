@@ -1,0 +1,229 @@
+"""The recipes of docs/frameworks.md: models of Lightning, Accelerate and Transformers by `odyssey.resilient`, and a Trainer of
+one's own. What a rank that is killed leaves is what plain torch makes of the same model in one process."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from launcher.joblog.events import GenerationStarted, JobEnded, RankLost
+from launcher.options import OnLoss, RunOptions
+from tests import ROOT, plain_loop
+from tests.agent_runs import Ran, nothing_left
+from tests.jobs.in_double import causal_loss
+from tests.reference import step_sample_ids
+
+__all__ = ["nothing_left"]
+FOLDER = ROOT / "examples" / "frameworks"
+RECIPES = {
+    "lightning_resilient": "lightning_trainer",
+    "accelerate_resilient": "accelerate_loop",
+    "transformers_resilient": "transformers_trainer",
+    "own_resilient": "own_trainer",
+}
+"""Ours -> what it was made of."""
+PACKAGES = {"lightning_resilient": "lightning", "accelerate_resilient": "accelerate", "transformers_resilient": "transformers"}
+N_RANKS = 4
+
+
+def difference(recipe: str) -> list[str]:
+    """Lines that went and that are new, below the docstring, with `@@` between places."""
+    before, after = ((FOLDER / f"{name}.py").read_text().splitlines()[1:] for name in (RECIPES[recipe], recipe))
+    lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[3:]
+    return ["@@" if line.startswith("@@") else line for line in lines]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_has_at_most_fifteen_new_lines_and_the_page_shows_them(recipe: str) -> None:
+    found = difference(recipe)
+    assert 0 < sum(line.startswith("+") for line in found) <= 15
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    assert "\n".join(["```diff", *found, "```"]) in page
+
+
+class Recipe:
+    """What plain torch makes of a recipe's model, and what the recipe has written at its end."""
+
+    def __init__(self, name: str) -> None:
+        self.module: Any = importlib.import_module(f"examples.frameworks.{name}")
+        torch.manual_seed(0)
+        getattr(self, name.removesuffix("_resilient"))()
+
+    def lightning(self) -> None:
+        self.model = self.module.Classifier()
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 48)
+
+        def loss(batch: list[Tensor]) -> Tensor:
+            return nn.functional.cross_entropy(self.model.net(batch[0]), batch[1])
+
+        given = {"n_steps": 48, "global_batch": 32, "micro_batch": 8, "scheduler": scheduler, "clip_norm": 1.0}
+        self.losses = plain_loop.train(self.model, optimizer, loss, self.module.make_data(), **given)
+        self.written = lambda: torch.load("module.pt")
+
+    def accelerate(self) -> None:
+        self.model = self.module.build_model()
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 4, (45 - step) / 41))
+
+        def loss(batch: dict[str, Tensor]) -> Tensor:
+            logits = self.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            return nn.functional.cross_entropy(logits, batch["labels"])
+
+        given = {"n_steps": 45, "global_batch": 32, "micro_batch": 8, "scheduler": scheduler, "collate": self.module.pad}
+        self.losses = plain_loop.train(self.model, optimizer, loss, self.module.Texts(480), **given)
+        self.validation = plain_loop.validation_loss(
+            self.model, loss, self.module.Texts(96, first=1_000_000), 8, self.module.pad
+        )
+        self.written = lambda: torch.load("model.pt")
+
+    def transformers(self) -> None:
+        from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling
+
+        self.model = self.module.build_model()
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.0)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 4, (40 - step) / 36))
+
+        def loss(batch: Any) -> Tensor:
+            return causal_loss(self.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits, batch["labels"])
+
+        collate = DataCollatorForLanguageModeling(self.module.tokenizer, mlm=False)
+        given = {"n_steps": 40, "global_batch": 16, "micro_batch": 4, "scheduler": scheduler, "clip_norm": 1.0}
+        self.losses = plain_loop.train(self.model, optimizer, loss, self.module.make_data(), collate=collate, **given)
+        self.written = lambda: AutoModelForCausalLM.from_pretrained("model").state_dict()
+
+    def own(self) -> None:
+        self.model = self.module.build_model()
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.5)
+
+        def loss(batch: list[Tensor]) -> Tensor:
+            return nn.functional.mse_loss(self.model(batch[0]), batch[1])
+
+        given = {"n_steps": 60, "global_batch": 32, "micro_batch": 8}
+        self.losses = plain_loop.train(self.model, optimizer, loss, self.module.make_data(), **given)
+
+        def written() -> dict[str, Tensor]:
+            """What the checkpoint behind the last step goes on from."""
+            import odyssey
+
+            model = self.module.build_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+            given = {"global_batch": 32, "micro_batch": 8, "resume": "snapshots"}
+            run = odyssey.resilient(model, optimizer, lambda batch: model(batch[0]).sum(), self.module.make_data(), **given)
+            assert run.next_step == 60
+            return model.state_dict()
+
+        self.written = written
+
+
+def ran(folder: Path, script: str, *lose: str) -> Ran:
+    given = (*lose, str(FOLDER / f"{script}.py"))
+    job = str(ROOT / "tests" / "jobs" / "in_double.py")
+    return Ran(RunOptions(job, given, n_ranks_per_node=N_RANKS, log_dir=folder / "logs", capture_output=True))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_what_a_recipe_trains_is_what_one_process_trains_whoever_is_killed(
+    recipe: str, victim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip(PACKAGES.get(recipe, "torch"))
+    request.getfixturevalue("nothing_left")  # now that it is imported
+    monkeypatch.chdir(tmp_path)
+    found = ran(tmp_path, recipe, "--lose", str(victim), "20")
+    assert found.code == 0, (found.all(JobEnded), found.text("stderr"))
+    found.assert_replays()
+    assert [lost.rank for lost in found.all(RankLost)] == [victim]
+    assert len(found.all(GenerationStarted)) == 2
+    with plain_loop.in_double():
+        expected = Recipe(recipe)
+        assert plain_loop.largest_difference(expected.model, expected.written()) < 1e-10
+    losses = {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss (\S+)$", found.text(), re.MULTILINE)}
+    assert list(losses) and losses == pytest.approx(dict(enumerate(expected.losses)), abs=1e-4)
+    if hasattr(expected, "validation"):
+        assert float(found.text().rpartition("validation loss ")[2]) == pytest.approx(expected.validation, abs=1e-4)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_a_recipe_was_made_of_goes_on_unchanged_with_fewer_ranks(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(PACKAGES.get(recipe, "torch"))
+    monkeypatch.chdir(tmp_path)
+    found = Ran(
+        RunOptions(
+            str(ROOT / "tests" / "jobs" / "lost_at_step.py"),
+            ("2", "15", str(FOLDER / f"{RECIPES[recipe]}.py")),
+            n_ranks_per_node=N_RANKS,
+            log_dir=tmp_path / "logs",
+            capture_output=True,
+            on_loss=OnLoss.CONTINUE,
+        )
+    )
+    assert found.code == 0, (found.all(JobEnded), found.text("stderr"))
+    assert [lost.rank for lost in found.all(RankLost)] == [2]
+    assert len(found.all(GenerationStarted)) == 2
+    assert any((tmp_path / name).exists() for name in ("module.pt", "model.pt", "model", "snapshots"))
+
+
+@pytest.mark.soak
+def test_a_module_of_lightning_does_without_a_trainer_what_the_page_says() -> None:
+    pytest.importorskip("lightning")
+    from examples.frameworks import lightning_resilient
+
+    module = lightning_resilient.Classifier()
+    with pytest.warns(UserWarning, match="self.trainer` reference is not registered"):
+        loss = module.training_step(lightning_resilient.make_data()[:8], 0)
+    assert loss.requires_grad
+    assert (module.current_epoch, module.global_step) == (0, 0)
+    with pytest.raises(RuntimeError, match="not attached to a `Trainer`"):
+        module.optimizers()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("micro_batch", [2, 3])
+def test_tokens_count_alike_where_losses_are_divided_by_a_constant(micro_batch: int) -> None:
+    """As the page has it, whatever the micro-batch. Transformers computes losses in float32."""
+    pytest.importorskip("transformers")
+    from transformers import DataCollatorForLanguageModeling
+
+    import odyssey
+    from examples.frameworks import transformers_resilient
+
+    data = transformers_resilient.make_data()
+    collate = DataCollatorForLanguageModeling(transformers_resilient.tokenizer, mlm=False)
+    tokens = sum(len(sample["input_ids"]) - 1 for sample in data) / len(data)
+    torch.manual_seed(0)
+    model = transformers_resilient.build_model().eval()
+    started = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def loss(batch: Any) -> Tensor:
+        found: Tensor = model(**batch, num_items_in_batch=tokens * len(batch["input_ids"])).loss
+        return found
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    run = odyssey.resilient(model, optimizer, loss, data, global_batch=12, micro_batch=micro_batch, collate=collate)
+    found = next(run.steps(1)).loss
+    changes = {name: started[name] - parameter.detach() for name, parameter in model.named_parameters()}
+
+    model.load_state_dict(started, strict=False)
+    model.zero_grad()
+    total = torch.zeros(())
+    for i in step_sample_ids(0, 12, len(data), 0):
+        ids = torch.tensor([data[i]["input_ids"]])
+        total = total + nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="sum")
+    (total / tokens / 12).backward()
+    assert found == pytest.approx(total.item() / tokens / 12, rel=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(changes[name], parameter.grad, rtol=1e-3, atol=1e-6)
