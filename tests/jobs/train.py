@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import fcntl
+import json
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from tests import models
 PR_SET_DUMPABLE = 4
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 CAP_SYS_PTRACE = 19
+N_EVALUATED = 23
 
 
 def main() -> None:
@@ -54,14 +56,18 @@ def main() -> None:
     losses: dict[int, float] = {}
     if options.at_op:
         stop_at_ops(options.at_op, options.stands, losses)
-    loss = models.loss_for(options.model)
+    loss, metrics = models.loss_for(options.model), models.metrics_for(options.model)
+    told = {"steps": {}, "evaluations": {}}
     has_begun = False
 
     def counted_loss(output, target):
-        if has_begun and torch.is_grad_enabled():
+        if options.count is not None and has_begun and torch.is_grad_enabled():
             with options.count.open("ab", buffering=0) as file:
                 file.write(b".")
         return loss(output, target)
+
+    def told_loss(output, target):
+        return counted_loss(output, target), {name: metric(output, target) for name, metric in metrics.items()}
 
     def build():
         built[:] = models.build_layers(options.model, n_blocks=options.blocks, dropout=options.dropout, dtype=dtype)
@@ -75,7 +81,7 @@ def main() -> None:
     data = models.data_for(options.model, options.samples, dtype)
     job = odyssey.Job(
         layers=build,
-        loss=loss if options.count is None else counted_loss,
+        loss=counted_loss if options.told is None else told_loss,
         optimizer=make_optimizer,
         data=SlowData(options, data, losses) if options.slow_how == "data" else data,
         global_batch=options.global_batch,
@@ -92,6 +98,7 @@ def main() -> None:
         kept.__enter__()
     for step in job.steps(options.steps):
         losses[step.index] = step.loss
+        told["steps"][step.index] = {"loss": step.loss, "lr": step.lr, **step.metrics}
         pace.look()
         if step.index == options.draw_after:
             models.set_dropout(built, 0.1)
@@ -100,9 +107,13 @@ def main() -> None:
         if options.pause:
             time.sleep(options.pause)
         if options.eval_every and (step.index + 1) % options.eval_every == 0:
-            mean = job.evaluate(models.data_for(options.model, 24, dtype))
-            if job.is_leader:
-                print(f"evaluate {step.index} loss {mean!r}", flush=True)
+            validation = models.data_for(options.model, N_EVALUATED, dtype)
+            if options.told is None:
+                mean = job.evaluate(validation)
+                if job.is_leader:
+                    print(f"evaluate {step.index} loss {mean!r}", flush=True)
+            else:
+                told["evaluations"][step.index] = job.evaluate(Deadly(validation, options.die_reading), metrics)
         if options.lose_message_after is not None and step.index == options.lose_message_after[1]:
             lose_message(options.lose_message_after[0], 1)
         for file, after in options.hold:
@@ -112,6 +123,8 @@ def main() -> None:
 
     if options.keeps is not None:
         (options.keeps / os.environ["RANK"]).write_text(str(kept.most))
+    if options.told is not None:
+        (options.told / os.environ.get("RANK", "0")).write_text(json.dumps(told))
 
     def write(state):
         if options.out is not None:
@@ -283,6 +296,22 @@ class SlowData:
         return self.data[i]
 
 
+class Deadly:
+    """A data set of which reading a sample kills a rank, once: `at` is the rank, the sample and a file that is there then."""
+
+    def __init__(self, data, at):
+        self.data, self.at = data, at
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        if self.at is not None and self.at[:2] == [os.environ["RANK"], str(i)] and not os.path.exists(self.at[2]):
+            Path(self.at[2]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.data[i]
+
+
 class Kept(torch.autograd.graph.saved_tensors_hooks):
     """Counts the bytes that autograd's graphs keep for backward, as long as they do. `most`: at once."""
 
@@ -353,6 +382,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kill-source", type=Path, metavar="FILE", help="once it is there, kill a rank that is to be read")
     parser.add_argument("--at-op", nargs=4, action="append", default=[], metavar=("RANK", "STEP", "OP", "die|stand"))
     parser.add_argument("--stands", type=Path, help="a pipe, for --at-op")
+    parser.add_argument("--told", type=Path, help="a folder: each rank writes there what it was told of steps, with metrics")
+    parser.add_argument("--die-reading", nargs=3, metavar=("RANK", "SAMPLE", "FILE"), help="of an evaluation, if FILE is not")
     parser.add_argument("--count", type=Path, help="a file that gets a byte for each loss of a micro-batch that is trained")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
