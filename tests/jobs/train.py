@@ -71,7 +71,7 @@ def main() -> None:
 
     def build():
         built[:] = models.build_layers(options.model, n_blocks=options.blocks, dropout=options.dropout, dtype=dtype)
-        if options.slow is not None and options.slow_how != "data":
+        if options.slow is not None and options.slow_how not in ("data", "validation"):
             for layer in built:
                 layer.register_forward_pre_hook(lambda *_: linger(options, len(losses)))
         for layer in built if options.pace is not None else ():
@@ -87,6 +87,7 @@ def main() -> None:
         global_batch=options.global_batch,
         micro_batch=options.micro_batch,
         seed=options.seed,
+        num_workers=options.num_workers,
         scheduler=make_scheduler if options.schedule else None,
         clip_norm=options.clip,
         autocast=torch.bfloat16 if options.autocast else None,
@@ -108,6 +109,8 @@ def main() -> None:
             time.sleep(options.pause)
         if options.eval_every and (step.index + 1) % options.eval_every == 0:
             validation = models.data_for(options.model, N_EVALUATED, dtype)
+            if options.slow_how == "validation":
+                validation = SlowData(options, validation, losses)
             if options.told is None:
                 mean = job.evaluate(validation)
                 if job.is_leader:
@@ -283,7 +286,7 @@ class Pace:
 
 
 class SlowData:
-    """A data set that is slow at a sample."""
+    """A data set that is slow at a sample, but for the one that is looked at before all others."""
 
     def __init__(self, options, data, losses):
         self.options, self.data, self.losses = options, data, losses
@@ -292,7 +295,8 @@ class SlowData:
         return len(self.data)
 
     def __getitem__(self, i):
-        linger(self.options, len(self.losses))
+        if i:
+            linger(self.options, len(self.losses))
         return self.data[i]
 
 
@@ -308,7 +312,7 @@ class Deadly:
     def __getitem__(self, i):
         if self.at is not None and self.at[:2] == [os.environ["RANK"], str(i)] and not os.path.exists(self.at[2]):
             Path(self.at[2]).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid() if torch.utils.data.get_worker_info() is None else os.getppid(), signal.SIGKILL)
         return self.data[i]
 
 
@@ -363,12 +367,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--clip", type=float)
     parser.add_argument("--schedule", action="store_true", help="with a learning rate that changes at every step")
     parser.add_argument("--autocast", action="store_true", help="bfloat16")
+    parser.add_argument("--num-workers", type=int, default=0, help="processes that read samples")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep after each step")
     parser.add_argument("--hold", nargs=2, action="append", default=[], metavar=("FILE", "STEP"), help=HOLD)
     parser.add_argument("--hold-once", type=Path, help="a pipe: wait for its end in the action that writes --out")
     parser.add_argument("--slow", nargs=3, metavar=("FILE", "RANK", "STEP"), help="there that rank is slow, once")
-    parser.add_argument("--slow-how", choices=("lock", "deaf", "busy", "data"), default="lock", help="until FILE is not locked")
+    parser.add_argument(
+        "--slow-how", choices=("lock", "deaf", "busy", "data", "validation"), default="lock", help="until FILE is not locked"
+    )
     parser.add_argument("--pace", type=Path, metavar="FILE", help="the rank whose number is in it is slow, as long as it is")
     parser.add_argument("--eval-every", type=int, default=0)
     parser.add_argument("--keeps", type=Path, help="a folder: each rank writes there how many bytes its graphs kept at most")

@@ -49,11 +49,15 @@ def test_all_ranks_are_told_what_one_process_computes(layout: str, n: int, model
     assert_told(run(tmp_path, layout, n, "--model", model), tmp_path, range(n), model)
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(3, marks=pytest.mark.soak)])
-def test_a_rank_that_is_lost_in_an_evaluation_changes_nothing(victim: int, tmp_path: Path) -> None:
-    """The leader, when it reads a sample for the first stage; and a last stage."""
-    sample = {0: "13", 3: "15"}[victim]
-    ran = run(tmp_path, "2x2", 4, "--die-reading", str(victim), sample, str(tmp_path / "mark"))
+@pytest.mark.parametrize(
+    ("victim", "sample", "num_workers"), [(0, 13, 0), (0, 13, 1), pytest.param(3, 15, 0, marks=pytest.mark.soak)]
+)
+def test_a_rank_that_is_lost_in_an_evaluation_changes_nothing(
+    victim: int, sample: int, num_workers: int, tmp_path: Path
+) -> None:
+    """The leader, when it reads a sample for the first stage, or a process of its does; and a last stage."""
+    lost = ("--die-reading", str(victim), str(sample), str(tmp_path / "mark"))
+    ran = run(tmp_path, "2x2", 4, *lost, "--num-workers", str(num_workers))
     assert_told(ran, tmp_path, [rank for rank in range(4) if rank != victim])
     assert [lost.rank for lost in ran.all(RankLost)] == [victim]
 
