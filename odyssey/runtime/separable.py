@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -77,9 +77,10 @@ def loss_problem(loss: Callable[[Any, Any], Any], output: Any, target: Any, give
     if found := _problem(partial(forward, None), [], output, given, is_sum=True):
         return f"the loss {found}"
     with given.precision():
-        _, metrics = with_metrics(loss(output, target))
+        mean, metrics = with_metrics(loss(output, target))
+    rounded = replace(given, eps=max(given.eps, torch.finfo(mean.dtype).eps))  # what a number was computed in is not known
     for name in metrics:
-        if found := _problem(partial(forward, name), [], output, given, is_sum=True):
+        if found := _problem(partial(forward, name), [], output, rounded, is_sum=True):
             return f"the metric {name!r} {found}"
     return ""
 

@@ -127,6 +127,7 @@ def main() -> None:
     if options.keeps is not None:
         (options.keeps / os.environ["RANK"]).write_text(str(kept.most))
     if options.told is not None:
+        told["held"] = [layer for layer in range(len(built)) if job.module(layer) is not None]
         (options.told / os.environ.get("RANK", "0")).write_text(json.dumps(told))
 
     def write(state):

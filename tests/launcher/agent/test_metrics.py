@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, RankLost
+from launcher.joblog.events import Draining, Event, GenerationStarted, JobEnded, PlanChosen, RankLost
 from launcher.options import RunOptions
 from perfmodel import profile as profiles
 from tests import exactness
@@ -45,8 +45,12 @@ def assert_told(ran: Ran, tmp_path: Path, ranks: Sequence[int], model: str = "gp
     [("2x2", 4, "gpt"), ("1x2", 3, "tied"), pytest.param("3+1", 4, "nested", marks=pytest.mark.soak)],
 )
 def test_all_ranks_are_told_what_one_process_computes(layout: str, n: int, model: str, tmp_path: Path) -> None:
-    """Also who has no last stage, and who has no work."""
-    assert_told(run(tmp_path, layout, n, "--model", model), tmp_path, range(n), model)
+    """Also who has no last stage, and who has no work. Each has the modules of the layers that it holds, and no others."""
+    ran = run(tmp_path, layout, n, "--model", model)
+    assert_told(ran, tmp_path, range(n), model)
+    (chosen,) = ran.all(PlanChosen)
+    held = {rank: json.loads((tmp_path / "told" / str(rank)).read_text())["held"] for rank in range(n)}
+    assert held == {rank: sorted(chosen.plan.holds.get(rank, ())) for rank in range(n)}
 
 
 @pytest.mark.parametrize(
