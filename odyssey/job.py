@@ -185,7 +185,7 @@ class Job:
         self._clip_norm = clip_norm
         self._model = model
         self._looked_at: tuple[Dataset, bool] | None = None
-        """The data of the last evaluation, and whether it draws random numbers."""
+        """What was last evaluated on, and whether that draws random numbers."""
         job_spec = JobSpec(
             spec=backend.spec(joining.model_spec(model, batches, clip_norm, autocast)),
             loss=loss,
@@ -229,7 +229,7 @@ class Job:
         return self._session.place[0]
 
     def module(self, layer: int) -> nn.Module | None:
-        """The module of a layer, where this rank holds it; else None. What a rank holds may change with every call that all
+        """Give the module of a layer where this rank holds it, else None. What a rank holds may change with every call that all
         ranks make together: ask again behind it. To change it is for all its holders alike, and not foreseen: look only."""
         if not 0 <= layer < len(self._model.layers):
             raise JobError(f"module({layer}): the model has layers 0 to {len(self._model.layers) - 1}", "give one of them")
@@ -284,7 +284,7 @@ class Job:
     def evaluate(self, data: Dataset, metrics: Mapping[str, Callable[..., Metric]]) -> dict[str, float]: ...
 
     def evaluate(self, data: Dataset, metrics: Mapping[str, Callable[..., Metric]] | None = None) -> float | dict[str, float]:
-        """Mean loss over all of `data`, without gradients and with the layers in evaluation mode. All ranks call it.
+        """Compute the mean loss over all of `data`, without gradients, with the layers in evaluation mode. All ranks call it.
 
         With `metrics`, by name: each `metric(output, target)` is the mean over the samples of a micro-batch, as the loss is, or
         `metric(batch)` in a job of `odyssey.resilient`. Then it returns them all, with `"loss"` among them. Samples are read
@@ -312,8 +312,8 @@ class Job:
         return result.values[0] if metrics is None else {"loss": result.values[0], **result.metrics}
 
     def _is_random(self, data: Dataset) -> bool:
-        """Whether its samples draw random numbers. A sample is looked at once for each data set, and not where it is known to
-        make no difference: worker processes have generators of their own, and nothing is read of what others have done."""
+        """Tell whether its samples draw random numbers. One is looked at, once for each data set, and none where that makes no
+        difference: worker processes have generators of their own, and nothing is read of what others have done."""
         if self._batches.num_workers or self._session.replaying:
             return True
         if self._looked_at is None or self._looked_at[0] is not data:

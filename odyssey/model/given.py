@@ -22,9 +22,9 @@ from odyssey.model.packing import digest
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], Any]
 Metric = torch.Tensor | float
-"""A scalar: the mean over the samples of a micro-batch."""
+"""It is a scalar, the mean over the samples of a micro-batch."""
 Loss = torch.Tensor | tuple[torch.Tensor, Mapping[str, Metric]]
-"""A scalar, alone or with metrics by name."""
+"""It is a scalar, alone or with metrics by name."""
 
 _OPTIMIZER = "return an optimizer, for example `lambda params: torch.optim.AdamW(params, lr=3e-4)`"
 _SCHEDULER = "return a scheduler of the argument, for example `lambda opt: torch.optim.lr_scheduler.StepLR(opt, 100)`"
@@ -74,7 +74,8 @@ def made_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> Any:
 
 
 def with_metrics(returned: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """What `loss` returned: the loss itself, which is still to be checked, and the metrics beside it. Raises JobError."""
+    """Take apart what `loss` returned: the loss itself, which is still to be checked, and the metrics beside it. Raises
+    JobError."""
     if not isinstance(returned, tuple):
         return returned, {}
     if len(returned) != 2 or not isinstance(returned[1], Mapping):
@@ -83,7 +84,7 @@ def with_metrics(returned: Any) -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 def metric(name: str, value: Any) -> torch.Tensor:
-    """What the script gives by this name for a micro-batch, without a gradient. Raises JobError if it is no scalar."""
+    """Take what the script gives by this name for a micro-batch, without its gradient. Raises JobError if it is no scalar."""
     if not isinstance(name, str):
         raise JobError(f"a metric is called {name!r}", "let names be strings")
     if isinstance(value, torch.Tensor) and value.dim() == 0:

@@ -154,11 +154,11 @@ class Model:
             raise
 
     def measured(self, metric: Callable[..., Any], batch: Any, output: Any, target: Any) -> Any:
-        """What a metric of an evaluation gives for a micro-batch. `batch`: its input, where the first layer is held as well."""
+        """Call a metric of an evaluation for a micro-batch. `batch`: its input, where the first layer is held as well."""
         return metric(output, target)
 
     def rates(self) -> set[float]:
-        """The different learning rates of what steps the held layers."""
+        """Collect the different learning rates of what steps the held layers."""
         optimizers = (shard.optimizer for shard in self.shards.values() if shard.optimizer is not None)
         return {float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group}
 

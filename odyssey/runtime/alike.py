@@ -9,22 +9,22 @@ import struct
 from collections.abc import Iterable, Sequence
 
 N_RATE = 9
-"""Of the numbers that learning rates are told in."""
+"""So many numbers tell of learning rates."""
 _WORDS, _RATE = struct.Struct("<4H"), struct.Struct("<d")
 
 
 def told(numbers: Sequence[int]) -> list[float]:
-    """What a worker adds that has `numbers`, of up to 16 bits: one more, them, and their squares. Sums of these are exact."""
+    """Give what a worker adds that has `numbers`, of up to 16 bits: a one, them, and their squares. Sums of these are exact."""
     return [1.0, *map(float, numbers), *(float(number * number) for number in numbers)]
 
 
 def untold(n: int) -> list[float]:
-    """What a worker adds that has no such `n` numbers."""
+    """Give what a worker adds that has no such `n` numbers."""
     return [0.0] * (1 + 2 * n)
 
 
 def alike(sums: Iterable[float]) -> tuple[int, ...] | None:
-    """The numbers that all who have told any have; empty where nobody has; None where they differ.
+    """Find the numbers that all who have told any have: empty where nobody has, None where they differ.
 
     For a mean is as large as the root of the mean square only where all are equal.
     """
@@ -38,12 +38,12 @@ def alike(sums: Iterable[float]) -> tuple[int, ...] | None:
 
 
 def rates_told(rates: Iterable[float]) -> list[float]:
-    """What a worker adds that has these learning rates, each once, to the last bit."""
+    """Give what a worker adds that has these learning rates, each once, to the last bit."""
     each = [untold(4), *(told(_WORDS.unpack(_RATE.pack(rate))) for rate in rates)]
     return [sum(column) for column in zip(*each, strict=True)]
 
 
 def rate_of(sums: Iterable[float]) -> float | None:
-    """The learning rate that all have, if there is such a one."""
+    """Find the learning rate that all have, if there is such a one."""
     words = alike(sums)
     return float(_RATE.unpack(_WORDS.pack(*words))[0]) if words else None

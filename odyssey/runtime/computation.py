@@ -284,7 +284,7 @@ class Computation:
         return list(found.values())
 
     def loss(self, output: Any, target: Any) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """The script's loss and the metrics beside it: means over the samples."""
+        """Call the script's loss: it and the metrics beside it are means over the samples."""
         return self._job_spec.loss_and_metrics(output, target)
 
     def precision(self) -> AbstractContextManager[Any]:

@@ -42,8 +42,8 @@ class Reader:
         self._prefetcher: _InOrder | None = None
 
     def read(self, engine: Engine, micro_batches: Sequence[range]) -> Iterator[Any]:
-        """`(input, target)` of each of these, which are sample ids. Raises Cut, however slow the data set is, and what that
-        raises."""
+        """Give `(input, target)` of each of these, which are sample ids. Raises Cut, however slow the data set is, and what
+        that raises."""
         if self._prefetcher is None and micro_batches:
             self._prefetcher = self._make(engine.plan)
         if self._prefetcher is None:
@@ -55,7 +55,7 @@ class Reader:
         return self._read(self._prefetcher, engine, parts)
 
     def _read(self, data: Prefetcher, engine: Engine, parts: Sequence[Sequence[range]]) -> Iterator[Any]:
-        """One part after the other, and the next one ahead."""
+        """Go through one part after the other, and have the next one read ahead."""
         for number, (part, then) in enumerate(zip(parts, [*parts[1:], []], strict=True)):
             data.want(number, part, then)
             for sample_ids in part:
@@ -78,7 +78,7 @@ class _InOrder(Prefetcher):
 
 
 def evaluate_body(engine: Engine, reader: Reader, measures: Mapping[str, Callable[..., Any]]) -> Sequence[float]:
-    """This worker's sums of sample losses, and of what `measures` give, over its share of the data. Raises Cut when
+    """Give this worker's sums of sample losses, and of what `measures` give, over its share of the data. Raises Cut when
     communication ends.
 
     Every worker goes through (micro-batch, stage) in ascending order, so sends and receives between any two agree.
@@ -92,7 +92,7 @@ def _micro_batches(plan: Plan, n_samples: int) -> list[range]:
 
 
 class _Pass:
-    """Through all micro-batches, on one worker."""
+    """One worker's way through all micro-batches."""
 
     def __init__(self, engine: Engine, reader: Reader, measures: Mapping[str, Callable[..., Any]]) -> None:
         self._engine = engine
@@ -109,10 +109,10 @@ class _Pass:
         self._loss = 0.0
         self._totals = dict.fromkeys(measures, 0.0)
         self._n_samples = 0
-        """Of which there are losses here."""
+        """So many samples have their losses computed here."""
 
     def sums(self) -> list[float]:
-        """What this worker adds."""
+        """Go through all of them, and give what this worker adds."""
         with torch.no_grad():
             for number, (sample_ids, route) in enumerate(zip(self._micro_batches, self._routes, strict=True)):
                 self._engine.now = (f"evaluation of micro-batch {number}", time.monotonic())
@@ -122,7 +122,7 @@ class _Pass:
         return [self._loss, *(metrics.summed(self._totals, self._n_samples) if self._n_samples else [])]
 
     def _run(self, n_samples: int, route: Sequence[tuple[Worker, range]]) -> None:
-        """A micro-batch, through this worker's stages of its way."""
+        """Take a micro-batch through this worker's stages of its way."""
         me, device = self._engine.worker, self._engine.model.device
         batch = target = value = None
         if me in (route[0][0], route[-1][0]):

@@ -40,7 +40,7 @@ class JobSpec(NamedTuple):
     sublayers: Names = Names()
 
     def loss_and_metrics(self, output: Any, target: Any) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """What `loss` gives. Raises JobError if that is nothing to train with."""
+        """Call `loss`. Raises JobError if that gives nothing to train with."""
         result, metrics = with_metrics(self.loss(output, target))
         if not isinstance(result, torch.Tensor):
             raise JobError(f"the loss is a {type(result).__name__}", _HELP)

@@ -19,7 +19,7 @@ SAME_NAMES = "return the same names each time, whatever the samples are, and on 
 
 
 def total(metrics: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, float]:
-    """The sums of what is given for several micro-batches. Raises JobError if it has different names."""
+    """Sum what is given for several micro-batches. Raises JobError if it has different names."""
     found: dict[str, list[torch.Tensor]] = {}
     names: Collection[str] | None = None
     for each in metrics:
@@ -32,7 +32,7 @@ def total(metrics: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, float]:
 
 
 def summed(totals: Mapping[str, float], n_samples: int) -> list[float]:
-    """What a worker adds that has these sums over `n_samples`; nothing where it has none."""
+    """Give what a worker adds that has these sums over `n_samples`: nothing where it has none."""
     if not totals:
         return []
     names = sorted(totals)
@@ -40,8 +40,9 @@ def summed(totals: Mapping[str, float], n_samples: int) -> list[float]:
 
 
 def means(sums: Sequence[float], n_samples: int) -> dict[str, float]:
-    """By name, over all `n_samples`. `sums`: of what all workers have added. Raises JobError if these do not go together."""
-    if not sums:
+    """Find names and means over all `n_samples`. `sums`: what all workers have added, which has to go together: else raises
+    JobError."""
+    if not any(sums):
         return {}
     n_told, n_names = sums[0], alike(sums[1:4])
     text = alike(sums[4 + n_names[0] :]) if n_names else None

@@ -251,10 +251,10 @@ class Session(Generic[R]):
         n_more = alike(sums[n_summed + N_CODE :])
         if n_more is None:
             raise JobError(f"{CALLS[unit.kind]}: {NOT_ALIKE}", SAME_NAMES)
-        return self._sum([*values, *[0.0] * (n_more[0] - len(values))]) if n_more else sums[: len(values)]
+        return self._sum([*values, *[0.0] * (n_more[0] - len(values))]) if n_more else sums[:n_summed]
 
     def _sum(self, values: Sequence[float]) -> list[float]:
-        """Over all workers, of as many values as the others give. Raises Cut."""
+        """Sum over all workers, each of which gives as many values. Raises Cut."""
         assert self._runner is not None
         groups, sums = self._runner.groups, torch.tensor(values, dtype=torch.float64)
         if len(groups.members) > 1:

@@ -31,7 +31,7 @@ class Tally:
         self.losses: dict[range, torch.Tensor] = {}
         """Positions -> the sum of these samples' losses, a double on the device."""
         self.metrics: dict[range, Mapping[str, torch.Tensor]] = {}
-        """The same of their metrics, where the script gives some."""
+        """The same is kept of their metrics, where the script gives some."""
 
     def clear(self) -> None:
         """Nothing is summed."""

@@ -18,6 +18,7 @@ Values = tuple[float, ...]
 class Transaction(NamedTuple, Generic[R]):
     """A unit. `body(runner)`: run it, give what this rank adds to the final sum, Cut may interrupt it; ranks that give more
     than N_VALUES give equally many. `conclude(sums)`: the result's values, the same on all ranks; `metrics(sums)`: its metrics.
+    Sums of what nobody gives are 0.
     `take(runner, values)`: the local effect, which cannot be interrupted.
     `is_told`: the agent hears of each one that is final; of others, only when it asks ranks to pause.
     `began_s`: of time.monotonic, where what the unit ends began before it."""

@@ -26,7 +26,7 @@ def test_all_know_names_and_means_that_some_have_computed() -> None:
 
 @pytest.mark.parametrize("other", [{"accurary": 1.0}, {"a": 1.0, "b": 1.0}, {}])
 def test_ranks_with_other_names_are_refused(other: Mapping[str, float]) -> None:
-    """Of as many numbers, of another number, and none at all for some samples."""
+    """They have as many letters, others, and none at all for some samples."""
     with pytest.raises(JobError, match="not the same names"):
         means(reduced([summed({"accuracy": 1.0}, 3), summed(other, 3)]), 6)
 
