@@ -43,6 +43,10 @@ def block(n_in: int, n_out: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(n_in, n_out, 3, padding=1, bias=False), nn.BatchNorm2d(n_out), nn.ReLU(), nn.MaxPool2d(2))
 
 
+def share_right(scores: Tensor, which: Tensor) -> Tensor:
+    return (scores.argmax(1) == which).double().mean()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
@@ -52,9 +56,14 @@ def main() -> None:
     model = nn.Sequential(block(1, 16), block(16, 32), nn.Flatten(), nn.Linear(32 * (SIZE // 4) ** 2, len(SHAPES)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         pictures, which = batch
-        return nn.functional.cross_entropy(model(pictures), which)
+        scores = model(pictures)
+        return nn.functional.cross_entropy(scores, which), {"accuracy": share_right(scores, which)}
+
+    def accuracy(batch: tuple[Tensor, Tensor]) -> Tensor:
+        pictures, which = batch
+        return share_right(model(pictures), which)
 
     run = odyssey.resilient(
         model,
@@ -70,9 +79,11 @@ def main() -> None:
     validation = Images(256, first=1_000_000)
     for step in run.steps(options.steps):
         if step.index % 20 == 19:
-            mean = run.evaluate(validation)
+            found = run.evaluate(validation, metrics={"accuracy": accuracy})
             if run.is_leader:
-                print(f"step {step.index}: loss {step.loss:.3f}, {mean:.3f} on pictures that it has not seen", flush=True)
+                seen, unseen = step.metrics["accuracy"], found["accuracy"]
+                print(f"step {step.index}: loss {step.loss:.3f}, lr {step.lr:.4f}, {seen:.0%} right", end=", ")
+                print(f"{unseen:.0%} of pictures that it has not seen", flush=True)
             if options.folder is not None:
                 run.save(options.folder)
 

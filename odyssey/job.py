@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
@@ -25,18 +26,20 @@ from odyssey import link
 from odyssey.checkpoints import checkpoint, parts
 from odyssey.errors import JobError, NonFiniteLoss
 from odyssey.messages import NOTHING, UNUSABLE
-from odyssey.model.given import OptimizerFactory, SchedulerFactory, check_autocast
+from odyssey.model.given import Loss, Metric, OptimizerFactory, SchedulerFactory, check_autocast
 from odyssey.model.model import LayerFactory, Model
 from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
 from odyssey.model.whole import Whole
 from odyssey.plan import Plan
 from odyssey.runtime import joining
+from odyssey.runtime.alike import N_RATE, rate_of
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import Dataset, check_is_map_style, pairs_by
+from odyssey.runtime.data import Dataset, check_is_map_style, draws_random_numbers, pairs_by
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.evaluation import evaluate_body
+from odyssey.runtime.evaluation import Reader, evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
+from odyssey.runtime.metrics import NOT_ALIKE, SAME_NAMES, means
 from odyssey.runtime.once import Once
 from odyssey.runtime.transaction import Transaction, Values
 from odyssey.worker import Worker
@@ -44,12 +47,17 @@ from odyssey.worker import Worker
 
 @dataclass(frozen=True)
 class Step:
-    """A committed training step. `loss`: mean over the step's samples; `grad_norm`: of the mean gradient, before clipping."""
+    """A committed training step. `loss`, `metrics`: means over the step's samples; `grad_norm`: of the mean gradient, before
+    clipping. `lr`: the learning rate that it was made with, that of all parameter groups of all optimizers; None where these
+    have not one in common. All ranks see the same, those without work and those that come back as well.
+    """
 
     index: int
     loss: float
     grad_norm: float
     n_samples: int
+    lr: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 class Job:
@@ -58,7 +66,8 @@ class Job:
     `layers()`: the model as a list of modules, each called with what the one before returned: a tensor, or a nested
     tuple or dict of tensors. It runs under `seed`. An element may be a function that builds the module; it is then
     called only on ranks that hold the layer. Modules may share parameters. `odyssey.layers_of(model)` makes the list of one.
-    `loss(output, target)`: scalar, the mean over the samples of a micro-batch.
+    `loss(output, target)`: scalar, the mean over the samples of a micro-batch; or `(loss, {name: scalar, ...})` with metrics
+    that are such means, too, for `Step.metrics`.
     `optimizer(parameters)`: called for each layer; must step just these, alike on all ranks. `scheduler(optimizer)`:
     likewise, stepped after each step. Both are called once at the start for a look at what they make.
     `data[i]`: `(input, target)` of a sample. `collate(samples)`: of a micro-batch, default torch's `default_collate`;
@@ -81,7 +90,7 @@ class Job:
     def __init__(
         self,
         layers: Callable[[], Sequence[nn.Module | LayerFactory]],
-        loss: Callable[[Any, Any], torch.Tensor],
+        loss: Callable[[Any, Any], Loss],
         optimizer: OptimizerFactory,
         data: Dataset,
         *,
@@ -157,7 +166,7 @@ class Job:
         self,
         connection: link.AgentLink | None,
         model: Model,
-        loss: Callable[[Any, Any], torch.Tensor],
+        loss: Callable[[Any, Any], Loss],
         optimizer: OptimizerFactory,
         batches: Batches,
         *,
@@ -175,6 +184,8 @@ class Job:
         self._batches = batches
         self._clip_norm = clip_norm
         self._model = model
+        self._looked_at: tuple[Dataset, bool] | None = None
+        """What was last evaluated on, and whether that draws random numbers."""
         job_spec = JobSpec(
             spec=backend.spec(joining.model_spec(model, batches, clip_norm, autocast)),
             loss=loss,
@@ -217,6 +228,13 @@ class Job:
         """Number of committed steps. On a rank that has joined later, what it was on the others at this place in the script."""
         return self._session.place[0]
 
+    def module(self, layer: int) -> nn.Module | None:
+        """Give the module of a layer where this rank holds it, else None. What a rank holds may change with every call that all
+        ranks make together: ask again behind it. To change it is for all its holders alike, and not foreseen: look only."""
+        if not 0 <= layer < len(self._model.layers):
+            raise JobError(f"module({layer}): the model has layers 0 to {len(self._model.layers) - 1}", "give one of them")
+        return self._model.layers[layer] if layer in self._model.held else None
+
     # -- training -----------------------------------------------------------------------------------------------------
 
     def steps(self, n_steps: int) -> Iterator[Step]:
@@ -228,44 +246,79 @@ class Job:
             while self._session.replaying or self.next_step < n_steps:
                 replaying = self._session.replaying
                 step = replaying[0].position[0] if replaying else self.next_step
-                loss, norm = self._session.run(self._training_step(step))
+                result = self._session.run(self._training_step(step))
+                loss, norm, *lr = result.values
                 if not math.isfinite(loss):
                     raise NonFiniteLoss(
                         f"the loss of step {step} is {loss}", "lower the learning rate, or clip gradients with clip_norm"
                     )
-                yield Step(step, loss, norm, self._batches.global_batch)
+                yield Step(step, loss, norm, self._batches.global_batch, lr[0] if lr else None, result.metrics)
         finally:
             self._session.loop_ended()
 
     def _training_step(self, step: int) -> Transaction[Engine]:
+        n_samples = self._batches.global_batch
+
         def conclude(sums: Sequence[float]) -> Values:
-            return (sums[0] / self._batches.global_batch, math.sqrt(sums[1]) / self._batches.global_batch)
+            lr = rate_of(sums[2 : 2 + N_RATE])
+            return (sums[0] / n_samples, math.sqrt(sums[1]) / n_samples, *([] if lr is None else [lr]))
 
         def take(engine: Engine, values: Values) -> None:
-            loss, norm = values
+            loss, norm, *_ = values
             if math.isfinite(loss):
-                engine.apply(self._clip_factor(norm) / self._batches.global_batch)
+                engine.apply(self._clip_factor(norm) / n_samples)
 
-        return Transaction("step", lambda engine: engine.run_step(step), conclude, take, self._batches.global_batch)
+        def its_metrics(sums: Sequence[float]) -> Mapping[str, float]:
+            return means(sums[2 + N_RATE :], n_samples)
+
+        return Transaction("step", lambda engine: engine.run_step(step), conclude, take, n_samples, metrics=its_metrics)
 
     def _clip_factor(self, norm: float) -> float:
         """As torch.nn.utils.clip_grad_norm_."""
         return 1.0 if self._clip_norm is None else min(1.0, self._clip_norm / (norm + 1e-6))
 
-    def evaluate(self, data: Dataset) -> float:
-        """Mean loss over all of `data`, without gradients and with the layers in evaluation mode. All ranks call it."""
+    @overload
+    def evaluate(self, data: Dataset) -> float: ...
+
+    @overload
+    def evaluate(self, data: Dataset, metrics: Mapping[str, Callable[..., Metric]]) -> dict[str, float]: ...
+
+    def evaluate(self, data: Dataset, metrics: Mapping[str, Callable[..., Metric]] | None = None) -> float | dict[str, float]:
+        """Compute the mean loss over all of `data`, without gradients, with the layers in evaluation mode. All ranks call it.
+
+        With `metrics`, by name: each `metric(output, target)` is the mean over the samples of a micro-batch, as the loss is, or
+        `metric(batch)` in a job of `odyssey.resilient`. Then it returns them all, with `"loss"` among them. Samples are read
+        ahead, by as many processes as those that are trained on. Metrics that `loss` returns are those of steps alone.
+        """
+        measures = {} if metrics is None else dict(metrics)
         check_is_map_style(data)
         n_samples = len(data)
         if n_samples < 1:
             raise JobError("evaluate(): data has no samples", "give a dataset with at least one sample")
+        if "loss" in measures:
+            raise JobError("evaluate(): a metric is called 'loss'", "give it another name: the loss itself is there anyway")
+        with closing(Reader(data, self._batches.collate, self._batches.num_workers, is_random=self._is_random(data))) as reader:
+            result = self._session.run(
+                Transaction[Engine](
+                    "evaluate",
+                    lambda engine: evaluate_body(engine, reader, measures),
+                    lambda sums: (sums[0] / n_samples,),
+                    lambda engine, values: None,
+                    metrics=lambda sums: means(sums[1:], n_samples),
+                )
+            )
+        if result.metrics.keys() != measures.keys():
+            raise JobError(f"evaluate(): {NOT_ALIKE}", SAME_NAMES)
+        return result.values[0] if metrics is None else {"loss": result.values[0], **result.metrics}
 
-        def conclude(sums: Sequence[float]) -> Values:
-            return (sums[0] / n_samples,)
-
-        evaluate = Transaction[Engine](
-            "evaluate", lambda engine: evaluate_body(engine, data, self._batches.collate), conclude, lambda engine, values: None
-        )
-        return self._session.run(evaluate)[0]
+    def _is_random(self, data: Dataset) -> bool:
+        """Tell whether its samples draw random numbers. One is looked at, once for each data set, and none where that makes no
+        difference: worker processes have generators of their own, and nothing is read of what others have done."""
+        if self._batches.num_workers or self._session.replaying:
+            return True
+        if self._looked_at is None or self._looked_at[0] is not data:
+            self._looked_at = data, draws_random_numbers(data, 0)
+        return self._looked_at[1]
 
     # -- acts of one rank -----------------------------------------------------------------------------------------------
 
@@ -336,7 +389,7 @@ class Job:
             problem = parts.save(engine, self._model, step, Path(folder), keep)
             return (0.0 if problem is None else 1.0,)
 
-        if self._session.run(Transaction("save", body, lambda sums: (sums[0],), lambda engine, values: None))[0]:
+        if self._session.run(Transaction("save", body, lambda sums: (sums[0],), lambda engine, values: None)).values[0]:
             raise problem or JobError(f"{folder}: the checkpoint cannot be written", _TOLD_BY_OTHERS)
 
     def load(self, folder: str | Path) -> None:
@@ -363,8 +416,8 @@ class Job:
             if isinstance(found, dict):
                 checkpoint.take(self._model, found)
 
-        values = self._session.run(Transaction(kind, body, lambda sums: (sums[0],), take))
-        if values[0] == UNUSABLE:
+        result = self._session.run(Transaction(kind, body, lambda sums: (sums[0],), take))
+        if result.values[0] == UNUSABLE:
             raise found if isinstance(found, JobError) else JobError(f"{kind}: no usable checkpoint", _TOLD_BY_OTHERS)
 
 

@@ -43,11 +43,13 @@ NOTHING, UNUSABLE = -1.0, -2.0
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What the last reduction of the unit at `position` gave: (loss, gradient norm or 0) of a `step`, (loss,) of `evaluate`."""
+    """What the last reduction of the unit at `position` gave: of a `step` loss, gradient norm and the learning rate, if it is
+    one; of `evaluate` the loss. `metrics`: what the script tells of the samples beside it."""
 
     position: Position
     kind: str
     values: tuple[float, ...] = ()
+    metrics: dict[str, float] = {}
 
     @property
     def is_step(self) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from odyssey.job import Job
+from odyssey.model.given import Loss
 from odyssey.model.state_shard import Stateful
 from odyssey.model.whole import Whole
 from odyssey.runtime.batches import Batches
@@ -27,7 +28,7 @@ from odyssey.runtime.data import Dataset, collated
 def resilient(
     model: nn.Module,
     optimizer: Optimizer,
-    loss: Callable[[Any], torch.Tensor],
+    loss: Callable[[Any], Loss],
     data: Dataset,
     *,
     global_batch: int,
@@ -44,7 +45,8 @@ def resilient(
     """A Job of a model that every rank holds whole: as with DistributedDataParallel, and exact whoever is lost or comes back.
 
     `loss(batch)`: scalar, the mean over the samples of a micro-batch, computed with `model`. It may be called again for the
-    same batch, on any rank, with the same random numbers: let it change nothing that lasts. `optimizer` steps just the
+    same batch, on any rank, with the same random numbers: let it change nothing that lasts. `(loss, {name: scalar, ...})` tells
+    metrics beside it, such means as well, for `Step.metrics`. `optimizer` steps just the
     parameters of `model` that require gradients, and `scheduler` is stepped after each step. They stay the script's own.
     `extra`: what else is the same on all ranks and changes with training, each with `state_dict` and `load_state_dict`: an
     average of the weights, a scheduler that the loop steps. The loop may change these, and model and optimizer, between steps,

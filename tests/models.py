@@ -260,5 +260,16 @@ def loss_for(variant: str):
     return nn.functional.mse_loss if variant == "mlp" else token_loss
 
 
+def metrics_for(variant: str):
+    """By name: means over the samples, a tensor and a number."""
+    if variant == "mlp":
+        return {"error": nn.functional.l1_loss, "largest": lambda output, target: output.amax(-1).mean().item()}
+    return {"accuracy": accuracy, "largest": lambda output, target: output.amax(-1).mean().item()}
+
+
+def accuracy(logits: Tensor, target: Tensor) -> Tensor:
+    return (logits.argmax(-1) == target).double().mean()
+
+
 def token_loss(logits: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -15,11 +16,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from odyssey.errors import AutocastError, OptimizerError, SchedulerError
+from odyssey.errors import AutocastError, JobError, OptimizerError, SchedulerError
 from odyssey.model.packing import digest
 
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], Any]
+Metric = torch.Tensor | float
+"""It is a scalar, the mean over the samples of a micro-batch."""
+Loss = torch.Tensor | tuple[torch.Tensor, Mapping[str, Metric]]
+"""It is a scalar, alone or with metrics by name."""
 
 _OPTIMIZER = "return an optimizer, for example `lambda params: torch.optim.AdamW(params, lr=3e-4)`"
 _SCHEDULER = "return a scheduler of the argument, for example `lambda opt: torch.optim.lr_scheduler.StepLR(opt, 100)`"
@@ -66,6 +71,28 @@ def made_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> Any:
     if isinstance(scheduler, ReduceLROnPlateau):
         raise SchedulerError("scheduler() returned a ReduceLROnPlateau, which needs a loss at each step", _SCHEDULER)
     return scheduler
+
+
+def with_metrics(returned: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Take apart what `loss` returned: the loss itself, which is still to be checked, and the metrics beside it. Raises
+    JobError."""
+    if not isinstance(returned, tuple):
+        return returned, {}
+    if len(returned) != 2 or not isinstance(returned[1], Mapping):
+        raise JobError("the loss is a tuple", "return the loss alone, or (loss, {name: scalar, ...})")
+    return returned[0], {name: metric(name, value) for name, value in returned[1].items()}
+
+
+def metric(name: str, value: Any) -> torch.Tensor:
+    """Take what the script gives by this name for a micro-batch, without its gradient. Raises JobError if it is no scalar."""
+    if not isinstance(name, str):
+        raise JobError(f"a metric is called {name!r}", "let names be strings")
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return value.detach()
+    if isinstance(value, Real):
+        return torch.tensor(float(value), dtype=torch.float64)
+    what = f"has shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"is {_kind(value)}"
+    raise JobError(f"the metric {name!r} {what}", "return a number or a scalar tensor, the mean over the micro-batch's samples")
 
 
 def check_autocast(dtype: object) -> None:

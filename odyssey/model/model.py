@@ -153,6 +153,15 @@ class Model:
             error.add_note(f"in layer {self.specs[layer].name}")
             raise
 
+    def measured(self, metric: Callable[..., Any], batch: Any, output: Any, target: Any) -> Any:
+        """Call a metric of an evaluation for a micro-batch. `batch`: its input, where the first layer is held as well."""
+        return metric(output, target)
+
+    def rates(self) -> set[float]:
+        """Collect the different learning rates of what steps the held layers."""
+        optimizers = (shard.optimizer for shard in self.shards.values() if shard.optimizer is not None)
+        return {float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group}
+
     def in_evaluation(self) -> AbstractContextManager[None]:
         """The held layers; afterwards they are in the modes that a rank that joins and has not evaluated builds them in."""
         return in_evaluation(*(self.layers[layer] for layer in self.held))

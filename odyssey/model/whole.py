@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from odyssey.errors import JobError
 from odyssey.messages import LayerSpec
+from odyssey.model import given
 from odyssey.model.given import in_words, needs_closure
 from odyssey.model.model import Model
 from odyssey.model.state_shard import Stateful, StateShard
@@ -26,25 +27,25 @@ from odyssey.model.statistics import Statistics
 
 
 class Loss(nn.Module):
-    """The script's `loss(batch)`, as the module that it computes with: the layer, whose output is the loss."""
+    """The script's `loss(batch)`, as the module that it computes with: the layer. Its output is the loss, with metrics."""
 
-    def __init__(self, model: nn.Module, loss: Callable[[Any], torch.Tensor], statistics: Statistics) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[[Any], given.Loss], statistics: Statistics) -> None:
         super().__init__()
         self.model = model
         self._loss = loss
         self._statistics = statistics
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: Any) -> given.Loss:
         """Raises JobError if it is nothing to train with."""
         with self._statistics.of_micro_batch():
-            loss = self._loss(batch)
+            loss, metrics = given.with_metrics(self._loss(batch))
         if not isinstance(loss, torch.Tensor):
             raise JobError(f"loss(batch) returned a {type(loss).__name__}", _A_MEAN)
         if loss.dim() != 0:
             raise JobError(f"loss(batch) has shape {tuple(loss.shape)}", _A_MEAN)
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise JobError("loss(batch) has no gradient", "compute it from the model's output, without .item() or .detach()")
-        return loss
+        return (loss, metrics) if metrics else loss
 
 
 class Whole(Model):
@@ -55,7 +56,7 @@ class Whole(Model):
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Any], torch.Tensor],
+        loss: Callable[[Any], given.Loss],
         optimizer: Optimizer,
         scheduler: Any,
         extra: Sequence[Stateful],
@@ -105,6 +106,10 @@ class Whole(Model):
             what = f"other parameters are to be trained than when the job began{f': {others[0]}' if others else ''}"
             raise JobError(what, "freeze, unfreeze and replace them before odyssey.resilient is called")
         self._statistics.begin()
+
+    def measured(self, metric: Callable[..., Any], batch: Any, output: Any, target: Any) -> Any:
+        """The one layer gives nothing but the loss: a metric is computed from the batch."""
+        return metric(batch)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

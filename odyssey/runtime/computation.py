@@ -6,7 +6,7 @@ well. This one computes. Another one may wait as long as the op would take (back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from odyssey.runtime.halves import backward_input, backward_weight
 from odyssey.runtime.job_spec import JobSpec, precision
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.reductions import Reductions
+from odyssey.runtime.tally import Tally
 from odyssey.schedule import Op, Receive, Send
 from odyssey.worker import Worker
 
@@ -76,7 +77,7 @@ class Live:
 class Try:
     """What a step holds from its beginning until it is applied, or redone. `plan` may be of the rest of a step.
 
-    `losses`: what is computed of them goes there, see Tally.
+    `tally`: what it has come to goes there.
     """
 
     step: int
@@ -86,7 +87,7 @@ class Try:
     exchange: Exchange
     reductions: Reductions
     healthy: Healthy
-    losses: dict[range, torch.Tensor]
+    tally: Tally
     live: dict[tuple[int, int], Live] = field(default_factory=dict)
 
 
@@ -184,10 +185,9 @@ class Computation:
                 value = self._call(layer, value) if not plan.is_cut else self._call_undrawn(layer, value)
             if plan.is_last(op.micro_batch, op.stage):
                 target = self._on_device(self._sample(op, attempt)[1])
-                loss = self.loss(value, target)
+                loss, metrics = self.loss(value, target)
                 if stage.stop - 1 not in plan.summed(op.micro_batch):
-                    n_samples = plan.n_samples(op.micro_batch)
-                    attempt.losses[plan.positions(op.micro_batch)] = loss.detach().double() * n_samples
+                    attempt.tally.count(plan.positions(op.micro_batch), loss, metrics)
                 outputs = [loss]
             else:
                 outputs = flatten(value, stage.stop - 1)
@@ -283,9 +283,9 @@ class Computation:
         found = {id(p): p for layer in layers for p in self.model.layers[layer].parameters() if p.requires_grad}
         return list(found.values())
 
-    def loss(self, output: Any, target: Any) -> torch.Tensor:
-        """The script's loss: mean over the samples."""
-        return self._job_spec.checked_loss(output, target)
+    def loss(self, output: Any, target: Any) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Call the script's loss: it and the metrics beside it are means over the samples."""
+        return self._job_spec.loss_and_metrics(output, target)
 
     def precision(self) -> AbstractContextManager[Any]:
         """In which the layers are called."""

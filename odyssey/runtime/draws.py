@@ -37,9 +37,13 @@ class Generators:
             self._numpy.seed(number & 0xFFFFFFFF)
 
     def seeded(self, number: int, data: Samples, sample_id: int) -> Any:
-        """A sample, with the random numbers that follow from `number`."""
+        """A sample, with the random numbers that follow from `number`. An exception of the script's says which one it was."""
         self.seed(number)
-        return data[sample_id]
+        try:
+            return data[sample_id]
+        except Exception as error:
+            error.add_note(f"in data[{sample_id}]")
+            raise
 
     def have_drawn(self, number: int) -> bool:
         """Whether anything was drawn since they were seeded with `number`. Seeds them again."""

@@ -16,6 +16,8 @@ from odyssey.messages import Boundary
 from odyssey.model.model import Model
 from odyssey.plan import Compute, Plan
 from odyssey.rest import Rest, rest_plan
+from odyssey.runtime import metrics
+from odyssey.runtime.alike import rates_told
 from odyssey.runtime.approximate import Healthy
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations
@@ -92,14 +94,14 @@ class Engine:
 
     def _new_try(self, step: int, share: Share) -> Try:
         exchange = Exchange(share.plan, self.groups, self.expectations, share.program)
-        reductions, losses = share.reductions, self._tally.losses
-        return Try(step, share.plan, share.program, self.groups, exchange, reductions, share.healthy, losses)
+        return Try(step, share.plan, share.program, self.groups, exchange, share.reductions, share.healthy, self._tally)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def run_step(self, step: int) -> list[float]:
         """Run all micro-batches of `step` and reduce the gradients. Returns what this worker adds to the commit point:
-        the sum of its samples' losses, and of the squares of the gradient sums that it is the first holder of.
+        the sum of its samples' losses, that of the squares of the gradient sums that it is the first holder of, its learning
+        rates, and metrics if it has any.
 
         Raises Cut when communication ends. The rest of a step is run once, and what an engine runs else from its beginning.
         """
@@ -116,7 +118,14 @@ class Engine:
             if self.model.statistics and len(self.groups.members) > 1:
                 self.groups.wait(self.groups.all_reduce(self.model.statistics.sums).wait)
             self._try.healthy.scale()
-            return [float(sum(self._tally.losses.values())), self.gradients.square_sum()]
+            return [float(sum(self._tally.losses.values())), self.gradients.square_sum(), *self._told()]
+
+    def _told(self) -> list[float]:
+        rates = rates_told(self.model.rates())
+        if not self._tally.metrics:
+            return rates
+        n_samples = sum(map(len, self._tally.metrics))
+        return rates + metrics.summed(metrics.total(self._tally.metrics.values()), n_samples)
 
     def _begin(self, step: int, share: Share) -> None:
         self._try = self._new_try(step, share)

@@ -1,78 +1,173 @@
-"""The evaluation pass: forward only, micro-batches round the pipelines, in one order that no worker can wait against."""
+"""The evaluation pass: forward only, micro-batches round the pipelines, in one order that no worker can wait against.
+
+Samples are read ahead, by the same means as those that are trained on. A reader outlives the tries of its unit, so that a cut
+waits for none of them; it ends with the call.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from odyssey.model.given import metric
+from odyssey.plan import Plan
+from odyssey.runtime import metrics
 from odyssey.runtime.boundary import flatten
 from odyssey.runtime.computation import on_device
-from odyssey.runtime.data import Collate, Dataset, fetch, pair_of
+from odyssey.runtime.data import Collate, Dataset, Sampler
 from odyssey.runtime.engine import Engine
+from odyssey.runtime.prefetcher import N_EACH, Key, Order, Prefetcher
 from odyssey.schedule import forward_route
+from odyssey.worker import Worker
 
 N_SENDS_IN_FLIGHT = 4
 
 
-def evaluate_body(engine: Engine, data: Dataset, collate: Collate = pair_of) -> Sequence[float]:
-    """This worker's sum of sample losses over its share of `data`. Raises Cut when communication ends.
+class Reader:
+    """Reads an evaluation's samples for one rank, from its first try to the end of the call."""
+
+    def __init__(self, data: Dataset, collate: Collate, num_workers: int, *, is_random: bool) -> None:
+        """`is_random`: samples draw random numbers, see Prefetcher."""
+        self.n_samples = len(data)
+        self._make = partial(
+            _InOrder, data, Sampler(self.n_samples, 0), collate=collate, is_random=is_random, num_workers=num_workers
+        )
+        self._size = N_EACH * max(1, num_workers)
+        self._prefetcher: _InOrder | None = None
+
+    def read(self, engine: Engine, micro_batches: Sequence[range]) -> Iterator[Any]:
+        """Give `(input, target)` of each of these, which are sample ids. Raises Cut, however slow the data set is, and what
+        that raises."""
+        if self._prefetcher is None and micro_batches:
+            self._prefetcher = self._make(engine.plan)
+        if self._prefetcher is None:
+            return iter(())
+        n, n_parts = len(micro_batches), max(1, len(micro_batches) // self._size)
+        bounds = [part * n // n_parts for part in range(n_parts + 1)]
+        parts = [micro_batches[first:stop] for first, stop in pairwise(bounds)]
+        self._prefetcher.want(0, parts[0], parts[1] if n_parts > 1 else [])  # and nothing that another plan had this rank read
+        return self._read(self._prefetcher, engine, parts)
+
+    def _read(self, data: Prefetcher, engine: Engine, parts: Sequence[Sequence[range]]) -> Iterator[Any]:
+        """Go through one part after the other, and have the next one read ahead."""
+        for number, (part, then) in enumerate(zip(parts, [*parts[1:], []], strict=True)):
+            data.want(number, part, then)
+            for sample_ids in part:
+                if not data.is_there(number, sample_ids):
+                    engine.groups.beside(partial(data.wait_for, number, sample_ids))
+                yield data.get(number, sample_ids)
+
+    def close(self) -> None:
+        """Read no more. A sample that is being read is waited for."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+
+
+class _InOrder(Prefetcher):
+    """Reads samples in their own order. A Key's step is the number of a part of what this rank reads, which the ranks that read
+    a sample for its input and for its target may not have in common: what it draws depends on its id alone."""
+
+    def _order(self, key: Key) -> Order:
+        return list(key[1]), list(key[1]) if self._is_random else None
+
+
+def evaluate_body(engine: Engine, reader: Reader, measures: Mapping[str, Callable[..., Any]]) -> Sequence[float]:
+    """Give this worker's sums of sample losses, and of what `measures` give, over its share of the data. Raises Cut when
+    communication ends.
 
     Every worker goes through (micro-batch, stage) in ascending order, so sends and receives between any two agree.
     """
     with engine.model.in_evaluation():
-        return (_sum_of_losses(engine, data, collate),)
+        return _Pass(engine, reader, measures).sums()
 
 
-def _sum_of_losses(engine: Engine, data: Dataset, collate: Collate) -> float:
-    model, groups, plan = engine.model, engine.groups, engine.plan
-    total = 0.0
-    sent: deque[tuple[Any, torch.Tensor]] = deque()
-    with torch.no_grad():
-        for micro_batch in range(-(-len(data) // plan.micro_batch)):
-            engine.now = (f"evaluation of micro-batch {micro_batch}", time.monotonic())
-            start = micro_batch * plan.micro_batch
-            stop = min(start + plan.micro_batch, len(data))
-            route = forward_route(plan, micro_batch)
-            value: Any = None
-            sample: Any = None
-            for s, (worker, layers) in enumerate(route):
-                if worker != engine.worker:
-                    continue
-                groups.check()
-                is_last = s == len(route) - 1
-                if s == 0 or is_last:
-                    # Seeded: input and target of a sample that draws random numbers are read on two ranks.
-                    ids = range(start, stop)
-                    sample = fetch(data, ids, ids, collate) if sample is None else sample
-                if s == 0:
-                    value = on_device(sample[0], model.device)
-                elif route[s - 1][0] != engine.worker:
-                    expected = engine.expectations.behind(layers.start - 1, stop - start)
-                    tensors = expected.empty(groups.wire_device)
-                    for tensor in tensors:
-                        groups.finish(groups.receive(tensor, route[s - 1][0], _TAG, "outputs"))
-                    value = expected.nest([groups.from_wire(tensor) for tensor in tensors])
-                with engine.computation.precision():
-                    for layer in layers:
-                        value = model.call(layer, value)
-                    if is_last:
-                        loss = engine.computation.loss(value, on_device(sample[1], model.device))
-                        total += float(loss) * (stop - start)
-                if not is_last and route[s + 1][0] != engine.worker:
-                    tensors = flatten(value, layers.stop - 1)
-                    engine.expectations.behind(layers.stop - 1, stop - start).check(tensors)
-                    for tensor in tensors:
-                        wire = groups.to_wire(tensor)
-                        sent.append((groups.send(wire, route[s + 1][0], _TAG, "outputs"), wire))
-                    while len(sent) > N_SENDS_IN_FLIGHT:
-                        groups.wait(sent.popleft()[0].wait)
-    for work, _ in sent:
-        groups.wait(work.wait)
-    return total
+def _micro_batches(plan: Plan, n_samples: int) -> list[range]:
+    return [range(first, min(first + plan.micro_batch, n_samples)) for first in range(0, n_samples, plan.micro_batch)]
+
+
+class _Pass:
+    """One worker's way through all micro-batches."""
+
+    def __init__(self, engine: Engine, reader: Reader, measures: Mapping[str, Callable[..., Any]]) -> None:
+        self._engine = engine
+        self._measures = measures
+        self._micro_batches = _micro_batches(engine.plan, reader.n_samples)
+        self._routes = [forward_route(engine.plan, number) for number in range(len(self._micro_batches))]
+        read = [
+            sample_ids
+            for sample_ids, route in zip(self._micro_batches, self._routes, strict=True)
+            if engine.worker in (route[0][0], route[-1][0])
+        ]
+        self._samples = reader.read(engine, read)
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+        self._loss = 0.0
+        self._totals = dict.fromkeys(measures, 0.0)
+        self._n_samples = 0
+        """So many samples have their losses computed here."""
+
+    def sums(self) -> list[float]:
+        """Go through all of them, and give what this worker adds."""
+        with torch.no_grad():
+            for number, (sample_ids, route) in enumerate(zip(self._micro_batches, self._routes, strict=True)):
+                self._engine.now = (f"evaluation of micro-batch {number}", time.monotonic())
+                self._run(len(sample_ids), route)
+        for work, _ in self._sent:
+            self._engine.groups.wait(work.wait)
+        return [self._loss, *(metrics.summed(self._totals, self._n_samples) if self._n_samples else [])]
+
+    def _run(self, n_samples: int, route: Sequence[tuple[Worker, range]]) -> None:
+        """Take a micro-batch through this worker's stages of its way."""
+        me, device = self._engine.worker, self._engine.model.device
+        batch = target = value = None
+        if me in (route[0][0], route[-1][0]):
+            sample = next(self._samples)
+            batch = on_device(sample[0], device) if me == route[0][0] else None
+            target = on_device(sample[1], device) if me == route[-1][0] else None
+        for s, (worker, layers) in enumerate(route):
+            if worker != me:
+                continue
+            self._engine.groups.check()
+            if s == 0:
+                value = batch
+            elif route[s - 1][0] != me:
+                value = self._receive(route[s - 1][0], layers.start - 1, n_samples)
+            with self._engine.computation.precision():
+                for layer in layers:
+                    value = self._engine.model.call(layer, value)
+                if s == len(route) - 1:
+                    self._count(batch, value, target, n_samples)
+            if s < len(route) - 1 and route[s + 1][0] != me:
+                self._send(route[s + 1][0], layers.stop - 1, value, n_samples)
+
+    def _count(self, batch: Any, output: Any, target: Any, n_samples: int) -> None:
+        loss, _ = self._engine.computation.loss(output, target)
+        self._loss += float(loss) * n_samples
+        for name, measure in self._measures.items():
+            value = metric(name, self._engine.model.measured(measure, batch, output, target))
+            self._totals[name] += float(value) * n_samples
+        self._n_samples += n_samples
+
+    def _receive(self, worker: Worker, layer: int, n_samples: int) -> Any:
+        groups, expected = self._engine.groups, self._engine.expectations.behind(layer, n_samples)
+        tensors = expected.empty(groups.wire_device)
+        for tensor in tensors:
+            groups.finish(groups.receive(tensor, worker, _TAG, "outputs"))
+        return expected.nest([groups.from_wire(tensor) for tensor in tensors])
+
+    def _send(self, worker: Worker, layer: int, value: Any, n_samples: int) -> None:
+        groups, tensors = self._engine.groups, flatten(value, layer)
+        self._engine.expectations.behind(layer, n_samples).check(tensors)
+        for tensor in tensors:
+            wire = groups.to_wire(tensor)
+            self._sent.append((groups.send(wire, worker, _TAG, "outputs"), wire))
+        while len(self._sent) > N_SENDS_IN_FLIGHT:
+            groups.wait(self._sent.popleft()[0].wait)
 
 
 _TAG = 1 << 30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from odyssey.errors import JobError
 from odyssey.messages import ModelSpec
-from odyssey.model.given import OptimizerFactory
+from odyssey.model.given import Loss, OptimizerFactory, with_metrics
 from odyssey.model.sublayers import Names
 from odyssey.plan import Plan
 from odyssey.runtime.prefetcher import Prefetcher
@@ -20,7 +20,8 @@ TO_ROUNDING: Literal["to rounding"] = "to rounding"
 
 
 class JobSpec(NamedTuple):
-    """`loss(output, target)`: mean over a micro-batch's samples. `prefetcher(plan)`: made once, at the first plan.
+    """`loss(output, target)`: mean over a micro-batch's samples, alone or with metrics. `prefetcher(plan)`: made once, at the
+    first plan.
 
     `first_micro_batch()`: a collated `(input, target)` of full size, to measure with. `autocast`: None computes in the
     parameters' own precision. `independent_samples`: the script says that layers and loss take each sample by itself, to
@@ -29,7 +30,7 @@ class JobSpec(NamedTuple):
     """
 
     spec: ModelSpec
-    loss: Callable[[Any, Any], torch.Tensor]
+    loss: Callable[[Any, Any], Loss]
     optimizer: OptimizerFactory
     prefetcher: Callable[[Plan], Prefetcher]
     first_micro_batch: Callable[[], Any]
@@ -38,16 +39,16 @@ class JobSpec(NamedTuple):
     independent_samples: bool | Literal["to rounding"] = False
     sublayers: Names = Names()
 
-    def checked_loss(self, output: Any, target: Any) -> torch.Tensor:
-        """What `loss` gives. Raises JobError if that is nothing to train with."""
-        result = self.loss(output, target)
+    def loss_and_metrics(self, output: Any, target: Any) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Call `loss`. Raises JobError if that gives nothing to train with."""
+        result, metrics = with_metrics(self.loss(output, target))
         if not isinstance(result, torch.Tensor):
             raise JobError(f"the loss is a {type(result).__name__}", _HELP)
         if result.dim() != 0:
             raise JobError(f"the loss has shape {tuple(result.shape)}", _HELP)
         if not result.requires_grad and torch.is_grad_enabled() and _needs_gradient(output):
             raise JobError("the loss has no gradient", "compute it from the output, without .item(), .detach() or .data")
-        return result
+        return result, metrics
 
 
 def precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[Any]:

@@ -6,8 +6,6 @@ import atexit
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
-
 from odyssey.messages import Position, Result, position_after
 from odyssey.model.model import Model
 from odyssey.needs import Needs
@@ -20,7 +18,7 @@ from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.tally import Tally
-from odyssey.runtime.transaction import Transaction, Values
+from odyssey.runtime.transaction import Transaction
 from odyssey.worker import Rank, worker_of
 
 
@@ -70,10 +68,11 @@ class LocalSession:
     def loop_ended(self) -> None:
         """Nothing was replayed."""
 
-    def run(self, transaction: Transaction[Engine]) -> Values:
+    def run(self, transaction: Transaction[Engine]) -> Result:
         """Run one unit."""
-        sums = torch.tensor(list(transaction.body(self._engine)), dtype=torch.float64)
-        values = transaction.conclude(sums.tolist())
-        transaction.take(self._engine, values)
-        self.position = position_after(Result(self.position, transaction.kind, values))
-        return values
+        sums = list(map(float, transaction.body(self._engine)))
+        values, metrics = transaction.conclude(sums), dict(transaction.metrics(sums))
+        result = Result(self.position, transaction.kind, values, metrics)
+        transaction.take(self._engine, result.values)
+        self.position = position_after(result)
+        return result

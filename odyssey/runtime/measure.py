@@ -88,7 +88,7 @@ def measure(order: Measure, worker: Worker, model: Model, job_spec: JobSpec, bac
         longest = max(timings, key=_Timings.seconds)
         slowdown = beside_reduction(lambda: longest.once(autocast), groups, model.device)
     if is_last:
-        loss_s = _measure_loss(job_spec.checked_loss, value, on_device(job_spec.first_micro_batch()[1], model.device), autocast)
+        loss_s = _measure_loss(job_spec, value, on_device(job_spec.first_micro_batch()[1], model.device))
     plan = trial_plan(order.generation, order.chain, job_spec.spec)
     tried = try_steps(plan, worker, copies, job_spec, backend, groups, (*before, *boundaries))
     states_bytes = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in costs)
@@ -203,7 +203,7 @@ def _uncut(stage: Stage, model: Model, inputs: list[Any], output: Any, job_spec:
             return problem
     if output is None:
         return ""
-    return loss_problem(job_spec.checked_loss, output, on_device(job_spec.first_micro_batch()[1], model.device), given)
+    return loss_problem(job_spec.loss_and_metrics, output, on_device(job_spec.first_micro_batch()[1], model.device), given)
 
 
 class _Timings:
@@ -293,14 +293,14 @@ class _Timings:
         )
 
 
-def _measure_loss(loss: Callable[[Any, Any], torch.Tensor], value: Any, target: Any, autocast: torch.dtype | None) -> float:
+def _measure_loss(job_spec: JobSpec, value: Any, target: Any) -> float:
     """Seconds of the loss and its gradient."""
     leaves = [leaf for leaf in pytree.tree_leaves(value) if leaf.requires_grad]
     device = leaves[0].device if leaves else torch.device("cpu")
 
     def run() -> None:
-        with precision(device, autocast):
-            result = loss(value, target)
+        with precision(device, job_spec.autocast):
+            result, _ = job_spec.loss_and_metrics(value, target)
         if result.requires_grad:
             torch.autograd.grad(result, leaves, allow_unused=True)
 

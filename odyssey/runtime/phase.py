@@ -73,11 +73,11 @@ AWAY = (A.IN_SCRIPT, A.ACTING, A.OVER)
 class Phase:
     """`generation`: the newest that this rank has heard of; `position`: of the unit at hand, or of the next one.
 
-    `kind`: of the unit at hand, and `values`: its result when it is DONE. `is_idle`: the plan has no work for this rank.
+    `kind`: of the unit at hand. `is_idle`: the plan has no work for this rank.
     `others_ended`: another rank has ended its script, nothing is run together any more. `abandoned`: kind of the unit at
     `position` that the script has left by an exception: it may only be begun again, so what the next unit is stays certain.
-    `drain`: the generation that a Drain asks to stop for; None if none does. `passed`: the newest unit that this rank has the
-    result of.
+    `drain`: the generation that a Drain asks to stop for; None if none does. `passed`: the newest result that this rank has, of
+    the unit at hand when that is DONE.
 
     Each method is one step. Those that an order leads to give the same Phase where the order is out of date.
     """
@@ -87,7 +87,6 @@ class Phase:
     communication: Communication = C.STOPPED
     position: Position = (0, 0)
     kind: str = ""
-    values: tuple[float, ...] = ()
     is_idle: bool = False
     others_ended: bool = False
     abandoned: str = ""
@@ -173,18 +172,18 @@ class Phase:
 
     def done(self, result: Result) -> Phase:
         """The unit has its result and its effect."""
-        return replace(self._doing(A.DONE), position=position_after(result), values=result.values, abandoned="", passed=result)
+        return replace(self._doing(A.DONE), position=position_after(result), abandoned="", passed=result)
 
     def left(self) -> Phase:
         """Out of the unit, or of the start, whatever has become of it; an exception may have ended it at any moment."""
         if self.activity in (A.IN_SCRIPT, A.OVER):
             return self
         abandoned = "" if self.activity is A.DONE else self.kind
-        return replace(self._doing(A.IN_SCRIPT), kind="", values=(), abandoned=abandoned)
+        return replace(self._doing(A.IN_SCRIPT), kind="", abandoned=abandoned)
 
     def over(self) -> Phase:
         """The script has ended, or made its next Job."""
-        return replace(self._doing(A.OVER), kind="", values=())
+        return replace(self._doing(A.OVER), kind="")
 
     # -- the script's thread: generations ---------------------------------------------------------------------------------
 

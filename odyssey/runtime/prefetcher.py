@@ -175,8 +175,8 @@ class Prefetcher:
         while self._is_wanting():
             try:
                 value = next(answers)
-            except Exception as error:  # raised again in the thread that asks for it
-                value = error
+            except Exception as error:  # raised again in the thread that asks for it; its text has what the process was at
+                value = error.with_traceback(None)  # whose frames would keep the processes
             with self._changed:
                 key = self._asked.popleft()
             if key is not None:

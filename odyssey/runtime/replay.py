@@ -20,8 +20,8 @@ class Replay:
         self.has_joined = bool(results)
         self.joined_step = position_after(results[-1])[0] if results else 0
 
-    def next(self, kind: str) -> tuple[float, ...]:
-        """The values of the next unit. Raises JobError if it was of another kind than the one that the script calls."""
+    def next(self, kind: str) -> Result:
+        """The result of the next unit. Raises JobError if it was of another kind than the one that the script calls."""
         result = self.results.popleft()
         if result.kind != kind:
             theirs = CALLS.get(result.kind, result.kind)
@@ -33,4 +33,4 @@ class Replay:
                 raise JobError(what, "use odyssey.Job(..., resume=folder), which decides once for all ranks")
             raise JobError(what, "let the script's course depend on the step only")
         self.place = position_after(result)
-        return result.values
+        return result

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from odyssey.model.given import with_metrics
 from odyssey.runtime import draws
 from odyssey.runtime.boundary import flatten
 from odyssey.runtime.computation import default_generator
@@ -65,15 +67,22 @@ def layer_problem(name: str, number: int, module: nn.Module, value: Any, given: 
     return f"layer {name} {found}" if found else ""
 
 
-def loss_problem(loss: Callable[[Any, Any], torch.Tensor], output: Any, target: Any, given: Conditions) -> str:
-    """The same for the sake of the loss. `output`: of the last layer."""
+def loss_problem(loss: Callable[[Any, Any], Any], output: Any, target: Any, given: Conditions) -> str:
+    """The same for the sake of the loss, and of each metric beside it. `output`: of the last layer."""
 
-    def forward(value: Any, samples: range) -> list[torch.Tensor]:
-        mean = loss(value, pytree.tree_map(lambda leaf: _rows(leaf, samples, given.n_samples), target))
-        return [mean * len(samples)]
+    def forward(name: str | None, value: Any, samples: range) -> list[torch.Tensor]:
+        mean, metrics = with_metrics(loss(value, pytree.tree_map(lambda leaf: _rows(leaf, samples, given.n_samples), target)))
+        return [(mean if name is None else metrics[name]) * len(samples)]
 
-    found = _problem(forward, [], output, given, is_sum=True)
-    return f"the loss {found}" if found else ""
+    if found := _problem(partial(forward, None), [], output, given, is_sum=True):
+        return f"the loss {found}"
+    with given.precision():
+        mean, metrics = with_metrics(loss(output, target))
+    rounded = replace(given, eps=max(given.eps, torch.finfo(mean.dtype).eps))  # what a number was computed in is not known
+    for name in metrics:
+        if found := _problem(partial(forward, name), [], output, rounded, is_sum=True):
+            return f"the metric {name!r} {found}"
+    return ""
 
 
 def _problem(forward: _Forward, weights: Sequence[nn.Parameter], value: Any, given: Conditions, *, is_sum: bool) -> str:

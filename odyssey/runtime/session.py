@@ -48,13 +48,15 @@ from odyssey.messages import (
 from odyssey.needs import NO_LIMIT, Needs
 from odyssey.plan import Plan, StateFrom
 from odyssey.runtime import nccl
+from odyssey.runtime.alike import alike, told, untold
 from odyssey.runtime.control import COMMIT, START, Control
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups
+from odyssey.runtime.metrics import NOT_ALIKE, SAME_NAMES
 from odyssey.runtime.phase import Activity, Phase
 from odyssey.runtime.replay import Replay
 from odyssey.runtime.sum_group import SumGroup
-from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction, Values
+from odyssey.runtime.transaction import N_DRAIN, N_VALUES, Transaction
 from odyssey.runtime.work import R, State
 from odyssey.worker import Rank, worker_of
 
@@ -154,8 +156,8 @@ class Session(Generic[R]):
 
     # -- units --------------------------------------------------------------------------------------------------------
 
-    def run(self, transaction: Transaction[R]) -> Values:
-        """Run one unit to its end, through any number of losses, and return its result's values.
+    def run(self, transaction: Transaction[R]) -> Result:
+        """Run one unit to its end, through any number of losses, and return its result.
 
         On a rank that rejoins, the units that others did meanwhile are not run again: their results are returned.
         """
@@ -175,7 +177,8 @@ class Session(Generic[R]):
                     self._try(transaction, started_s)
                 else:
                     self._obey(transaction)
-            return phase.values
+            assert phase.passed is not None
+            return phase.passed
         finally:
             self._state.forget_unit()
             self._control.change(Phase.left)
@@ -187,14 +190,14 @@ class Session(Generic[R]):
     def _try(self, transaction: Transaction[R], started_s: float) -> None:
         """Once through the unit, to its end or to that of the generation."""
         try:
-            values, drained_for = self._transact(transaction)
+            result, drained_for = self._transact(transaction)
         except Cut as cut:
             if self._runner is not None and (told := self._state.interrupted(self._runner, cut)) is not None:
                 self._link.report(told)
             self._stand_still(str(cut))
             return
         # The unit is final: tell the agent before anything else, so that its result outlives this rank.
-        result, done_s = Result(self.position, transaction.kind, values), time.monotonic()
+        done_s = time.monotonic()
         generation = self._runner.plan.generation if self._runner is not None else 0
         if transaction.is_told:
             self._link.report(Committed(self.rank, generation, result, transaction.n_samples, done_s - started_s))
@@ -203,8 +206,8 @@ class Session(Generic[R]):
             self._control.change(lambda phase: phase.paused(drained_for))
         self._take(transaction, result)
 
-    def _transact(self, transaction: Transaction[R]) -> tuple[Values, int | None]:
-        """Body and commit point: the result's values, and the generation that all stop for behind this unit, if they do.
+    def _transact(self, transaction: Transaction[R]) -> tuple[Result, int | None]:
+        """Body and commit point: the result, and the generation that all stop for behind this unit, if they do.
 
         Raises Cut.
         """
@@ -221,29 +224,41 @@ class Session(Generic[R]):
             raise Cut("paused in the script's own code")
         heard = (0.0, 0.0) if phase.drain is None else (1.0, float(phase.drain))
         n_heard, generations, *sums = self._agree(COMMIT, (*heard, *values))
-        return transaction.conclude(sums[: len(values)]), int(generations / n_heard) if n_heard else None
+        result = Result(self.position, transaction.kind, transaction.conclude(sums), dict(transaction.metrics(sums)))
+        return result, int(generations / n_heard) if n_heard else None
 
     def _agree(self, at: str, values: Sequence[float]) -> list[float]:
         """One tiny reduction over all workers: the sums of `values`. It is of one size wherever a rank is, and holds the unit
-        that it is in: so JobError is raised, on all ranks, if they are not all in the same one. Raises Cut."""
+        that it is in: so JobError is raised, on all ranks, if they are not all in the same one. Where some have more values
+        than go with it, it says how many, and one more has them: all come to that one, or none. Raises Cut."""
         runner, unit = self._runner, self._control.phase.unit
         assert runner is not None
         runner.now = (at, time.monotonic())
         groups = runner.groups
         n_members = len(groups.members)
         n_summed = N_DRAIN + N_VALUES
-        padding = [0.0] * (n_summed - len(values))
-        sums = torch.tensor([*values, *padding, *unit.code], dtype=torch.float64)
-        if n_members > 1:
-            # As long as it takes: another rank may be in the script's own code. Who hangs is the agent's to find.
-            groups.wait(groups.all_reduce(sums, limit=NO_LIMIT).wait)
-        if sums[n_summed:].tolist() != [part * n_members for part in unit.code]:
+        fits = len(values) <= n_summed
+        here = [*values, *[0.0] * (n_summed - len(values))] if fits else [0.0] * n_summed
+        # As long as it takes: another rank may be in the script's own code. Who hangs is the agent's to find.
+        sums = self._sum([*here, *unit.code, *(untold(1) if fits else told((len(values),)))])
+        if sums[n_summed : n_summed + N_CODE] != [part * n_members for part in unit.code]:
             units = torch.zeros((n_members, N_CODE), dtype=torch.float64)
             units[groups.ranks.index(self.rank)] = torch.tensor(unit.code)
             groups.wait(groups.all_reduce(units, limit=NO_LIMIT).wait)  # all are here
             others = dict(zip(groups.ranks, map(Unit.from_code, units.tolist()), strict=True))
             positions = sorted({unit.position for unit in others.values()})
             raise JobError(difference(others) or f"ranks are at different places of the job: {positions}", SAME_CALLS)
+        n_more = alike(sums[n_summed + N_CODE :])
+        if n_more is None:
+            raise JobError(f"{CALLS[unit.kind]}: {NOT_ALIKE}", SAME_NAMES)
+        return self._sum([*values, *[0.0] * (n_more[0] - len(values))]) if n_more else sums[:n_summed]
+
+    def _sum(self, values: Sequence[float]) -> list[float]:
+        """Sum over all workers, each of which gives as many values. Raises Cut."""
+        assert self._runner is not None
+        groups, sums = self._runner.groups, torch.tensor(values, dtype=torch.float64)
+        if len(groups.members) > 1:
+            groups.wait(groups.all_reduce(sums, limit=NO_LIMIT).wait)
         return sums.tolist()
 
     def _take(self, transaction: Transaction[R], result: Result) -> None:

@@ -1,4 +1,5 @@
-"""What this rank has added to the gradients of the step at hand: which samples, layer by layer, and the losses of these.
+"""What this rank has added to the gradients of the step at hand: which samples, layer by layer, and the losses and metrics of
+these.
 
 The sums themselves are the parameters' own `.grad`. An op that ends in an exception may have added to some of them: then none
 is worth anything.
@@ -7,7 +8,7 @@ is worth anything.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -29,10 +30,18 @@ class Tally:
         self._is_adding = False
         self.losses: dict[range, torch.Tensor] = {}
         """Positions -> the sum of these samples' losses, a double on the device."""
+        self.metrics: dict[range, Mapping[str, torch.Tensor]] = {}
+        """The same is kept of their metrics, where the script gives some."""
 
     def clear(self) -> None:
         """Nothing is summed."""
-        self._added, self._gone, self._is_adding, self.losses = [], set(), False, {}
+        self._added, self._gone, self._is_adding, self.losses, self.metrics = [], set(), False, {}, {}
+
+    def count(self, samples: range, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor]) -> None:
+        """Take in the means over `samples`, which are positions in the step."""
+        self.losses[samples] = loss.detach().double() * len(samples)
+        if metrics:
+            self.metrics[samples] = {name: value.double() * len(samples) for name, value in metrics.items()}
 
     def lose(self, layers: Collection[int]) -> None:
         """What is summed of these is worth nothing without the whole step."""
@@ -57,11 +66,12 @@ class Tally:
         for its, samples in self._added:
             if kept := layers.intersection(its):
                 added.append((kept, samples))
-        losses = self.losses
+        losses, metrics = self.losses, self.metrics
         self.clear()
         self._added = added
         counted = {samples for its, samples in added if self._last_layer in its}
         self.losses = {samples: loss for samples, loss in losses.items() if samples in counted}
+        self.metrics = {samples: its for samples, its in metrics.items() if samples in counted}
 
     def summed(self) -> tuple[Summed, ...]:
         """By layer."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple
 
+from odyssey.runtime.alike import N_RATE
 from odyssey.runtime.work import R
 
-N_VALUES = 2
-"""The most values that a unit ends in."""
+N_VALUES = 2 + N_RATE
+"""So many values a unit may give at no cost. More of them are another tiny reduction."""
 N_DRAIN = 2
 """What is summed before them: how many ranks have heard of a Drain, and the generations that they were told, all the same."""
 Values = tuple[float, ...]
 
 
 class Transaction(NamedTuple, Generic[R]):
-    """A unit. `body(runner)`: run it, give what this rank adds to the final sum, Cut may interrupt it. `conclude(sums)`:
-    the result's values, the same on all ranks. `take(runner, values)`: the local effect, which cannot be interrupted.
+    """A unit. `body(runner)`: run it, give what this rank adds to the final sum, Cut may interrupt it; ranks that give more
+    than N_VALUES give equally many. `conclude(sums)`: the result's values, the same on all ranks; `metrics(sums)`: its metrics.
+    Sums of what nobody gives are 0.
+    `take(runner, values)`: the local effect, which cannot be interrupted.
     `is_told`: the agent hears of each one that is final; of others, only when it asks ranks to pause.
     `began_s`: of time.monotonic, where what the unit ends began before it."""
 
@@ -27,3 +30,4 @@ class Transaction(NamedTuple, Generic[R]):
     n_samples: int = 0
     is_told: bool = True
     began_s: float | None = None
+    metrics: Callable[[Sequence[float]], Mapping[str, float]] = lambda sums: {}

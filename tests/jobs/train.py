@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import fcntl
+import json
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from tests import models
 PR_SET_DUMPABLE = 4
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 CAP_SYS_PTRACE = 19
+N_EVALUATED = 23
 
 
 def main() -> None:
@@ -54,18 +56,22 @@ def main() -> None:
     losses: dict[int, float] = {}
     if options.at_op:
         stop_at_ops(options.at_op, options.stands, losses)
-    loss = models.loss_for(options.model)
+    loss, metrics = models.loss_for(options.model), models.metrics_for(options.model)
+    told = {"steps": {}, "evaluations": {}}
     has_begun = False
 
     def counted_loss(output, target):
-        if has_begun and torch.is_grad_enabled():
+        if options.count is not None and has_begun and torch.is_grad_enabled():
             with options.count.open("ab", buffering=0) as file:
                 file.write(b".")
         return loss(output, target)
 
+    def told_loss(output, target):
+        return counted_loss(output, target), {name: metric(output, target) for name, metric in metrics.items()}
+
     def build():
         built[:] = models.build_layers(options.model, n_blocks=options.blocks, dropout=options.dropout, dtype=dtype)
-        if options.slow is not None and options.slow_how != "data":
+        if options.slow is not None and options.slow_how not in ("data", "validation"):
             for layer in built:
                 layer.register_forward_pre_hook(lambda *_: linger(options, len(losses)))
         for layer in built if options.pace is not None else ():
@@ -75,12 +81,13 @@ def main() -> None:
     data = models.data_for(options.model, options.samples, dtype)
     job = odyssey.Job(
         layers=build,
-        loss=loss if options.count is None else counted_loss,
+        loss=counted_loss if options.told is None else told_loss,
         optimizer=make_optimizer,
         data=SlowData(options, data, losses) if options.slow_how == "data" else data,
         global_batch=options.global_batch,
         micro_batch=options.micro_batch,
         seed=options.seed,
+        num_workers=options.num_workers,
         scheduler=make_scheduler if options.schedule else None,
         clip_norm=options.clip,
         autocast=torch.bfloat16 if options.autocast else None,
@@ -92,6 +99,7 @@ def main() -> None:
         kept.__enter__()
     for step in job.steps(options.steps):
         losses[step.index] = step.loss
+        told["steps"][step.index] = {"loss": step.loss, "lr": step.lr, **step.metrics}
         pace.look()
         if step.index == options.draw_after:
             models.set_dropout(built, 0.1)
@@ -100,9 +108,15 @@ def main() -> None:
         if options.pause:
             time.sleep(options.pause)
         if options.eval_every and (step.index + 1) % options.eval_every == 0:
-            mean = job.evaluate(models.data_for(options.model, 24, dtype))
-            if job.is_leader:
-                print(f"evaluate {step.index} loss {mean!r}", flush=True)
+            validation = models.data_for(options.model, N_EVALUATED, dtype)
+            if options.slow_how == "validation":
+                validation = SlowData(options, validation, losses)
+            if options.told is None:
+                mean = job.evaluate(validation)
+                if job.is_leader:
+                    print(f"evaluate {step.index} loss {mean!r}", flush=True)
+            else:
+                told["evaluations"][step.index] = job.evaluate(Deadly(validation, options.die_reading), metrics)
         if options.lose_message_after is not None and step.index == options.lose_message_after[1]:
             lose_message(options.lose_message_after[0], 1)
         for file, after in options.hold:
@@ -112,6 +126,9 @@ def main() -> None:
 
     if options.keeps is not None:
         (options.keeps / os.environ["RANK"]).write_text(str(kept.most))
+    if options.told is not None:
+        told["held"] = [layer for layer in range(len(built)) if job.module(layer) is not None]
+        (options.told / os.environ.get("RANK", "0")).write_text(json.dumps(told))
 
     def write(state):
         if options.out is not None:
@@ -273,7 +290,7 @@ class Pace:
 
 
 class SlowData:
-    """A data set that is slow at a sample."""
+    """A data set that is slow at a sample, but for the one that is looked at before all others."""
 
     def __init__(self, options, data, losses):
         self.options, self.data, self.losses = options, data, losses
@@ -282,7 +299,24 @@ class SlowData:
         return len(self.data)
 
     def __getitem__(self, i):
-        linger(self.options, len(self.losses))
+        if i:
+            linger(self.options, len(self.losses))
+        return self.data[i]
+
+
+class Deadly:
+    """A data set of which reading a sample kills a rank, once: `at` is the rank, the sample and a file that is there then."""
+
+    def __init__(self, data, at):
+        self.data, self.at = data, at
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        if self.at is not None and self.at[:2] == [os.environ["RANK"], str(i)] and not os.path.exists(self.at[2]):
+            Path(self.at[2]).touch()
+            os.kill(os.getpid() if torch.utils.data.get_worker_info() is None else os.getppid(), signal.SIGKILL)
         return self.data[i]
 
 
@@ -337,12 +371,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--clip", type=float)
     parser.add_argument("--schedule", action="store_true", help="with a learning rate that changes at every step")
     parser.add_argument("--autocast", action="store_true", help="bfloat16")
+    parser.add_argument("--num-workers", type=int, default=0, help="processes that read samples")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep after each step")
     parser.add_argument("--hold", nargs=2, action="append", default=[], metavar=("FILE", "STEP"), help=HOLD)
     parser.add_argument("--hold-once", type=Path, help="a pipe: wait for its end in the action that writes --out")
     parser.add_argument("--slow", nargs=3, metavar=("FILE", "RANK", "STEP"), help="there that rank is slow, once")
-    parser.add_argument("--slow-how", choices=("lock", "deaf", "busy", "data"), default="lock", help="until FILE is not locked")
+    parser.add_argument(
+        "--slow-how", choices=("lock", "deaf", "busy", "data", "validation"), default="lock", help="until FILE is not locked"
+    )
     parser.add_argument("--pace", type=Path, metavar="FILE", help="the rank whose number is in it is slow, as long as it is")
     parser.add_argument("--eval-every", type=int, default=0)
     parser.add_argument("--keeps", type=Path, help="a folder: each rank writes there how many bytes its graphs kept at most")
@@ -356,6 +393,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kill-source", type=Path, metavar="FILE", help="once it is there, kill a rank that is to be read")
     parser.add_argument("--at-op", nargs=4, action="append", default=[], metavar=("RANK", "STEP", "OP", "die|stand|stop"))
     parser.add_argument("--stands", type=Path, help="a pipe, for --at-op")
+    parser.add_argument("--told", type=Path, help="a folder: each rank writes there what it was told of steps, with metrics")
+    parser.add_argument("--die-reading", nargs=3, metavar=("RANK", "SAMPLE", "FILE"), help="of an evaluation, if FILE is not")
     parser.add_argument("--count", type=Path, help="a file that gets a byte for each loss of a micro-batch that is trained")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()

@@ -129,3 +129,112 @@ def test_layers_given_as_functions_are_built_and_trained():
 def test_what_cannot_be_trained_is_said_at_once(change, message):
     with pytest.raises(JobError, match=message):
         odyssey.Job(**arguments("mlp", **change))
+
+
+def accuracy(output, target):
+    return (output.argmax(-1) == target).double().mean()
+
+
+def largest(output, target):
+    return output.amax(-1).mean().item()
+
+
+def with_them(loss):
+    return lambda output, target: (
+        loss(output, target),
+        {"accuracy": accuracy(output, target), "largest": largest(output, target)},
+    )
+
+
+def test_a_step_tells_what_the_loss_tells_beside_it_and_its_learning_rate():
+    """Fifteen samples in micro-batches of two: the last one has one."""
+    given = arguments("gpt")
+    told = []
+    expected_losses, expected = reference_of(given | {"loss": told_to(told, given["loss"])}, 6)
+    job = odyssey.Job(**given | {"loss": with_them(given["loss"])})
+    steps = list(job.steps(6))
+    assert [step.loss for step in steps] == pytest.approx(expected_losses, abs=1e-12)
+    for step in steps:
+        its = told[step.index * 8 : step.index * 8 + 8]
+        assert step.metrics.keys() == {"accuracy", "largest"}
+        for name, value in step.metrics.items():
+            assert value == pytest.approx(sum(n * metrics[name] for n, metrics in its) / 15, abs=1e-12)
+        assert step.lr == pytest.approx(3e-3 * min(1.0, (step.index + 1) / 5) * 0.98**step.index, rel=1e-15)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(job.state_dict()["model"][name], tensor, rtol=0, atol=1e-10)
+
+
+def told_to(told, loss):
+    """The loss, which notes the metrics of each micro-batch."""
+
+    def noting(output, target):
+        metrics = {"accuracy": accuracy(output, target).item(), "largest": largest(output, target)}
+        told.append((len(target), metrics))
+        return loss(output, target)
+
+    return noting
+
+
+def test_an_evaluation_gives_metrics_beside_the_loss():
+    given = arguments("gpt")
+    job = odyssey.Job(**given | {"loss": with_them(given["loss"])})
+    list(job.steps(2))
+    data = models.data_for("gpt", 7, torch.float64)
+    found = job.evaluate(data, metrics={"accuracy": accuracy, "largest": largest})
+    with torch.random.fork_rng():
+        torch.manual_seed(given["seed"])
+        layers = given["layers"]()
+    for layer, state in enumerate(layers):
+        values = job.module(layer).state_dict()
+        state.load_state_dict(values)
+        assert job.module(layer).training, "as it was before the evaluation"
+    whole = torch.nn.Sequential(*layers).eval()
+    inputs, target = (torch.stack(column) for column in zip(*(data[i] for i in range(7)), strict=True))
+    with torch.no_grad():
+        output = whole(inputs)
+    expected = {"accuracy": accuracy(output, target).item(), "largest": largest(output, target)}
+    expected["loss"] = given["loss"](output, target).item()
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert job.evaluate(data) == found["loss"]
+    assert job.evaluate(data, metrics={}) == {"loss": found["loss"]}
+
+
+def test_learning_rates_that_differ_are_not_one():
+    def layers():
+        return [torch.nn.Linear(16, 16, bias=bias, dtype=torch.float64) for bias in (False, True)]
+
+    def optimizer(parameters):
+        return torch.optim.SGD(parameters, 0.1 * len(parameters))
+
+    job = odyssey.Job(**arguments("mlp", layers=layers, optimizer=optimizer, scheduler=None))
+    assert next(job.steps(1)).lr is None
+    assert next(odyssey.Job(**arguments("mlp", scheduler=None)).steps(1)).lr == 3e-3
+
+
+def test_metrics_that_are_not_always_there_are_refused():
+    calls = []
+
+    def sometimes(output, target):
+        calls.append(0)
+        loss = torch.nn.functional.mse_loss(output, target)
+        return (loss, {"it": 1.0}) if len(calls) % 3 else loss
+
+    job = odyssey.Job(**arguments("mlp", loss=sometimes))
+    with pytest.raises(JobError, match="not the same names in all micro-batches"):
+        next(job.steps(1))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "what"), [({"loss": largest}, "called 'loss'"), ({"it": lambda output, target: output}, "'it' has shape")]
+)
+def test_metrics_of_an_evaluation_that_are_none_are_refused(metrics, what):
+    job = odyssey.Job(**arguments("mlp"))
+    with pytest.raises(JobError, match=what):
+        job.evaluate(models.data_for("mlp", 3), metrics=metrics)
+
+
+def test_a_module_is_asked_for_by_its_layer():
+    job = odyssey.Job(**arguments("mlp"))
+    assert [type(job.module(layer)) for layer in (0, 4)] == [torch.nn.Sequential, torch.nn.Linear]
+    with pytest.raises(JobError, match=r"module\(5\): the model has layers 0 to 4"):
+        job.module(5)

@@ -16,7 +16,7 @@ from odyssey.errors import JobError
 from odyssey.model.packing import digest
 from odyssey.model.whole import Whole
 from odyssey.runtime.computation import on_device
-from tests import ROOT
+from tests import ROOT, resilient_reference
 from tests.jobs import resilient as job
 from tests.resilient_reference import differences
 
@@ -55,6 +55,45 @@ def test_training_equals_a_plain_loop_and_the_objects_stay_the_scripts_own(varia
     assert differences(variant, {0: found})[0] < 1e-10
     now = [*net.parameters(), *net.buffers(), *optimizer.param_groups[0]["params"]]
     assert all(one is other for one, other in zip(own, now, strict=True))
+
+
+@pytest.mark.parametrize("variant", ["plain", "batchnorm", "padded"])
+def test_metrics_change_nothing_and_are_the_means_over_all_samples(variant):
+    """A metric of the loss is its double here, and one of an evaluation the loss itself, from the batch."""
+    net = job.model(variant)
+    optimizer = job.optimizer(net, variant)
+
+    def loss(batch):
+        found = job.loss_of(net, batch)
+        return found, {"double": 2 * found, "number": found.item()}
+
+    run = odyssey.resilient(
+        net,
+        optimizer,
+        loss,
+        job.Points(variant),
+        global_batch=job.GLOBAL_BATCH,
+        micro_batch=job.MICRO_BATCH,
+        scheduler=job.scheduler(optimizer, variant),
+        collate=job.padded if variant == "padded" else None,
+        seed=job.SEED,
+        clip_norm=0.5 if variant == "plain" else None,
+    )
+    losses = {}
+    for step in run.steps(job.N_STEPS):
+        losses[step.index] = step.loss
+        assert step.metrics == pytest.approx({"double": 2 * step.loss, "number": step.loss}, abs=1e-12, rel=0)
+        assert step.lr == 0.003 * (0.5 ** (step.index // 4) if variant == "plain" else 1.0)
+    found = run.evaluate(job.Points(variant), metrics={"same": lambda batch: job.loss_of(net, batch)})
+    assert found.keys() == {"loss", "same"} and found["same"] == pytest.approx(found["loss"], abs=1e-12, rel=0)
+    loop = job.Loop(net, optimizer, variant)
+    trained = {"losses": losses, "state": job.state(net, optimizer, loop), "validation": found["loss"]}
+    trained["state"] |= {name: value for name, value in reference_of(variant).items() if name.startswith("average.")}
+    assert differences(variant, {0: trained})[0] < 1e-10
+
+
+def reference_of(variant):
+    return resilient_reference.trained(variant)["state"]
 
 
 @pytest.mark.parametrize("variant", ["batchnorm", "average", "plateau"])

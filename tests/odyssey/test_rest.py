@@ -184,6 +184,23 @@ def test_an_op_that_ends_in_an_exception_leaves_nothing_that_is_worth_anything()
     assert tally.summed() == ()
 
 
+def test_losses_and_metrics_stay_with_the_samples_that_the_last_layer_keeps() -> None:
+    tally, one = Tally(4, ()), torch.ones(())
+    for layers, samples in ((range(4), range(2)), (range(2), range(2, 4)), (range(4), range(4, 5))):
+        tally.count(samples, 2 * one, {"it": one})
+        with tally.adding(layers, samples):
+            pass
+    assert {its: float(metrics["it"]) for its, metrics in tally.metrics.items()} == {
+        range(2): 2,
+        range(2, 4): 2,
+        range(4, 5): 1,
+    }
+    tally.keep(frozenset({1, 3}))
+    assert tally.metrics.keys() == tally.losses.keys() == {range(2), range(4, 5)}
+    tally.keep(frozenset({1}))
+    assert not tally.metrics and not tally.losses
+
+
 def test_layers_that_share_a_parameter_are_kept_together_or_not_at_all() -> None:
     assert left({0, 1, 2, 5}, {5}, [(0, 5), (0, 2)]) == {1}
     assert left({0, 1}, {5}, [(0, 5)]) == {1}

@@ -96,6 +96,11 @@ def parts(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def has_metrics(recipe: Recipe) -> bool:
+    """Whether its script tells metrics of steps and evaluations, `twice` the loss: half of the scripts do."""
+    return recipe.global_batch % 2 == 1
+
+
 def evaluated(recipe: Recipe) -> Any:
     """The data of its evaluations."""
     return models.data_for(recipe.variant, N_EVALUATED, getattr(torch, recipe.dtype))

@@ -89,7 +89,14 @@ def main() -> None:
         built[:] = layers()
         return list(built)
 
-    job = odyssey.Job(**given | {"layers": build, "loss": mishaps.losing(given["loss"]), "resume": resume})
+    loss = mishaps.losing(given["loss"])
+    metrics = {"twice": lambda output, target: 2 * given["loss"](output, target)} if recipe.has_metrics(task) else None
+
+    def told(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        mean = loss(output, target)
+        return mean, {"twice": 2 * mean}
+
+    job = odyssey.Job(**given | {"layers": build, "loss": loss if metrics is None else told, "resume": resume})
     losses = {}
 
     def act(n_done: int) -> None:
@@ -104,7 +111,7 @@ def main() -> None:
         if task.own_s:
             time.sleep(task.own_s)
         if task.eval_every and n_done % task.eval_every == 0:
-            job.evaluate(recipe.evaluated(task))
+            job.evaluate(recipe.evaluated(task), metrics) if metrics else job.evaluate(recipe.evaluated(task))
         if task.save_every and n_done % task.save_every == 0:
             job.save(folder / "checkpoint")
         if task.state_every and n_done % task.state_every == 0:

@@ -101,6 +101,9 @@ def _check_losses(case: Case, log: list[Event]) -> None:
         known = final.setdefault((body.result.position, body.result.kind), value)
         if abs(value - known) > tolerance or not abs(value - wanted) <= tolerance:
             raise Broken("wrong", f"{body.result.kind} {n_done} gave {value}, and before {known}: it should be {wanted}")
+        told, twice = dict(body.result.metrics), {"twice": 2 * wanted} if recipe.has_metrics(case.recipe) else {}
+        if told.keys() != twice.keys() or not all(abs(told[name] - twice[name]) <= 2 * tolerance for name in twice):
+            raise Broken("wrong", f"{body.result.kind} {n_done} told {told}: it should be {twice}")
 
 
 def _check_saves(logs: list[list[Event]]) -> None:

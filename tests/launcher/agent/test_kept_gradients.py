@@ -20,12 +20,14 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
 
 
 def run(tmp_path: Path, layout: str, *at_ops: str, model: str = "gpt", **options: object) -> tuple[Ran, int]:
-    """A job that is exact; and how often a loss was computed. `at_ops`: see tests/jobs/train.py."""
-    count, stands = tmp_path / "count", tmp_path / "stands"
+    """A job that is exact, in what it tells of steps, too; and how often a loss was computed. `at_ops`: see
+    tests/jobs/train.py."""
+    count, stands, told = tmp_path / "count", tmp_path / "stands", tmp_path / "told"
     os.mkfifo(stands)
+    told.mkdir()
     words = [word for at in at_ops for word in ("--at-op", *at.split())]
     arguments = (*EXACT, "--model", model, *words, "--stands", str(stands), "--count", str(count))
-    arguments = (*arguments, "--out", str(tmp_path / "out.pt"))
+    arguments = (*arguments, "--out", str(tmp_path / "out.pt"), "--told", str(told))
     ran = Ran(RunOptions(TRAIN, arguments, layout=layout, log_dir=tmp_path / "logs", capture_output=True, **options))
     assert ran.code == 0, ran.text("stderr")
     losses, expected = exactness.expected_of(model, N_STEPS, 15, 2)
@@ -33,6 +35,8 @@ def run(tmp_path: Path, layout: str, *at_ops: str, model: str = "gpt", **options
     assert reference.largest_difference(saved["state"]["model"], expected) < exactness.TOLERANCE
     assert [saved["losses"][step] for step in range(N_STEPS)] == pytest.approx(losses, abs=exactness.TOLERANCE)
     ran.assert_replays()
+    living = {int(path.name) for path in told.iterdir()}
+    exactness.assert_told(told, living, exactness.told_of(model, N_STEPS, 15, 2))
     return ran, len(count.read_bytes())
 
 

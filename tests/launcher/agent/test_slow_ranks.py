@@ -32,6 +32,8 @@ class Slow(Ran):
         held = folder / "held"
         held.touch()
         arguments = ("--steps", str(N_STEPS), "--slow", str(held), str(rank), "1", "--slow-how", how)
+        if how == "validation":
+            arguments += ("--eval-every", "1")
         n_ranks = {"1x2": 2, "2x1": 2, "2x2": 4}[layout]
         with held.open("rb") as self._held:
             fcntl.flock(self._held, fcntl.LOCK_EX)
@@ -97,13 +99,16 @@ def test_a_survivor_that_shows_no_life_is_lost(tmp_path: Path, losses: list[floa
     assert "has used no processor for" in ran.all(RankLost)[1].cause.text
 
 
-def test_a_survivor_pauses_at_once_while_its_data_set_is_slow(tmp_path: Path, losses: list[float]) -> None:
-    """The sample comes only when the next generation runs, which needs it."""
-    ran = Slow(tmp_path, "2x1", 1, "data", victim=0, until=GenerationStarted)
+@pytest.mark.parametrize("which", ["data", "validation"])
+def test_a_survivor_pauses_at_once_while_its_data_set_is_slow(which: str, tmp_path: Path, losses: list[float]) -> None:
+    """The sample comes only when the next generation runs, which needs it: of a step, and of an evaluation."""
+    ran = Slow(tmp_path, "2x1", 1, which, victim=0, until=GenerationStarted)
     ran.assert_exact(losses)
     assert [lost.rank for lost in ran.all(RankLost)] == [0]
     bodies = [type(event.body) for event in ran.events if isinstance(event.body, Pausing | Paused | GenerationStarted)]
     assert bodies == [GenerationStarted, Pausing, Paused, GenerationStarted]
+    evaluations = [unit.generation for unit in ran.all(Committed) if unit.result.kind == "evaluate"]
+    assert evaluations == ([2] * N_STEPS if which == "validation" else [])
 
 
 @pytest.mark.soak

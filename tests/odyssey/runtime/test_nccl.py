@@ -26,7 +26,7 @@ from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.prefetcher import Prefetcher
 from odyssey.runtime.session import Session
 from odyssey.runtime.tally import Tally
-from odyssey.runtime.transaction import Transaction
+from odyssey.runtime.transaction import N_VALUES, Transaction
 from tests import models
 from tests.odyssey.runtime.test_buckets import CPU, replicas
 
@@ -126,7 +126,7 @@ def test_a_step_ends_when_the_device_has_done_its_reductions(step: Any) -> None:
     for work in works:
         work.end()
     running.end()
-    assert running.error is None and len(running.value) == 2
+    assert running.error is None and len(running.value) == N_VALUES
 
 
 def test_a_reduction_that_fails_on_the_device_cuts_the_step(step: Any) -> None:

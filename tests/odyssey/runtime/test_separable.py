@@ -159,3 +159,23 @@ CLASSES = torch.tensor([1, 2, 3, -100])
 def test_a_loss_may_be_cut_if_it_is_the_mean_over_the_samples(loss: Any, says: str) -> None:
     found = loss_problem(loss, value(), CLASSES, GIVEN)
     assert (found.startswith("the loss ") and says in found) if says else found == ""
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        (lambda output, target: (output.argmax(1) == target).double().mean(), ""),
+        (lambda output, target: output.amax(1).mean().item(), ""),
+        (lambda output, target: output.amax(), "'it' gives a sample other numbers when other samples are with it"),
+        (lambda output, target: (output.argmax(1) >= 0).sum(), "'it' gives a sample other numbers"),
+    ],
+    ids=["accuracy", "a number", "largest", "a count"],
+)
+def test_metrics_beside_the_loss_are_looked_at_as_well(metric: Any, says: str) -> None:
+    """However small they are beside each other."""
+
+    def loss(output: Any, target: Any) -> Any:
+        return output.square().mean(), {"large": output.mean() * 1e9, "it": metric(output, target)}
+
+    found = loss_problem(loss, value(), CLASSES, GIVEN)
+    assert found.startswith(f"the metric {says}") if says else found == ""

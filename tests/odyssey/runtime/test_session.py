@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -185,7 +186,9 @@ def test_orders_of_an_older_generation_are_refused(agent_of: Callable[..., MiniA
 
 def test_a_rank_that_joins_late_replays_and_is_exact(agent_of: Callable[..., MiniAgent], held: Held, tmp_path: Path) -> None:
     """The step before it, and the evaluation behind that step, are replayed; it takes part from the next unit on."""
-    agent = agent_of(2, *EXACT, "--eval-every", "3", *held.arguments, "--out", tmp_path / "out.pt")
+    (tmp_path / "told").mkdir()
+    arguments = (*EXACT, "--eval-every", "3", "--told", tmp_path / "told", *held.arguments, "--out", tmp_path / "out.pt")
+    agent = agent_of(2, *arguments)
     agent.start("2x1")
     agent.go()
     agent.wait(Committed, when=lambda report: report.result.kind == "evaluate")
@@ -209,6 +212,9 @@ def test_a_rank_that_joins_late_replays_and_is_exact(agent_of: Callable[..., Min
     committed = [report.result for report in agent.heard[1] if isinstance(report, Committed)]
     assert committed[0].position == (3, 1) and committed[0].kind == "step"
     assert_exact(tmp_path / "out.pt")
+    exactness.assert_told(tmp_path / "told", [0, 1], exactness.told_of("gpt", N_STEPS, 15, 2, 3), late=[1])
+    told = json.loads((tmp_path / "told" / "1").read_text())
+    assert told["steps"].keys() == {"2", "3", "4", "5"} and told["evaluations"].keys() == {"2", "5"}
 
 
 def test_a_rank_that_receives_its_layers_twice_trains_them(
