@@ -40,7 +40,7 @@ def model_difference(models: Mapping[Rank, ModelSpec]) -> str | None:
 
 def difference_at_start(models: Mapping[Rank, ModelSpec]) -> tuple[str, str] | None:
     """What ranks with the same model were given differently all the same, and what to do about it: that no rank has trained
-    yet is assumed."""
+    yet is assumed. Of a script's own model see `built_otherwise`."""
     first_rank = min(models)
     first = models[first_rank]
     for rank, model in sorted(models.items()):
@@ -53,16 +53,19 @@ def difference_at_start(models: Mapping[Rank, ModelSpec]) -> tuple[str, str] | N
                     f"let {makers} the same on all ranks: no learning rate that depends on the rank",
                 )
         for layer, (mine, its) in enumerate(zip(first.values, model.values, strict=False)):
-            if mine != its:
-                name = first.layers[layer].name
-                what, who, seed = f"layer {layer} ({name})", "layers()", "the seed"
-                if first.is_whole:
-                    what, who, seed = f"its {name}", "the model", "torch.manual_seed"
+            if mine != its and not first.is_whole:
                 return (
-                    f"rank {rank} built {what} with other values than rank {first_rank}",
-                    f"let {who} depend on {seed} only, not on the rank, the host or the time",
+                    f"rank {rank} built layer {layer} ({first.layers[layer].name}) with other values than rank {first_rank}",
+                    "let layers() depend on the seed only, not on the rank, the host or the time",
                 )
     return None
+
+
+def built_otherwise(models: Mapping[Rank, ModelSpec], first: Rank) -> list[Rank]:
+    """Ranks whose script has built its own model with other values than the first rank's: they begin with that one's."""
+    if not models[first].is_whole:
+        return []
+    return sorted(rank for rank, model in models.items() if model.values and model.values != models[first].values)
 
 
 def _where_it_differs(words: str, others: str) -> str:

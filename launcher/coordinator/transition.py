@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Set
 from functools import partial
 
+from msgspec.structs import replace
+
 from launcher.coordinator import gate, rank_failure, replicas
 from launcher.coordinator.actions import Action, Propose, Record, SendOrder, SetDeadline, Spawn, StartMeasure
 from launcher.coordinator.decision import Actions, end
@@ -22,10 +24,10 @@ from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
 from odyssey.messages import Go, Pause, Paused, Position, Prepare, Ready, Result, is_next
 from odyssey.pipelines import Stage
-from odyssey.plan import Plan, StateFrom
+from odyssey.plan import Move, Plan, StateFrom, move_runs
 from odyssey.plan_proof import prove
 from odyssey.rest import Rest, rest_of_step
-from odyssey.worker import Rank
+from odyssey.worker import Rank, worker_of
 from strategies.situation.faults import attempt
 
 JOIN_S, STARTS_OF_PATIENCE = 60.0, 10
@@ -232,15 +234,21 @@ def check(job: JobState, plan: Plan) -> None:
 def take(job: JobState, plan: Plan, reason: str) -> Actions:
     """This is the next plan: its ranks are to build its groups and to move what it wants moved."""
     recovery, ranks = job.recovery, job.ranks
-    job.next_plan = plan
+    notes = list[Action]()
     if plan.state_from is StateFrom.SCRIPT:
         job.plan = None
+        first = min(workers_of(plan).ranks(plan.workers))
+        if others := gate.built_otherwise(ranks.models, first):
+            moves = [Move(0, worker_of(first), worker_of(rank)) for rank in others if worker_of(rank) in plan.workers]
+            plan = replace(plan, move_runs=move_runs(moves))
+            notes.append(Record(Note(f"{ranks_text(others)} built other values than rank {first}, with whose all begin")))
+    job.next_plan = plan
     job.status, recovery.chosen_at = Status.MOVING, job.world.now
     new = sorted(workers_of(plan).ranks(plan.spawned) - ranks.alive)
     rank_failure.count_respawn(job, new)
     ranks.enter_all(new, RankState.STARTING)
     spawns: Actions = tuple(Spawn(rank) for rank in new)
-    rest, notes = None, list[Action]()
+    rest = None
     try:
         rest = _rest(job, plan)
     except ValueError as error:
