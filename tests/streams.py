@@ -63,29 +63,33 @@ def steps_of(stream: Stream, global_batch: int, micro_batch: int, seed: int, n_s
     width = global_batch if stream.kind.startswith("whole") else micro_batch
     n_splits = math.ceil(global_batch / width)
     sizes = [min(width, global_batch - split * width) for split in range(n_splits)]
-    read = drawn if "drawn" in stream.kind else by_loader
 
     def seeds(split: int, size: int) -> list[int]:
         places = [(step, *divmod(split * width + i, micro_batch)) for step in range(n_steps) for i in range(size)]
         return [layer_seed(seed, step, k, -1 - i) for step, k, i in places]
 
-    splits = [read(stream, split, n_splits, seeds(split, size)) for split, size in enumerate(sizes)]
+    wanted = [seeds(split, size) for split, size in enumerate(sizes)]
+    if "drawn" in stream.kind:
+        splits = [drawn(stream, split, n_splits, its) for split, its in enumerate(wanted)]
+    else:
+        splits = by_loader(stream, list(map(len, wanted)))
     return [
         [sample for its, size in zip(splits, sizes, strict=True) for sample in its[step * size : (step + 1) * size]]
         for step in range(n_steps)
     ]
 
 
-def by_loader(stream: Stream, worker: int, n: int, seeds: list[int]) -> list[Any]:
-    """What a worker reads, epoch after epoch."""
-    found: list[Any] = []
-    epoch = 0
-    while len(found) < len(seeds):
+def by_loader(stream: Stream, wanted: list[int]) -> list[list[Any]]:
+    """As many samples of each worker, epoch after epoch."""
+    found: list[list[Any]] = [[] for _ in wanted]
+    n, epoch = len(wanted), 0
+    while any(len(its) < least for its, least in zip(found, wanted, strict=True)):
         stream.set_epoch(epoch)
         loader: DataLoader[Any] = DataLoader(Tagged(stream), batch_size=None, num_workers=0 if n == 1 else n)
-        found += [sample for its, sample in loader if its == worker]
+        for worker, sample in loader:
+            found[worker].append(sample)
         epoch += 1
-    return found[: len(seeds)]
+    return found
 
 
 class Tagged(IterableDataset[Any]):
