@@ -9,6 +9,7 @@ many splits as a step has micro-batches, and split v is what worker v of so many
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,6 +25,8 @@ from odyssey.runtime.data import Collate, layer_seed
 
 READ_AT_A_TIME_S = 0.5
 """Then a worker process looks whether what it reads is still wanted: what comes before the first sample may be long."""
+SAY_AFTER_S = 10.0
+"""What is read only to be dropped is told of for the first time; then each time that it has taken twice as long."""
 Order = tuple[int, range, int]
 """A step, positions in its global batch, and the step that is trained meanwhile: samples of those before it are dropped."""
 
@@ -98,6 +101,7 @@ class Split:
     def __init__(self, stream: Stream, number: int) -> None:
         self.stream = stream
         self._number = number
+        self._drops: _Drops | None = None
         self._begin_anew()
 
     def sample(self, index: int, now: int, generators: draws.Generators | None, check: Callable[[], None]) -> Any:
@@ -117,6 +121,9 @@ class Split:
             sample = self._next()
             if self._n_read >= now:
                 self._kept[self._n_read] = sample
+                self._drops = None
+            else:
+                self._drop(now)
             self._n_read += 1
         return self._kept[index]
 
@@ -130,6 +137,16 @@ class Split:
         self._samples: Iterator[Any] = iter(())
         self._n_read = 0
         self._kept: dict[int, Any] = {}
+        self._drops = None
+
+    def _drop(self, now: int) -> None:
+        """Nothing is slow in silence."""
+        drops = self._drops = self._drops or _Drops(time.monotonic(), SAY_AFTER_S)
+        took_s = time.monotonic() - drops.began_s
+        if took_s >= drops.say_after_s:
+            self._drops = drops._replace(say_after_s=2 * took_s)
+            text = f"{self._n_read + 1:,} of the {now:,} samples before this step are read, in {took_s:.0f} s"
+            print(f"odyssey: {self.stream.name(self._number)}: {text}", file=sys.stderr, flush=True)
 
     def _next(self) -> Any:
         """An exception of the script's says where it was. It has ended the iterator, so who asks again begins anew."""
@@ -158,6 +175,13 @@ class Split:
             set_epoch(self._epoch)
         with as_worker(self.info(self._epoch, self._data)):
             self._samples = iter(self._data)
+
+
+class _Drops(NamedTuple):
+    """Samples in a row that were read to be dropped, and when that is to be told of next."""
+
+    began_s: float
+    say_after_s: float
 
 
 _END = object()

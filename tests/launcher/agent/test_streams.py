@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from tests import ROOT, exactness, reference
 from tests.agent_runs import TRAIN, Ran, nothing_left, profile_of_own_processors
 from tests.held import Held
 from tests.launcher.agent import test_resilient as resilient
+from tests.resilient_reference import differences
 
 __all__ = ["nothing_left"]
 pytestmark = [
@@ -77,6 +81,12 @@ def test_a_later_run_of_fewer_ranks_reads_on_from_what_was_saved(way: str, tmp_p
     ran = Ran(resilient.options(tmp_path, f"saved+{way}", log_dir=tmp_path / "second", n_ranks_per_node=2))
     resilient.assert_exact(ran, tmp_path, f"saved+{way}", n_ranks=2)
     assert ran.steps() == list(range(4, resilient.N_STEPS))
+
+
+def test_a_script_that_runs_alone_reads_the_same(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "jobs" / "resilient.py"), str(tmp_path), "plain+drawn"]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert differences("plain+drawn", {0: torch.load(tmp_path / "0.pt")})[0] < 1e-10
 
 
 # -- a model in layers ----------------------------------------------------------------------------------------------------

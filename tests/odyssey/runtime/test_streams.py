@@ -113,13 +113,12 @@ class OnItself(IterableDataset[Any]):
 
 def test_splits_that_are_read_in_turn_do_not_meet_in_the_data_set() -> None:
     data = prefetcher(OnItself())
-    data.want(0, WHOLE)
-    assert [data.get(0, positions)[0].tolist() for positions in WHOLE] == [
-        [0, 4, 8, 12],
-        [1, 5, 9, 13],
-        [2, 6, 10, 14],
-        [3, 7],
-    ]
+    found = []
+    for step in range(2):
+        data.want(step, WHOLE)
+        found += [data.get(step, positions)[0].tolist() for positions in WHOLE]
+    assert found[:4] == [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7]]
+    assert found[4:] == [[16, 20, 24, 28], [17, 21, 25, 29], [18, 22, 26, 30], [11, 15]]
 
 
 def test_a_script_that_goes_on_to_use_its_data_set_changes_nothing() -> None:
@@ -226,6 +225,17 @@ def test_what_comes_before_is_not_read_for_nobody() -> None:
     data.close()
     assert [begun.get() for _ in range(4)] == [0, 1, 2, 3], "what is wanted now comes next"
     assert begun.empty()
+
+
+def test_what_is_read_to_be_dropped_is_told_of(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    data = prefetcher(streams.Stream(Pairs(), "drawn"))
+    data.want(1, WHOLE)
+    data.get(1, WHOLE[0])
+    assert capfd.readouterr().err == "", "not what is short"
+    monkeypatch.setattr(module, "SAY_AFTER_S", 0.0)
+    data.get(1, WHOLE[1])
+    first, *_ = capfd.readouterr().err.splitlines()
+    assert first == "odyssey: split 1 of 4 of data: 1 of the 4 samples before this step are read, in 0 s"
 
 
 class AnotherEachTime(IterableDataset[Any]):
