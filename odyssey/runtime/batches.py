@@ -14,8 +14,8 @@ from odyssey.runtime.streams import Splits, look_at
 class Samples(NamedTuple):
     """What a job's data come to on this rank.
 
-    `n`: of map-style data; 0 of a stream. `digest`: of a stream's first micro-batch. `first()`: a micro-batch of full size, to
-    measure with. `prefetcher()`: what fetches ahead.
+    `n`: how many there are, 0 in a stream. `digest`: what a stream begins with (streams.py), empty for map-style data.
+    `first()`: a micro-batch of full size, to measure with. `prefetcher()`: what fetches ahead.
     """
 
     n: int

@@ -69,7 +69,7 @@ class Sampler:
 
 
 class Sizes(Protocol):
-    """A plan, or what a job's batches are to be: the same under all plans."""
+    """What a plan says of its batches, or a job's: it is the same under all plans."""
 
     @property
     def global_batch(self) -> int: ...
@@ -150,7 +150,7 @@ class MapStyle:
         ]
 
     def read(self, order: Order, check: Callable[[], None]) -> Any:
-        """A micro-batch."""
+        """Reads a micro-batch."""
         return fetch(self._data, *order, self._collate, check)
 
 
@@ -210,7 +210,7 @@ def _form(sample: Any) -> str:
 
 
 def map_style(data: object) -> Dataset | None:
-    """The data; None where they can only be iterated over. Raises JobError for what another rank could not read again."""
+    """Returns the data, or None where they can only be iterated over. Raises JobError for what nobody could read again."""
     name = type(data).__name__
     if isinstance(data, DataLoader):
         what, help = "gives micro-batches in an order of its own", "give its dataset; odyssey.Job shuffles and collates"

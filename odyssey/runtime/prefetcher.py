@@ -152,7 +152,7 @@ class Prefetcher:
             raise _Unwanted
 
     def _next(self, is_own: Callable[[Key], bool]) -> Key | None:
-        """What to fetch, of some; None when it is closed. Waits until there is something."""
+        """Waits until one of its own is to be fetched, and says which; None when it is closed."""
         with self._changed:
             while not self._is_closed:
                 if (key := next(filter(is_own, self._missing), None)) is not None:
@@ -202,7 +202,8 @@ class _Unwanted(Exception):
 
 
 class _Lane(NamedTuple):
-    """A loader. `asked`: what its processes are at or have still to do, and None for nothing: they answer in this order."""
+    """What is asked of a loader. `asked`: what its processes are at or have still to do, None for nothing; they answer in this
+    order."""
 
     number: int
     asked: deque[Key | None]

@@ -50,7 +50,7 @@ class Stream(NamedTuple):
 
     @property
     def n_splits(self) -> int:
-        """The same under all plans."""
+        """How many there are, which is the same under all plans."""
         return -(-self.global_batch // self._width)
 
     @property
@@ -58,32 +58,32 @@ class Stream(NamedTuple):
         return self.micro_batch if self.is_divided else self.global_batch
 
     def place(self, step: int, position: int) -> tuple[int, int]:
-        """The split that a position of a step's global batch belongs to, and which of its samples is there."""
+        """Which split a position of a step's global batch belongs to, and which of its samples is there."""
         split, i = divmod(position, self._width)
         return split, step * self._per_step(split) + i
 
     def seed_of(self, split: int, index: int) -> int:
-        """Of the random numbers that a sample of a split may draw: they depend on its position, as of any other data."""
+        """What the generators are seeded with before a sample is read, which depends on its position, as for other data."""
         step, i = divmod(index, self._per_step(split))
         micro_batch, i = divmod(split * self._width + i, self.micro_batch)
         return layer_seed(self.seed, step, micro_batch, -1 - i)
 
     def first_index(self, split: int, step: int) -> int:
-        """Of the samples that a step takes from a split."""
+        """Which sample is the first that a step takes from a split."""
         return step * self._per_step(split)
 
     def facts(self, split: int, epoch: int, data: Any) -> dict[str, Any]:
-        """Of the worker that the data set is in a split."""
+        """What the data set is told of the worker that it is in a split."""
         seed = layer_seed(self.seed, epoch, split, -1 - self.micro_batch)  # no sample has it
         return {"id": split, "num_workers": self.n_splits, "seed": seed, "dataset": data}
 
     def name(self, split: int) -> str:
-        """For people."""
+        """What people call it."""
         return f"split {split} of {self.n_splits} of data" if self.is_divided else "data"
 
     @property
     def help_if_empty(self) -> str:
-        """For people, if a split has no samples."""
+        """What is to be done if a split has no samples."""
         if not self.is_divided:
             return "give a dataset with at least one sample"
         return (
@@ -96,7 +96,7 @@ class Stream(NamedTuple):
 
 
 class Split:
-    """One of them as it is read."""
+    """A part of the data set as it is read: it begins anew when it ends."""
 
     def __init__(self, stream: Stream, number: int) -> None:
         self.stream = stream
@@ -105,7 +105,7 @@ class Split:
         self._begin_anew()
 
     def sample(self, index: int, now: int, generators: draws.Generators | None, check: Callable[[], None]) -> Any:
-        """Number `index`, counted through all epochs. Those from number `now` on are kept.
+        """Reads on to sample `index`, counted through all epochs. Those from `now` on are kept.
 
         `generators`: seeded for each sample, those that are dropped as well, as what follows may depend on what they draw.
         `check` is called before each of them, and may end the reading by an exception: it goes on from there.
@@ -140,7 +140,7 @@ class Split:
         self._drops = None
 
     def _drop(self, now: int) -> None:
-        """Nothing is slow in silence."""
+        """Says how far it is, as nothing may be slow in silence."""
         drops = self._drops = self._drops or _Drops(time.monotonic(), SAY_AFTER_S)
         took_s = time.monotonic() - drops.began_s
         if took_s >= drops.say_after_s:
@@ -178,7 +178,7 @@ class Split:
 
 
 class _Drops(NamedTuple):
-    """Samples in a row that were read to be dropped, and when that is to be told of next."""
+    """When samples began to be read only to be dropped, and after what time that is told of next."""
 
     began_s: float
     say_after_s: float
@@ -210,11 +210,11 @@ class Splits:
         self.is_read_late = not self.loaders and (stream.is_random or stream.is_divided)
 
     def loader(self, positions: range) -> int:
-        """That of the first split that they are of."""
+        """The first split that they belong to decides."""
         return self._stream.place(0, positions.start)[0] % len(self.loaders)
 
     def ids(self, step: int, positions: range) -> list[tuple[int, int]]:
-        """Splits, and which samples of them."""
+        """Which splits they are of, and which samples of these."""
         return [self._stream.place(step, position) for position in positions]
 
     def order(self, step: int, positions: range, now: int) -> Order:
@@ -222,7 +222,7 @@ class Splits:
         return step, positions, now
 
     def read(self, order: Order, check: Callable[[], None]) -> Any:
-        """A micro-batch. Raises Later in a worker process that has read for long."""
+        """Reads a micro-batch. Raises Later in a worker process that has read for long."""
         step, positions, now = order
         until_s = time.monotonic() + READ_AT_A_TIME_S
 
@@ -247,7 +247,7 @@ class Splits:
 
 
 class Look(NamedTuple):
-    """A stream, its first micro-batch, and a digest of that and of how it is divided: the same on all ranks."""
+    """A stream and its first micro-batch. `digest`, of that and of how it is divided, is the same on all ranks."""
 
     stream: Stream
     first: Any
@@ -277,7 +277,7 @@ def look_at(data: Any, global_batch: int, micro_batch: int, seed: int, collate: 
 
 
 class _Watched(Split):
-    """The first one. Its stream is divided once the data set has asked which worker it is."""
+    """The first split. Its stream is divided once the data set has asked which worker it is."""
 
     def info(self, epoch: int, data: Any) -> torch_worker.WorkerInfo | None:
         """It tells that it is asked."""
