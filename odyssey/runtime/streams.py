@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from odyssey.errors import JobError
@@ -134,6 +135,7 @@ class Split:
     def _begin_anew(self) -> None:
         self._data: Any = None
         self._epoch = -1
+        self._info: torch_worker.WorkerInfo | None = None
         self._samples: Iterator[Any] = iter(())
         self._n_read = 0
         self._kept: dict[int, Any] = {}
@@ -164,7 +166,7 @@ class Split:
             raise
 
     def _drawn(self) -> Any:
-        with as_worker(self.info(self._epoch, self._data)):
+        with as_worker(self._info):
             return next(self._samples, _END)
 
     def _begin_epoch(self) -> None:
@@ -173,7 +175,8 @@ class Split:
             self._data = deepcopy(self.stream.data)
         if callable(set_epoch := getattr(self._data, "set_epoch", None)):
             set_epoch(self._epoch)
-        with as_worker(self.info(self._epoch, self._data)):
+        self._info = self.info(self._epoch, self._data)
+        with as_worker(self._info):
             self._samples = iter(self._data)
 
 
@@ -192,6 +195,7 @@ def as_worker(info: torch_worker.WorkerInfo | None) -> Iterator[None]:
     """What `get_worker_info` says meanwhile, to all of this process."""
     before = torch_worker._worker_info
     torch_worker._worker_info = info
+    assert get_worker_info() is info, "torch keeps elsewhere what it says"
     try:
         yield
     finally:

@@ -132,7 +132,7 @@ def test_a_rank_of_a_pipeline_comes_back_and_reads_on(way: str, tmp_path: Path) 
     finally:
         held.release()
     assert_exact(ran, tmp_path, way, n_steps=8)
-    assert len(ran.all(GenerationStarted)) == 3
+    assert ran.all(Draining), "it came back, and may have been killed again"
 
 
 @pytest.mark.parametrize("way", some(2))
