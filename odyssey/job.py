@@ -35,7 +35,7 @@ from odyssey.runtime import joining
 from odyssey.runtime.alike import N_RATE, rate_of
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import Dataset, check_is_map_style, draws_random_numbers, pairs_by
+from odyssey.runtime.data import Data, Dataset, check_is_map_style, draws_random_numbers, pairs_by
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.evaluation import Reader, evaluate_body
 from odyssey.runtime.job_spec import TO_ROUNDING, JobSpec
@@ -70,7 +70,8 @@ class Job:
     that are such means, too, for `Step.metrics`.
     `optimizer(parameters)`: called for each layer; must step just these, alike on all ranks. `scheduler(optimizer)`:
     likewise, stepped after each step. Both are called once at the start for a look at what they make.
-    `data[i]`: `(input, target)` of a sample. `collate(samples)`: of a micro-batch, default torch's `default_collate`;
+    `data[i]`: `(input, target)` of a sample; or what gives such samples when it is iterated over, each time the same (torch's
+    `IterableDataset`). `collate(samples)`: of a micro-batch, default torch's `default_collate`;
     `num_workers`: processes that do both, 0 for a thread. `global_batch` samples make a step, in micro-batches of
     `micro_batch`.
     `clip_norm`: largest global gradient norm. `autocast`: `torch.bfloat16` computes in mixed precision.
@@ -92,7 +93,7 @@ class Job:
         layers: Callable[[], Sequence[nn.Module | LayerFactory]],
         loss: Callable[[Any, Any], Loss],
         optimizer: OptimizerFactory,
-        data: Dataset,
+        data: Data,
         *,
         global_batch: int,
         micro_batch: int,
@@ -186,12 +187,13 @@ class Job:
         self._model = model
         self._looked_at: tuple[Dataset, bool] | None = None
         """What was last evaluated on, and whether that draws random numbers."""
+        samples = batches.samples()
         job_spec = JobSpec(
-            spec=backend.spec(joining.model_spec(model, batches, clip_norm, autocast)),
+            spec=backend.spec(joining.model_spec(model, batches, samples, clip_norm, autocast)),
             loss=loss,
             optimizer=optimizer,
-            prefetcher=batches.prefetcher(),
-            first_micro_batch=batches.first,
+            prefetcher=samples.prefetcher,
+            first_micro_batch=samples.first,
             seed=batches.seed,
             autocast=autocast,
             independent_samples=independent_samples,

@@ -114,6 +114,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     `is_whole`: the one layer is the script's own model, which its loop uses on every rank: none may be without work.
     `replicas`: no Job, but a script with a loop of its own, whose ranks each have the whole model. It is one layer here.
+    `n_samples`: 0 of data that can only be iterated over. By `stream`, a digest, they begin with the same samples then, and are
+    divided alike.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -130,6 +132,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     values: tuple[str, ...] = ()
     is_whole: bool = False
     replicas: bool = False
+    stream: str = ""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

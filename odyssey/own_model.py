@@ -22,14 +22,14 @@ from odyssey.model.given import Loss
 from odyssey.model.state_shard import Stateful
 from odyssey.model.whole import Whole
 from odyssey.runtime.batches import Batches
-from odyssey.runtime.data import Dataset, collated
+from odyssey.runtime.data import Data, collated
 
 
 def resilient(
     model: nn.Module,
     optimizer: Optimizer,
     loss: Callable[[Any], Loss],
-    data: Dataset,
+    data: Data,
     *,
     global_batch: int,
     micro_batch: int,
@@ -51,14 +51,15 @@ def resilient(
     `extra`: what else is the same on all ranks and changes with training, each with `state_dict` and `load_state_dict`: an
     average of the weights, a scheduler that the loop steps. The loop may change these, and model and optimizer, between steps,
     alike on all ranks: a rank that comes back gets them as they are on the others.
-    `data[i]`: a sample. `collate(samples)`: default torch's `default_collate`; `num_workers`: processes that do both, 0 for a
+    `data[i]`: a sample; or what gives samples when it is iterated over, each time the same (torch's `IterableDataset`).
+    `collate(samples)`: default torch's `default_collate`; `num_workers`: processes that do both, 0 for a
     thread. `global_batch` samples make a step whoever is there, in micro-batches of `micro_batch`.
     `clip_norm`, `autocast`, `seed`, `resume`, and what it returns: see `odyssey.Job`.
 
     Raises JobError for what cannot be trained, or not be moved to a rank that comes back.
     """
 
-    def collate_alone(samples: list[Any], sample_ids: Sequence[int]) -> tuple[Any, Any]:
+    def collate_alone(samples: list[Any], sample_ids: Sequence[int | str]) -> tuple[Any, Any]:
         return collated(samples, sample_ids) if collate is None else collate(samples), None
 
     return Job.of_whole(

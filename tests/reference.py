@@ -33,11 +33,12 @@ def train(
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
     after_step: Callable[[int, list[nn.Module]], None] | None = None,
+    streamed: Sequence[Sequence[Any]] | None = None,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Losses of all steps, and every parameter and persistent buffer as `layers.<i>.<name>` after the last one.
 
     A parameter that two layers share is stepped once, by the optimizer of the first of them. `after_step` is told the number
-    of steps that are done, and the layers as they are then.
+    of steps that are done, and the layers as they are then. `streamed`: the samples of each step, in place of those of `data`.
     """
     torch.manual_seed(seed)
     layers = list(build_layers())
@@ -47,11 +48,11 @@ def train(
     schedulers = [scheduler(each) for each in optimizers] if scheduler is not None else []
     losses = []
     for step in range(steps):
-        ids = step_sample_ids(step, global_batch, len(data), seed)
+        samples = streamed[step] if streamed else [data[i] for i in step_sample_ids(step, global_batch, len(data), seed)]
         total = 0.0
         for k in range(math.ceil(global_batch / micro_batch)):
-            chunk = ids[k * micro_batch : (k + 1) * micro_batch]
-            inputs, target = default_collate([data[i] for i in chunk])
+            chunk = samples[k * micro_batch : (k + 1) * micro_batch]
+            inputs, target = default_collate(list(chunk))
             with _autocast(autocast):
                 output = inputs
                 for number, layer in enumerate(layers):

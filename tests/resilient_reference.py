@@ -14,29 +14,33 @@ from torch.utils.data import default_collate
 from odyssey.runtime.data import layer_seed
 from tests.jobs import resilient as job
 from tests.reference import step_sample_ids
+from tests.streams import Stream, steps_of
 
 
 def trained(variant: str, n_steps: int = job.N_STEPS) -> dict[str, Any]:
     """Losses, state and validation loss, as the job writes them."""
     torch.set_num_threads(1)
+    variant, *how = variant.split("+")
     net = job.model(variant)
     optimizer = job.optimizer(net, variant)
     scheduler = job.scheduler(optimizer, variant)
     loop = job.Loop(net, optimizer, variant)
     data = job.Points(variant)
+    streamed = how and steps_of(Stream(data, how[0]), job.GLOBAL_BATCH, job.MICRO_BATCH, job.SEED, n_steps)
     collate = job.padded if variant == "padded" else default_collate
     losses = {}
     for step in range(n_steps):
         ids = step_sample_ids(step, job.GLOBAL_BATCH, len(data), job.SEED)
+        samples = streamed[step] if streamed else [data[i] for i in ids]
         before = {name: buffer.clone() for name, buffer in net.named_buffers()}
         after = []
         optimizer.zero_grad()
         total = 0.0
-        for number, start in enumerate(range(0, len(ids), job.MICRO_BATCH)):
-            chosen = ids[start : start + job.MICRO_BATCH]
+        for number, start in enumerate(range(0, len(samples), job.MICRO_BATCH)):
+            chosen = samples[start : start + job.MICRO_BATCH]
             net.load_state_dict(before, strict=False)
             torch.manual_seed(layer_seed(job.SEED, step, number, 0))
-            loss = job.loss_of(net, collate([data[i] for i in chosen]))
+            loss = job.loss_of(net, collate(chosen))
             (loss * len(chosen) / job.GLOBAL_BATCH).backward()
             total += loss.item() * len(chosen)
             after.append({name: buffer.clone() for name, buffer in net.named_buffers()})

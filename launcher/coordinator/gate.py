@@ -33,6 +33,8 @@ def model_difference(models: Mapping[Rank, ModelSpec]) -> str | None:
             return f"{where}: layer {i} ({mine.name}) differs"
     if len(first.layers) != len(others[rank].layers):
         return f"{where}: {len(others[rank].layers)} layers, expected {len(first.layers)}"
+    if first.stream != others[rank].stream:
+        return f"{ranks_text(same)} read other first samples of data than {ranks_text(alike)}"
     fields = [name for name in ModelSpec.__struct_fields__ if getattr(first, name) != getattr(others[rank], name)]
     values = f"{getattr(others[rank], fields[0])}, expected {getattr(first, fields[0])}"
     return f"{where}: {fields[0]} is {values}"

@@ -44,7 +44,7 @@ from odyssey.errors import ProfileError
 from odyssey.messages import SAME_CALLS, Broken, CannotGoOn, Connected, Failed, Finished, Hello, Pause, Paused, Ready, Saved
 from odyssey.worker import Rank
 
-_SAME_MODEL = "all ranks must build the same model: check what depends on the rank"
+_SAME_MODEL = "all ranks must be given the same model and data: check what depends on the rank"
 
 
 # -- start -------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ joining.py    how a rank gets one; local.py: or a script that is run without a l
 engine.py     runs the ops of a plan; exchange.py: what passes between its stages, boundary.py: and of which shapes
 computation.py what an op comes to, halves.py: where the backward is split; backend.py: computed, or otherwise
 approximate.py a backward in less, where a plan says so, and what others make up for
-data.py       samples and seeds; batches.py: those of a job; prefetcher.py: read ahead
+data.py       samples and seeds; streams.py: that can only be iterated over; batches.py: those of a job;
+              prefetcher.py: read ahead
 clock.py      what computing takes; recorder.py: when the ops of a step ran
 groups.py     communication that can be cut; sum_group.py: and what of it goes on; tree.py: between many ranks;
               cut.py: what is said when it is cut;

@@ -6,23 +6,28 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from odyssey.errors import JobError
-from odyssey.plan import Plan
-from odyssey.runtime.data import (
-    Collate,
-    Dataset,
-    Sampler,
-    check_is_map_style,
-    draws_random_numbers,
-    fetch,
-    pair_of,
-)
+from odyssey.runtime.data import Collate, Data, MapStyle, Sampler, draws_random_numbers, fetch, map_style, pair_of
 from odyssey.runtime.prefetcher import Prefetcher
+from odyssey.runtime.streams import Splits, look_at
+
+
+class Samples(NamedTuple):
+    """What a job's data come to on this rank.
+
+    `n`: how many there are, 0 in a stream. `digest`: what a stream begins with (streams.py), empty for map-style data.
+    `first()`: a micro-batch of full size, to measure with. `prefetcher()`: what fetches ahead.
+    """
+
+    n: int
+    digest: str
+    first: Callable[[], Any]
+    prefetcher: Callable[[], Prefetcher]
 
 
 class Batches(NamedTuple):
     """The samples of a job, and how they come in batches."""
 
-    data: Dataset
+    data: Data
     global_batch: int
     micro_batch: int
     seed: int
@@ -36,8 +41,8 @@ class Batches(NamedTuple):
                 raise JobError(f"{name} is {value!r}", "give the number of samples, at least 1")
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise JobError(f"num_workers is {self.num_workers!r}", "give the number of processes that read samples, 0 for none")
-        check_is_map_style(self.data)
-        if len(self.data) < 1:
+        data = map_style(self.data)
+        if data is not None and len(data) < 1:
             raise JobError("data has no samples", "give a dataset with at least one sample")
 
     def check_work_for(self, n_ranks: int) -> None:
@@ -47,15 +52,18 @@ class Batches(NamedTuple):
             what = f"global_batch {self.global_batch} is {n} micro-batches of {self.micro_batch}, and there are {n_ranks} ranks"
             raise JobError(what, f"give a micro_batch of at most {max(1, self.global_batch // n_ranks)}, so that each has work")
 
-    def prefetcher(self) -> Callable[[Plan], Prefetcher]:
-        """Makes what fetches ahead. Raises JobError for a sample that is another one each time."""
-        is_random = draws_random_numbers(self.data, 0)
-        sampler = Sampler(len(self.data), self.seed)
-        return lambda plan: Prefetcher(
-            self.data, sampler, plan, self.collate, is_random=is_random, num_workers=self.num_workers
-        )
+    def samples(self) -> Samples:
+        """A first look at them. Raises JobError for samples that are other ones each time."""
+        collate, num_workers = self.collate, self.num_workers
+        if (data := map_style(self.data)) is None:
+            stream, batch, digest = look_at(self.data, self.global_batch, self.micro_batch, self.seed, collate)
+            return Samples(0, digest, lambda: batch, lambda: Prefetcher(Splits(stream, collate, num_workers)))
+        is_random = draws_random_numbers(data, 0)
+        sampler = Sampler(len(data), self.seed)
 
-    def first(self) -> Any:
-        """A micro-batch of full size, to measure with."""
-        sample_ids = Sampler(len(self.data), self.seed).ids(0, min(self.micro_batch, self.global_batch))
-        return fetch(self.data, sample_ids, sample_ids, self.collate)
+        def first() -> Any:
+            sample_ids = sampler.ids(0, min(self.micro_batch, self.global_batch))
+            return fetch(data, sample_ids, sample_ids, collate)
+
+        source = MapStyle(data, sampler, self, collate, is_random=is_random, num_workers=num_workers)
+        return Samples(len(data), "", first, lambda: Prefetcher(source))

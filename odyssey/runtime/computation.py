@@ -201,7 +201,7 @@ class Computation:
         key = attempt.step, attempt.plan.positions(op.micro_batch)
         if not self._data.is_there(*key):
             attempt.groups.beside(partial(self._data.wait_for, *key))
-        return self._data.get(*key)
+        return self._data.get(*key, attempt.groups.check)
 
     def _call(self, layer: int, value: Any) -> Any:
         if self._approximately is None or layer not in self._approximately.layers:

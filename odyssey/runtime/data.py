@@ -6,8 +6,9 @@ micro-batch that is redone, or run by another worker, sees the same samples and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -25,6 +26,8 @@ class Dataset(Protocol):
     def __getitem__(self, sample_id: int, /) -> Any: ...
 
 
+Data = Dataset | Iterable[Any]
+"""What a script may give to train on. What is not map-style begins anew each time that it is iterated over (streams.py)."""
 _MASK = (1 << 64) - 1
 
 
@@ -65,24 +68,90 @@ class Sampler:
         return permutation
 
 
-Collate = Callable[[list[Any], Sequence[int]], tuple[Any, Any]]
-"""Samples, and their ids, as one micro-batch: `(input, target)`."""
+class Sizes(Protocol):
+    """What a plan says of its batches, or a job's: it is the same under all plans."""
+
+    @property
+    def global_batch(self) -> int: ...
+
+    @property
+    def micro_batch(self) -> int: ...
 
 
-def fetch(data: Dataset, sample_ids: Sequence[int], seeds: Sequence[int] | None = None, collate: Collate | None = None) -> Any:
+Collate = Callable[[list[Any], Sequence[int | str]], tuple[Any, Any]]
+"""Samples, and their ids or, of a stream, what each is called, as one micro-batch: `(input, target)`."""
+
+
+def fetch(
+    data: Dataset,
+    sample_ids: Sequence[int],
+    seeds: Sequence[int] | None = None,
+    collate: Collate | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Any:
     """Samples as one collated micro-batch: `(input, target)`, by default tensors with the samples in dimension 0.
 
-    `seeds`: of the random numbers that getting each sample may draw; None where it draws none.
+    `seeds`: of the random numbers that getting each sample may draw; None where it draws none. `check` is called before each
+    sample, and may end the reading by an exception.
     """
-    if seeds is None:
-        samples = [_sample(data, sample_id) for sample_id in sample_ids]
-    else:
-        samples = []
-        with draws.apart() as generators:
-            for own, sample_id in zip(seeds, sample_ids, strict=False):
-                generators.seed(own)
-                samples.append(_sample(data, sample_id))
+    samples = []
+    with nullcontext() if seeds is None else draws.apart() as generators:
+        for i, sample_id in enumerate(sample_ids):
+            check()
+            if seeds is not None and generators is not None:
+                generators.seed(seeds[i])
+            samples.append(_sample(data, sample_id))
     return (collate or pair_of)(samples, sample_ids)
+
+
+Order = tuple[list[int], list[int] | None]
+"""Sample ids, and the seeds of what getting each may draw."""
+
+
+class MapStyle:
+    """A Source (prefetcher.py) of micro-batches: any sample is got by its number, by whoever is free."""
+
+    def __init__(
+        self,
+        data: Dataset,
+        sampler: Sampler,
+        sizes: Sizes,
+        collate: Collate | None = None,
+        *,
+        is_random: bool = False,
+        num_workers: int = 0,
+    ) -> None:
+        """`is_random`: getting a sample draws random numbers. Their generators are the process's own, which layers draw from,
+        too: without worker processes these samples are fetched when they are used, by the thread that uses them."""
+        self._data = data
+        self._sampler = sampler
+        self._sizes = sizes
+        self._collate = collate
+        self.is_random = is_random
+        self.is_read_late = is_random and num_workers == 0
+        self.loaders = [num_workers] if num_workers else []
+
+    def loader(self, positions: range) -> int:
+        """There is one."""
+        return 0
+
+    def ids(self, step: int, positions: range) -> list[int]:
+        """Sample ids at these positions of a step."""
+        start = step * self._sizes.global_batch
+        return self._sampler.ids(start + positions.start, start + positions.stop)
+
+    def order(self, step: int, positions: range, now: int) -> Order:
+        """What `read` is to be given."""
+        if not self.is_random:
+            return self.ids(step, positions), None
+        places = [divmod(position, self._sizes.micro_batch) for position in positions]
+        return self.ids(step, positions), [
+            layer_seed(self._sampler.seed, step, micro_batch, -1 - i) for micro_batch, i in places
+        ]
+
+    def read(self, order: Order, check: Callable[[], None]) -> Any:
+        """Reads a micro-batch."""
+        return fetch(self._data, *order, self._collate, check)
 
 
 def _sample(data: Dataset, sample_id: int) -> Any:
@@ -94,7 +163,7 @@ def _sample(data: Dataset, sample_id: int) -> Any:
         raise
 
 
-def pair_of(samples: list[Any], sample_ids: Sequence[int]) -> tuple[Any, Any]:
+def pair_of(samples: list[Any], sample_ids: Sequence[int | str]) -> tuple[Any, Any]:
     """Torch's own collation. Raises JobError for what is no pair."""
     return _pair(collated(samples, sample_ids), "a sample of data is", "let data[i] be (input, target)")
 
@@ -113,7 +182,7 @@ def _pair(batch: Any, whose: str, help: str) -> tuple[Any, Any]:
     return batch[0], batch[1]
 
 
-def collated(samples: list[Any], sample_ids: Sequence[int]) -> Any:
+def collated(samples: list[Any], sample_ids: Sequence[int | str]) -> Any:
     """By torch's `default_collate`. Raises JobError for samples that are not alike."""
     try:
         return default_collate(samples)
@@ -121,8 +190,9 @@ def collated(samples: list[Any], sample_ids: Sequence[int]) -> Any:
         first, *others = map(_form, samples)
         for form, sample_id in zip(others, sample_ids[1:], strict=False):
             if form != first:
-                what = f"data[{sample_ids[0]}] and data[{sample_id}] cannot be one micro-batch: {first} and {form}"
-                raise JobError(what, "let all samples be of one form: pad them in data[i], or take micro_batch=1") from error
+                both = " and ".join(f"data[{i}]" if isinstance(i, int) else i for i in (sample_ids[0], sample_id))
+                what = f"{both} cannot be one micro-batch: {first} and {form}"
+                raise JobError(what, "let all samples be of one form: pad them in data, or take micro_batch=1") from error
         what = f"samples of data cannot be one micro-batch: {str(error).partition(chr(10))[0]}"
         raise JobError(what, "let data[i] be tensors, arrays or numbers, in tuples or dicts") from error
 
@@ -139,21 +209,29 @@ def _form(sample: Any) -> str:
     return type(sample).__name__ if shape is None else f"{type(sample).__name__}{list(shape)}"
 
 
-def check_is_map_style(data: object) -> None:
-    """Raises JobError for data of which a sample cannot be got by its number: every rank reads just its own."""
+def map_style(data: object) -> Dataset | None:
+    """Returns the data, or None where they can only be iterated over. Raises JobError for what nobody could read again."""
     name = type(data).__name__
     if isinstance(data, DataLoader):
         what, help = "gives micro-batches in an order of its own", "give its dataset; odyssey.Job shuffles and collates"
-    elif isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
-        what, help = (
-            "can only be iterated over",
-            "give a map-style dataset, with data[i] and len(data); ranks read any sample again",
-        )
-    elif not hasattr(data, "__len__"):
-        what, help = "has no length", "give a dataset with len(data)"
+    elif isinstance(data, IterableDataset):
+        return None
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return cast(Dataset, data)
+    elif isinstance(data, Iterator):
+        what, help = "can be iterated over once", "give an object whose __iter__ begins anew each time, or an IterableDataset"
+    elif isinstance(data, Iterable):
+        return None
     else:
-        return
+        what, help = "has no samples", "give a dataset with data[i] and len(data), or an IterableDataset"
     raise JobError(f"data is a {name}, which {what}", help)
+
+
+def check_is_map_style(data: object) -> None:
+    """Raises JobError for data of which a sample cannot be got by its number."""
+    if map_style(data) is None:
+        what = f"data is a {type(data).__name__}, which can only be iterated over"
+        raise JobError(what, "give a map-style dataset, with data[i] and len(data), such as list(data)")
 
 
 def draws_random_numbers(data: Dataset, sample_id: int) -> bool:

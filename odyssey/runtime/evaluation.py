@@ -20,9 +20,9 @@ from odyssey.plan import Plan
 from odyssey.runtime import metrics
 from odyssey.runtime.boundary import flatten
 from odyssey.runtime.computation import on_device
-from odyssey.runtime.data import Collate, Dataset, Sampler
+from odyssey.runtime.data import Collate, Dataset, MapStyle, Order, Sampler
 from odyssey.runtime.engine import Engine
-from odyssey.runtime.prefetcher import N_EACH, Key, Order, Prefetcher
+from odyssey.runtime.prefetcher import N_EACH, Prefetcher
 from odyssey.schedule import forward_route
 from odyssey.worker import Worker
 
@@ -33,19 +33,19 @@ class Reader:
     """Reads an evaluation's samples for one rank, from its first try to the end of the call."""
 
     def __init__(self, data: Dataset, collate: Collate, num_workers: int, *, is_random: bool) -> None:
-        """`is_random`: samples draw random numbers, see Prefetcher."""
+        """`is_random`: samples draw random numbers, see MapStyle."""
         self.n_samples = len(data)
         self._make = partial(
             _InOrder, data, Sampler(self.n_samples, 0), collate=collate, is_random=is_random, num_workers=num_workers
         )
         self._size = N_EACH * max(1, num_workers)
-        self._prefetcher: _InOrder | None = None
+        self._prefetcher: Prefetcher | None = None
 
     def read(self, engine: Engine, micro_batches: Sequence[range]) -> Iterator[Any]:
         """Give `(input, target)` of each of these, which are sample ids. Raises Cut, however slow the data set is, and what
         that raises."""
         if self._prefetcher is None and micro_batches:
-            self._prefetcher = self._make(engine.plan)
+            self._prefetcher = Prefetcher(self._make(engine.plan))
         if self._prefetcher is None:
             return iter(())
         n, n_parts = len(micro_batches), max(1, len(micro_batches) // self._size)
@@ -61,7 +61,7 @@ class Reader:
             for sample_ids in part:
                 if not data.is_there(number, sample_ids):
                     engine.groups.beside(partial(data.wait_for, number, sample_ids))
-                yield data.get(number, sample_ids)
+                yield data.get(number, sample_ids, engine.groups.check)
 
     def close(self) -> None:
         """Read no more. A sample that is being read is waited for."""
@@ -69,12 +69,13 @@ class Reader:
             self._prefetcher.close()
 
 
-class _InOrder(Prefetcher):
-    """Reads samples in their own order. A Key's step is the number of a part of what this rank reads, which the ranks that read
+class _InOrder(MapStyle):
+    """A Source of samples in their own order. A step is the number of a part of what this rank reads, which the ranks that read
     a sample for its input and for its target may not have in common: what it draws depends on its id alone."""
 
-    def _order(self, key: Key) -> Order:
-        return list(key[1]), list(key[1]) if self._is_random else None
+    def order(self, step: int, positions: range, now: int) -> Order:
+        """What `read` is to be given."""
+        return list(positions), list(positions) if self.is_random else None
 
 
 def evaluate_body(engine: Engine, reader: Reader, measures: Mapping[str, Callable[..., Any]]) -> Sequence[float]:

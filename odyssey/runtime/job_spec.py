@@ -13,14 +13,13 @@ from odyssey.errors import JobError
 from odyssey.messages import ModelSpec
 from odyssey.model.given import Loss, OptimizerFactory, with_metrics
 from odyssey.model.sublayers import Names
-from odyssey.plan import Plan
 from odyssey.runtime.prefetcher import Prefetcher
 
 TO_ROUNDING: Literal["to rounding"] = "to rounding"
 
 
 class JobSpec(NamedTuple):
-    """`loss(output, target)`: mean over a micro-batch's samples, alone or with metrics. `prefetcher(plan)`: made once, at the
+    """`loss(output, target)`: mean over a micro-batch's samples, alone or with metrics. `prefetcher()`: made once, at the
     first plan.
 
     `first_micro_batch()`: a collated `(input, target)` of full size, to measure with. `autocast`: None computes in the
@@ -32,7 +31,7 @@ class JobSpec(NamedTuple):
     spec: ModelSpec
     loss: Callable[[Any, Any], Loss]
     optimizer: OptimizerFactory
-    prefetcher: Callable[[Plan], Prefetcher]
+    prefetcher: Callable[[], Prefetcher]
     first_micro_batch: Callable[[], Any]
     seed: int
     autocast: torch.dtype | None

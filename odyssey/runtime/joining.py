@@ -16,7 +16,7 @@ from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
 from odyssey.model.whole import Whole
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.batches import Batches
+from odyssey.runtime.batches import Batches, Samples
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.job_spec import JobSpec
 from odyssey.runtime.layers import Layers
@@ -28,7 +28,9 @@ _newest: Session[Engine] | None = None
 """The session of the last Job that the script has made under an agent. Those before are over."""
 
 
-def model_spec(model: Model, batches: Batches, clip_norm: float | None, autocast: torch.dtype | None) -> ModelSpec:
+def model_spec(
+    model: Model, batches: Batches, samples: Samples, clip_norm: float | None, autocast: torch.dtype | None
+) -> ModelSpec:
     """What the agent and the other ranks are to know of a job."""
     return ModelSpec(
         layers=model.specs,
@@ -36,7 +38,8 @@ def model_spec(model: Model, batches: Batches, clip_norm: float | None, autocast
         tie_bytes=model.tie_bytes,
         global_batch=batches.global_batch,
         micro_batch=batches.micro_batch,
-        n_samples=len(batches.data),
+        n_samples=samples.n,
+        stream=samples.digest,
         seed=batches.seed,
         device=model.device.type,
         clip_norm=None if clip_norm is None else float(clip_norm),

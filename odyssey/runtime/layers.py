@@ -104,7 +104,7 @@ class Layers:
     def runner(self, plan: Plan, worker: Worker, groups: Groups, boundaries: Iterable[Boundary], rest: Rest | None) -> Engine:
         """An engine over these layers."""
         if self._data is None:
-            self._data = self._job_spec.prefetcher(plan)
+            self._data = self._job_spec.prefetcher()
         return Engine(
             plan, worker, self.model, self._job_spec, self._backend, self._data, groups, boundaries, self._tally, rest
         )

@@ -6,21 +6,43 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from odyssey.plan import Plan
-from odyssey.runtime.data import Collate, Dataset, Sampler, fetch, layer_seed, pair_of
+from odyssey.errors import JobError
+from odyssey.runtime.streams import Later
 
 Key = tuple[int, range]
 """A step, and positions in its global batch."""
 N_EACH = 2
 """What each worker process has to do at a time, torch's `prefetch_factor`."""
-Order = tuple[list[int], list[int] | None]
-"""Sample ids, and the seeds of what getting each may draw."""
+
+
+class Source(Protocol):
+    """Where micro-batches come from: data.py, streams.py.
+
+    `is_read_late`: reading needs what a process has only one of, as its generators, which layers draw from, too: without worker
+    processes it is done when the micro-batch is used, by the thread that uses it. `loaders`: of how many worker processes each
+    is, where there are any.
+    """
+
+    is_read_late: bool
+    loaders: list[int]
+
+    def loader(self, positions: range) -> int:
+        """Which loader reads these positions."""
+
+    def ids(self, step: int, positions: range) -> Sequence[object]:
+        """Which samples are at these positions of a step, the same on all ranks."""
+
+    def order(self, step: int, positions: range, now: int) -> Any:
+        """What `read` is told, here or in a worker process. `now`: the step that is trained meanwhile."""
+
+    def read(self, order: Any, check: Callable[[], None]) -> Any:
+        """A collated micro-batch. `check` is called before each sample, and may end the reading by an exception."""
 
 
 class Prefetcher:
@@ -30,55 +52,38 @@ class Prefetcher:
     step is wanted, so that a redone step finds its samples in place.
     """
 
-    def __init__(
-        self,
-        data: Dataset,
-        sampler: Sampler,
-        plan: Plan,
-        collate: Collate = pair_of,
-        *,
-        is_random: bool = False,
-        num_workers: int = 0,
-    ) -> None:
-        """`plan` gives the sizes of global and micro-batch only, which are the same in all plans of a job.
-
-        `is_random`: getting a sample draws random numbers. Their generators are the process's own, which layers draw from, too:
-        without worker processes these samples are fetched when they are used, by the thread that uses them.
-        """
-        self._data = data
-        self._collate = collate
-        self._is_random = is_random
-        self._is_read_late = is_random and num_workers == 0
-        self._num_workers = num_workers
-        self._sampler = sampler
-        self._plan = plan
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._values: dict[Key, Any] = {}
         self._missing: dict[Key, None] = {}
         """What is wanted and not there, the next one to fetch first."""
-        self._asked: deque[Key | None] = deque()
-        """What worker processes are at or have still to do, and None for nothing: they answer in this order."""
+        self._now = 0
+        """The step that is wanted."""
         self._is_closed = False
-        self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
-        """Guards the four above."""
-        if not self._is_read_late:
-            serve = self._serve
-            if num_workers:
-                serve = partial(self._serve_by, iter(self._loader(num_workers)))  # forks are made here, and by no thread
-            self._thread = threading.Thread(target=serve, name="odyssey-data", daemon=True)
-            self._thread.start()
+        """Guards the four above, and what lanes are asked for."""
+        serves: list[Callable[[], None]] = []
+        if source.loaders:
+            lanes = [_Lane(number, deque()) for number in range(len(source.loaders))]
+            answers = [iter(self._loader(lane)) for lane in lanes]  # forks are made here, and by no thread
+            serves = [partial(self._serve_by, *each) for each in zip(lanes, answers, strict=True)]
+        elif not source.is_read_late:
+            serves = [self._serve]
+        self._threads = [threading.Thread(target=serve, name="odyssey-data", daemon=True) for serve in serves]
+        for thread in self._threads:
+            thread.start()
 
-    def ids(self, step: int, positions: range) -> list[int]:
-        """Sample ids at these positions of a step."""
-        start = step * self._plan.global_batch
-        return self._sampler.ids(start + positions.start, start + positions.stop)
+    def ids(self, step: int, positions: range) -> Sequence[object]:
+        """Which samples are at these positions of a step."""
+        return self._source.ids(step, positions)
 
     def want(self, step: int, micro_batches: Sequence[range], then: Sequence[range] | None = None) -> None:
         """From now on these micro-batches of `step`, then those of the next steps, which are the same if no others are given,
         and nothing else. Ahead is one step; with worker processes, as many as give each of them two to do, as torch has it."""
         then = micro_batches if then is None else then
-        n_ahead = max(1, -(-N_EACH * self._num_workers // max(1, len(then))))
+        n_ahead = max(1, -(-N_EACH * sum(self._source.loaders) // max(1, len(then))))
         with self._changed:
+            self._now = step
             self._values = {key: value for key, value in self._values.items() if step <= key[0] <= step + n_ahead}
             wanted = [(step, positions) for positions in micro_batches]
             wanted += [(step + ahead, positions) for ahead in range(1, n_ahead + 1) for positions in then]
@@ -87,7 +92,7 @@ class Prefetcher:
 
     def is_there(self, step: int, positions: range) -> bool:
         """Whether `get` answers without waiting for the data set."""
-        return self._is_read_late or (step, positions) in self._values
+        return self._source.is_read_late or (step, positions) in self._values
 
     def wait_for(self, step: int, positions: range) -> None:
         """Until a wanted micro-batch is there, or its exception, or nobody wants it any more: nothing else ends it."""
@@ -95,12 +100,15 @@ class Prefetcher:
             while (step, positions) in self._missing and not self._is_closed:
                 self._changed.wait()  # ended by `_deliver`
 
-    def get(self, step: int, positions: range) -> Any:
-        """`(input, target)` of a wanted micro-batch, collated. Raises what the dataset raised for it."""
+    def get(self, step: int, positions: range, check: Callable[[], None] = lambda: None) -> Any:
+        """`(input, target)` of a wanted micro-batch, collated. Raises what the dataset raised for it.
+
+        `check`: what is read late is not read on when it raises an exception.
+        """
         key = (step, positions)
-        if self._is_read_late:
+        if self._source.is_read_late:
             if key not in self._values:
-                self._values[key] = fetch(self._data, *self._order(key), self._collate)
+                self._values[key] = self._source.read(self._order(key), check)
             return self._values[key]
         self.wait_for(*key)
         value = self._values[key]
@@ -114,14 +122,11 @@ class Prefetcher:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
-    def _order(self, key: Key) -> Order:
-        if not self._is_random:
-            return self.ids(*key), None
-        places = [divmod(position, self._plan.micro_batch) for position in key[1]]
-        return self.ids(*key), [layer_seed(self._sampler.seed, key[0], micro_batch, -1 - i) for micro_batch, i in places]
+    def _order(self, key: Key) -> Any:
+        return self._source.order(*key, min(self._now, key[0]))  # another step may be wanted since it was chosen
 
     def _deliver(self, key: Key, value: Any) -> None:
         with self._changed:
@@ -133,102 +138,98 @@ class Prefetcher:
     # -- the thread -----------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        data = _UntilClosed(self._data, lambda: self._is_closed)
-        while (key := self._next()) is not None:
+        while (key := self._next(lambda key: True)) is not None:
             try:
-                value = fetch(data, *self._order(key), self._collate)
-            except _Closed:
-                return
+                value = self._source.read(self._order(key), partial(self._check, key))
+            except _Unwanted:
+                continue
             except Exception as error:  # raised again in the thread that asks for it
                 value = error
             self._deliver(key, value)
 
-    def _next(self) -> Key | None:
+    def _check(self, key: Key) -> None:
+        if self._is_closed or key not in self._missing:
+            raise _Unwanted
+
+    def _next(self, is_own: Callable[[Key], bool]) -> Key | None:
+        """Waits until one of its own is to be fetched, and says which; None when it is closed."""
         with self._changed:
-            while not self._missing and not self._is_closed:
+            while not self._is_closed:
+                if (key := next(filter(is_own, self._missing), None)) is not None:
+                    return key
                 self._changed.wait()  # ended by `want` or `close`
-            return None if self._is_closed else next(iter(self._missing))
+            return None
 
     # -- worker processes -------------------------------------------------------------------------------------------------
 
-    def _loader(self, num_workers: int) -> DataLoader[Any]:
+    def _loader(self, lane: _Lane) -> DataLoader[Any]:
         """Torch's, which hands out what `_orders` yields, and answers in the same order."""
         return DataLoader(
-            _Fetching(self._data, self._collate),
+            _Reading(self._source),
             batch_size=None,
-            sampler=_Orders(self._orders),
-            num_workers=num_workers,
+            sampler=_Orders(partial(self._orders, lane)),
+            num_workers=self._source.loaders[lane.number],
             prefetch_factor=N_EACH,
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # it draws a seed, and the script's own generator stays as it is
         )
 
-    def _orders(self) -> Iterator[Order | None]:
+    def _orders(self, lane: _Lane) -> Iterator[Any]:
         """What is wanted and nobody has been asked for yet; None where that is nothing, as the loader asks without waiting."""
         while True:
             with self._changed:
-                key = next((key for key in self._missing if key not in self._asked), None)
-                self._asked.append(key)
+                key = next((key for key in self._missing if self._is_of(lane, key) and key not in lane.asked), None)
+                lane.asked.append(key)
             yield None if key is None else self._order(key)
 
-    def _serve_by(self, answers: Iterator[Any]) -> None:
-        while self._is_wanting():
+    def _serve_by(self, lane: _Lane, answers: Iterator[Any]) -> None:
+        while self._next(partial(self._is_of, lane)) is not None:
             try:
                 value = next(answers)
             except Exception as error:  # raised again in the thread that asks for it; its text has what the process was at
                 value = error.with_traceback(None)  # whose frames would keep the processes
             with self._changed:
-                key = self._asked.popleft()
-            if key is not None:
+                key = lane.asked.popleft()
+            if key is not None and not isinstance(value, Later):
                 self._deliver(key, value)
 
-    def _is_wanting(self) -> bool:
-        """Whether there is something to ask for or to wait for; waits until there is."""
-        with self._changed:
-            while not self._missing and not self._is_closed:
-                self._changed.wait()  # ended by `want` or `close`
-            return not self._is_closed
+    def _is_of(self, lane: _Lane, key: Key) -> bool:
+        return self._source.loader(key[1]) == lane.number
 
 
-class _Closed(Exception):
+class _Unwanted(Exception):
     """Nobody wants it any more."""
 
 
-class _UntilClosed:
-    """A data set that is not read on."""
+class _Lane(NamedTuple):
+    """What is asked of a loader. `asked`: what its processes are at or have still to do, None for nothing; they answer in this
+    order."""
 
-    def __init__(self, data: Dataset, is_closed: Callable[[], bool]) -> None:
-        self._data = data
-        self._is_closed = is_closed
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, sample_id: int) -> Any:
-        if self._is_closed():
-            raise _Closed
-        return self._data[sample_id]
+    number: int
+    asked: deque[Key | None]
 
 
 class _Orders:
     """An iterable, as a sampler is."""
 
-    def __init__(self, orders: Any) -> None:
+    def __init__(self, orders: Callable[[], Iterator[Any]]) -> None:
         self._orders = orders
 
-    def __iter__(self) -> Iterator[Order | None]:
-        return iter(self._orders())
+    def __iter__(self) -> Iterator[Any]:
+        return self._orders()
 
 
-class _Fetching(TorchDataset[Any]):
-    """What a worker process carries out."""
+class _Reading(TorchDataset[Any]):
+    """What a worker process carries out. An answer may be an exception: the loader would make another one of it."""
 
-    def __init__(self, data: Dataset, collate: Collate) -> None:
-        self._data = data
-        self._collate = collate
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
-    def __getitem__(self, order: Order | None) -> Any:
-        return None if order is None else fetch(self._data, *order, self._collate)
+    def __getitem__(self, order: Any) -> Any:
+        try:
+            return None if order is None else self._source.read(order, lambda: None)
+        except (Later, JobError) as answer:
+            return answer
 
 
 def _as_it_is(value: Any) -> Any:

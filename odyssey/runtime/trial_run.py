@@ -51,7 +51,7 @@ def try_steps(
 
     `boundaries`: of this worker's layers and of the one before them. Raises Cut when communication ends.
     """
-    data = job_spec.prefetcher(plan)
+    data = job_spec.prefetcher()
     try:
         with torch.random.fork_rng(devices=[]):
             engine = Engine(plan, worker, model, job_spec, backend, data, groups, boundaries, Tally(plan.n_layers, plan.ties))

@@ -9,6 +9,7 @@
     padded     samples of different lengths, by a `collate` of the script's own
     saved      saves behind step 3, and goes on from there when it is run again
 
+With `+KIND` or `+KIND+N` behind the variant its data can only be iterated over (tests/streams.py), by N worker processes.
 A KILL is RANK:STEP:POINT. Each rank writes at the end what its own objects have come to, if it has work then.
 """
 
@@ -23,8 +24,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import torch
 from torch import Tensor, nn
+
+from tests.streams import Stream
 
 N_STEPS = int(os.environ.get("RESILIENT_STEPS", "12"))
 PAUSE_S = float(os.environ.get("RESILIENT_PAUSE_S", "0"))
@@ -48,6 +53,10 @@ class Points:
         shape = (i % 3 + 1, 6) if self.is_padded else (6,)
         points = torch.randn(shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
         return points, points.sin().sum().reshape(1)
+
+
+def data_of(variant: str, how: list[str]) -> Points | Stream:
+    return Stream(Points(variant), how[0]) if how else Points(variant)
 
 
 def padded(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -146,6 +155,7 @@ def state(net: nn.Module, its_optimizer: torch.optim.Optimizer, loop: Loop) -> d
 
 def main() -> None:
     folder, variant, *rest = sys.argv[1:]
+    variant, *how = variant.split("+")
     held = (rest[1], int(rest[2])) if rest[:1] == ["--hold"] else None
     kills = [tuple(kill.split(":")) for kill in rest[3 if held else 0 :]]
     out = Path(folder)
@@ -175,12 +185,13 @@ def main() -> None:
         net,
         its_optimizer,
         loss,
-        Points(variant),
+        data_of(variant, how),
         global_batch=GLOBAL_BATCH,
         micro_batch=MICRO_BATCH,
         scheduler=scheduler(its_optimizer, variant),
         extra=loop.extra,
         collate=padded if variant == "padded" else None,
+        num_workers=int(how[1]) if how[1:] else 0,
         seed=SEED,
         clip_norm=0.5 if variant == "plain" else None,
         resume=out / "checkpoints" if variant == "saved" else None,

@@ -22,15 +22,18 @@ import odyssey
 from odyssey.errors import JobError
 from tests import models
 from tests.jobs.train import make_optimizer, make_scheduler
+from tests.streams import KINDS, Stream
 
 
-def make_job(resume: Path | None) -> odyssey.Job:
+def make_job(resume: Path | None, stream: str = "", num_workers: int = 0) -> odyssey.Job:
     """What exactness.expected_of trains."""
+    data = models.data_for("gpt")
     return odyssey.Job(
         layers=partial(models.build_layers, "gpt", n_blocks=4, dropout=0.1),
         loss=models.loss_for("gpt"),
         optimizer=make_optimizer,
-        data=models.data_for("gpt"),
+        data=Stream(data, stream) if stream else data,
+        num_workers=num_workers,
         global_batch=15,
         micro_batch=2,
         scheduler=make_scheduler,
@@ -47,8 +50,10 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--full", action="store_true", help="rank 1 finds no room for its part of the save after step 3")
     parser.add_argument("--act", choices=("end", "another"))
+    parser.add_argument("--stream", choices=KINDS, default="", help="data that can only be iterated over")
+    parser.add_argument("--num-workers", type=int, default=0)
     options = parser.parse_args()
-    job = make_job(None if options.plain else options.folder)
+    job = make_job(None if options.plain else options.folder, options.stream, options.num_workers)
     if options.plain and options.folder.exists():
         job.load(options.folder)
     options.out.with_suffix(f".pid{job.rank}").write_text(str(os.getpid()))

@@ -28,6 +28,7 @@ from odyssey.runtime import layers as of_job
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from tests import models
+from tests.streams import KINDS, Stream
 
 PR_SET_DUMPABLE = 4
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
@@ -79,6 +80,8 @@ def main() -> None:
         return list(built)
 
     data = models.data_for(options.model, options.samples, dtype)
+    if options.stream:
+        data = Stream(data, options.stream)
     job = odyssey.Job(
         layers=build,
         loss=counted_loss if options.told is None else told_loss,
@@ -363,6 +366,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, default=16)
     parser.add_argument("--micro-batch", type=int, default=2)
     parser.add_argument("--samples", type=int, default=96, help="size of the data set")
+    parser.add_argument("--stream", choices=KINDS, help="data that can only be iterated over")
+    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--independent-samples", action="store_true")

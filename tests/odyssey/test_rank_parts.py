@@ -19,7 +19,7 @@ from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction
 from odyssey.plan_proof import prove
 from odyssey.runtime.boundary import Expectation, describe, flatten
-from odyssey.runtime.data import Sampler, layer_seed
+from odyssey.runtime.data import MapStyle, Sampler, layer_seed
 from odyssey.runtime.prefetcher import Prefetcher
 from tests import models
 from tests.jobs.train import make_optimizer, make_scheduler
@@ -82,7 +82,7 @@ class Failing:
 def test_the_error_of_a_dataset_reaches_who_asks_for_the_sample_and_nobody_else(num_workers):
     sampler, plan = Sampler(8, 0), one_stage_plan()
     bad = next(k for k in range(4) if 5 in sampler.ids(2 * k, 2 * k + 2))
-    data = Prefetcher(Failing(), sampler, plan, num_workers=num_workers)
+    data = Prefetcher(MapStyle(Failing(), sampler, plan, num_workers=num_workers))
     data.want(0, MICRO_BATCHES)
     for k, positions in enumerate(MICRO_BATCHES):
         if k == bad:
@@ -96,7 +96,7 @@ def test_the_error_of_a_dataset_reaches_who_asks_for_the_sample_and_nobody_else(
 
 def test_a_redone_step_finds_its_samples_again():
     sampler, plan = Sampler(8, 0), one_stage_plan()
-    data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], sampler, plan)
+    data = Prefetcher(MapStyle([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], sampler, plan))
     for _ in range(2):
         data.want(0, MICRO_BATCHES)
         found = [data.get(0, positions)[1].tolist() for positions in MICRO_BATCHES]
@@ -107,7 +107,7 @@ def test_a_redone_step_finds_its_samples_again():
 
 def test_samples_are_the_same_however_a_step_is_cut_into_micro_batches():
     sampler, plan = Sampler(8, 0), one_stage_plan()
-    data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], sampler, plan)
+    data = Prefetcher(MapStyle([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], sampler, plan))
     for cuts in ([0, 2, 4, 6, 8], [0, 2, 3, 5, 7, 8], [0, 1, 2, 4, 6, 8]):
         micro_batches = list(map(range, cuts, cuts[1:]))
         data.want(3, micro_batches)
@@ -129,7 +129,7 @@ class Gated(list):
 
 def test_a_new_plans_samples_come_first_and_those_of_the_old_one_no_more():
     gated, sampler, plan = Gated(), Sampler(80, 0), one_stage_plan(micro_batch=1)
-    data = Prefetcher(gated, sampler, plan)
+    data = Prefetcher(MapStyle(gated, sampler, plan))
     data.want(0, [range(1), range(1, 2), range(2, 3)])
     assert gated.begun.get() == sampler.ids(0, 1)[0]
 
@@ -148,7 +148,7 @@ def test_a_new_plans_samples_come_first_and_those_of_the_old_one_no_more():
 
 def test_a_step_that_is_gone_back_to_while_its_samples_are_on_their_way_has_them():
     gated, sampler, plan = Gated(), Sampler(80, 0), one_stage_plan(micro_batch=1)
-    data = Prefetcher(gated, sampler, plan)
+    data = Prefetcher(MapStyle(gated, sampler, plan))
     data.want(3, [range(1)])
     gated.begun.get()
 
@@ -163,7 +163,7 @@ def test_a_step_that_is_gone_back_to_while_its_samples_are_on_their_way_has_them
 
 def test_a_step_that_is_left_and_gone_back_to_at_any_moment_has_its_samples():
     """The thread that fetches may see what is wanted change between any two of its lines."""
-    data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], Sampler(8, 0), one_stage_plan())
+    data = Prefetcher(MapStyle([(torch.tensor(i), torch.tensor(-i)) for i in range(8)], Sampler(8, 0), one_stage_plan()))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -100,6 +100,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     `bucket_bytes`: of gradients, when a bucket of a reduction is full; 0 for the engine's own, one for all of these.
     `independent_samples`: micro-batches may be cut, if nothing is drawn at random. `resumes`: from its checkpoints.
+    `stream`: how its data, which can only be iterated over, are read (tests/streams.py); empty for a map-style data set.
     """
 
     variant: str = "gpt"
@@ -120,6 +121,7 @@ class Recipe(msgspec.Struct, frozen=True):
     bucket_bytes: int = 0
     independent_samples: bool = False
     resumes: bool = False
+    stream: str = ""
 
 
 class Agents(msgspec.Struct, frozen=True):

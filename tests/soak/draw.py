@@ -68,6 +68,7 @@ def on_one_host(seed: int) -> Case:
     spares = rng.random() < 0.8
     in_halves = rng.random() < 0.4
     recipe = replace(recipe, bucket_bytes=rng.choice((0, 1, 1, 20_000)), independent_samples=rng.random() < 0.6)
+    recipe = replace(recipe, stream=_stream(random.Random(f"stream {seed}"), recipe))
     case = Case(seed, layout, n_ranks, strategy, max_restarts, spares, recipe, tuple(chains), tuple(script_faults), in_halves)
     return _protected(random.Random(f"protect {seed}"), case)
 
@@ -133,6 +134,14 @@ def _recipe(rng: random.Random, steps: int, n_pipelines: int) -> Recipe:
         state_every=rng.choice((0, 0, 4)),
         own_s=rng.choice((0.0, 0.0, 0.01)),
     )
+
+
+def _stream(rng: random.Random, recipe: Recipe) -> str:
+    """Sometimes; one that divides itself has a sample for each micro-batch of a step at least."""
+    if rng.random() < 0.7:
+        return ""
+    is_divisible = recipe.n_samples == 96 and recipe.global_batch <= 12 * recipe.micro_batch
+    return rng.choice(("drawn", "drawn", "whole", "whole drawn") if is_divisible else ("whole", "whole drawn"))
 
 
 def _weighted(rng: random.Random, weights: Mapping[str, float]) -> str:

@@ -28,7 +28,18 @@ from tests import ROOT
 
 VARIANTS = {
     "ddp": ("plain", "view", "accumulate", "clip", "unused", "hook", "batchnorm", "function", "static"),
-    "resilient": ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded"),
+    "resilient": (
+        "plain",
+        "batchnorm",
+        "average",
+        "plateau",
+        "clamped",
+        "frozen",
+        "padded",
+        "plain+drawn+1",
+        "batchnorm+drawn",
+        "padded+whole+1",
+    ),
 }
 POINTS = {
     "ddp": ("before_forward", "in_backward", "at_commit", "after_commit", "after_backward", "after_step", "before_metric"),

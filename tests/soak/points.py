@@ -20,6 +20,7 @@ from torch import nn
 
 from odyssey.runtime import gradients, measure
 from tests.soak.case import PointFault, Slow
+from tests.streams import Stream
 
 POINTS = {
     "forward": 100,
@@ -135,7 +136,11 @@ class Points:
             made.register_step_pre_hook(lambda *_: self.reach("optimizer"))
             return made
 
-        return given | {"layers": building, "optimizer": optimizing, "data": Told(given["data"], self.reach)}
+        return given | {"layers": building, "optimizer": optimizing, "data": self._told(given["data"])}
+
+    def _told(self, data: Any) -> Any:
+        """A stream looks its samples up."""
+        return Stream(Told(data.data, self.reach), data.kind) if isinstance(data, Stream) else Told(data, self.reach)
 
     def _forward(self, number: int) -> None:
         if self._pace_s:

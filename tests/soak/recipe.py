@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 from tests import models, reference
 from tests.soak.case import Recipe
+from tests.streams import Stream, steps_of
 
 N_EVALUATED = 24
 N_MORE = 5
@@ -82,11 +83,12 @@ def steps(optimizer: torch.optim.Optimizer) -> Any:
 def parts(recipe: Recipe) -> dict[str, Any]:
     """What odyssey.Job takes."""
     dtype = getattr(torch, recipe.dtype)
+    data = models.data_for(recipe.variant, recipe.n_samples, dtype)
     return {
         "layers": partial(models.build_layers, recipe.variant, n_blocks=4, dropout=recipe.dropout, dtype=dtype),
         "loss": models.loss_for(recipe.variant),
         "optimizer": OPTIMIZERS[recipe.optimizer],
-        "data": models.data_for(recipe.variant, recipe.n_samples, dtype),
+        "data": Stream(data, recipe.stream) if recipe.stream else data,
         "global_batch": recipe.global_batch,
         "micro_batch": recipe.micro_batch,
         "seed": 0,
@@ -121,6 +123,9 @@ def expected_of(recipe: Recipe) -> Expected:
     given = parts(recipe)
     build, loss = given.pop("layers"), given["loss"]
     del given["independent_samples"]
+    if recipe.stream:
+        sizes = recipe.global_batch, recipe.micro_batch
+        given["streamed"] = steps_of(given["data"], *sizes, given["seed"], recipe.steps + N_MORE)
 
     def after_step(n_done: int, layers: list[nn.Module]) -> None:
         if recipe.eval_every and n_done % recipe.eval_every == 0:

@@ -20,7 +20,7 @@ from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Compute, Plan, Reduction, Schedule
 from odyssey.plan_proof import prove
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import Sampler
+from odyssey.runtime.data import MapStyle, Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
@@ -174,7 +174,7 @@ def engine(variant: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[E
 
     monkeypatch.setattr(groups, "all_reduce", sums)
     groups.by_subset = {group.workers: object() for group in plan.reduce}
-    data = Prefetcher(models.data_for(variant), Sampler(96, 0), plan)
+    data = Prefetcher(MapStyle(models.data_for(variant), Sampler(96, 0), plan))
     made = Engine(plan, 0, model, job_spec, Backend(), data, groups, (), Tally(plan.n_layers, plan.ties))
     return made, given
 

@@ -22,7 +22,7 @@ from odyssey.plan import Keep, Move, Plan, Reduction, keep_runs, move_runs
 from odyssey.plan_proof import prove
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import Sampler
+from odyssey.runtime.data import MapStyle, Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.groups import Groups
 from odyssey.runtime.introductions import to_nobody
@@ -101,7 +101,7 @@ class Rank:
 
     def prepare(self, of):
         spec = ModelSpec((), (), (), self.global_batch, 2, self.n_samples, 0, "cpu")
-        self.data = Prefetcher(models.TokenData(96), Sampler(self.n_samples, 0), of)
+        self.data = Prefetcher(MapStyle(models.TokenData(96), Sampler(self.n_samples, 0), of))
         self.job_spec = JobSpec(spec, models.token_loss, None, None, None, 0, None)
         groups = Groups(to_nobody, of.generation, Needs((self.number,)), self.number, CPU)
         self.engine = Engine(

@@ -17,7 +17,7 @@ from odyssey.needs import Needs
 from odyssey.plan import Plan
 from odyssey.runtime import nccl
 from odyssey.runtime.backend import Backend
-from odyssey.runtime.data import Sampler
+from odyssey.runtime.data import MapStyle, Sampler
 from odyssey.runtime.engine import Engine
 from odyssey.runtime.exchange import Exchange
 from odyssey.runtime.groups import Cut, Groups
@@ -76,7 +76,7 @@ def engine(plan: Plan, groups: Groups) -> Engine:
     model.hold_built(plan.holds[0])
     spec = ModelSpec((), (), (), plan.global_batch, plan.micro_batch, 96, 0, "cpu")
     job_spec = JobSpec(spec, models.loss_for("gpt"), None, None, None, 0, None)
-    data = Prefetcher(models.data_for("gpt"), Sampler(96, 0), plan)
+    data = Prefetcher(MapStyle(models.data_for("gpt"), Sampler(96, 0), plan))
     return Engine(plan, 0, model, job_spec, Backend(), data, groups, (), Tally(plan.n_layers, plan.ties))
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from odyssey.runtime.data import Sampler
+from odyssey.runtime.data import MapStyle, Sampler
 from odyssey.runtime.prefetcher import Prefetcher
 from tests import ROOT
 from tests.odyssey.test_rank_parts import one_stage_plan
@@ -19,7 +19,7 @@ from tests.odyssey.test_rank_parts import one_stage_plan
 def test_worker_processes_read_what_is_wanted_now_and_are_gone_when_it_is_closed():
     sampler, plan = Sampler(64, 0), one_stage_plan()
     before = set(multiprocessing.active_children())
-    data = Prefetcher([(torch.tensor(i), torch.tensor(-i)) for i in range(64)], sampler, plan, num_workers=2)
+    data = Prefetcher(MapStyle([(torch.tensor(i), torch.tensor(-i)) for i in range(64)], sampler, plan, num_workers=2))
     assert len(set(multiprocessing.active_children()) - before) == 2
     for step, cuts in enumerate([[0, 2, 4, 6, 8], [0, 2, 3, 5, 7, 8], [], [0, 1, 2, 4, 6, 8], [0, 8]]):
         micro_batches = list(map(range, cuts, cuts[1:]))

@@ -1,0 +1,307 @@
+"""Data that can only be iterated over: each micro-batch is the same whoever reads it when, and what it was before."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from queue import SimpleQueue
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+
+from odyssey.errors import JobError
+from odyssey.runtime import streams as module
+from odyssey.runtime.batches import Batches
+from odyssey.runtime.prefetcher import Prefetcher
+from tests import streams
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+GLOBAL_BATCH, MICRO_BATCH, SEED, N_STEPS = 14, 4, 7, 9
+WHOLE = [range(start, min(start + MICRO_BATCH, GLOBAL_BATCH)) for start in range(0, GLOBAL_BATCH, MICRO_BATCH)]
+CUT = [range(3), range(3, 5), range(5, 9), range(9, 13), range(13, 14)]
+
+
+class Pairs:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(i), torch.tensor(-i)
+
+
+def prefetcher(data: Any, num_workers: int = 0, micro_batch: int = MICRO_BATCH) -> Prefetcher:
+    batches = Batches(data, GLOBAL_BATCH, micro_batch, SEED, num_workers=num_workers)
+    batches.check()
+    return batches.samples().prefetcher()
+
+
+def expected(kind: str, step: int, positions: range) -> list[int]:
+    if kind not in EXPECTED:
+        EXPECTED[kind] = streams.steps_of(streams.Stream(Pairs(), kind), GLOBAL_BATCH, MICRO_BATCH, SEED, N_STEPS)
+    return [int(EXPECTED[kind][step][position][0]) for position in positions]
+
+
+EXPECTED: dict[str, list[list[Any]]] = {}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", streams.KINDS)
+def test_steps_use_what_the_workers_of_a_data_loader_would_read(kind: str, num_workers: int) -> None:
+    data = prefetcher(streams.Stream(Pairs(), kind), num_workers)
+    for step in range(N_STEPS):
+        data.want(step, WHOLE)
+        for positions in WHOLE:
+            inputs, targets = data.get(step, positions)
+            assert inputs.tolist() == expected(kind, step, positions)
+            assert torch.equal(inputs, -targets)
+    data.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", streams.KINDS)
+def test_who_takes_over_goes_back_or_reads_otherwise_reads_the_same(
+    kind: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker process answers after each sample that it is not there yet."""
+    monkeypatch.setattr(module, "READ_AT_A_TIME_S", 0.0)
+    data = prefetcher(streams.Stream(Pairs(), kind), num_workers)
+
+    @given(st.lists(st.tuples(st.integers(0, N_STEPS - 1), st.sampled_from([WHOLE, CUT]), st.data()), min_size=1, max_size=4))
+    @settings(max_examples=40 if num_workers == 0 else 8, deadline=None)
+    def check(units: list[Any]) -> None:
+        for step, micro_batches, draw in units:
+            mine = draw.draw(st.lists(st.sampled_from(micro_batches), unique=True, min_size=1))
+            data.want(step, mine)
+            for positions in draw.draw(st.permutations(mine)):
+                assert data.get(step, positions)[0].tolist() == expected(kind, step, positions)
+
+    check()
+    data.close()
+
+
+def test_an_epoch_of_a_whole_stream_uses_each_sample_once() -> None:
+    data = prefetcher(streams.Stream(Pairs(), "whole"))
+    found: list[int] = []
+    for step in range(6):
+        data.want(step, WHOLE)
+        found += [i for positions in WHOLE for i in data.get(step, positions)[0].tolist()]
+    assert sorted(found[:40]) == sorted(found[40:80]) == list(range(40))
+    assert found[:40] != found[40:80]
+
+
+class OnItself(IterableDataset[Any]):
+    """What it iterates over is kept on the object itself."""
+
+    def __iter__(self) -> OnItself:
+        info = get_worker_info()
+        assert info is not None
+        self.left = list(range(info.id, 40, info.num_workers))
+        return self
+
+    def __next__(self) -> Any:
+        if not self.left:
+            raise StopIteration
+        return Pairs()[self.left.pop(0)]
+
+
+def test_splits_that_are_read_in_turn_do_not_meet_in_the_data_set() -> None:
+    data = prefetcher(OnItself())
+    found = []
+    for step in range(2):
+        data.want(step, WHOLE)
+        found += [data.get(step, positions)[0].tolist() for positions in WHOLE]
+    assert found[:4] == [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7]]
+    assert found[4:] == [[16, 20, 24, 28], [17, 21, 25, 29], [18, 22, 26, 30], [11, 15]]
+
+
+def test_a_script_that_goes_on_to_use_its_data_set_changes_nothing() -> None:
+    stream = streams.Stream(Pairs(), "divided")
+    data = prefetcher(stream)
+    stream.data = []
+    data.want(2, WHOLE)
+    assert data.get(2, WHOLE[3])[0].tolist() == expected("divided", 2, WHOLE[3])
+
+
+@pytest.mark.parametrize("kind", ["drawn", "whole drawn"])
+def test_reading_leaves_the_generators_and_the_worker_as_they_were(kind: str) -> None:
+    def draw() -> tuple[float, ...]:
+        return float(torch.rand(())), random.random(), numpy.random.random()
+
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    before = draw()
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    data = prefetcher(streams.Stream(Pairs(), kind))
+    data.want(3, WHOLE)
+    data.get(3, WHOLE[1])
+    assert draw() == before
+    assert get_worker_info() is None
+
+
+class Fails(streams.Stream):
+    """Once, at a sample; it is told by a file, as worker processes are others."""
+
+    def __init__(self, kind: str, mark: Any) -> None:
+        super().__init__(Pairs(), kind)
+        self.mark = mark
+
+    def __iter__(self) -> Iterator[Any]:
+        for n, sample in enumerate(super().__iter__()):
+            if n == 6 and not self.mark.exists():
+                self.mark.touch()
+                raise OSError("disk is gone")
+            yield sample
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("kind", "place"), [("divided", "sample 6 of split 1 of 4 of data"), ("whole", "sample 6 of data")])
+def test_an_exception_says_where_it_was_and_who_asks_again_reads_on_as_if_there_had_been_none(
+    kind: str, place: str, num_workers: int, tmp_path: Any
+) -> None:
+    data = prefetcher(Fails(kind, tmp_path / "mark"), num_workers)
+    step = 1 if kind == "divided" else 0
+    data.want(step, WHOLE[1:2])
+    with pytest.raises(OSError, match="disk is gone") as raised:
+        data.get(step, WHOLE[1])
+    assert place in f"{raised.value} {getattr(raised.value, '__notes__', '')}"
+    data.want(step + 5, [])  # what has failed is read anew once it has not been wanted
+    data.want(step, WHOLE[1:2])
+    assert data.get(step, WHOLE[1])[0].tolist() == expected(kind, step, WHOLE[1])
+    data.close()
+
+
+class Cut(Exception):
+    pass
+
+
+def test_a_cut_ends_the_reading_between_two_samples_and_it_goes_on_from_there() -> None:
+    data = prefetcher(streams.Stream(Pairs(), "drawn"))
+    data.want(5, WHOLE)
+    n = 0
+
+    def check() -> None:
+        nonlocal n
+        n += 1
+        if n in (5, 9):
+            raise Cut
+
+    for _ in range(2):
+        with pytest.raises(Cut):
+            data.get(5, WHOLE[2], check)
+    assert data.get(5, WHOLE[2], check)[0].tolist() == expected("drawn", 5, WHOLE[2])
+    assert n == 6 * 4 + 2, "each sample was read once"
+
+
+def test_what_comes_before_is_not_read_for_nobody() -> None:
+    begun: SimpleQueue[int] = SimpleQueue()
+    let: SimpleQueue[None] = SimpleQueue()
+    is_gated = threading.Event()
+
+    class Gated(IterableDataset[Any]):
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self
+
+        def __iter__(self) -> Iterator[Any]:
+            for i in range(1000):
+                if is_gated.is_set():
+                    begun.put(i)
+                    let.get()
+                yield Pairs()[i]
+
+    data = prefetcher(Gated())
+    is_gated.set()
+    data.want(50, WHOLE[:1])
+    assert begun.get() == 0
+    data.want(0, WHOLE[:1], [])
+    for _ in range(5):
+        let.put(None)
+    assert data.get(0, WHOLE[0])[0].tolist() == [0, 1, 2, 3]
+    data.close()
+    assert [begun.get() for _ in range(4)] == [0, 1, 2, 3], "what is wanted now comes next"
+    assert begun.empty()
+
+
+def test_what_is_read_to_be_dropped_is_told_of(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    data = prefetcher(streams.Stream(Pairs(), "drawn"))
+    data.want(1, WHOLE)
+    data.get(1, WHOLE[0])
+    assert capfd.readouterr().err == "", "not what is short"
+    monkeypatch.setattr(module, "SAY_AFTER_S", 0.0)
+    data.get(1, WHOLE[1])
+    first, *_ = capfd.readouterr().err.splitlines()
+    assert first == "odyssey: split 1 of 4 of data: 1 of the 4 samples before this step are read, in 0 s"
+
+
+class AnotherEachTime(IterableDataset[Any]):
+    own = random.Random(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (Pairs()[self.own.randrange(10**9)] for _ in range(100))
+
+
+class Few(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        yield from map(Pairs().__getitem__, range(info.id, 3, info.num_workers))
+
+
+class Open(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from map(Pairs().__getitem__, range(30))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("data", "what", "help"),
+    [
+        (AnotherEachTime(), "data gives other samples when it is iterated over again", "generators only"),
+        (Few(), "split 3 of 4 of data has no samples", "samples to each of 4 workers"),
+        (Open(), "data cannot be copied: cannot pickle", "in __iter__"),
+        ((Pairs()[i] for i in range(40)), "data is a generator, which can be iterated over once", "begins anew"),
+    ],
+)
+def test_what_cannot_be_read_again_is_refused(data: Any, what: str, help: str, num_workers: int) -> None:
+    def read() -> None:
+        found = prefetcher(data, num_workers)
+        found.want(0, WHOLE)
+        with closing(found):
+            for positions in WHOLE:
+                found.get(0, positions)
+
+    with pytest.raises(JobError, match=what) as error:
+        read()
+    assert help in error.value.help
+
+
+def test_samples_that_cannot_be_one_micro_batch_are_named() -> None:
+    class OfAnyLength(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from ((torch.zeros(2 + (i == 5)), torch.zeros(1)) for i in range(40))
+
+    data = prefetcher(OfAnyLength())
+    data.want(0, WHOLE)
+    with pytest.raises(JobError, match=r"sample 4 of data and sample 5 of data cannot be one micro-batch: \(float32\[2\], "):
+        data.get(0, WHOLE[1])
+    data.close()
+
+
+def test_the_first_micro_batch_is_told_of_whoever_looks_at_it() -> None:
+    def look(kind: str) -> Any:
+        return Batches(streams.Stream(Pairs(), kind), GLOBAL_BATCH, MICRO_BATCH, SEED).samples()
+
+    for kind in streams.KINDS:
+        torch.rand(1), random.random()
+        assert look(kind).digest == look(kind).digest
+        samples = [Pairs()[i] for i in expected(kind, 0, WHOLE[0])]
+        assert [each.tolist() for each in look(kind).first()] == [each.tolist() for each in default_collate(samples)]
+    assert look("whole drawn").digest != look("whole").digest
