@@ -7,6 +7,7 @@
     clamped    the loop clamps the weights, and sets gradients to None as plain loops do
     frozen     the loop ends dropout behind step 4
     padded     samples of different lengths, by a `collate` of the script's own
+    unlike     as `average`, of models that ranks have built with other values
     saved      saves behind step 3, and goes on from there when it is run again
 
 With `+KIND` or `+KIND+N` behind the variant its data can only be iterated over (tests/streams.py), by N worker processes.
@@ -36,7 +37,7 @@ PAUSE_S = float(os.environ.get("RESILIENT_PAUSE_S", "0"))
 """Behind each step, so that who is lost comes back before the end."""
 DEVICE = os.environ.get("RESILIENT_DEVICE", "cpu")
 GLOBAL_BATCH, MICRO_BATCH, SEED = 14, 4, 7
-VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded", "saved")
+VARIANTS = ("plain", "batchnorm", "average", "plateau", "clamped", "frozen", "padded", "unlike", "saved")
 POINTS = ("forward", "backward", "at_commit", "after_commit", "optimizer", "loop")
 
 
@@ -88,7 +89,7 @@ class Average:
 
 
 def model(variant: str) -> nn.Module:
-    torch.manual_seed(3)
+    torch.manual_seed(3 + int(os.environ.get("RANK", "0")) if variant == "unlike" else 3)
     middle: nn.Module = nn.Dropout(0.2) if variant in ("plain", "frozen") else nn.Identity()
     if variant == "batchnorm":
         middle = nn.BatchNorm1d(16, eps=0.1)
@@ -96,7 +97,7 @@ def model(variant: str) -> nn.Module:
 
 
 def optimizer(net: nn.Module, variant: str) -> torch.optim.Optimizer:
-    if variant in ("average", "saved"):
+    if variant in ("average", "unlike", "saved"):
         return torch.optim.AdamW(net.parameters(), lr=0.02)
     return torch.optim.SGD(net.parameters(), lr=0.003, momentum=0.9)  # with more, rounding errors would grow
 
@@ -122,10 +123,12 @@ class Loop:
 
     @property
     def extra(self) -> list[Any]:
-        return {"average": [self.average], "saved": [self.average], "plateau": [self.plateau]}.get(self._variant, [])
+        if self._variant == "plateau":
+            return [self.plateau]
+        return [self.average] if self._variant in ("average", "unlike", "saved") else []
 
     def behind(self, step: int, loss: float) -> None:
-        if self._variant in ("average", "saved"):
+        if self._variant in ("average", "unlike", "saved"):
             self.average.update(self._net)
         if self._variant == "plateau":
             self.plateau.step(loss)

@@ -54,7 +54,7 @@ def test_what_nobody_disturbs_is_what_one_process_trains(variant: str, tmp_path:
 
 
 @pytest.mark.parametrize("point", quick(POINTS, "backward", "optimizer"))
-@pytest.mark.parametrize("variant", quick(VARIANTS[:-1], "plain"))
+@pytest.mark.parametrize("variant", quick(VARIANTS[:-1], "plain", "unlike"))
 def test_survivors_go_on_wherever_a_rank_is_lost(variant: str, point: str, tmp_path: Path) -> None:
     ran = Ran(options(tmp_path, variant, f"1:5:{point}"))
     assert_exact(ran, tmp_path, variant, {1})
