@@ -205,18 +205,18 @@ class Groups:
             self.check()  # what a cut has found whole stays so
             for group in groups:
                 group.begin()
-        return Sum(groups, self._start(operation))
+        return Sum(groups, self._start(operation, is_on_device=any(group.is_on_device for group in groups)))
 
     def send(self, tensor: torch.Tensor, worker: Worker, tag: int, way: Way | None = None) -> Any:
         """Start sending; keep tensor and the returned work until the step is committed. `way`: needed for a tensor on a
         device, where each has its communicator."""
         group, rank = self._way_to(tensor, worker, way)
-        return self._start(lambda: group.send([tensor], rank, tag))
+        return self._start(lambda: group.send([tensor], rank, tag), is_on_device=tensor.device.type != "cpu")
 
     def receive(self, tensor: torch.Tensor, worker: Worker, tag: int, way: Way | None = None) -> Any:
         """Start receiving into `tensor`, what was sent with this tag and `way`."""
         group, rank = self._way_to(tensor, worker, way)
-        return self._start(lambda: group.recv([tensor], rank, tag))
+        return self._start(lambda: group.recv([tensor], rank, tag), is_on_device=tensor.device.type != "cpu")
 
     def is_read_by(self, worker: Worker) -> bool:
         """Whether that one can read this rank's memory: what is on the host goes there without being sent."""
@@ -233,7 +233,9 @@ class Groups:
             peer_memory.forget(card)  # the next groups try again
             raise Cut(f"the memory of rank {worker}: {error}") from None
 
-    def _start(self, operation: Callable[[], Any]) -> Any:
+    def _start(self, operation: Callable[[], Any], *, is_on_device: bool = False) -> Any:
+        if is_on_device:
+            return self.beside(nccl.on_this_stream(operation))
         try:
             return operation()
         except RuntimeError as error:  # the connection has ended already

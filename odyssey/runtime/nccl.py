@@ -5,9 +5,11 @@
                   operations come in different orders wait for ever, and no cut ends that
     a communicator that fails  is looked after by a thread of torch's. As it is set by default, that thread ends the process;
                   or it aborts the communicator, after which what was queued there counts as done, whatever came of it
+    an operation that fails  leaves the thread that began it within an open group of operations: what it begins from then on, in
+                  any communicator, is not done, and counts as done at once
 
 So it is told to do neither: a communicator is aborted by a cut (groups.py) and by nothing else, and a generation that was cut
-contributes nothing. All are connected when a generation is built, in one order.
+contributes nothing. All are connected when a generation is built, in one order, and its own thread begins its operations.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 OF_TORCHRUN = "ODYSSEY_TORCHRUN_VARIABLES"
@@ -69,6 +72,19 @@ def connect_pair(group: Any, word: Any, place: int) -> None:
     there, back = (group.recv, group.send) if place else (group.send, group.recv)
     for operation in (there, back):
         finish(operation([word], 1 - place, 0))
+
+
+def on_this_stream(operation: Callable[[], Any]) -> Callable[[], Any]:
+    """The same for another thread, whose operations would else be of its own stream."""
+    import torch  # the launcher reads this file
+
+    stream = torch.cuda.current_stream()
+
+    def begin() -> Any:
+        with torch.cuda.stream(stream):
+            return operation()
+
+    return begin
 
 
 def finish(work: Any) -> None:

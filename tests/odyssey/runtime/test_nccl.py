@@ -178,6 +178,19 @@ def test_who_was_cut_behind_the_body_of_a_unit_contributes_nothing() -> None:
     Cutting.groups.release()
 
 
+def test_a_generations_own_thread_begins_operations_and_a_cut_ends_the_wait_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails leaves its thread unfit for others, and one that connects may wait for ever."""
+    monkeypatch.setattr(nccl, "on_this_stream", lambda operation: operation)
+    groups, held = Groups(to_nobody, 1, Needs((0,)), 0, CPU), threading.Event()
+    assert groups._start(threading.current_thread, is_on_device=True).name == "odyssey-wait-1"
+    waiting = Beside(lambda: groups._start(held.wait, is_on_device=True))
+    groups.cut("paused")
+    waiting.end()
+    assert isinstance(waiting.error, Cut)
+    held.set()
+    groups.release()
+
+
 # -- variables -----------------------------------------------------------------------------------------------------------
 
 
