@@ -41,7 +41,7 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("sum", total.item(), "attempt", attempt, "node", os.environ["GROUP_RANK"], "local", os.environ["LOCAL_RANK"])
+print("sum", total.item(), "attempt", attempt, "node", os.environ["ODYSSEY_NODE"], "local", os.environ["LOCAL_RANK"])
 if attempt == "0" and "--die" in sys.argv and dist.get_rank() == 1:
     os.kill(os.getpid(), 9)
 dist.barrier()
@@ -53,7 +53,7 @@ def test_ranks_meet_at_the_store_of_their_environment(tmp_path: Path) -> None:
     ran = Ran(options(tmp_path, COLLECTIVE, n_nodes=2, n_ranks_per_node=2))
     assert ran.code == 0
     for rank in range(4):
-        assert ran.output[rank, "stdout"].decode() == f"sum 4.0 attempt 0 node {rank // 2} local {rank % 2}\n"
+        assert ran.output[rank, "stdout"].decode() == f"sum 4.0 attempt 0 node {rank // 2} local {rank}\n"
     ran.assert_replays()
 
 

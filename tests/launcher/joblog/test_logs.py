@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.elastic.events import handlers
 
-from launcher.coordinator.rank_assignment import RankAssignment
+from launcher.coordinator.rank_assignment import RankAssignment, assignments_on_one_host
 from launcher.host.loop import Loop
 from launcher.joblog.events import Event, Note
 from launcher.options import RunOptions, Std
@@ -71,8 +71,8 @@ def test_ranks_that_are_not_shown_still_have_their_files(tmp_path: Path) -> None
 
 def test_failure_domains_on_one_host_do_not_share_files(tmp_path: Path) -> None:
     job = folder(tmp_path, n_nodes=2, redirects=Std.ALL)
-    assignments = [RankAssignment(rank, 0, rank, 2, 1, 2, rank, 2) for rank in range(2)]
-    files = {job.logs_of(assignment, {}).outlets[Std.OUT].file for assignment in assignments}
+    assignments = assignments_on_one_host(2, 1, 0, 0)
+    files = {job.logs_of(assignment, {}).outlets[Std.OUT].file for assignment in assignments.values()}
     job.close()
     assert len(files) == 2
 

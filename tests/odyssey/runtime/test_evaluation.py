@@ -168,7 +168,7 @@ def test_a_cut_ends_the_wait_for_a_sample_which_the_next_try_has() -> None:
     for _ in range(5):
         gated.let.put(None)
     assert [sample[0].tolist() for sample in reader.read(engine, micro_batches)] == [[0, 1], [4, 5], [8]]
-    thread = reader._prefetcher._thread
+    (thread,) = reader._prefetcher._threads
     reader.close()
     assert not thread.is_alive()
     assert [gated.begun.get_nowait() for _ in range(4)] == [1, 4, 5, 8] and gated.begun.empty()
