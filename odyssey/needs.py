@@ -35,7 +35,7 @@ class SumOver(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What all that build groups together must be given alike, but for `peers`.
+    """What all that build groups together must be given alike, but for `peers` and `partners`.
 
     `members`: workers in the order of their ranks. `subsets`: for each reduction, the workers of its group. `movers`: who takes
     part in moves of state, the members and perhaps workers that have no work any more. `peers`: with whom this rank exchanges

@@ -42,7 +42,7 @@ def model_difference(models: Mapping[Rank, ModelSpec]) -> str | None:
 
 def difference_at_start(models: Mapping[Rank, ModelSpec]) -> tuple[str, str] | None:
     """What ranks with the same model were given differently all the same, and what to do about it: that no rank has trained
-    yet is assumed. Of a script's own model see `built_otherwise`."""
+    yet is assumed. Values of a script's own model are no error, see `built_otherwise`."""
     first_rank = min(models)
     first = models[first_rank]
     for rank, model in sorted(models.items()):

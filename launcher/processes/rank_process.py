@@ -106,7 +106,8 @@ def imports_odyssey(options: RunOptions) -> bool:
 
     That tells whether a script means us before it runs, not whether it will make a Job: a module that it imports may. So
     nothing but what is only sooner or later follows from it (what is imported ahead; when a loss is judged that comes before it
-    is known), and what is for people to overrule (the display). What a job is, its ranks say.
+    is known), what is for people to overrule (the display, how a GPU loads kernels), and how much torch's C++ says of a loss.
+    What a job is, its ranks say.
     """
     return _imports(entry_text(options), "odyssey")
 
