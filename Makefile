@@ -4,7 +4,7 @@
 #   make test      everything but the long tests
 #   make soak      the long tests: a thousand random faults in random jobs, of one agent and several (half an hour and more)
 #   make lint      ruff and mypy
-#   make bench     the benchmarks, written to docs/benchmarks.md (4 hours on two cores; the same again goes on where it stopped)
+#   make bench     the benchmarks, written to docs/internals/benchmarks.md (4 hours on two cores; again: goes on where it stopped)
 #   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs, docs/change.svg, docs/strategies.md
 #   make gpu-test  the tests that need a GPU
 #   make slurm-test  those with a real SLURM, which it installs where it can (Debian, root)

@@ -1,9 +1,10 @@
 """The published evaluations, by replay and by rehearsal: `python -m benchmarks.paper` (a few minutes each on two cores).
 
 32 workers that fail as in ReCycle's and Oobleck's evaluations; the adaptive choice against policies like theirs, next to what
-they published. docs/replay.md says what the policies assume, and where differences come from. Then a day of 16,384 workers, of
-which one is lost every ten minutes: what is left of it for training with the adaptive choice, and how long all stand still
-for a loss. `--only replay` or `--only rehearsal` (paper_rehearsal.py) runs that part alone; each has its own result.
+they published. docs/operators/replay.md says what the policies assume, and where differences come from. Then a day of 16,384
+workers, of which one is lost every ten minutes: what is left of it for training with the adaptive choice, and how long all
+stand still for a loss. `--only replay` or `--only rehearsal` (paper_rehearsal.py) runs that part alone; each has its own
+result.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ LARGE_INTERVAL_H, LARGE_REPAIR_H, LARGE_TRANSIENT = 1 / 6, 4.0, 0.73
 """Unicron (arXiv 2401.00134) has so many losses that leave the node healthy; rate and repair are assumed."""
 LARGE_LENGTH_H = 24.0
 ABOUT = (
-    "Useful throughput as a share of that without failures, by replay (docs/replay.md), for jobs of configs/ on 32 workers, "
-    "one a node. `falling`: a worker is lost every so often, until half are left, and none returns (as in Oobleck's "
+    "Useful throughput as a share of that without failures, by replay (docs/operators/replay.md), for jobs of configs/ on 32 "
+    "workers, one a node. `falling`: a worker is lost every so often, until half are left, and none returns (as in Oobleck's "
     "evaluation). `returning`: losses and returns at random, two workers away in the mean (as in MeCeFO's mildest), 48 "
     "losses. `oobleck`, `recycle` and the others are policies like theirs with our prices; `published` is what ReCycle's "
     "paper has for Oobleck and for itself at the same interval, over its failure-free DeepSpeed. Chameleon (arXiv "

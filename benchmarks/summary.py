@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and docs/benchmarks/ from benchmarks/results/*.json: `python -m benchmarks.summary`.
+"""docs/internals/benchmarks.md and the folder beside it from benchmarks/results/*.json: `python -m benchmarks.summary`.
 
 The first page has the headline figures, and there is a page for each benchmark. They are generated whole; nothing in them is
 written by hand, so no number in them can be older than its result. What nobody can measure again as it was is marked.
@@ -15,7 +15,7 @@ from benchmarks import report
 from benchmarks.figures import HEADLINES, LEAST, MEANINGS, MOST
 from benchmarks.run import run
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGE = report.ROOT / "docs" / "internals" / "benchmarks.md"
 DETAILS = PAGE.with_suffix("")
 MARK = " †"
 LEGEND = "† To be measured again: files differed from the commit, or the commit is not in the history."
@@ -33,7 +33,7 @@ def main() -> None:
     print(f"{PAGE}: {len(reports)} results, {len(problems)} to be measured again: {', '.join(problems) or 'none'}")
 
 
-def problem(commit: str, repository: Path = PAGE.parents[1]) -> str | None:
+def problem(commit: str, repository: Path = report.ROOT) -> str | None:
     """Why nobody can measure the same again as what was measured at `commit`; None where they can."""
     if commit.endswith("+"):
         return f"it was measured with files that differed from commit {commit[:-1]}"

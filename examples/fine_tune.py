@@ -26,11 +26,11 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 class Text:
-    """Windows of `context` bytes, without overlap, over the files of a folder."""
+    """Windows of `context` bytes, without overlap, over the files of a folder and of those in it."""
 
     def __init__(self, folder: Path, context: int, *, validation: bool) -> None:
         """`validation`: every tenth file, which training never sees; otherwise all the others."""
-        files = sorted(folder.glob("*.md")) + sorted(folder.glob("*.txt"))
+        files = sorted(folder.rglob("*.md")) + sorted(folder.rglob("*.txt"))
         text = b"".join(path.read_bytes() for i, path in enumerate(files) if (i % 10 == 9) == validation)
         self.bytes = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self.context = context

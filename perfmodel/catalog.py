@@ -294,7 +294,7 @@ def _read(path_or_name: str, folder: str, kind: type[T]) -> T:
             known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
             raise ProfileError(f"no {what} is called {path_or_name!r}", f"give a YAML file, or one of: {known}")
     help = f"compare it with those in {_root() / folder}"
-    no_zero = "each holder of a layer keeps all of its optimizer state, to recover from; see docs/performance-model.md"
+    no_zero = "each holder of a layer keeps all of its optimizer state, to recover from: docs/internals/performance-model.md"
     try:
         return msgspec.yaml.decode(path.read_bytes(), type=kind)
     except OSError as error:

@@ -3,8 +3,8 @@
 Two sources of layouts (building/regrouping.py). *Repair*: pipelines that are whole stay as they are; idle workers, and those
 that have come, take lost places, and a pipeline that is still short becomes a shorter one, borrows workers of longer ones, or
 merges with another (Oobleck), whatever is faster. *Renew*: the best few of all layouts for this many workers. In both,
-survivors go where links, moves and the loss of a node cost least (docs/placement.md), and splits in force are kept where they
-are nearly as good.
+survivors go where links, moves and the loss of a node cost least (docs/internals/placement.md), and splits in force are kept
+where they are nearly as good.
 """
 
 from __future__ import annotations

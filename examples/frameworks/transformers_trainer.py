@@ -23,7 +23,7 @@ tokenizer = ByT5Tokenizer(extra_ids=0)  # a token for each byte; it needs no fil
 
 
 def make_data() -> list[BatchEncoding]:
-    lines = [line for line in (DOCS / "recovery.md").read_text().splitlines() if len(line) > 20]
+    lines = [line for line in (DOCS / "internals" / "recovery.md").read_text().splitlines() if len(line) > 20]
     return [tokenizer(line, truncation=True, max_length=40) for line in lines]
 
 

@@ -8,5 +8,5 @@ leadership.py  what it does while it leads: replication, commits, changes of the
 
 Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm" (2014), and Ongaro's thesis "Consensus: Bridging
 Theory and Practice" (2014) for pre-votes (9.6), leaders that step down without a quorum (6.2), joint consensus (4.3), learners
-(4.2.1) and the hand-over of leadership (3.10). See docs/consensus.md.
+(4.2.1) and the hand-over of leadership (3.10). See docs/internals/consensus.md.
 """

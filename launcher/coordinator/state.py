@@ -28,7 +28,8 @@ from perfmodel.reliability import WINDOW_S
 
 
 class Status(enum.StrEnum):
-    """Where the job is, see docs/recovery.md. A plain script is STARTING, RESTARTING (all ranks end and start anew) or ENDED.
+    """Where the job is, see docs/internals/recovery.md. A plain script is STARTING, RESTARTING (all ranks end and start anew)
+    or ENDED.
 
     DRAINING: the ranks of a Job stop behind a unit that is final, to take others in. ENDING: a Job's script has failed, and the
     job ends as soon as all ranks are gone.

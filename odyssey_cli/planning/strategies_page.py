@@ -30,13 +30,14 @@ ABOUT = """\
 # Strategies
 
 What can be done at the start of a job, when ranks are lost or slow, and when ranks come: each strategy proposes Plans, the
-[performance model](performance-model.md) prices them all, and the best one is taken, what it leaves for the next loss included.
+[performance model](internals/performance-model.md) prices them all, and the best one is taken, what it leaves for the next loss
+included.
 `--strategy NAME` asks one strategy after a loss, and the others only where that one has no Plan. What each would do, and at
 what price, is the answer of `odyssey plan --fail 1`.
 
 Each has an example: a step before and after, in one time scale, of a job of `configs/` on few ranks with few micro-batches
-([how to read it](timeline.md#how-to-read-it)); and the prices of the plan before, of the strategy's own, and of the best that
-others have. The model takes the one in bold.
+([how to read it](operators/timeline.md#how-to-read-it)); and the prices of the plan before, of the strategy's own, and of the
+best that others have. The model takes the one in bold.
 """
 
 MOMENTS = {
@@ -103,7 +104,7 @@ answers, way by way, what workers may keep of it (`Keep`s), and the search makes
 values of `--strategy`.
 
 `strategies/situation/` says what it is given and answers, `strategies/building/` has what Plans are made with; its `compose`
-refuses a [Plan](plan.md) that contradicts itself or what the survivors hold. The engine runs any other.
+refuses a [Plan](internals/plan.md) that contradicts itself or what the survivors hold. The engine runs any other.
 
 A bug in it costs its row of the table, and not the job: where it raises, or returns what is no Proposal, the row says so with
 file and line (`standby.py:22: ZeroDivisionError: division by zero`), people are told once, and the others decide. Where a

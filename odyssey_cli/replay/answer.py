@@ -108,5 +108,5 @@ def _footer(answer: Answer) -> list[str]:
         "useful: kept steps, against all nodes without failures; then the rest of the time by its cause",
         "returns: to a checkpoint; idle: hours of healthy nodes without work",
         f"a checkpoint takes {quantities.seconds(terms.save_s)}, {every}; a restart of all nodes "
-        f"{quantities.seconds(terms.restart_of(n_ranks))}; docs/replay.md has what is assumed",
+        f"{quantities.seconds(terms.restart_of(n_ranks))}; docs/operators/replay.md has what is assumed",
     ]

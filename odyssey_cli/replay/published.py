@@ -1,5 +1,5 @@
 """What published systems do at a change: their rules in short, with our prices for their layouts, so that systems differ in
-what they do and not in how they were measured. What their papers leave open is guessed, and docs/replay.md says so.
+what they do and not in how they were measured. What their papers leave open is guessed, and docs/operators/replay.md says so.
 """
 
 from __future__ import annotations

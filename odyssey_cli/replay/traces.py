@@ -1,7 +1,8 @@
 """Traces of lost and returned nodes: the files that people have, read into one form.
 
-Told apart by what is in them, see docs/replay.md: InfiniteHBD's list of faults (JSON), SkyPilot's instances at each tick
-(JSON), Parcae's `milliseconds,add|remove,node`, step points `seconds,count`, and our own `seconds,node,lost|failed|returned`.
+Told apart by what is in them, see docs/operators/replay.md: InfiniteHBD's list of faults (JSON), SkyPilot's instances at each
+tick (JSON), Parcae's `milliseconds,add|remove,node`, step points `seconds,count`, and our own
+`seconds,node,lost|failed|returned`.
 Where a file says how many nodes there are but not which, and where its names are no numbers, nodes are drawn with the seed.
 """
 
@@ -22,7 +23,7 @@ from odyssey.errors import UsageError
 MOST_NODES = 1 << 20
 MOST_S = 1e10
 DAY_S = 86400.0
-_HELP = "docs/replay.md has the formats that are read"
+_HELP = "docs/operators/replay.md has the formats that are read"
 
 
 class Kind(enum.StrEnum):

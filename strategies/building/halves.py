@@ -12,7 +12,7 @@ from strategies.building.closed_form import Ranges, Shape
 
 ALL_IN_HALVES = 3.0
 """Times the activations of 1F1B with which a backward in halves gains all that it can: over `configs/` it gains about a third
-of that with as much as 1F1B, half with one and a half times as much, and all with three times (docs/schedules.md)."""
+of that with as much as 1F1B, half with one and a half times as much, and all with three times (docs/internals/schedules.md)."""
 
 
 class Halves:
