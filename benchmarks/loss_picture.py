@@ -18,7 +18,7 @@ from benchmarks.report import Report
 from odyssey_cli.timeline.card import card, text
 
 WIDTH, HEIGHT = 800, 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 24, 44, 290
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 24, 52, 290
 """Pixels to the edges of what is drawn."""
 _TITLES = {"odyssey": "odyssey run", "torchrun": "torchrun"}
 _STYLE = """
@@ -27,7 +27,7 @@ path.odyssey { stroke: #0b5cad } path.torchrun { stroke: #c2570c } .again { stro
 .span { stroke-width: 3 } .away { stroke-width: 1; stroke-dasharray: 3 3 }
 .grid { stroke: #e6e9ed } path.kill { stroke: #c1121f; stroke-width: 1.4 }
 text { font-size: 13px } text.odyssey { fill: #0b5cad } text.torchrun { fill: #a84300 } text.kill { fill: #c1121f }
-text.head { font-size: 14px } .axis { fill: #59636e; font-size: 12px; text-anchor: middle }
+text.head { font-size: 14px } .before { text-anchor: end } .axis { fill: #59636e; font-size: 12px; text-anchor: middle }
 """.strip()
 
 
@@ -80,7 +80,7 @@ def drawn(found: Report) -> str:
         parts += _curve(case, points, frame)
     kill = frame.x(0)
     parts.append(f'<path class="kill" d="M{kill:.1f},{_TOP}V{_BOTTOM}"/>')
-    parts.append(text(kill - 62, _TOP + 14, "SIGKILL", "head kill"))
+    parts.append(text(kill - 8, _TOP + 14, "SIGKILL", "head kill before"))
     summary = found.summary
     ours_s, theirs_s = summary["loss_curve_new_step_s"], summary["loss_curve_new_step_s_torchrun"]
     parts += _span("odyssey", ours_s, "goes on in the same step", _TOP + 14, frame)
@@ -109,6 +109,7 @@ def _axes(frame: Frame) -> list[str]:
         parts.append(text(_LEFT - 14, y + 4, str(loss), "axis"))
     for s in range(ceil(frame.first_s / 5) * 5, frame.last_s + 1, 5):
         parts.append(text(frame.x(s), _BOTTOM + 18, f"{s} s", "axis"))
+    parts.append(text(_LEFT - 14, _TOP - 8, "loss", "axis"))
     parts.append(text((WIDTH + _LEFT - _RIGHT) / 2, _BOTTOM + 36, "wall time since the kill", "axis"))
     return parts
 
@@ -133,7 +134,7 @@ def _span(case: str, new_step_s: float, words: str, y: float, frame: Frame) -> l
     end = frame.x(new_step_s)
     return [
         f'<path class="{case} span" d="M{frame.x(0):.1f},{y - 5}H{end:.1f}"/>',
-        text(end + 8, y, f"{_TITLES[case]}: {report.number(new_step_s)} s to the next new step", f"head {case}"),
+        text(end + 8, y, f"{_TITLES[case]}: {new_step_s:.2f} s to the next new step", f"head {case}"),
         text(end + 8, y + 17, words, case),
     ]
 
