@@ -17,7 +17,7 @@ from benchmarks import report
 from benchmarks.report import Report
 from odyssey_cli.timeline.card import card, text
 
-WIDTH, HEIGHT = 800, 340
+WIDTH, HEIGHT = 800, 356
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 24, 52, 290
 """Pixels to the edges of what is drawn."""
 _TITLES = {"odyssey": "odyssey run", "torchrun": "torchrun"}
@@ -81,6 +81,9 @@ def drawn(found: Report) -> str:
     kill = frame.x(0)
     parts.append(f'<path class="kill" d="M{kill:.1f},{_TOP}V{_BOTTOM}"/>')
     parts.append(text(kill - 8, _TOP + 14, "SIGKILL", "head kill before"))
+    machine = found.machine
+    beside = f"{machine.n_cores} cores; {machine.load_before:.1f} processes of other work wanted them in the minute before"
+    parts.append(text(WIDTH - _RIGHT, HEIGHT - 8, beside, "before"))
     summary = found.summary
     ours_s, theirs_s = summary["loss_curve_new_step_s"], summary["loss_curve_new_step_s_torchrun"]
     parts += _span("odyssey", ours_s, "goes on in the same step", _TOP + 14, frame)
