@@ -5,7 +5,7 @@
 #   make soak      the long tests: a thousand random faults in random jobs, of one agent and several (half an hour and more)
 #   make lint      ruff and mypy
 #   make bench     the benchmarks, written to docs/internals/benchmarks.md (4 hours on two cores; again: goes on where it stopped)
-#   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs, docs/change.svg, docs/strategies.md
+#   make picture   draw docs/picture.svg and docs/timeline.svg from rehearsed jobs, docs/change.svg, docs/loss.svg, docs/strategies.md
 #   make gpu-test  the tests that need a GPU
 #   make slurm-test  those with a real SLURM, which it installs where it can (Debian, root)
 
@@ -66,6 +66,7 @@ picture: $(READY)
 	$(BIN)/odyssey timeline build/timeline/*/ --no-prediction --svg docs/timeline.svg
 	$(BIN)/odyssey plan gpt3-medium-a100-32 --layout 4x8 --fail-ranks 6 --strategy reroute --change docs/change.svg
 	$(BIN)/python -m odyssey_cli.planning.strategies_page docs
+	$(BIN)/python -m benchmarks.loss_picture docs/loss.svg
 
 # One `make` installs, another waits for it: two at once would break each other's. What was interrupted is made anew.
 $(READY): pyproject.toml setup.py odyssey/kernel/plain.py

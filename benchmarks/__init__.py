@@ -5,5 +5,6 @@ of these files. They start real jobs as a user would and read what the jobs leav
 stamps), so this package imports only `launcher.joblog.events` and what that needs.
 
 `run.py` ends what a benchmark has started, `apart.py` bounds a measurement in a process of its own, `kept.py` has what a run
-that was cut has measured, `report.py` what a whole one has found.
+that was cut has measured, `report.py` what a whole one has found. `loss_picture.py` draws what
+`loss_curve.py` has recorded.
 """

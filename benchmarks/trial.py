@@ -32,17 +32,20 @@ from perfmodel import profile as profiles
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ROOT / "benchmarks" / "jobs"
 QUIET_S = 1.0
+N_NEAR = 5
+"""Steps before a kill from which on a trial is looked at often."""
 PROFILE_S = 180.0
 """For what takes some seconds."""
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A rank's process has finished `step` at `time` (CLOCK_MONOTONIC)."""
+    """A rank's process has finished `step` at `time` (CLOCK_MONOTONIC). `loss`: None where its script does not tell it."""
 
     pid: int
     rank: int
     step: int
     time: float
+    loss: float | None = None
 
 
 class FirstLine(msgspec.Struct, frozen=True):
@@ -109,8 +112,8 @@ class Trial:
         for path in self.marks_folder.glob("*.marks"):
             data = path.read_text()
             for line in data[: data.rfind("\n") + 1].splitlines():
-                rank, step, moment = line.split()
-                found.append(Mark(int(path.stem), int(rank), int(step), float(moment)))
+                rank, step, moment, *loss = line.split()
+                found.append(Mark(int(path.stem), int(rank), int(step), float(moment), float(loss[0]) if loss else None))
         return sorted(found, key=lambda mark: mark.time)
 
     def first_lines(self) -> list[FirstLine]:
@@ -132,15 +135,15 @@ class Trial:
         logs = list((self.folder / "logs").glob("*/events.jsonl"))
         return list(reader.events(logs[0])) if logs else []
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
-        """Look ten times a second. Raises TrialError if the launcher ends first or the time is up."""
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 120.0, look_s: float = 0.1) -> None:
+        """Look every `look_s`. Raises TrialError if the launcher ends first or the time is up."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._process.poll() is not None:
                 raise TrialError(f"the launcher ended with {self._process.returncode} before {what}\n{self.output_end()}")
             if time.monotonic() > deadline:
                 raise TrialError(f"no {what} within {timeout_s:.0f} s\n{self.output_end()}")
-            time.sleep(0.1)  # looking takes the measured job's own cores
+            time.sleep(look_s)  # looking takes the measured job's own cores
 
     def wait_for_end(self, timeout_s: float) -> None:
         """Let the job come to its own end. Raises TrialError if that is not exit code 0."""
@@ -170,11 +173,17 @@ class Trial:
 
     def kill_now(self, generator: random.Random, spared: int | None = None) -> Kill:
         """SIGKILL one of `living_ranks`, drawn by `generator`; then leave the machine to the job a second."""
-        rank, pid = generator.choice([(rank, pid) for rank, pid in self.living_ranks() if rank != spared])
-        now = Kill(rank, pid, time.monotonic(), time.time())
-        os.kill(pid, signal.SIGKILL)
-        time.sleep(QUIET_S)
-        return now
+        return self._kill(*generator.choice([(rank, pid) for rank, pid in self.living_ranks() if rank != spared]))
+
+    def kill_behind(self, rank: int, step: int) -> Kill:
+        """SIGKILL this rank as soon as it is seen to have finished `step`; then leave the machine to the job a second."""
+        self.wait_for_step(max(0, step - N_NEAR))
+
+        def pids() -> list[int]:
+            return [mark.pid for mark in self.marks() if (mark.rank, mark.step) == (rank, step)]
+
+        self.wait_until(lambda: bool(pids()), f"step {step} on rank {rank}", look_s=0.01)
+        return self._kill(rank, pids()[-1])
 
     def living_ranks(self) -> list[tuple[int, int]]:
         """Those that have finished a step in the process that they have now, by number, with its pid."""
@@ -189,6 +198,12 @@ class Trial:
     def output_end(self) -> str:
         """The last 30 lines of it."""
         return "\n".join(self.output().splitlines()[-30:])
+
+    def _kill(self, rank: int, pid: int) -> Kill:
+        now = Kill(rank, pid, time.monotonic(), time.time())
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(QUIET_S)
+        return now
 
     def _note_children(self) -> None:
         """Remember what to end: ranks of a launcher that is killed may be left running."""

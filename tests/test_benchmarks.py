@@ -410,3 +410,14 @@ def test_the_readme_says_of_job_wall_what_was_measured() -> None:
     said = re.findall(r"(\d\.\d\d)\s+times", (ROOT / "README.md").read_text())
     keys = ("job_wall_ratio", "job_wall_ratio_torchrun", "job_wall_ratio_torchft")
     assert said == [f"{measured[key]:.2f}" for key in keys] and measured["lost_progress"] == 0
+
+
+def test_the_readme_says_the_seconds_that_were_measured() -> None:
+    def measured(name: str) -> report.Report:
+        return report.read(report.RESULTS / f"{name}.json")
+
+    plain = {row["case"]: row["beyond the step"] for row in measured("resilient").rows if row["ranks"] == 8}
+    tiers = [plain["restart"], plain["continue"], plain["resilient"], measured("recovery").summary["kill_to_step_s_8"]]
+    text = (ROOT / "README.md").read_text()
+    assert re.findall(r"(\d\.\d\d) s \|", text) == [f"{s:.2f}" for s in tiers]
+    assert re.findall(r"restart takes (\d\.\d\d) s", text) == [f"{plain['torchrun']:.2f}"]

@@ -46,10 +46,11 @@ def open_marks(folder: Path | None) -> int | None:
     return os.open(folder / f"{os.getpid()}.marks", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
 
-def mark(file: int | None, step: int) -> None:
+def mark(file: int | None, step: int, loss: float | None = None) -> None:
     """Note that `step` is done on this rank, now (CLOCK_MONOTONIC, the same clock for all processes of the host)."""
     if file is not None:
-        os.write(file, f"{os.environ.get('RANK', '0')} {step} {time.monotonic()!r}\n".encode())
+        told = "" if loss is None else f" {loss!r}"
+        os.write(file, f"{os.environ.get('RANK', '0')} {step} {time.monotonic()!r}{told}\n".encode())
 
 
 def parse_arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:

@@ -29,7 +29,7 @@ def main() -> None:
     )
     marks = gpt.open_marks(options.marks)
     for step in run.steps(options.steps):
-        gpt.mark(marks, step.index)
+        gpt.mark(marks, step.index, step.loss)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ text { font: 11px -apple-system, "Segoe UI", "Noto Sans", Helvetica, Arial, sans
 """.strip()
 
 
-def card(title: str, style: str, parts: Iterable[str], height: int) -> str:
+def card(title: str, style: str, parts: Iterable[str], height: int, width: int = WIDTH) -> str:
     """The whole file. `style`: of what lies on it, besides `title`, `head` and `dim`."""
-    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n'
         f"<title>{escaped(title)}</title>\n<style>\n{_STYLE}\n{style}\n</style>\n"
-        f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8" fill="#ffffff" stroke="#d0d7de"/>\n'
+        f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8" fill="#ffffff" stroke="#d0d7de"/>\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )
