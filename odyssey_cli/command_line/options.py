@@ -149,7 +149,7 @@ OPTIONS: tuple[Option, ...] = (
         _THEIRS, "1", in_profile=True, in_check=True,
     ),
     Option(
-        ("--nodes",), "N", "Nodes on this host: failure domains of --nproc-per-node ranks each. Read behind SCRIPT too.",
+        ("--nodes",), "N", "Nodes on this host: failure domains of --nproc-per-node ranks each.",
         Group.RANKS, default="1", in_profile=True,
     ),
     Option(

@@ -189,6 +189,8 @@ _ABOUT = {
     Command.TORCHRUN: "torchrun's command line, run by Odyssey.",
     Command.LAUNCH: "The command line of torch.distributed.launch, run by Odyssey.",
 }
+_TAKES_NODES = ["Everything behind SCRIPT is the script's, but `--nodes N` where no option stands", "before SCRIPT."]
+_BEHIND_SCRIPT = {Command.RUN: _TAKES_NODES, Command.PROFILE: _TAKES_NODES}
 _EXIT_CODES = ["Exit code 0 says that nothing bad was found, 1 that something was."]
 _WIDTH = 80
 _INDENT = 32
@@ -198,7 +200,7 @@ def help_text(command: Command) -> str:
     """What `--help` prints."""
     script = " SCRIPT [ARGUMENTS]" if command.has_script else ""
     lines = [f"Usage: {command.value} [OPTIONS]{script}", "", *textwrap.wrap(_ABOUT[command], _WIDTH)]
-    lines += ["Everything behind SCRIPT is the script's."] if command.has_script else _EXIT_CODES
+    lines += _BEHIND_SCRIPT.get(command, ["Everything behind SCRIPT is the script's."]) if command.has_script else _EXIT_CODES
     for group in Group:
         options = [option for option in OPTIONS if option.group is group and option.is_of(command)]
         if options:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from launcher.options import Entry, OnLoss, RunOptions
@@ -13,7 +14,7 @@ from odyssey_cli import files
 from odyssey_cli.command_line import checks
 from odyssey_cli.command_line import values as text
 from odyssey_cli.command_line.from_slurm import filled, told
-from odyssey_cli.command_line.options import NUMA_BINDINGS, START_METHODS, Command
+from odyssey_cli.command_line.options import NUMA_BINDINGS, OPTIONS, START_METHODS, Command, Origin
 from odyssey_cli.command_line.parser import Given, parse
 from odyssey_cli.command_line.rendezvous import RendezvousOptions, meeting
 from odyssey_cli.slurm.step import Step
@@ -164,7 +165,10 @@ def _check_without_effect(given: Given) -> None:
 
 
 def _nodes(given: Given) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-    """How many, the script's arguments, and a note: `--nodes N` behind the script is ours if no option stands before it."""
+    """How many, the script's arguments, and notes.
+
+    All that stands behind the script is its own, but for `--nodes N` where no option stands before the script.
+    """
     if given.command in (Command.RUN, Command.PROFILE) and not given.texts:
         value, rest = text.nodes_behind_script(given.arguments)
         if value is not None:
@@ -176,8 +180,31 @@ def _nodes(given: Given) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
                 f"took --nodes {nodes} as the launcher's; to give it to the script, write "
                 f"`{given.command.value} --nodes 1 {given.script} --nodes {nodes}`"
             )
-            return nodes, rest, (note,)
-    return _whole(given, "nodes", 1), given.arguments, ()
+            return nodes, rest, (note, *_passed_on(replace(given, arguments=rest)))
+    return _whole(given, "nodes", 1), given.arguments, _passed_on(given)
+
+
+def _passed_on(given: Given) -> tuple[str, ...]:
+    """A note of options that are the launcher's by name, and the script's by their place."""
+    if given.command not in (Command.RUN, Command.PROFILE):
+        return ()
+    ours = {
+        spelling: option.is_switch
+        for option in OPTIONS
+        if option.origin is not Origin.TORCHRUN and option.is_of(given.command)
+        for spelling in option.spellings
+        if spelling.startswith("--")
+    }
+    found: list[str] = []
+    arguments = takewhile(lambda argument: argument != "--", given.arguments)
+    for argument, follower in pairwise([*arguments, ""]):
+        name, equals, _ = argument.partition("=")
+        if name in ours:
+            has_value = not ours[name] and not equals and follower
+            found.append(f"{argument} {follower}" if has_value else argument)
+    if not found:
+        return ()
+    return (f"note: {', '.join(found)} behind {given.script} {'were' if len(found) > 1 else 'was'} passed to it",)
 
 
 def _ranks_per_node(given: Given) -> int:

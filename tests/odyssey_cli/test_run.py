@@ -13,6 +13,7 @@ from odyssey_cli import run as run_command
 from odyssey_cli.__main__ import main
 from odyssey_cli.jobs.find import newest_job
 from odyssey_cli.planning import profile as profile_command
+from odyssey_cli.torchrun import main as torchrun
 from perfmodel.profile import write
 from tests.job_events import job, profile
 
@@ -87,10 +88,36 @@ def test_spares_of_a_script_that_may_build_no_job_are_told_of(
     assert capfd.readouterr().err.count(told) == 1
 
 
-def test_other_options_behind_the_script_are_the_scripts(asked: list[RunOptions]) -> None:
-    main(["run", "train.py", "--layout", "x", "--help"])
+@pytest.mark.parametrize(
+    ("before", "behind", "note"),
+    [
+        ((), ("--layout", "x", "--help"), "--layout x behind train.py was passed to it"),
+        (("--max-restarts", "1"), ("--nodes", "3"), "--nodes 3 behind train.py was passed to it"),
+        (("--nodes", "1"), ("--nodes=3", "--no_display"), "--nodes=3, --no_display behind train.py were passed to it"),
+        (("--no-display",), ("--layout",), "--layout behind train.py was passed to it"),
+        ((), ("--tee", "3", "--lay", "2x4"), None),
+        ((), ("--epochs", "2", "--", "--nodes", "3"), None),
+    ],
+)
+def test_options_of_ours_behind_the_script_are_passed_to_it_with_a_note(
+    asked: list[RunOptions],
+    capfd: pytest.CaptureFixture[str],
+    before: tuple[str, ...],
+    behind: tuple[str, ...],
+    note: str | None,
+) -> None:
+    main(["run", *before, "train.py", *behind])
 
-    assert asked[0].arguments == ("--layout", "x", "--help")
+    assert (asked[0].n_nodes, asked[0].arguments) == (1, behind)
+    said = [line for line in capfd.readouterr().err.splitlines() if "note:" in line]
+    assert said == ([] if note is None else [f"odyssey: note: {note}"])
+
+
+def test_torchruns_own_command_line_has_no_such_note(asked: list[RunOptions], capfd: pytest.CaptureFixture[str]) -> None:
+    torchrun(["train.py", "--nodes", "3"])
+
+    assert (asked[0].n_nodes, asked[0].arguments) == (1, ("--nodes", "3"))
+    assert "note:" not in capfd.readouterr().err
 
 
 def replay(options: RunOptions, watch: Watch, output: Output) -> int:
