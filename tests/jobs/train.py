@@ -367,7 +367,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=2)
     parser.add_argument("--samples", type=int, default=96, help="size of the data set")
     parser.add_argument("--stream", choices=KINDS, help="data that can only be iterated over")
-    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--independent-samples", action="store_true")
