@@ -47,10 +47,10 @@ class Awaited:
         if pid is None:
             return
         if not self._quorum.is_waiting and not needs_store(state):  # a script may use it at any time
-            yield Wait("the store", "ranks meet there", pid, self._store_is_late, quiet=True)
+            yield Wait("the store", "serving as the store", pid, self._store_is_late, quiet=True)
         else:
             is_asked = self._store.is_asked
-            why, idle_s = ("connections wait for it", STORE_IDLE_S) if is_asked else ("ranks meet there", math.inf)
+            why, idle_s = ("serving connections", STORE_IDLE_S) if is_asked else ("serving as the store", math.inf)
             yield Wait("the store", why, pid, self._store.end, idle_s, quiet=True)
 
     def _ranks(self, state: State) -> Iterator[Wait]:

@@ -100,7 +100,7 @@ def roll_forward_problem(paused: Mapping[Rank, Paused], results: tuple[Result, .
             continue
         if at > end:
             return f"rank {rank} is at {_at(at)}, but no result before {_at(at)} was reported"
-        return f"rank {rank} is at {_at(at)}, more than one unit behind {_at(end)}"
+        return f"rank {rank} is at {_at(at)}, more than one call behind {_at(end)}"
     return None
 
 
@@ -212,4 +212,4 @@ def _name(plan: Plan, shard: int) -> str:
 
 def _at(position: Position) -> str:
     step, unit = position
-    return f"step {step}" if unit == 0 else f"unit {unit} of step {step}"
+    return f"step {step}" if unit == 0 else f"call {unit} of step {step}"

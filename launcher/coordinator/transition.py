@@ -73,10 +73,10 @@ def redo(job: JobState, reason: str) -> Actions:
     """Nobody is lost: build the groups anew, and do the unit again. What ends the same way again and again ends the job."""
     job.recovery.n_redone += 1
     if job.recovery.n_redone > MAX_REDONE:
-        what = f"{reason}; the ranks have begun {job.recovery.n_redone} times since a unit was final, without a loss"
+        what = f"{reason}; the ranks have begun {job.recovery.n_redone} times since a step was finished, without a loss"
         return end(job, 1, what, "see what the ranks' hosts say of their network; go on from the last checkpoint")
     if job.recovery.n_redone > 1:
-        reason = f"{reason}; {job.recovery.n_redone} times since a unit was final"
+        reason = f"{reason}; {job.recovery.n_redone} times since a step was finished"
     return pause(job, reason)
 
 

@@ -192,9 +192,8 @@ class JobHangs:
             return
         self._told_at = now
         busy = [f"rank {rank} lives but does not answer" for rank in sorted(silent)]
-        self._tell(
-            "; ".join([f"nothing for {seconds_text(self._waited_s)}", *busy, *who_waits_for_whom(self._question.answers)])
-        )
+        lasts = f"no step finished for {seconds_text(self._waited_s)}"
+        self._tell("; ".join([lasts, *busy, *who_waits_for_whom(self._question.answers)]))
 
 
 def who_waits_for_whom(answers: dict[Rank, Pong]) -> list[str]:

@@ -33,7 +33,7 @@ LIMIT_S = 5.0
 MAX_TEXT = 300
 """Characters of what another agent has read."""
 _LOOK_S = 0.01
-_NO_SPY = "py-spy is not installed (pip install py-spy), and only ranks forked by the zygote can tell it themselves"
+_NO_SPY = "py-spy is not installed (pip install py-spy), and only ranks that were forked by the launcher can tell it themselves"
 
 
 class Frame(msgspec.Struct, frozen=True):

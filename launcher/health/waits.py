@@ -26,7 +26,8 @@ Late = Callable[[str], None]
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """For `whom`, a rank's number or words; `why`, for people. `pid`: of its process.
+    """For `whom`, a rank's number, or the name of a helper, which people are not told: they are told `why`, what it does for
+    them. `pid`: of its process.
 
     `late(what)`: the way out, told what was seen (`was stopped by a signal`); None where there is none. `idle_s`: it is late,
     too, when it has shown no life for so long. `quiet`: not told of, unless it is stopped and there is no way out.
@@ -123,8 +124,8 @@ class Waits:
         for life in lives:
             life.told_at = now
         ranks = [wait.whom for wait in waits if isinstance(wait.whom, int)]
-        whom = ([ranks_text(ranks)] if ranks else []) + [wait.whom for wait in waits if isinstance(wait.whom, str)]
-        text = f"waiting for {' and '.join(whom)} for {seconds_text(now - min(life.since for life in lives))}: {why}"
+        lasts = seconds_text(now - min(life.since for life in lives))
+        text = f"waiting for {ranks_text(ranks)} for {lasts}: {why}" if ranks else f"{why} ({lasts})"
         stopped = [wait.pid for wait, life in zip(waits, lives, strict=True) if life.stopped_at is not None]
         if stopped:
             text += f"; stopped by a signal, `kill -CONT {' '.join(map(str, stopped))}` continues"

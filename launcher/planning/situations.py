@@ -179,7 +179,7 @@ class PlanSearch:
     def awaited(self) -> Iterator[Wait]:
         """The process that plans ahead, for the agent's watch. Without its answers the next loss is searched for."""
         if self._process is not None and self._is_due:
-            yield Wait("the planner", "it plans for the next loss", self._process.pid, self._is_late, quiet=True)
+            yield Wait("the planner", "planning for the next loss", self._process.pid, self._is_late, quiet=True)
 
     def _is_late(self, what: str) -> None:
         assert self._process is not None

@@ -92,7 +92,7 @@ def ruling(options: RunOptions, environment: Mapping[str, str]) -> Ruling | None
 def ruling_on(imported: Imported) -> Ruling | None:
     """What the zygote's own imports have shown."""
     if imported.error:
-        return Ruling("broken-import", f"its imports failed, {imported.error}", True)
+        return Ruling("broken-import", f"importing ahead failed, {imported.error}", True)
     if imported.shadow:
         return Ruling("shadow", f"{imported.shadow} has the name of a module that torch imports", True)
     if imported.threads > 1:
@@ -102,7 +102,7 @@ def ruling_on(imported: Imported) -> Ruling | None:
     return None
 
 
-DIES = Ruling("dies", "it has ended twice before it was ready", True)
+DIES = Ruling("dies", "the process to fork from has ended twice", True)
 
 
 class Rulings:
@@ -130,7 +130,7 @@ class Rulings:
         self._tell(ruling)
 
     def _tell(self, ruling: Ruling) -> None:
-        text = f"ranks are started without the zygote: {ruling.reason}"
+        text = f"ranks are started afresh, not forked: {ruling.reason}"
         if self._verbose:
             self.say(f"{text} (rule {ruling.name})")
         elif ruling.surprises and self.ranks in (None, ruling):

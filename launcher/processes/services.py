@@ -23,7 +23,7 @@ class TimerWatch:
 
     def awaited(self) -> Iterator[Wait]:
         if self.handle is not None:
-            yield Wait("timers", "they are watched", self.handle.pid, partial(_end, self.handle), quiet=True)
+            yield Wait("timers", "watching timers", self.handle.pid, partial(_end, self.handle), quiet=True)
 
 
 def _end(process: Handle, what: str) -> None:

@@ -195,7 +195,7 @@ class Spawner:
         """Processes that have still something to do, for the agent's watch."""
         if self._present is not None and self._pending.asked:
             is_ready, pid = self._present.is_ready, self._present.zygote.pid
-            why, idle_s = ("it starts processes", FORK_IDLE_S) if is_ready else ("it imports torch", IMPORT_IDLE_S)
+            why, idle_s = ("starting processes", FORK_IDLE_S) if is_ready else ("importing torch", IMPORT_IDLE_S)
             yield Wait("the zygote", why, pid, self._zygote_is_late, idle_s)
         if self._timers is not None:
             yield from self._timers.awaited()
@@ -299,7 +299,7 @@ class Spawner:
         elif self._warm.modules:
             self._warm.begin(self._warm.modules)  # the one that had learned them was lost
         elif self._rulings.ranks is None:
-            self._rulings.explain(f"ranks are forks of the zygote, which took {imported.seconds:.1f} s to import torch")
+            self._rulings.explain(f"ranks are forks of a process that took {imported.seconds:.1f} s to import torch")
 
     def _is_there(self, number: int, pid: int) -> None:
         asked = self._pending.asked.pop(number, None)
@@ -348,7 +348,7 @@ class Spawner:
         if self._better is not None:
             self._take_over(self._better)
         elif self._rulings.zygote is None:
-            self._rulings.say(f"the zygote {why}; another one is started")
+            self._rulings.say(f"the process that ranks are forked from {why}; another one is started")
             try:
                 self._start_zygote()
             except OdysseyError as error:  # what is to be started may still be, by itself

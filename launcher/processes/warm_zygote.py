@@ -69,11 +69,11 @@ class WarmZygote:
     def awaited(self) -> Iterator[Wait]:
         """The zygote that is being made. Nobody needs it yet, and where it stops there are other attempts."""
         if self._zygote is not None:
-            yield Wait("the next zygote", "it imports modules", self._zygote.pid, self._is_late, IMPORT_IDLE_S, quiet=True)
+            yield Wait("the next zygote", "importing modules", self._zygote.pid, self._is_late, IMPORT_IDLE_S, quiet=True)
 
     def _is_late(self, what: str) -> None:
         self.close()
-        self._explain(f"the zygote of the next start {what}")
+        self._explain(f"the process that prepares the next start {what}")
         if self._n_attempts < MAX_ATTEMPTS:
             self._attempt()
 

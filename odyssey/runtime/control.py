@@ -27,7 +27,7 @@ from odyssey.schedule import Op
 _WORDS = {
     Communication.STOPPED: "stands still",
     Communication.PREPARING: "prepares a generation",
-    Communication.READY: "at the gate",
+    Communication.READY: "waits for the others to be ready",
     Communication.RUNNING: "runs",
     Communication.BROKEN: "has lost its connections",
     Communication.CUT: "is about to pause",

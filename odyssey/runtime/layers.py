@@ -127,7 +127,7 @@ class Layers:
         """Layers that another plan had here go."""
         self.model.keep_only(runner.plan.holds.get(runner.worker, ()))
         if what := proof.problem(runner, self.model):
-            raise OdysseyError(f"what the gate has seen is not what is left to train: {what}", "please report this bug")
+            raise OdysseyError(f"what the ranks have compared is not what is left to train: {what}", "please report this bug")
 
     def interrupted(self, runner: Engine, cut: Cut) -> Report | None:
         """Tells why micro-batches stay whole, if the cut is of that."""

@@ -48,6 +48,8 @@ from strategies.situation import Candidate
 
 N_RECENT = 50
 N_RATE_STEPS = 30
+_NO_STEP = "no step finished"
+"""So begin the lines of Suspected: the newest one replaces those before it."""
 
 
 @dataclass
@@ -198,7 +200,7 @@ class Board:
             case StoreLost():
                 self._say(time, f"store lost: {body.reason}", "yellow")
             case Suspected():
-                self._say(time, f"no progress: {body.reason}", "yellow")
+                self._say(time, body.reason, "yellow")
             case Proposed():
                 if self.recovering and self.recovery is not None:
                     self.recovery.proposed = body
@@ -327,6 +329,6 @@ class Board:
         self._commits.append((time, body.n_samples))
 
     def _say(self, time: float, text: str, style: str = "") -> None:
-        if self.recent and self.recent[-1].text.startswith("no progress") and text.startswith("no progress"):
+        if self.recent and self.recent[-1].text.startswith(_NO_STEP) and text.startswith(_NO_STEP):
             self.recent.pop()
         self.recent.append(Line(time, text, style))

@@ -34,7 +34,7 @@ def candidate_table(
     whole, plain = (
         _columns(shown, now_samples_per_s, with_spread=with_spread, ascii_only=ascii_only) for with_spread in (True, False)
     )
-    columns = fitted(whole, plain, width, ("memory", "rate", "next loss", "transition"))
+    columns = fitted(whole, plain, width, ("memory", "rate", "next loss costs", "transition"))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
     table.add_column("", width=1, no_wrap=True)
     for i, (name, *_) in enumerate(columns):  # the layout alone gives way where there is no room
@@ -78,7 +78,7 @@ def _columns(
     """With their names; `-` where there is nothing to price."""
     step = step_name(candidates, ascii_only=ascii_only) if with_spread else "step"
     looks_ahead = any(next_loss(candidate.outlook) != "-" for candidate in candidates)
-    rows = [["strategy", "layout", step, "rate", "transition", "memory", "score", "next loss"]]
+    rows = [["strategy", "layout", step, "rate", "transition", "memory", "score", "next loss costs"]]
     for candidate in candidates:
         plan, estimate = candidate.plan, candidate.estimate
         cells = [candidate.strategy, "-" if plan is None else plan.form(), *["-"] * 6]

@@ -108,7 +108,7 @@ def _text(event: Event, board: Board) -> str:
         case Failed() as failed:
             return f"rank {failed.rank} failed: {failed.error}"
         case Draining(reason=reason):
-            return f"generation {event.generation}: {reason}; all stop behind the next unit that is final"
+            return f"generation {event.generation}: {reason}; all stop when the step at hand is done"
         case Pausing(lost=(), reason=reason):
             return f"generation {event.generation}: pause: {reason}"
         case Proposed() as proposed if event.generation > 1:
@@ -126,7 +126,7 @@ def _text(event: Event, board: Board) -> str:
         case Resumed(seconds=seconds):
             return f"all ranks make progress again, after {quantities.seconds(seconds)}"
         case Suspected(reason=reason):
-            return f"no progress: {reason}"
+            return reason
         case Restarting(reason=reason):
             return reason
         case Note(text=text):

@@ -104,7 +104,7 @@ def _score(answer: Answer, ascii_only: bool) -> str:
 def start_table(answer: Answer, width: int, ascii_only: bool) -> Table:
     """What a job could start with, best first: what it survives, and its expected useful throughput."""
     whole, plain = (_start_columns(answer, with_spread=with_spread, ascii_only=ascii_only) for with_spread in (True, False))
-    columns = fitted(whole, plain, width, ("next loss", "samples/s", "survives"))
+    columns = fitted(whole, plain, width, ("next loss costs", "samples/s", "survives"))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("", width=1, no_wrap=True)
     for i, (name, *_) in enumerate(columns):  # the layout alone gives way where there is no room
@@ -123,7 +123,7 @@ def _startable(answer: Answer) -> list[Candidate]:
 
 def _start_columns(answer: Answer, *, with_spread: bool, ascii_only: bool) -> Columns:
     step = step_name(answer.starts, ascii_only=ascii_only) if with_spread else "step"
-    rows = [["layout", step, "samples/s", "score", "next loss", "survives"]]
+    rows = [["layout", step, "samples/s", "score", "next loss costs", "survives"]]
     for candidate in _startable(answer):
         plan, estimate, outlook = candidate.plan, candidate.estimate, candidate.outlook
         assert plan is not None and estimate is not None and outlook is not None

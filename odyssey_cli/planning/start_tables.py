@@ -21,7 +21,7 @@ _MODELLED = (
     "Those that are left, idle ones too, take the best layout for as many as they are. Left out: processes that start again in "
     "place, and saving checkpoints."
 )
-_NEXT_LOSS = "next loss: what it takes from training in the mean"
+_NEXT_LOSS = "next loss costs: what it takes from training in the mean"
 _WIDE = 105
 
 
@@ -53,7 +53,7 @@ def render(answer: Layouts | Spares, width: int, *, ascii_only: bool = False) ->
 
 def _layouts(answer: Layouts, mark: str, *, is_wide: bool) -> list[RenderableType]:
     table = _table(
-        "", "layout", "memory", "step", "samples/s", "useful", "next loss", "ends", *(["survives"] if is_wide else [])
+        "", "layout", "memory", "step", "samples/s", "useful", "next loss costs", "ends", *(["survives"] if is_wide else [])
     )
     for start in answer.starts:
         chosen = start.layout == answer.chosen
@@ -72,7 +72,7 @@ def _layouts(answer: Layouts, mark: str, *, is_wide: bool) -> list[RenderableTyp
 
 def _spares(answer: Spares, mark: str) -> list[RenderableType]:
     """Those that are added in a table of their own, with what they would do as workers."""
-    columns = ("", "idle", "layout", "samples/s", "useful", "next loss", "after it")
+    columns = ("", "idle", "layout", "samples/s", "useful", "next loss costs", "after it")
     held_back, added, best = _table(*columns), _table(*columns, "at work"), answer.best
     for spare in answer.held_back:
         chosen = Text(mark if spare is best else "", style="green")
@@ -121,7 +121,7 @@ def precise(value: float) -> str:
 
 def _table(*columns: str) -> Table:
     """Numbers on the right."""
-    table = FittedTable(least=("survives", "memory", "idle", "ends", "next loss", "after it"))
+    table = FittedTable(least=("survives", "memory", "idle", "ends", "next loss costs", "after it"))
     for name in columns:
         table.add_column(name, justify="left" if name in ("", "layout", "survives") else "right", no_wrap=True)
     return table

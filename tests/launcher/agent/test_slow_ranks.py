@@ -79,7 +79,7 @@ def test_a_survivor_in_a_long_op_is_waited_for(tmp_path: Path, losses: list[floa
     ran = Slow(tmp_path, "2x2", 3, "lock", victim=0, until=Suspected)
     ran.assert_exact(losses)
     assert [lost.rank for lost in ran.all(RankLost)] == [0]
-    assert re.search(r"nothing for \d+ s; rank 3: \S*F\S* for \d+ s", ran.all(Suspected)[0].reason)
+    assert re.search(r"no step finished for \d+ s; rank 3: \S*F\S* for \d+ s", ran.all(Suspected)[0].reason)
 
 
 @pytest.mark.soak

@@ -229,7 +229,7 @@ def test_a_stopped_zygote_is_replaced_when_a_rank_is_to_be_spawned(tmp_path: Pat
     assert stops.is_done
     assert_exact(ran, losses)
     assert len(ran.all(RankStarted)) == 3 and [lost.cause.kind for lost in ran.all(RankLost)] == ["drill"]
-    assert any("the zygote was stopped by a signal" in note.text for note in ran.all(Note))
+    assert any("forked from was stopped by a signal" in note.text for note in ran.all(Note))
 
 
 @pytest.mark.soak
@@ -268,7 +268,7 @@ def test_helpers_that_are_stopped_and_continued_are_not_lost(tmp_path: Path, los
     ran = run(tmp_path, both, pause_s=SLOWLY_S, n_nodes=2, layout="2x1", strategy="respawn", max_restarts=1, drills=drills)
     assert stops.is_done and continues.is_done
     assert_exact(ran, losses)
-    assert ran.all(StoreLost) == [] and not any("zygote was" in note.text for note in ran.all(Note))
+    assert ran.all(StoreLost) == [] and not any("forked from was" in note.text for note in ran.all(Note))
 
 
 @pytest.mark.soak

@@ -86,7 +86,7 @@ def test_who_has_only_to_answer_is_late_when_it_uses_no_processor(sleeper: int, 
     late: list[str] = []
     used_s = 0.0
     monkeypatch.setattr(waits, "vitals", lambda pid: Vitals("S", used_s))
-    scene = Scene(Wait("the zygote", "it imports torch", sleeper, late.append, idle_s=20.0))
+    scene = Scene(Wait("the zygote", "importing torch", sleeper, late.append, idle_s=20.0))
     for _ in range(3):
         scene.loop.pass_s(19.0)
         used_s += 0.3
@@ -98,9 +98,9 @@ def test_who_has_only_to_answer_is_late_when_it_uses_no_processor(sleeper: int, 
 def test_who_is_held_up_by_a_disk_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[str] = []
     monkeypatch.setattr(waits, "vitals", lambda pid: Vitals("D", 1.0))
-    scene = Scene(Wait("the zygote", "it imports torch", 1, late.append, idle_s=20.0))
+    scene = Scene(Wait("the zygote", "importing torch", 1, late.append, idle_s=20.0))
     scene.loop.pass_s(300.0)
-    assert late == [] and len(scene.said) == 30
+    assert late == [] and len(scene.said) == 30 and scene.said[0] == "importing torch (10 s)"
 
 
 def test_where_there_is_no_way_out_it_is_said_how_to_go_on(sleeper: int) -> None:

@@ -161,7 +161,7 @@ def test_a_zygote_that_is_killed_while_it_imports_is_replaced(starts: Callable[.
     it.start(0)
     os.kill(it.zygote, signal.SIGKILL)
     assert it.output(1) == ["0 0\n"]
-    assert it.said == ["the zygote was lost; another one is started"]
+    assert it.said == ["the process that ranks are forked from was lost; another one is started"]
 
 
 @pytest.mark.usefixtures("cold")  # a fork of what has imported everything is ready before it can be killed
@@ -176,7 +176,7 @@ def test_a_zygote_that_never_gets_ready_is_done_without(starts: Callable[..., St
             os.kill(first, signal.SIGKILL)
             it.until(lambda first=first: it.forks._present is None or it.zygote != first)
         assert it.output(1) == ["0 0\n"]
-        assert it.said[-1] == "ranks are started without the zygote: it has ended twice before it was ready"
+        assert it.said[-1] == "ranks are started afresh, not forked: the process to fork from has ended twice"
         from torch.distributed import TCPStore
 
         store = TCPStore("127.0.0.1", port, is_master=False)
@@ -217,7 +217,7 @@ def test_a_zygote_that_is_stopped_while_it_imports_is_replaced(starts: Callable[
     os.kill(it.zygote, signal.SIGSTOP)
     it.waits.look()
     assert it.output(1) == ["0 0\n"]
-    assert it.said == ["the zygote was stopped by a signal; another one is started"]
+    assert it.said == ["the process that ranks are forked from was stopped by a signal; another one is started"]
 
 
 @pytest.mark.usefixtures("soon")
@@ -249,7 +249,7 @@ def test_what_is_stopped_while_it_forks_is_replaced_and_each_rank_comes_once(
     it.waits.look()
     assert it.output(6) == [f"{rank} {rank}\n" for rank in range(6)]
     assert (tmp_path / "flag").exists()
-    assert it.said == ["the zygote has used no processor for 1 s; another one is started"]
+    assert it.said == ["the process that ranks are forked from has used no processor for 1 s; another one is started"]
 
 
 def test_forks_wait_for_the_next_start_only_when_all_ranks_have_had_time_for_their_first_step(
@@ -307,7 +307,7 @@ def test_a_next_zygote_that_is_stopped_is_made_again(starts: Callable[..., Start
     os.kill(learning.pid, signal.SIGSTOP)
     it.waits.look()
     it.until(lambda: it.zygote not in (0, learning.pid) and "the next start has 1 modules ready" in it.said)
-    assert "the zygote of the next start was stopped by a signal" in it.said
+    assert "the process that prepares the next start was stopped by a signal" in it.said
 
 
 @pytest.mark.usefixtures("soon")
@@ -366,7 +366,7 @@ def test_where_torch_cannot_be_imported_ranks_are_plain_spawns(
     it.ready()
     it.start(0)
     assert it.output(1) == ["0 0\n"]
-    assert it.said == ["ranks are started without the zygote: its imports failed, ImportError: broken on purpose"]
+    assert it.said == ["ranks are started afresh, not forked: importing ahead failed, ImportError: broken on purpose"]
 
 
 @pytest.mark.soak
@@ -423,7 +423,7 @@ def test_what_the_zygote_became_may_forbid_forks(imported: Imported, name: str) 
 def test_rules_are_said_when_asked_for(starts: Callable[..., Starts], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODYSSEY_ZYGOTE", "0")
     it = starts(verbose=True)
-    assert it.said == ["ranks are started without the zygote: ODYSSEY_ZYGOTE is 0 (rule switched-off)"]
+    assert it.said == ["ranks are started afresh, not forked: ODYSSEY_ZYGOTE is 0 (rule switched-off)"]
 
 
 def test_arguments_name_the_local_rank() -> None:

@@ -54,7 +54,7 @@ def test_what_hides_nothing_costs_no_fork(scene: Scene, path: str) -> None:
     run = scene.start(OURS, "train.py").succeed()
 
     assert run.stdout == "Python"
-    assert "without the zygote" not in run.stderr
+    assert "not forked" not in run.stderr
 
 
 def test_a_project_called_as_we_are_is_run(scene: Scene) -> None:

@@ -23,6 +23,8 @@ from odyssey.zygote import protocol, services
 from tests.warm import popen
 
 pytestmark = pytest.mark.timeout(120)
+FOR_ALL = {"PYTHONFAULTHANDLER": "1"}
+"""What the launcher sets for every rank, and a fork finds in effect."""
 
 
 class Forks:
@@ -49,7 +51,8 @@ class Forks:
         out, err = (cwd / f"{self._number}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull) as stdin:
             environment = {
-                os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, "RANK": "0", **variables}.items()
+                os.fsencode(name): os.fsencode(value)
+                for name, value in {**os.environ, **FOR_ALL, "RANK": "0", **variables}.items()
             }
             line = tuple(map(os.fsencode, arguments))
             request = protocol.ForkRank(
@@ -92,7 +95,7 @@ def as_python(script: Path | str, *arguments: str, cwd: Path, entry: protocol.En
         check=False,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **FOR_ALL, "OMP_NUM_THREADS": "1"},
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.joblog.events import Event
+from launcher.joblog.events import Event, Suspected
 from odyssey_cli.display.board import Board
 from odyssey_cli.display.layout_grid import plan_grid
 from odyssey_cli.display.rank_state import RankState
@@ -274,3 +274,11 @@ def test_watching_costs_the_agent_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         assert drawn.wait(10)
 
     assert threading.get_ident() not in drawers, "the agent's thread only queues what it has seen"
+
+
+def test_while_no_step_is_finished_the_newest_line_of_it_replaces_the_one_before() -> None:
+    board = Board()
+    for time_s, reason in ((10.0, "no step finished for 10 s; rank 1: F0 for 9 s"), (20.0, "no step finished for 20 s")):
+        board.apply(Event(time_s, 1, "agent", Suspected(reason)))
+
+    assert [line.text for line in board.recent] == ["no step finished for 20 s"]
