@@ -12,6 +12,8 @@ import pytest
 import strategies
 from tests import ROOT
 
+pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git lists the repository's files")
+
 
 def files(*patterns: str) -> list[Path]:
     """Those of the repository that match, new ones included."""
