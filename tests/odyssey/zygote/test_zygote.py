@@ -50,10 +50,8 @@ class Forks:
         ours, theirs = socket.socketpair()
         out, err = (cwd / f"{self._number}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull) as stdin:
-            environment = {
-                os.fsencode(name): os.fsencode(value)
-                for name, value in {**os.environ, **FOR_ALL, "RANK": "0", **variables}.items()
-            }
+            variables = {**os.environ, **FOR_ALL, "RANK": "0", **variables}
+            environment = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
             line = tuple(map(os.fsencode, arguments))
             request = protocol.ForkRank(
                 self._number, os.fsencode(script), line, bytes(cwd), environment, "ODYSSEY_AGENT_FD", os.getpid(), entry
