@@ -68,11 +68,11 @@ _SIGNALS: dict[int, str] = {
     signal.SIGPIPE: "whoever read its output is gone",
 }
 _CRASHES: dict[int, str] = {
-    signal.SIGSEGV: "native code crashed: run it with PYTHONFAULTHANDLER=1 to see where; do extensions fit this torch?",
+    signal.SIGSEGV: "native code crashed: what the rank wrote last says where; do extensions fit this torch?",
     signal.SIGABRT: "native code gave up: its reason is in what the rank wrote last; CUDA_LAUNCH_BLOCKING=1 shows the place",
     signal.SIGBUS: "memory behind a file is gone, most often because shared memory is full: see `df /dev/shm`, --shm-size",
     signal.SIGILL: "native code for another processor: were all extensions built on a machine like this one?",
-    signal.SIGFPE: "an integer was divided by zero in native code: PYTHONFAULTHANDLER=1 shows where",
+    signal.SIGFPE: "an integer was divided by zero in native code: what the rank wrote last says where",
 }
 _EXIT_CODES = {
     2: "most often an argument that the script does not know: see its last lines",

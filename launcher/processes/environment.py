@@ -34,6 +34,7 @@ def for_all(inherited: Mapping[str, str], n_ranks: int) -> dict[str, str]:
     variables = {name: value for name, value in inherited.items() if name not in (ADDRESS, AGENT_FD)}
     if n_ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
+    variables.setdefault("PYTHONFAULTHANDLER", "1")  # a rank whose native code crashes says where
     if _NCCL_HANDLING not in variables:  # a Job's ranks change it: it is not the user's
         variables |= {_NCCL_HANDLING: "1", nccl.OF_TORCHRUN: _NCCL_HANDLING}
     return variables

@@ -49,7 +49,7 @@ FACTS = (
     "path0", "store_answers", "umask", "write_through", "SigIgn", "SigBlk",
 )  # fmt: skip
 """Of a probe, what does not depend on the machine, the Python or the moment."""
-OUR_OWN = ("ODYSSEY_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+OUR_OWN = ("ODYSSEY_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PYTHONFAULTHANDLER")
 """How the variables begin that ours alone gives."""
 CHOSEN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 """Variables whose value is the launcher's choice, unless it is given one."""

@@ -279,6 +279,8 @@ def test_who_fails_while_others_wait_in_a_collective_is_the_cause(
     assert set(rest) == {0, 1, 3} and set(rest.values()) <= {Kind.COMMUNICATION, Kind.ENDED}
     if how == "raise":
         assert 'raise ValueError("no such thing")' in cause.traceback
+    if how == "SIGSEGV":
+        assert f'File "{tmp_path}/script.py", line 11 in <module>' in cause.diagnostics.last_lines
 
 
 @real

@@ -23,6 +23,8 @@ from odyssey.zygote import protocol, services
 from tests.warm import popen
 
 pytestmark = pytest.mark.timeout(120)
+FOR_ALL = {"PYTHONFAULTHANDLER": "1"}
+"""What the launcher sets for every rank, and a fork finds in effect."""
 
 
 class Forks:
@@ -48,9 +50,8 @@ class Forks:
         ours, theirs = socket.socketpair()
         out, err = (cwd / f"{self._number}.{name}" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull) as stdin:
-            environment = {
-                os.fsencode(name): os.fsencode(value) for name, value in {**os.environ, "RANK": "0", **variables}.items()
-            }
+            variables = {**os.environ, **FOR_ALL, "RANK": "0", **variables}
+            environment = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
             line = tuple(map(os.fsencode, arguments))
             request = protocol.ForkRank(
                 self._number, os.fsencode(script), line, bytes(cwd), environment, "ODYSSEY_AGENT_FD", os.getpid(), entry
@@ -92,7 +93,7 @@ def as_python(script: Path | str, *arguments: str, cwd: Path, entry: protocol.En
         check=False,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **FOR_ALL, "OMP_NUM_THREADS": "1"},
     )
     return done.returncode, done.stdout, done.stderr
 
