@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ FACTS = (
 """Of a probe, what does not depend on the machine, the Python or the moment."""
 OUR_OWN = ("ODYSSEY_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "PYTHONFAULTHANDLER")
 """How the variables begin that ours alone gives."""
+CRASHES = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
+"""What PYTHONFAULTHANDLER has Python catch."""
 CHOSEN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 """Variables whose value is the launcher's choice, unless it is given one."""
 
@@ -125,7 +128,8 @@ def _of_rank(probe: Probe, scene: Scene) -> dict[str, Any]:
         "command line": _plain(" ".join(facts["cmdline"]).rstrip(), scene),
         "streams": [_plain(name, scene) for name in facts["streams"][:2]],  # of stderr ours keep the last lines
         "is in a session of its own": facts["pid"] == facts["sid"] == facts["pgid"],
-        "catches": [number for number in facts["SigCgt"] if number < 32],  # ours use a real-time one
+        # ours use a real-time one, and have Python tell of crashes
+        "catches": [number for number in facts["SigCgt"] if number < 32 and number not in CRASHES],
         "is given": {name: _value(name, value, scene) for name, value in probe.env.items() if _is_given(name, value, scene)},
         "is taken": sorted({name for run in scene.runs for name in run.env} - set(probe.env)),
     }
