@@ -41,6 +41,25 @@ def entry(script: str, entry: Entry, interpreter: str) -> None:
             text.script(script)
             if not os.access(script, os.R_OK):
                 raise UsageError(f"{script}: no permission to read it", f"look at `ls -l {script}`")
+            if not interpreter and script.endswith(".py") and os.path.isfile(script):
+                _compile(script)
+
+
+def _compile(script: str) -> None:
+    """As this Python, which will run it, would before its first line; all else that it may find wrong is the ranks' to tell."""
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        place = f"{script}:{error.lineno}" if error.lineno else script
+        line = (error.text or "").strip()
+        help = f"no rank was started; the line is `{line}`" if line else "no rank was started; correct the script"
+        raise UsageError(f"{place}: {type(error).__name__}: {error.msg}", help) from None
+    except (ValueError, RecursionError, MemoryError):
+        pass  # it may be more than this process can compile: the ranks try, and tell
 
 
 def _module(name: str) -> None:

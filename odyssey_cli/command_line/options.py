@@ -159,7 +159,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(("--check",), "", "Compare the hosts first, and leave bad ones out while there are enough others.", Group.RANKS),
     Option(("--role",), "NAME", "What ranks are called in the prefix of their lines.", Group.RANKS, _THEIRS, "default"),
     # How agents meet
-    Option(("--standalone",), "", "This agent is the only one; the options below are ignored.", Group.MEETING, _THEIRS),
+    Option(("--standalone",), "", "This agent is the only one; where others meet is ignored.", Group.MEETING, _THEIRS),
     Option(
         ("--rdzv-backend",), "NAME", "static: the agent of node rank 0 hosts. c10d: whichever can.", Group.MEETING, _THEIRS,
         "static",

@@ -189,6 +189,17 @@ _ABOUT = {
     Command.TORCHRUN: "torchrun's command line, run by Odyssey.",
     Command.LAUNCH: "The command line of torch.distributed.launch, run by Odyssey.",
 }
+_EXAMPLES = [
+    "",
+    "$ odyssey run --standalone --nproc-per-node 8 train.py",
+    "$ odyssey run --nproc-per-node 8 --on-loss continue --max-restarts 3 train.py",
+    "$ odyssey run --nnodes 4 --rdzv-backend c10d --rdzv-endpoint n0:29400 train.py",
+]
+_MOST_USED = (
+    "nproc_per_node", "nodes", "nnodes", "max_restarts", "on_loss", "tee", "log_dir", "rdzv_endpoint", "rdzv_backend",
+    "standalone", "module", "layout", "drill", "stall_timeout", "no_display",
+)  # fmt: skip
+"""Options that the help of a run tells first; the others follow by what they are about."""
 _TAKES_NODES = ["Everything behind SCRIPT is the script's, but `--nodes N` where no option stands", "before SCRIPT."]
 _BEHIND_SCRIPT = {Command.RUN: _TAKES_NODES, Command.PROFILE: _TAKES_NODES}
 _EXIT_CODES = ["Exit code 0 says that nothing bad was found, 1 that something was."]
@@ -201,10 +212,17 @@ def help_text(command: Command) -> str:
     script = " SCRIPT [ARGUMENTS]" if command.has_script else ""
     lines = [f"Usage: {command.value} [OPTIONS]{script}", "", *textwrap.wrap(_ABOUT[command], _WIDTH)]
     lines += _BEHIND_SCRIPT.get(command, ["Everything behind SCRIPT is the script's."]) if command.has_script else _EXIT_CODES
-    for group in Group:
-        options = [option for option in OPTIONS if option.group is group and option.is_of(command)]
+    first = _MOST_USED if command is Command.RUN else ()
+    groups = {"Most used": [_BY_DEST[dest] for dest in first]} | {
+        group.value: [
+            option for option in OPTIONS if option.group is group and option.is_of(command) and option.dest not in first
+        ]
+        for group in Group
+    }
+    lines += _EXAMPLES if command is Command.RUN else []
+    for heading, options in groups.items():
         if options:
-            lines += ["", f"{group.value}:"]
+            lines += ["", f"{heading}:"]
             lines += [line for option in options for line in _help_lines(option)]
     lines += ["", "  -h, --help".ljust(_INDENT) + "Print this.", ""]
     if command is not Command.PROFILE:

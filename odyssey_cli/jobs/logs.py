@@ -68,7 +68,8 @@ def _follow(agent: int, job: FoundJob, tail: LogTail) -> None:
             gone = select.poll()
             gone.register(process, select.POLLIN)
             if not tail.has_files:
-                print(f"odyssey: no rank of {job.name} has written to a file yet", file=sys.stderr)
+                text = f"no rank of {job.name} has written to a file yet; `odyssey run --tee 3` keeps what goes to the terminal"
+                print(f"odyssey: {text}", file=sys.stderr, flush=True)
             while not gone.poll(LOOK_S * 1000):
                 tail.print_new()
         finally:

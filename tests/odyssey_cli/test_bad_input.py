@@ -205,11 +205,11 @@ def test_layers_that_do_not_fit_in_memory(run: Run, profile: Path, tmp_path: Pat
 # -- the script -------------------------------------------------------------------------------------------------------
 
 
-def test_a_syntax_error_is_the_scripts(run: Run) -> None:
+def test_a_syntax_error_is_told_with_file_and_line(run: Run) -> None:
     said = run("def broken(:", "--nodes", 1)
     line = SCRIPT.splitlines().index("FAULT") + 1
-    assert said.code == 1
-    assert said.errors == [f"rank 0 failed: SyntaxError: invalid syntax (script.py, line {line})"]
+    assert said.code == 2
+    assert len(said.errors) == 1 and said.errors[0].endswith(f"script.py:{line}: SyntaxError: invalid syntax")
 
 
 def test_all_ranks_raise_before_the_job(run: Run) -> None:

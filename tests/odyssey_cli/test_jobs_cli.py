@@ -189,6 +189,18 @@ def test_stop_now_does_not_wait_for_ranks_that_ignore_the_signal(
     assert job.process.wait() == 128 + signal.SIGTERM
 
 
+def test_who_follows_a_job_that_keeps_no_output_is_told_how_it_is_kept(launch: Callable[..., Launched]) -> None:
+    job = launch()
+    folder = job.begin()
+    command = [sys.executable, "-m", "odyssey_cli.__main__", "logs", "-f"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as follower:
+        assert follower.stdout is not None and follower.stderr is not None
+        told = follower.stderr.readline()  # while the job runs
+        job.let_go()
+        assert (follower.stdout.read(), follower.stderr.read(), follower.wait()) == ("", "", 0)
+    assert f"no rank of {folder.name} has written to a file yet; `odyssey run --tee 3` keeps" in told
+
+
 def test_logs_are_followed_until_the_job_ends(launch: Callable[..., Launched]) -> None:
     job = launch("--tee", "3")
     folder = job.begin()

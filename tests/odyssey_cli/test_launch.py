@@ -14,7 +14,7 @@ from launcher.options import Entry, RunOptions
 from odyssey.errors import UsageError
 from odyssey_cli.command_line import devices, torch_version
 from odyssey_cli.command_line.options import OPTIONS, Command
-from odyssey_cli.command_line.parser import HelpAsked, help_text
+from odyssey_cli.command_line.parser import HelpAsked, help_text, parse
 from odyssey_cli.command_line.request import read
 from tests import ROOT
 
@@ -280,6 +280,17 @@ def test_help_of_a_run_reads_like_this(monkeypatch: pytest.MonkeyPatch) -> None:
     golden = Path(__file__).parent / "help_run.txt"
 
     assert help_text(Command.RUN) + "\n" == golden.read_text()
+
+
+def test_the_first_screen_of_a_runs_help_is_enough_to_start() -> None:
+    screen = help_text(Command.RUN).splitlines()[:24]
+
+    examples = [line.split()[3:] for line in screen if line.startswith("$ odyssey run")]
+    assert len(examples) == 3
+    for arguments in examples:
+        assert parse(arguments, {}, Command.RUN).script == "train.py"
+    for name in ("--nproc-per-node", "--nodes", "--nnodes", "--max-restarts", "--on-loss", "--tee"):
+        assert any(line[6:].startswith(f"{name} ") for line in screen), name
 
 
 def test_help_behind_the_script_is_the_scripts() -> None:

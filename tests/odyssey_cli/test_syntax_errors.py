@@ -1,4 +1,4 @@
-"""A script that does not compile is the script's failure, told in Python's own words, whatever runs it."""
+"""A script that does not compile is told of before anything starts; what ranks find first they tell in Python's own words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.options import Entry
+from odyssey_cli.__main__ import main
+from odyssey_cli.command_line import checks
 from tests.launchers import ODYSSEY_RUN, Scene, scene
 
 __all__ = ["scene"]
@@ -40,13 +43,10 @@ def python_says(scene: Scene, *entry: str) -> list[str]:
 @pytest.mark.parametrize(
     ("entry", "env"),
     [
-        (("broken.py",), FORK),
-        (("broken.py",), SPAWN),
         (("imports.py",), FORK),
         (("folder",), FORK),
         (("-m", "package.train"), FORK),
         (("-m", "package.train"), SPAWN),
-        (("tabs.py",), SPAWN),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "spawn" if value else "fork",
 )
@@ -60,13 +60,52 @@ def test_a_syntax_error_is_told_in_pythons_words(scene: Scene, entry: tuple[str,
     assert f"cause     : {said[-1]}" in run.stderr
 
 
-def test_a_source_that_cannot_be_decoded_is_told_as_well(scene: Scene) -> None:
-    Path(scene.cwd, "latin.py").write_bytes(b"x = '\xe4'\n")
-    run = scene.start(ODYSSEY_RUN, "--standalone", "--nproc-per-node=1", "latin.py", env=SPAWN).fail()
-    assert "cause     : SyntaxError: " in run.stderr
+@pytest.mark.parametrize(
+    ("name", "source", "told"),
+    [
+        ("broken.py", BROKEN.encode(), "broken.py:2: SyntaxError: "),
+        ("tabs.py", FILES["tabs.py"].encode(), "tabs.py:3: TabError: "),
+        ("outside.py", b"x = 1\nreturn x\n", "outside.py:2: SyntaxError: 'return' outside function"),
+        ("latin.py", b"x = '\xe4'\n", "latin.py"),
+    ],
+)
+@pytest.mark.parametrize("option", [(), ("--run-path",)], ids=["script", "run_path"])
+def test_a_script_that_does_not_compile_is_told_before_anything_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, source: bytes, told: str, option: tuple[str, ...]
+) -> None:
+    script = tmp_path / name
+    script.write_bytes(source)
+
+    code = main(["run", "--log-dir", str(tmp_path / "logs"), *option, str(script)])
+
+    said = capfd.readouterr().err
+    assert code == 2 and said.startswith(f"error: {tmp_path}/{told}") and "no rank was started" in said
+    assert subprocess.run([sys.executable, script], capture_output=True, check=False).returncode == 1, "Python refuses it too"
+    assert not (tmp_path / "logs").exists()
 
 
-def test_run_path_tells_it_as_well(scene: Scene) -> None:
-    scene.write("broken.py", BROKEN)
-    run = scene.start(ODYSSEY_RUN, "--standalone", "--nproc-per-node=1", "--run-path", "broken.py").fail()
-    assert "\n".join(python_says(scene, "broken.py")[1:]) in block_of(run.stderr)
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"# -*- coding: latin-1 -*-\nassert '\xe4' == chr(228)\n",
+        b"\xef\xbb\xbfassert True\n",
+        b"assert '\\d'\n",  # Python warns of it
+    ],
+    ids=["encoding", "mark", "warning"],
+)
+def test_what_python_runs_is_not_refused(tmp_path: Path, source: bytes) -> None:
+    script = tmp_path / "script.py"
+    script.write_bytes(source)
+
+    checks.entry(str(script), Entry.SCRIPT, "")
+
+    assert subprocess.run([sys.executable, script], capture_output=True, check=False).returncode == 0
+
+
+def test_a_script_of_another_interpreter_and_a_program_are_not_compiled(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print 'of another Python'\n")
+    script.chmod(0o755)
+
+    checks.entry(str(script), Entry.SCRIPT, "/usr/bin/python2")
+    checks.entry(str(script), Entry.PROGRAM, "")

@@ -97,8 +97,10 @@ def test_each_rank_is_in_a_session_of_its_own(plain: tuple[Scene, Run]) -> None:
 
 
 def test_signals_limits_and_threads_are_those_of_a_fresh_process(plain: tuple[Scene, Run]) -> None:
-    scene, _ = plain
+    scene, run = plain
     alone = {"RANK": "alone", "TORCHELASTIC_RESTART_COUNT": "", "MASTER_ADDR": "", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
+    if run.is_ours:  # and have Python tell of crashes
+        alone["PYTHONFAULTHANDLER"] = "1"
     subprocess.run([sys.executable, "-u", PROBE], env=scene.environment(alone), cwd=scene.cwd, check=True)
     alone_file = scene.probes_dir / "alone..json"
     expected = json.loads(alone_file.read_text())
