@@ -48,8 +48,6 @@ def test_an_import_counts_wherever_it_stands(script: Path, text: str, recwarn: p
         "from .odyssey import Job",
         "from mine import odyssey",
         "open('/data/odyssey/train')",
-        "import odyssey\ndef",
-        "import odyssey\0",
     ],
 )
 def test_a_word_in_the_text_does_not(script: Path, text: str) -> None:
@@ -58,6 +56,13 @@ def test_a_word_in_the_text_does_not(script: Path, text: str) -> None:
 
     assert not imports_odyssey(options) and "odyssey.job" not in imports_for(options)
     assert not read([str(script)], {}, Command.RUN).wants_display
+
+
+@pytest.mark.parametrize("text", ["import odyssey\ndef", "import odyssey\0"])
+def test_what_does_not_compile_imports_nothing(script: Path, text: str) -> None:
+    """Where it is a plain file it is refused; another Python may run it."""
+    script.write_text(text)
+    assert not imports_odyssey(RunOptions(str(script))) and "odyssey.job" not in imports_for(RunOptions(str(script)))
 
 
 def test_modules_and_packages_are_read_and_programs_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
