@@ -247,14 +247,14 @@ class Groups:
         assert way is not None or not is_on_device, f"a tensor on {tensor.device} goes no way"
         if way is not None and is_on_device:
             if (way, worker) not in self._on_device:
-                self.wait(partial(self._build_beside_others, worker, is_on_device=True))
+                self.wait(partial(self._pair_on_device, worker))
             return self._on_device[way, worker], int(worker > self.me)
         if self.needs.are_meshed(self.me, worker):
             return self._mesh, self.members.index(worker)
         if self._moving is not None:
             return self._moving, self._movers.index(worker)
         if worker not in self._pairs:
-            self.wait(partial(self._build_beside_others, worker, is_on_device=False))
+            self.wait(partial(self._build_pair, worker))
         return self._pairs[worker], int(worker > self.me)
 
     # Gloo sends and receives from host memory only: a rank that computes on a device but has no communicator of its own
@@ -400,15 +400,14 @@ class Groups:
         for peer in needs.pairs_of(self.me):
             self.check()
             pairs[peer] = self._pair(peer, device, connected)
-        on_device: _OnDevice = {}
         for peer in needs.peers if self._has_device_groups else ():
-            on_device |= self._pair_on_device(peer)
+            self._pair_on_device(peer)
         readers = peers.prove(connected)
         with self._lock:
             self.check()
             self._know(connected, readers)
             self._tree = [group for group in sums if group.over.is_branch]
-            self._mesh, self._moving, self._pairs, self._on_device = mesh, moving, pairs, on_device
+            self._mesh, self._moving, self._pairs = mesh, moving, pairs
             self._device = device
             self._connections.keep()
             for group in sums:
@@ -433,20 +432,18 @@ class Groups:
         both = tuple(sorted((self.me, worker)))
         return self._gloo("pair {} {}".format(*both), both, device, connected)
 
-    def _pair_on_device(self, worker: Worker) -> _OnDevice:
+    def _pair_on_device(self, worker: Worker) -> None:
         """Two communicators: what goes down the pipeline never queues behind what comes up."""
         both = tuple(sorted((self.me, worker)))
-        return {(way, worker): self._nccl("pair {} {} ".format(*both) + way, both) for way in get_args(Way)}
-
-    def _build_beside_others(self, worker: Worker, *, is_on_device: bool) -> None:
-        """With one that the plan has nothing to exchange with: it is there when that one wants it, too."""
-        connected: list[peers.Member] = []
-        if is_on_device:
-            made = self._pair_on_device(worker)
+        for way in get_args(Way):
+            made = self._nccl("pair {} {} ".format(*both) + way, both)
             with self._lock:
                 self.check()
-                self._on_device |= made
-            return
+                self._on_device[way, worker] = made
+
+    def _build_pair(self, worker: Worker) -> None:
+        """With one that the plan has nothing to exchange with: it is there when that one wants it, too."""
+        connected: list[peers.Member] = []
         pair = self._pair(worker, self._device, connected)
         readers = peers.prove(connected)
         with self._lock:
@@ -490,6 +487,8 @@ class Groups:
             nccl.connect_pair(group, word, place)
         else:
             nccl.connect_sums(group, word)
+        if self._cut is not None:
+            nccl.abort(group)  # the cut did not know of it
         return group
 
 
