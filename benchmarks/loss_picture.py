@@ -93,7 +93,7 @@ def drawn(found: Report) -> str:
 
 
 def _points(found: Report, case: str) -> list[Point]:
-    """Of rank 0, by time."""
+    """Points that rank 0 has reached, by time."""
     done: set[int] = set()
     points = []
     for row in found.rows:

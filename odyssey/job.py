@@ -32,7 +32,7 @@ from odyssey.model.sublayers import ATTENTION, FEED_FORWARD, Names
 from odyssey.model.whole import Whole
 from odyssey.plan import Plan
 from odyssey.runtime import joining
-from odyssey.runtime.alike import N_RATE, rate_of
+from odyssey.runtime.agreed_numbers import N_RATE, rate_of
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.batches import Batches
 from odyssey.runtime.data import Data, Dataset, check_is_map_style, draws_random_numbers, pairs_by

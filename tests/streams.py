@@ -80,7 +80,7 @@ def steps_of(stream: Stream, global_batch: int, micro_batch: int, seed: int, n_s
 
 
 def by_loader(stream: Stream, wanted: list[int]) -> list[list[Any]]:
-    """As many samples of each worker, epoch after epoch."""
+    """It gives as many samples of each worker, epoch after epoch."""
     found: list[list[Any]] = [[] for _ in wanted]
     n, epoch = len(wanted), 0
     while any(len(its) < least for its, least in zip(found, wanted, strict=True)):

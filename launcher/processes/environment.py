@@ -139,7 +139,7 @@ def _private_folder() -> Path:
 
 
 class Environments:
-    """Of all ranks of one agent, which meet at `store`. `defaults`: what they have where the user has set nothing else."""
+    """Those of all ranks of one agent, which meet at `store`. `defaults`: what they have unless the user sets it."""
 
     def __init__(
         self, options: RunOptions, folder: JobFolder, store: StoreAddress, defaults: Mapping[str, str] | None = None

@@ -16,7 +16,7 @@ groups.py     communication that can be cut; sum_group.py: and what of it goes o
               nccl.py: what NCCL must not be left to; introductions.py: how ranks learn where they reach each other, and
               peers.py: that who is connected is the one that was meant
 gradients.py  what is summed over it; tally.py: of which samples; reductions.py: bucket by bucket, while the backward computes
-metrics.py    what is told of the samples beside the loss; alike.py: numbers that ranks have alike, by a sum
+metrics.py    what is told of the samples beside the loss; agreed_numbers.py: which numbers ranks have in common, by a sum
 transfer.py   layers on their way between ranks; peer_memory.py: read where they lie, on one host
 evaluation.py, measure.py, once.py: what is run instead of a step; within measure.py trial_run.py: steps that are tried,
 approximate_cost.py: what approximate backwards take, saved_bytes.py: what backwards keep,

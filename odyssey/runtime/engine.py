@@ -17,7 +17,7 @@ from odyssey.model.model import Model
 from odyssey.plan import Compute, Plan
 from odyssey.rest import Rest, rest_plan
 from odyssey.runtime import metrics
-from odyssey.runtime.alike import rates_told
+from odyssey.runtime.agreed_numbers import rates_told
 from odyssey.runtime.approximate import Healthy
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.boundary import Expectations

@@ -1,7 +1,7 @@
 """What is told of samples beside the loss: by name, means over the micro-batches, summed over the samples of a unit.
 
-Only ranks that compute a loss have any, and they alone know the names. These travel with the sums, see alike.py, and with the
-result of the unit: so each rank has them, one that has no work as well as one that comes back.
+Only ranks that compute a loss have any, and they alone know the names. These travel with the sums (agreed_numbers.py), and with
+the result of the unit: so each rank has them, one that has no work as well as one that comes back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from odyssey.errors import JobError
-from odyssey.runtime.alike import alike, told
+from odyssey.runtime.agreed_numbers import alike, told
 
 NOT_ALIKE = "metrics have not the same names in all micro-batches and on all ranks"
 SAME_NAMES = "return the same names each time, whatever the samples are, and on every rank"

@@ -48,7 +48,7 @@ from odyssey.messages import (
 from odyssey.needs import NO_LIMIT, Needs
 from odyssey.plan import Plan, StateFrom
 from odyssey.runtime import nccl
-from odyssey.runtime.alike import alike, told, untold
+from odyssey.runtime.agreed_numbers import alike, told, untold
 from odyssey.runtime.control import COMMIT, START, Control
 from odyssey.runtime.cut import Cut
 from odyssey.runtime.groups import Groups

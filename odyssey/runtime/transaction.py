@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple
 
-from odyssey.runtime.alike import N_RATE
+from odyssey.runtime.agreed_numbers import N_RATE
 from odyssey.runtime.work import R
 
 N_VALUES = 2 + N_RATE

@@ -46,7 +46,7 @@ def entry(script: str, entry: Entry, interpreter: str) -> None:
 
 
 def _compile(script: str) -> None:
-    """As this Python, which will run it, would before its first line; all else that it may find wrong is the ranks' to tell."""
+    """This Python, which will run it, would refuse it before its first line. All else that is wrong is the ranks' to tell."""
     import warnings
 
     try:

@@ -40,7 +40,7 @@ class StandIn(nn.Module):
 
 
 class NoData:
-    """As many samples as make a step; nobody looks at them."""
+    """It has as many samples as make a step; nobody looks at them."""
 
     def __init__(self, n_samples: int) -> None:
         self._n_samples = n_samples

@@ -20,7 +20,7 @@ import odyssey
 
 
 def causal_loss(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
-    """As that of Transformers, which rounds logits to float32 first."""
+    """It is that of Transformers, which rounds logits to float32 first."""
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 

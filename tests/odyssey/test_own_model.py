@@ -266,7 +266,7 @@ def test_an_exact_script_is_ten_new_lines():
 
 
 class Encoded(UserDict[str, torch.Tensor]):
-    """As BatchEncoding of Transformers, of which torch's pytrees know nothing."""
+    """It is like BatchEncoding of Transformers, of which torch's pytrees know nothing."""
 
     def to(self, device: torch.device, *, non_blocking: bool) -> Encoded:
         self.data = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.data.items()}

@@ -194,7 +194,7 @@ def test_a_module_of_lightning_does_without_a_trainer_what_the_page_says() -> No
 @pytest.mark.soak
 @pytest.mark.parametrize("micro_batch", [2, 3])
 def test_tokens_count_alike_where_losses_are_divided_by_a_constant(micro_batch: int) -> None:
-    """As the page has it, whatever the micro-batch. Transformers computes losses in float32."""
+    """The page has it so, whatever the micro-batch. Transformers computes losses in float32."""
     pytest.importorskip("transformers")
     from transformers import DataCollatorForLanguageModeling
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odyssey.runtime.alike import N_RATE, alike, rate_of, rates_told, told, untold
+from odyssey.runtime.agreed_numbers import N_RATE, alike, rate_of, rates_told, told, untold
 
 NUMBERS = st.lists(st.integers(0, (1 << 16) - 1), min_size=1, max_size=5)
 
 
 def summed(each: Sequence[Sequence[float]]) -> list[float]:
-    """As a reduction in double precision adds up."""
+    """A reduction in double precision adds up so."""
     return [sum(column) for column in zip(*each, strict=True)]
 
 
