@@ -48,7 +48,7 @@ MATTERS = (
     "TZ",
 )
 """How the variables begin that Python, torch or the libraries read when they begin."""
-LATER = ("TORCH_NCCL_", "TZ")
+LATER = ("TORCH_CPP_LOG_LEVEL", "TORCH_NCCL_", "TZ")
 """Of these those that are read later, or that a fork takes over (start.py)."""
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _plain = subprocess.Popen
@@ -67,6 +67,7 @@ class Templates:
 
     def start(self) -> None:
         """Have them ready."""
+        self._owner = os.getpid()
         pairs = [socket.socketpair() for _ in IMPORTS]
         numbers = [theirs.fileno() for _, theirs in pairs]
         self.variables = zygote_variables(os.environ)

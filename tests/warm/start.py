@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 GIVEN = "ODYSSEY_TESTS_ZYGOTE"
 """The socket and the pid of the template that an agent has been given."""
@@ -109,7 +110,15 @@ def become(start: Start, descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(start.environment)
     time.tzset()
+    _take_log_level()
     signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
+
+
+def _take_log_level() -> None:
+    """Have torch read TORCH_CPP_LOG_LEVEL, as its import did: zygotes of a Job have another one than those of other scripts."""
+    import torch
+
+    ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))._ZN3c1011initLoggingEv()  # c10::initLogging()
 
 
 def _join(name: str, parent: int) -> None:
