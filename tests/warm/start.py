@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 IMPORTS = (
-    ("torch", "torch.distributed", "odyssey.link", "odyssey.zygote.entry"),
+    ("torch", "torch.distributed", "odyssey.protocol.link", "odyssey.zygote.entry"),
     ("torch._dynamo",),
     ("odyssey.job",),
 )
