@@ -122,7 +122,7 @@ class Jobs:
         return samples
 
 
-@pytest.mark.parametrize("horizon_s", [1000.0, 3000.0])
+@pytest.mark.parametrize("horizon_s", [1000.0, pytest.param(3000.0, marks=pytest.mark.soak)])
 def test_useful_work_of_a_plan_is_that_of_jobs_that_are_played_out_with_the_search(horizon_s: float) -> None:
     """Six ranks, until few are left; a loss in five hundred steps."""
     start = situation(toy(), None, range(6), seconds_to_change=1000.0)
