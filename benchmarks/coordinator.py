@@ -21,7 +21,7 @@ from launcher.joblog.events import Body, Cause, CauseKind, Event, JobStarted, Pr
 from odyssey.messages import Hello, LayerSpec, ModelSpec, Paused, Ready
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Plan, Reduction, StateFrom
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
 N_STAGES = 8

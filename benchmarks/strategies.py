@@ -26,7 +26,7 @@ from benchmarks.run import run
 from benchmarks.scenarios import SIZES, Loss, Scenario, alone, read, situation, speed, started
 from odyssey_cli.rehearsal.rehearse import SIGNALS, Wanted, rehearse
 from odyssey_cli.rehearsal.report import Generation, Rehearsal
-from perfmodel.reliability import ExpectedChange
+from perfmodel.worth.reliability import ExpectedChange
 from strategies.search.outlook import worth
 from strategies.search.ties import slowed
 from strategies.situation import Candidate, Protect

@@ -21,8 +21,8 @@ from odyssey.messages import Committed, Hello, LayerSpec, ModelSpec, Paused, Rea
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Estimate, Plan, Reduction, Route, Transition
 from odyssey.plan_proof import prove
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
-from perfmodel.spread import Spread
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.profile.spread import Spread
 from strategies.situation import Candidate
 
 START = 1_700_000_000.0

@@ -48,7 +48,7 @@ from launcher.processes.ranks import Processes
 from odyssey.messages import SAME_CALLS, Broken, Failed, Position, ReachedAt, frame
 from odyssey.text import as_unicode
 from odyssey.worker import Rank, Worker
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from odyssey.messages import ModelSpec, Position, Result, position_after
 from odyssey.plan import Plan
 from odyssey.rest import Rest
 from odyssey.worker import Rank, numbers_from
-from perfmodel.profile import Profile
-from perfmodel.reliability import WINDOW_S
+from perfmodel.profile.profile import Profile
+from perfmodel.worth.reliability import WINDOW_S
 
 
 class Status(enum.StrEnum):

@@ -13,7 +13,7 @@ from odyssey.layout import layout_text, parse_layout
 from odyssey_cli.display import quantities
 from odyssey_cli.planning import source
 from odyssey_cli.planning.ask import at_start, outlook_of
-from perfmodel.reliability import ExpectedChange
+from perfmodel.worth.reliability import ExpectedChange
 from strategies.search.prospect import Prospect, Steps, prospects
 from strategies.search.starts import compared, with_idle
 from strategies.situation import Aim, Candidate, Outlook, Situation

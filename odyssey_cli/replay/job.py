@@ -56,7 +56,7 @@ from odyssey.messages import (
 )
 from odyssey.plan import Plan
 from odyssey.worker import Rank, Worker, numbers_from, worker_of
-from perfmodel.profile import Profile, layer_specs
+from perfmodel.profile.profile import Profile, layer_specs
 from strategies.search import best
 from strategies.situation import Aim
 

@@ -16,7 +16,7 @@ from odyssey_cli.replay.published_life import Response
 from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import DAY_S
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from strategies.building.shapes import shapes_of
 from strategies.search import best, search
 from strategies.situation import Aim, Objective, Situation

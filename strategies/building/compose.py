@@ -11,7 +11,7 @@ from odyssey.pipelines import NOTHING, Pipeline, Stage, blocks_of, span_layers
 from odyssey.plan import Keep, Plan, Reduction, Route, Schedule, StateFrom, keep_runs, move_runs
 from odyssey.plan_proof import prove
 from odyssey.worker import Worker
-from perfmodel.costs import Costs
+from perfmodel.step.costs import Costs
 from strategies.building.effort import MANY_WORKERS
 from strategies.building.moves import moves
 from strategies.situation import Situation

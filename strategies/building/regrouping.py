@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from odyssey.pipelines import Pipeline
 from odyssey.plan import Plan
 from odyssey.worker import Worker
-from perfmodel.costs import has_halves
+from perfmodel.step.costs import has_halves
 from strategies.building.closed_form import Ranges
 from strategies.building.draft import Draft, realise
 from strategies.building.effort import FEW_WORKERS, MANY_WORKERS, WORTH

@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from odyssey.pipelines import Block, Pipeline
 from odyssey.plan import Plan, Schedule, Work
-from perfmodel.costs import Costs, has_halves
-from perfmodel.objective import objective
-from perfmodel.work import work_of
+from perfmodel.step.costs import Costs, has_halves
+from perfmodel.step.work import work_of
+from perfmodel.worth.objective import objective
 from strategies.building.closed_form import Shape
 from strategies.building.effort import WORTH
 from strategies.building.hosts import apart

@@ -20,7 +20,7 @@ from odyssey.codec import Json, Malformed, Packed
 from odyssey.errors import PlanError
 from odyssey.messages import Committed, Deframer, Result, frame
 from odyssey.zygote import protocol
-from perfmodel.profile import Profile
+from perfmodel.profile.profile import Profile
 from tests.examples import examples
 from tests.odyssey.any_value import values_of
 

@@ -90,7 +90,7 @@ from odyssey.messages import (
 )
 from odyssey.pipelines import Pipeline, Stage, blocks_of
 from odyssey.plan import Estimate, Move, Plan, Reduction, StateFrom, Transition, move_runs
-from perfmodel.profile import Cluster, LayerProfile, Link, Profile, Recovery
+from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from strategies.situation import Candidate
 
 N_LAYERS = 4

@@ -23,7 +23,7 @@ from odyssey_cli.replay.recorded import compare
 from odyssey_cli.replay.starts import Starts, step_s
 from odyssey_cli.replay.terms import Terms
 from odyssey_cli.replay.traces import Change, Kind, Trace
-from perfmodel.profile import Recovery, write
+from perfmodel.profile.profile import Recovery, write
 from strategies.situation import Aim, Protect
 from tests import job_events
 from tests.examples import examples
