@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import msgspec
 
-from odyssey.needs import SumOver
-from odyssey.plan import Estimate, Plan
-from odyssey.worker import Worker
+from odyssey.plan.needs import SumOver
+from odyssey.plan.plan import Estimate, Plan
+from odyssey.plan.worker import Worker
 from perfmodel.step.costs import Costs
 from perfmodel.step.finish import finish
 from perfmodel.step.group_cost import group_cost

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from odyssey.messages import Measured, OpTime, Trial
-from odyssey.plan import Plan
-from odyssey.worker import Worker
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
+from odyssey.protocol.messages import Measured, OpTime, Trial
 from perfmodel.profile.profile import LayerProfile, Profile
 from perfmodel.step.costs import Costs, has_input_gradient
 from perfmodel.step.timeline import timeline_of

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from odyssey.plan import Compute, ComputeOrder, Estimate, Move, Plan
+from odyssey.plan.plan import Compute, ComputeOrder, Estimate, Move, Plan
 from perfmodel import price as pricing
 from perfmodel.profile.profile import Cluster, LayerProfile, Link, Profile, Recovery
 from perfmodel.step.costs import Costs

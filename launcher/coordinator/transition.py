@@ -22,12 +22,12 @@ from launcher.coordinator.workers import workers_of
 from launcher.joblog.events import GenerationStarted, Note, Pausing, PlanChosen, Proposed
 from launcher.joblog.wording import ranks_text
 from odyssey.errors import PlanError
-from odyssey.messages import Go, Pause, Paused, Position, Prepare, Ready, Result, is_next
-from odyssey.pipelines import Stage
-from odyssey.plan import Move, Plan, StateFrom, move_runs
-from odyssey.plan_proof import prove
-from odyssey.rest import Rest, rest_of_step
-from odyssey.worker import Rank, worker_of
+from odyssey.plan.pipelines import Stage
+from odyssey.plan.plan import Move, Plan, StateFrom, move_runs
+from odyssey.plan.proof import prove
+from odyssey.plan.rest import Rest, rest_of_step
+from odyssey.plan.worker import Rank, worker_of
+from odyssey.protocol.messages import Go, Pause, Paused, Position, Prepare, Ready, Result, is_next
 from strategies.situation.faults import attempt
 
 JOIN_S, STARTS_OF_PATIENCE = 60.0, 10
@@ -140,7 +140,7 @@ def measure(job: JobState) -> Actions:
 
 
 def propose(job: JobState) -> Actions:
-    """Ask for plans, if what the survivors report allows to go on at all."""
+    """Ask for plans, if what the survivors report allows to go on at all: all take what one has passed (I2)."""
     recovery, members, workers = job.recovery, job.members, job.workers
     if job.leaving.keys() >= members:
         job.leaving.clear()  # nobody would be left

@@ -16,10 +16,10 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from odyssey import kernel
-from odyssey.plan import Plan
-from odyssey.schedule import Receive, compute_order, dependency_order, one_forward_one_backward, program
-from odyssey.split import Orders, split_orders
-from odyssey.worker import Worker
+from odyssey.plan.plan import Plan
+from odyssey.plan.schedule import Receive, compute_order, dependency_order, one_forward_one_backward, program
+from odyssey.plan.split import Orders, split_orders
+from odyssey.plan.worker import Worker
 from perfmodel.step.costs import Costs
 from perfmodel.step.reducing import Ended, Layers
 

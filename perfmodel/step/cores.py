@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
-from odyssey.worker import Worker
+from odyssey.plan.worker import Worker
 from perfmodel.profile.profile import Cluster
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from odyssey.plan import Plan
-from odyssey.worker import Worker
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
 from perfmodel.step.computations import Computations, Computed
 from perfmodel.step.costs import Costs
 

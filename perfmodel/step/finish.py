@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from odyssey.plan import Plan
-from odyssey.worker import Worker
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
 from perfmodel.step.cores import share_equally
 from perfmodel.step.costs import Costs
 from perfmodel.step.reducing import Reduced, queue, ready

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from perfmodel.profile.profile import Profile
 from perfmodel.step.costs import Costs
 from perfmodel.step.fast_simulate import fast_simulate

@@ -15,9 +15,9 @@ from operator import eq
 
 import msgspec
 
-from odyssey.pipelines import NOTHING
-from odyssey.plan import Plan, Route, Schedule
-from odyssey.worker import Worker
+from odyssey.plan.pipelines import NOTHING
+from odyssey.plan.plan import Plan, Route, Schedule
+from odyssey.plan.worker import Worker
 from perfmodel.step.costs import Costs
 
 

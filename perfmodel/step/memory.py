@@ -8,14 +8,14 @@
 Conservative where the engine may do better: `I` releases nothing until its `W`, and keeps the gradients of the layers'
 outputs alive until then.
 
-Not counted are gradients that are kept of a step that was cut (odyssey/rest.py), which have the place of its activations.
+Not counted are gradients that are kept of a step that was cut (odyssey/plan/rest.py), which have the place of its activations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD
+from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD
 from perfmodel.profile.profile import Profile
 from perfmodel.step.costs import Costs
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
-from odyssey.plan import Plan
-from odyssey.worker import Worker
+from odyssey.plan.plan import Plan
+from odyssey.plan.worker import Worker
 from perfmodel.step.computations import Computations, Computed
 from perfmodel.step.cores import Cores, crowded
 from perfmodel.step.costs import Costs

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from odyssey.plan import Compute, Plan
-from odyssey.schedule import Commit, Op, OptimizerStep, Receive, Reduce, program
-from odyssey.worker import Worker
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import Commit, Op, OptimizerStep, Receive, Reduce, program
+from odyssey.plan.worker import Worker
 from perfmodel.profile.profile import Profile
 from perfmodel.step.costs import Costs
 from perfmodel.step.finish import End, finish

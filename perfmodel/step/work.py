@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import groupby
 from statistics import fmean
 
-from odyssey.plan import LayerWork, Work
+from odyssey.plan.plan import LayerWork, Work
 from perfmodel.profile.profile import Profile
 from perfmodel.step.costs import Costs
 from perfmodel.step.memory import most_message_bytes

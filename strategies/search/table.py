@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 import strategies
 from odyssey.errors import OdysseyError, StateLost, UsageError
-from odyssey.layout import layout_text
-from odyssey.plan import Plan, Transition, move_runs
-from odyssey.plan_proof import prove
+from odyssey.plan.layout import layout_text
+from odyssey.plan.plan import Plan, Transition, move_runs
+from odyssey.plan.proof import prove
 from perfmodel.price import price
 from perfmodel.profile.spread import spread_of
 from perfmodel.transition.keeping import kept_s
@@ -27,15 +27,15 @@ from perfmodel.worth.objective import objective
 from perfmodel.worth.reliability import ExpectedChange
 from strategies import Moment
 from strategies.building.moves import improved
-from strategies.building.whole import exact
+from strategies.building.uncut import exact
 from strategies.search import last_resort, unchanged
+from strategies.search.cut_micro_batches import with_cut_micro_batches
 from strategies.search.lengths import lengths_of
-from strategies.search.outlook import Ahead, Growing, closed_step_s, cost_s, holders, worth
+from strategies.search.near_equal import worth_spread
+from strategies.search.next_loss import Ahead, Growing, closed_step_s, cost_s, holders, worth
 from strategies.search.protected import protected
 from strategies.search.ranking import Order, best, with_reasons
-from strategies.search.split import split
-from strategies.search.ties import worth_spread
-from strategies.search.uneven import uneven
+from strategies.search.zero_bubble import in_halves
 from strategies.situation import Aim, Candidate, Objective, Outlook, Proposal, Protect, Situation
 from strategies.situation.faults import attempt, attempt_all
 
@@ -227,7 +227,7 @@ def layers_without_holder(situation: Situation) -> list[int]:
 
 
 def check_holders(situation: Situation) -> None:
-    """Raise StateLost if some layer has no holder among the survivors."""
+    """Raise StateLost if some layer has no holder among the survivors (I10)."""
     if not (gone := layers_without_holder(situation)):
         return
     plan, layers = situation.plan, situation.profile.layers
@@ -250,10 +250,10 @@ def _ranked(situation: Situation, rows: Sequence[Proposal | Candidate]) -> list[
 
     candidates = [priced(row) if isinstance(row, Proposal) else row for row in rows]
     changes = [candidate for candidate in candidates if candidate.strategy != unchanged.NAME]
-    cut = attempt_all("uneven", lambda: uneven(situation, situation.costs, changes, priced))
+    cut = attempt_all("with_cut_micro_batches", lambda: with_cut_micro_batches(situation, situation.costs, changes, priced))
     candidates += cut
     changes += cut
-    candidates += attempt_all("split", lambda: split(situation, situation.costs, changes, priced))
+    candidates += attempt_all("in_halves", lambda: in_halves(situation, situation.costs, changes, priced))
     found = attempt("protected", lambda: protected(situation, candidates, priced))
     candidates = [*candidates, found] if isinstance(found, Candidate) else found
     step_of = cache(partial(closed_step_s, situation))

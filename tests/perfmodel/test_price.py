@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odyssey.errors import PlanError
-from odyssey.plan import Plan, Schedule
+from odyssey.plan.plan import Plan, Schedule
 from perfmodel.profile.profile import Link, Recovery
 from perfmodel.step.costs import Costs
 from perfmodel.step.timeline import timeline_of
 from tests.examples import examples
-from tests.odyssey.test_schedule import plans
+from tests.odyssey.plan.test_schedule import plans
 from tests.perfmodel.step.programs import peaks_of
 from tests.planning import first_plan, layer, order_of, price, profile
-from tests.strategies.test_split import plans as split_plans
+from tests.strategies.test_zero_bubble import plans as split_plans
 
 
 @settings(max_examples=examples(120))

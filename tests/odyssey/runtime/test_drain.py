@@ -10,10 +10,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from odyssey.messages import Broken, Committed, Drain, Go, Hello, Pause, Paused, Position
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Move, Plan, StateFrom, move_runs
-from odyssey.plan_proof import prove
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Move, Plan, StateFrom, move_runs
+from odyssey.plan.proof import prove
+from odyssey.protocol.messages import Broken, Committed, Drain, Go, Hello, Pause, Paused, Position
 from tests.agent_runs import TRAIN, nothing_left
 from tests.exactness import EXACT, N_STEPS
 from tests.held import Held
@@ -131,6 +131,7 @@ def test_a_third_pipeline_comes_in_and_no_step_is_done_twice(agent_of: Callable[
 def test_all_stop_behind_the_same_unit_though_one_of_them_was_told(
     agent_of: Callable[..., MiniAgent], held: Held, out: Out
 ) -> None:
+    """I12."""
     agent = agent_of(3, *held.arguments)
     start_until(agent, "3x1", (2, 0))
 

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from torch import nn
 
 from launcher.coordinator import gate
-from odyssey.messages import ModelSpec
 from odyssey.model.model import Model
-from odyssey.needs import Needs
-from odyssey.pipelines import Pipeline, Stage, blocks_of
-from odyssey.plan import Keep, Move, Plan, Reduction, keep_runs, move_runs
-from odyssey.plan_proof import prove
+from odyssey.plan.needs import Needs
+from odyssey.plan.pipelines import Pipeline, Stage, blocks_of
+from odyssey.plan.plan import Keep, Move, Plan, Reduction, keep_runs, move_runs
+from odyssey.plan.proof import prove
+from odyssey.protocol.messages import ModelSpec
 from odyssey.runtime import proof
 from odyssey.runtime.backend import Backend
 from odyssey.runtime.data import MapStyle, Sampler
@@ -251,7 +251,7 @@ def other_optimizer_scheduled(rank):
 @pytest.mark.parametrize("bug", [orphans, torn_tie, foreign_parameter_stepped, other_optimizer_scheduled])
 @pytest.mark.parametrize("moment", ["after", "at_gate"])
 def test_what_would_not_train_the_modules_is_refused(bug, moment):
-    """Equal values are not enough: parameters, optimizer, scheduler and gradient buffers must be each other's own."""
+    """I9: Equal values are not enough: parameters, optimizer, scheduler and gradient buffers must be each other's own."""
     assert "rank 2 would not train what it holds" in (transition(**{moment: bug}) or "")
 
 

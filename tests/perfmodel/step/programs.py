@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from odyssey.plan import Compute, Plan
-from odyssey.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Commit, Drop, Op, Receive, Send, program
+from odyssey.plan.plan import Compute, Plan
+from odyssey.plan.schedule import N_GRADIENTS_IN_FLIGHT, N_RECEIVES_AHEAD, Commit, Drop, Op, Receive, Send, program
 from perfmodel.step.costs import Costs
 from perfmodel.step.memory import Memory
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from odyssey.plan import Plan
+from odyssey.plan.plan import Plan
 from perfmodel.profile.profile import Profile
 from perfmodel.step.costs import Costs
 from perfmodel.step.group_cost import group_cost
